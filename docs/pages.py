@@ -5,19 +5,16 @@
 writes them into reference/ beside this file.
 """
 
-import dataclasses
 import inspect
 import json
 import sys
 import tomllib
-import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-import docstring_parser
 import msgspec
 import tomli_w
 from bench import beside, read
@@ -25,6 +22,7 @@ from bench import beside, read
 from jaxattn.base import Measurement
 from jaxattn.core.settings import first_line, markdown_table, meanings, written
 from jaxattn.lab.cli import commands
+from jaxattn.lab.cli.usage import about, options_of
 from jaxattn.lab.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.results.labels import OF_PHASES
@@ -210,10 +208,11 @@ def _kind(kind: str, target: Any) -> str:
 
 LINE = """# Command line
 
-Made of the commands themselves: `python docs/pages.py`; `jaxattn COMMAND --help` says the same.
-`python -m jaxattn` is `jaxattn`, and `jaxattn --version` says which one this is. A command ends with status 0
-when it is done, 1 when something failed while it ran, 2 for wrong input, and 130 when it was stopped. Errors
-are one line on standard error that names the place and the remedy."""
+`jaxattn` lists the commands, and `jaxattn COMMAND --help` prints the same as this page, which is generated
+from the code by `python docs/pages.py`. `python -m jaxattn` is the same as `jaxattn`, and `jaxattn --version`
+prints the version. The exit status of a command is 0 for success, 1 if something failed while it ran, 2 for
+wrong input, and 130 if it was stopped. Errors are one line on standard error that names the place and the
+remedy."""
 
 
 def command_line() -> str:
@@ -221,57 +220,18 @@ def command_line() -> str:
     return "\n\n".join([LINE, *(_command(name, call) for name, call in commands().items())]) + "\n"
 
 
-class Option(NamedTuple):
-    """One argument of a command, as a user writes it."""
-
-    usage: str
-    default: str
-    meaning: str
-
-
-def options_of(call: Callable[..., Any], known: Mapping[str, str] | None = None) -> Iterator[Option]:
-    """List the arguments of a command; those of a group are in a dataclass of their own."""
-    meaning = meanings(call) | dict(known or {})
-    hints = typing.get_type_hints(call, include_extras=True)
-    for parameter in inspect.signature(call).parameters.values():
-        hint = hints[parameter.name]
-        plain = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
-        if dataclasses.is_dataclass(plain):
-            yield from options_of(typing.cast(Any, plain))
-            continue
-        config = next((x for x in getattr(hint, "__metadata__", ()) if hasattr(x, "metavar")), None)
-        name = (config and config.name) or parameter.name.replace("_", "-")
-        shown = (config and config.metavar) or _metavar(plain)
-        needed = parameter.default is inspect.Parameter.empty
-        default = "required" if needed else _default_of(parameter.default)
-        said = (config and config.help) or meaning.get(parameter.name, "")
-        usage = shown if parameter.kind is parameter.POSITIONAL_ONLY else f"--{name} {shown}".rstrip()
-        yield Option(usage, default, said)
-
-
-def _default_of(default: Any) -> str:
-    if default is None or default == () or default is False:
-        return ""
-    return f"`{default}`"
-
-
-def _metavar(hint: Any) -> str:
-    if typing.get_origin(hint) is typing.Literal:
-        return "|".join(map(str, typing.get_args(hint)))
-    return {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}.get(hint, "")
-
-
 def _command(name: str, call: Callable[..., int]) -> str:
-    said = docstring_parser.parse(call.__doc__ or "", style=docstring_parser.DocstringStyle.GOOGLE)
-    about = [text for text in (said.short_description, said.long_description) if text]
-    lines = [line for line in "\n".join(about).splitlines() if line]
-    told = [line for line in lines if not line.startswith("Example: ")]
-    examples = [line.removeprefix("Example: ") for line in lines if line.startswith("Example: ")]
-    shown = "\n".join(["```text", *examples, "```"])
-    parts = [f"## jaxattn {name}", "\n".join(told), shown]
-    if rows := [[f"`{one.usage}`", one.default, one.meaning] for one in options_of(call)]:
+    said = about(call)
+    shown = "\n".join(["```text", *said.examples, "```"])
+    parts = [f"## jaxattn {name}", "\n".join([said.summary, *said.details]), shown]
+    rows = [[f"`{one.usage}`", _default_of(one.default), one.meaning] for one in options_of(call)]
+    if rows:
         parts.append(markdown_table(["option", "default", "meaning"], rows))
     return "\n\n".join(parts)
+
+
+def _default_of(text: str) -> str:
+    return text if text in ("", "required") else f"`{text}`"
 
 
 class Shown(NamedTuple):

@@ -83,6 +83,8 @@ def reproduce(
         Interrupted: SIGINT or SIGTERM came; the same command resumes.
     """
     asked = asked or Asked()
+    if asked.data_dir is not None and not asked.data_dir.is_dir():
+        raise InputError(f"--data-dir {asked.data_dir}: there is no such folder")
     if asked.seeds is not None and asked.seeds < 2:
         raise InputError(f"seeds: {asked.seeds}; an interval over seeds needs at least 2")
     wanted, kept = _wanted(book, out, asked)

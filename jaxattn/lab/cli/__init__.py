@@ -5,97 +5,145 @@ import io
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, suppress
 from typing import Any
 
-# Tracing makes many small objects that live on: to look through all of them for circles, as often as Python
-# does by default, takes a fifth of the time of tracing.
+# Tracing allocates many small objects that stay alive; searching them for cycles as often as Python does by
+# default takes a fifth of the time of tracing.
 RARELY = 50_000, 20, 20
 
 
 def main() -> None:
-    """Run the command line and exit with its status: 0 done, 1 failed while running, 2 wrong input.
+    """Run the command line and exit with its status: 0 for success, 1 for a failed run, 2 for wrong input.
 
-    SIGINT is status 130 and one line, from the first import on.
+    SIGINT prints one line and exits with status 130, from the first import on.
     """
     gc.set_threshold(*RARELY)
     _open_streams()
-    # Figures are saved and never shown, so a window toolkit that is missing cannot stop them.
+    # Figures are saved and never shown, so a missing window toolkit must not stop them.
     os.environ["MPLBACKEND"] = "agg"
     with suppress(ValueError):  # not the main thread
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _stop)
-    if sys.argv[1:] == ["--version"]:
+    words = sys.argv[1:]
+    if words[:1] == ["--version"]:
         from jaxattn.lab.storage import provenance
 
         print(f"jaxattn {provenance.version('jaxattn')}")
         return
-    import tyro
-
     from jaxattn.core.errors import InputError, RunError
-    from jaxattn.lab.cli.console import complain
+    from jaxattn.lab.cli.console import complain, say
 
-    code: int
+    code = 0
     try:
-        # They raise where the system has no file locks.
+        # These imports raise InputError on systems without file locks.
+        from jaxattn.lab.cli import usage
         from jaxattn.lab.cli.options import check_moved, check_once
         from jaxattn.lab.storage.bucket import naming
 
-        check_moved(sys.argv[1:])
-        check_once(sys.argv[1:])
-        with naming():
-            code = tyro.extras.subcommand_cli_from_dict(
-                commands(),
-                prog="jaxattn",
-                description="Experiments on attention with trained embeddings. --version says which one "
-                "this is.",
-                use_underscores=False,
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
+        check_moved(words)
+        if (text := usage.help_of(words, command_groups())) is not None:
+            say(text)
+        else:
+            usage.check_words(words, commands())
+            check_once(words)
+            with naming():
+                code = parse(words)()
         sys.stdout.flush()
     except InputError as error:
         code = complain(error, 2)
     except RunError as error:
         code = complain(error, 1)
     except OSError as error:
-        # What is left of the output must not be written once more when Python ends.
+        # Python must not try to write the rest of the output again when it exits.
         with suppress(OSError, ValueError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        reason = f"{error.filename or 'standard output'}: {error.strerror or error}; mend this and repeat"
+        reason = f"{error.filename or 'standard output'}: {error.strerror or error}; fix this and repeat"
         code = 1 if isinstance(error, BrokenPipeError) else complain(RunError(reason), 1)
     sys.exit(code)
 
 
-def commands() -> dict[str, Any]:
-    """List the commands by name, each a function whose arguments are its options."""
+def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
+    """Return the commands by name, by title of their group in the help.
+
+    The arguments of a command are its options, and its docstring is its help.
+    """
     from jaxattn.lab.cli import machine, results, studies
 
     return {
-        "run": studies.run,
-        "plan": studies.plan,
-        "launch": studies.launch,
-        "claims": results.claims,
-        "reproduce": results.reproduce,
-        "data": studies.data,
-        "diagnose": results.diagnose,
-        "aggregate": results.aggregate,
-        "report": results.report,
-        "status": studies.status,
-        "schema": studies.schema,
-        "doctor": machine.doctor,
+        "Run studies": {
+            "run": studies.run,
+            "plan": studies.plan,
+            "launch": studies.launch,
+            "data": studies.data,
+            "schema": studies.schema,
+            "doctor": machine.doctor,
+        },
+        "Read results": {
+            "status": studies.status,
+            "aggregate": results.aggregate,
+            "report": results.report,
+        },
+        "Papers and claims": {
+            "reproduce": results.reproduce,
+            "claims": results.claims,
+            "diagnose": results.diagnose,
+        },
     }
 
 
-def _open_streams() -> None:
-    """Let printing succeed on any console: a finished run must not fail because its results cannot be shown.
+def commands() -> dict[str, Callable[..., int]]:
+    """Return the commands of all groups by name."""
+    return {name: call for group in command_groups().values() for name, call in group.items()}
 
-    Characters that the encoding lacks are replaced. Without stdout or stderr, what is printed is dropped.
+
+def parse(words: Sequence[str]) -> Callable[[], int]:
+    """Parse a command line.
+
+    Args:
+        words: the words after `jaxattn`.
+
+    Returns:
+        A function without arguments that runs the command and returns its exit status.
+
+    Raises:
+        InputError: an argument is missing, unknown, or has a wrong value.
+    """
+    import tyro
+
+    from jaxattn.core.errors import InputError
+    from jaxattn.lab.cli import usage
+
+    printed = io.StringIO()
+    try:
+        with redirect_stderr(printed):
+            called: Callable[[], int] = tyro.extras.subcommand_cli_from_dict(
+                {name: usage.later(call) for name, call in commands().items()},
+                prog="jaxattn",
+                args=words,
+                use_underscores=False,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as ended:
+        if not ended.code:
+            raise
+        raise InputError(usage.one_line(printed.getvalue(), words[0])) from None
+    # Warnings, if there are any.
+    sys.stderr.write(printed.getvalue())
+    return called
+
+
+def _open_streams() -> None:
+    """Make printing succeed on any console, so that a finished run does not fail while printing its results.
+
+    Characters that the encoding lacks are replaced. Without stdout or stderr, output is discarded.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # It takes this number, the lowest that is free; else a file of the results would.
+            # Takes this number, the lowest free one, which a file of the results would take otherwise.
             os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -106,9 +154,9 @@ def _open_streams() -> None:
 
 
 def _stop(number: int, frame: Any) -> None:
-    """End at once: what counts on disk is whole at any moment, and imports take no exception well."""
+    """Exit at once: files on disk are complete at any moment, and exceptions during imports are unsafe."""
     with suppress(Exception):
         sys.stdout.flush()
     shown = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""
-    os.write(2, f"{shown}stopped; nothing is lost, continue with the same command\n".encode())
+    os.write(2, f"{shown}stopped; nothing is lost, resume with the same command\n".encode())
     os._exit(130)

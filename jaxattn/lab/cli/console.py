@@ -1,10 +1,11 @@
-"""What commands print: tables that fit a terminal of 80 columns, and lines."""
+"""Printing of commands: lines, paragraphs, and tables that fit the terminal."""
 
 import re
 import shutil
 import sys
+import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +14,79 @@ from jaxattn.core.errors import plain
 if TYPE_CHECKING:
     import pandas as pd
 
-# Rows of a table, and characters of a cell, that are read rather than searched.
+# Rows that are printed of a table, and the preferred width of a column of text.
 ROWS = 1000
 LONG = 40
 GAP = 2
-# Lanes that failed: of each cell and phase, and in all.
+# Failed runs that are printed: per cell and phase, and in all.
 OF_A_PLACE, FAILURES = 3, 12
-# A number and its unit are read as one word: 31.4 kB, 38.5 k, 174 µs.
-_WORD = re.compile(r"\d\S* (?:[kMGTPmµn]i?[Bs]?|[Bsh]|min)(?!\S)|\S+")
+# Breaks of lines would separate a number from its unit (31.4 kB, 174 µs), the ends of an interval, or those
+# of a family of metrics (Ep_bin_00 .. 19).
+_WORD = re.compile(
+    r"\d\S* (?:[kMGTPmµn]i?[Bs]?|[Bsh]|min)(?!\S)|\[[^\s\]]+, [^\s\]]+\]\S*|\S+ \.\. \d+\S*|\S+"
+)
 
 
 def say(text: object = "", *, err: bool = False) -> None:
-    """Print lines to stdout, or to stderr; each of them as `plain` returns it."""
+    """Print lines to stdout, or to stderr, with control characters escaped by `plain`."""
     for line in str(text).split("\n"):
         print(plain(line.expandtabs()), file=sys.stderr if err else sys.stdout)
+
+
+def say_wrapped(text: object, indent: int = 0) -> None:
+    """Print a paragraph to stdout, wrapped at the width of the terminal; one line if stdout is a pipe.
+
+    Args:
+        text: the paragraph.
+        indent: spaces before its second and later lines.
+    """
+    say(filled(plain(str(text)), text_width(), indent))
+
+
+def say_aligned(rows: Iterable[tuple[str, str]]) -> None:
+    """Print terms and their explanations in two columns, wrapped at the width of the terminal."""
+    rows = list(rows)
+    for line in aligned(rows, 2 + max(len(term) for term, _ in rows), text_width()):
+        say(line)
+
+
+def filled(text: str, width: int, indent: int = 0) -> str:
+    """Wrap a paragraph between words; width 0 does not wrap, indent is that of the lines after the first."""
+    if not width:
+        return text
+    # Line breaks are allowed at spaces only, and no-break spaces are none to textwrap.
+    whole = _WORD.sub(lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
+    lines = textwrap.wrap(
+        whole, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def aligned(rows: Iterable[tuple[str, str]], width: int, of_all: int) -> list[str]:
+    """Lay out terms and their explanations in two columns, indented by two spaces.
+
+    Args:
+        rows: the terms and explanations.
+        width: of the first column; a longer term has a line of its own.
+        of_all: of the text, 0 for no limit.
+
+    Returns:
+        The lines.
+    """
+    lines = []
+    for term, words in rows:
+        first, *rest = filled(words, max(of_all - width - 2, 20) if of_all else 0).split("\n")
+        if len(term) + 2 <= width:
+            lines.append(f"  {term:{width}}{first}".rstrip())
+        else:
+            lines += [f"  {term}", f"{'':{width + 2}}{first}"]
+        lines += [f"{'':{width + 2}}{line}" for line in rest]
+    return lines
+
+
+def text_width() -> int:
+    """Return the width at which text is wrapped: that of the terminal or of COLUMNS, 0 without either."""
+    return shutil.get_terminal_size((0, 0)).columns
 
 
 def complain(error: Exception, status: int) -> int:
@@ -39,19 +99,25 @@ def complain(error: Exception, status: int) -> int:
 
 @contextmanager
 def stoppable(command: str) -> Iterator[None]:
-    """Say how a run goes on that is asked to stop, and exit with 130."""
+    """If the run is interrupted, print the command that resumes it and exit with status 130."""
     from jaxattn.lab.engine.clock import Interrupted
 
     try:
         yield
     except Interrupted:
-        say(f"stopped; nothing is lost, continue with: {command}", err=True)
+        say(f"stopped; nothing is lost, resume with: {command}", err=True)
         sys.exit(130)
 
 
-def print_written(written: Any) -> None:
-    """Print the paths of what was written, and what could not be; why, if code of the user's raised."""
-    for path in written.paths:
+def print_written(written: Any, *, every: bool = False) -> None:
+    """Print the path of a report, and its problems.
+
+    Args:
+        written: the report.
+        every: print the paths of its other files too; the page is the last.
+    """
+    others = [path for path in written.paths if path != written.page]
+    for path in [*(others if every else []), written.page]:
         say(path)
     for problem in written.problems:
         say(f"jaxattn: {problem.line}", err=True)
@@ -60,7 +126,7 @@ def print_written(written: Any) -> None:
 
 
 def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
-    """Print the first lanes that failed, of each cell and phase and in all, how many more, and a remedy."""
+    """Print the first failed runs, how many more there are, and a remedy."""
     count: Counter[tuple[int, str]] = Counter()
     shown = []
     for failure in failures:
@@ -72,23 +138,21 @@ def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
         say(f"jaxattn: failed: {where}", err=True)
     if failures:
         left = len(failures) - len(shown[:FAILURES])
-        more = f"and {left:,} more: see {folder}/manifest.json, or `jaxattn status {folder}`; "
+        more = f"and {left:,} more: see {folder}/manifest.json, or run `jaxattn status {folder}`; "
         remedy = "try a smaller step_size in that phase, or --set dtype=float64"
         if all(failure["step"] == 0 for failure in failures):
-            remedy = (
-                "no step was taken yet: check what the model and the loss return at the start of that phase"
-            )
+            remedy = "no step was taken: check the outputs of the model and the loss before the phase"
         say(f"jaxattn: {more if left else ''}{remedy}", err=True)
 
 
 def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **options: Any) -> None:
-    """Print the last step of each phase, of at most six metrics that `headline.metrics` chooses.
+    """Print a table of the last step of each phase, with at most six metrics chosen by `headline.metrics`.
 
     Args:
         results: a run.
         every: print all metrics.
-        rest: what the user gives for those that are left out.
-        options: of the bootstrap, as `statistics.summary_rows`.
+        rest: option or command that prints the other metrics.
+        options: options of the bootstrap, see `statistics.summary_rows`.
     """
     from jaxattn.lab.results import combine, headline, statistics
     from jaxattn.lab.results.headline import caveats
@@ -101,23 +165,23 @@ def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **o
     for title, table in _fitting(rows, [*results.axes, "phase"]):
         print_table(title, table)
     for line in caveats(shown):
-        say(line)
+        say_wrapped(line)
     if left:
-        say(f"{left} more metrics: {rest}")
+        say(f"{left} more metrics with {rest}")
     print_made_by(results.made_by)
 
 
-def print_json(told: Any, indent: int = 1) -> None:
-    """Print JSON, for programs to read; letters that the encoding of stdout may lack are escaped."""
+def print_json(values: Any, indent: int = 1) -> None:
+    """Print JSON; characters outside ASCII are escaped unless stdout is Unicode."""
     import json
 
     is_unicode = str(sys.stdout.encoding).lower().startswith("utf")
-    text = json.dumps(told, ensure_ascii=not is_unicode, indent=indent)
+    text = json.dumps(values, ensure_ascii=not is_unicode, indent=indent)
     say("".join(x if x.isprintable() or x == "\n" else json.dumps(x)[1:-1] for x in text))
 
 
 def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """List the rows of a table as JSON would hold them, NaN as null."""
+    """Convert a table to a list of rows for JSON; NaN becomes null."""
     import json
 
     rows: list[dict[str, Any]] = json.loads(
@@ -126,19 +190,20 @@ def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
     return rows
 
 
-def print_closing(results: Any) -> None:
-    """Print in two sentences what a run has learned."""
+def print_learned(results: Any) -> None:
+    """Print two sentences on what a run learned, and an empty line."""
     from jaxattn.lab.results.headline import sentences
 
     for sentence in sentences(results):
-        say(sentence)
+        say_wrapped(sentence)
+    say()
 
 
 def _fitting(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, "pd.DataFrame"]]:
-    """Lay out a summary so that no column goes on below: in one table if that fits, else one per metric."""
+    """Lay out a summary in one table if that fits, else in one table per metric."""
     from jaxattn.lab.results.statistics import turned
 
-    # Turned round, every row takes a column.
+    # Transposed, every row takes a column.
     ways = [rows, turned(rows, keys)] if len(rows) <= _width() else [rows]
     for table in ways[::-1] if len(rows.columns) - len(keys) > len(rows) else ways:
         if _together(_full_widths(table)) <= _width():
@@ -150,7 +215,7 @@ def _fitting(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, "pd.D
 
 
 def print_made_by(made_by: str) -> None:
-    """Say which other source made what was shown, if another one did."""
+    """Warn if the results were made by another version of the source code."""
     if made_by:
         say(f"jaxattn: {plain(made_by)}", err=True)
 
@@ -160,14 +225,16 @@ def print_title(title: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    Console(width=_width(), highlight=False).print(Text(plain(title), "table.title"))
+    for line in filled(plain(title), text_width()).split("\n"):
+        Console(width=_width(), highlight=False, soft_wrap=True).print(Text(line, "table.title"))
 
 
 def print_table(title: str, frame: "pd.DataFrame") -> None:
-    """Print a table to stdout, whatever its width.
+    """Print a table to stdout.
 
-    Where it is too wide, columns with the same value in all rows become a line, and cells and headings are
-    broken between words; where that is not enough, every row is printed over several lines.
+    If it is too wide, columns with the same value in all rows are printed as one line each, cells are wrapped
+    between words, and headings between words and after dots. If that is not enough, every row is printed over
+    several lines. No word is broken.
     """
     # The help of a command needs none of these.
     import pandas as pd
@@ -185,7 +252,7 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
         piece = piece.iloc[:, [k for k, one in enumerate(same) if not one]]
         for name, values in common.items():
             if value := _written(values.iloc[0]):
-                say(f"{plain(str(name))}: {value} in all rows")
+                say_wrapped(f"{name}: {value} in all rows")
     widths = _widths(piece)
     if widths is None:
         _print_records(piece)
@@ -197,32 +264,25 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
             table.add_column(head, justify=justify, overflow="fold", width=width)
         for row in piece.itertuples(index=False):
             table.add_row(*(Text(_written(x)) for x in row))
-        # Names that users give are no markup.
+        # Names that users give are not markup.
         Console(width=_width(), highlight=False).print(table)
     say()
     if len(frame) > ROWS:
-        say(f"... and {len(frame) - ROWS:,} rows more")
+        say(f"... and {len(frame) - ROWS:,} more rows")
 
 
 def _print_records(frame: "pd.DataFrame") -> None:
     """Print each row of a table over several lines."""
-    names = [plain(str(name)) for name in frame.columns]
     for row in frame.itertuples(index=False):
-        for name, x in zip(names, row, strict=True):
-            say(f"{name}: {_written(x)}")
+        for name, x in zip(frame.columns, row, strict=True):
+            say_wrapped(f"{name}: {_written(x)}", indent=2)
         say()
 
 
 def _widths(frame: "pd.DataFrame") -> list[int] | None:
-    """Divide the width between columns: what they want, less for the widest; None if a word had to be cut."""
+    """Divide the width between the columns, or return None if a word would be broken."""
     widths = _full_widths(frame)
-    least = [
-        min(
-            max(map(len, [*_parts(name), *(word for x in values for word in _WORD.findall(_written(x)))])),
-            LONG,
-        )
-        for name, values in frame.items()
-    ]
+    least = [max(_longest(values), *map(len, _parts(name))) for name, values in frame.items()]
     while _together(widths) > _width():
         spare = [width if width > least[k] else 0 for k, width in enumerate(widths)]
         if not any(spare):
@@ -236,15 +296,24 @@ def _together(widths: list[int]) -> int:
 
 
 def _full_widths(frame: "pd.DataFrame") -> list[int]:
-    """What columns want: their longest cell up to 40, and a heading broken at its dots and underscores."""
+    """Return the preferred widths: of the heading, and of the longest cell up to 40 or its longest word."""
     return [
-        max(min(max((len(_written(x)) for x in values[:ROWS]), default=0), LONG), *map(len, _parts(name)))
+        max(
+            min(max((len(_written(x)) for x in values[:ROWS]), default=0), LONG),
+            _longest(values),
+            len(plain(str(name))),
+        )
         for name, values in frame.items()
     ]
 
 
+def _longest(values: Iterable[Any]) -> int:
+    """Return the length of the longest word of a column."""
+    return max((len(word) for x in values for word in _WORD.findall(_written(x))), default=0)
+
+
 def _heading(name: Any, width: int) -> str:
-    """Break a heading at its dots and underscores."""
+    """Break a heading between words and after dots, where it is wider than its column."""
     lines = [""]
     for part in _parts(name):
         if lines[-1] and len(lines[-1] + part.rstrip()) > width:
@@ -254,7 +323,7 @@ def _heading(name: Any, width: int) -> str:
 
 
 def _parts(name: Any) -> list[str]:
-    return re.findall(r"[^\s._]*[\s._]*", plain(str(name)))[:-1] or [""]
+    return re.findall(r"[^\s.]*[\s.]*", plain(str(name)))[:-1] or [""]
 
 
 def _written(x: Any) -> str:

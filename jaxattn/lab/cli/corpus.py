@@ -1,4 +1,4 @@
-"""What data look like, as small tables."""
+"""Tables that describe the data of a study."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.seed import dataset
 from jaxattn.theory.one_step_law import advise
 
-# Stand in for what a sweep file of data alone leaves out.
+# Defaults for a sweep file that has data only.
 _ANY = {
     "model": {"kind": "one_layer", "dim": "inf"},
     "phases": [{"kind": "one_step", "name": "embed", "step_size": 1.0}],
@@ -26,21 +26,21 @@ _ANY = {
 
 
 def read(sweep: Path, overrides: Sequence[str] = ()) -> Study:
-    """Read a sweep file that may leave out model and phases; see `toml.read`."""
+    """Read a sweep file that may omit model and phases; see `toml.read`."""
     return toml.read(sweep, overrides, made=lambda tree, names: Study.of_tables(_ANY | tree, names))
 
 
 def describe(study: Definition, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:
-    """Describe the data of a study, of seed 0 if every seed has its own.
+    """Describe the data of a study: those of seed 0 if every seed has its own.
 
     Args:
-        study: the study; of its axes only the base setting is shown.
-        number: how many tokens to list on each side.
-        progress: told how far the reading is.
+        study: the study; its axes are ignored, and only the base setting is described.
+        number: number of tokens to list at each end.
+        progress: progress callback for reading the data.
 
     Returns:
-        Titles and tables: sizes; of bags also length quantiles, advice on one step on E, the most important
-        tokens.
+        Titles and tables: sizes; for text also quantiles of lengths, advice on one step on E, and the tokens
+        of highest and lowest importance.
     """
     with from_user_code(study.names.files(study.own_kinds), "data"):
         loaded = dataset(study.base.data, 0, study.dtype, progress=progress)
@@ -69,12 +69,12 @@ def describe(study: Definition, number: int, progress: Progress) -> list[tuple[s
                 }
             )
             of_class = f" of class {(held.train.class_names or range(classes))[k]}" if classes > 1 else ""
-            tables.append((f"Tokens with the {side} average signed frequency{of_class}", listed))
+            tables.append((f"Tokens of {side} average signed frequency (alpha){of_class}", listed))
     return tables
 
 
 def _one_step(study: Definition, held: Splits) -> tuple[str, pd.DataFrame]:
-    """Advise a size of one step on E: a sentence or two, and what some sizes do."""
+    """Advise on the size of one step on E: return a title with the advice and a table of some sizes."""
     setting, tokens = study.base, held.tokens
     least, count = setting.probes.important, setting.probes.min_count
     important = np.asarray(tokens.important(least, count))
@@ -83,26 +83,27 @@ def _one_step(study: Definition, held: Splits) -> tuple[str, pd.DataFrame]:
     alpha = tokens.alpha[:, 0] if tokens.alpha.shape[1] == 1 else tokens.alpha
     advice = advise(held.train, alpha, important, tokens.count > 0, dim)
     if advice is None:
-        return f"One step on E: no advice, since no token is important ({which})", pd.DataFrame()
+        return f"One step on E: no advice, because no token is important ({which})", pd.DataFrame()
     begin = float(f"{advice.step_size:.2g}")
     sizes = [begin / 4, begin, 4 * begin]
     table = pd.DataFrame(
         {
             "step_size": sizes,
             "|E·v| of important tokens": [x * advice.important for x in sizes],
-            "spread of the others": [float(np.hypot(advice.noise, x * advice.others)) for x in sizes],
+            "spread of the other tokens": [float(np.hypot(advice.noise, x * advice.others)) for x in sizes],
             "ratio": [advice.ratio(x) for x in sizes],
             "size of logits": [x * advice.logits for x in sizes],
         }
     )
     most = f"{advice.important / advice.others:.2g}" if advice.others else "any number of"
-    bound = f"|E·v| of the median important token ({important.sum():,} with {which})"
+    bound = f"the median |E·v| of important tokens ({important.sum():,} with {which})"
+    limit = f"{most} times the spread of the other tokens"
     said = (
-        f"It can make E·p U-shaped: with its size {bound} grows to {most} times the spread of the others"
+        f"Steps of this order can make E·p U-shaped: as the step size grows, {bound} approaches {limit}"
         if advice.is_enough
-        else f"None makes E·p U-shaped on this data: {bound} is at most {most} times the spread of the others"
+        else f"No step size makes E·p U-shaped on these data: {bound} is at most {limit}"
     )
-    return f"One step on E, d = {dim:g}: begin with step_size = {begin:g}. {said}", table
+    return f"One step on E, d = {dim:g}: start with step_size = {begin:g}. {said}", table
 
 
 def _sizes(name: str, split: Dataset) -> dict[str, object]:
@@ -120,7 +121,7 @@ def _sizes(name: str, split: Dataset) -> dict[str, object]:
 
 
 def _shares(split: Dataset, names: Sequence[str] | None) -> dict[str, object]:
-    """Say which share of the targets every class has; nothing if they are no classes."""
+    """Return the share of every class among the targets; nothing if the targets are not classes."""
     if (classes := split.num_classes) is None:
         return {}
     labels = class_labels(np.arange(classes), classes)

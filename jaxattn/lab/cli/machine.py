@@ -1,4 +1,4 @@
-"""The command that checks this machine for what a run needs."""
+"""The command that checks whether this machine can run studies."""
 
 import math
 import os
@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.cli.console import print_table, say
+from jaxattn.lab.cli.console import print_table, say_wrapped
 from jaxattn.lab.cli.options import compiled_folder
 from jaxattn.lab.storage.files import cache_folder
 
 
 def doctor() -> int:
-    """Check this machine: devices, versions, float64, folders, disk, known troubles; exit with 1 if broken.
+    """Check that this machine can run studies.
+
+    Checks the versions of Python and the packages, devices, float64, known problems of jaxlib, the cache
+    folders and free disk space. Exits with status 1 if something is broken.
 
     Example: jaxattn doctor
     """
@@ -24,12 +27,12 @@ def doctor() -> int:
 
     findings = examine(compiled_folder())
     print_table("Doctor", pd.DataFrame(findings))
-    say("To time this machine, run `python benchmarks/bench.py` in a checkout of the repository.")
+    say_wrapped("To time this machine, run `python benchmarks/bench.py` in a checkout of the repository.")
     return int(any(finding.state == "broken" for finding in findings))
 
 
 class Finding(NamedTuple):
-    """One thing looked at: its name, whether it is "ok", a "note" or "broken", and what was found."""
+    """Result of one check: its name, its state ("ok", "note" or "broken"), and what was found."""
 
     name: str
     state: str
@@ -37,13 +40,13 @@ class Finding(NamedTuple):
 
 
 def examine(compiled: Path) -> list[Finding]:
-    """Look at everything.
+    """Run all checks.
 
     Args:
-        compiled: the folder of compiled programs.
+        compiled: folder of the compilation cache.
 
     Returns:
-        The findings; a check that fails itself is "broken".
+        The findings; a check that raises an exception is "broken".
     """
     checks: dict[str, Callable[[], tuple[str, str]]] = {
         "python": lambda: ("ok", platform.python_version()),
@@ -62,9 +65,9 @@ def examine(compiled: Path) -> list[Finding]:
         try:
             findings.append(Finding(name, *check()))
         except InputError as error:
-            # Whatever starts a device would end this process.
+            # Starting a device would end this process.
             return [*findings, Finding(name, "broken", str(error))]
-        except Exception as error:  # whatever is wrong with the machine is what is asked for
+        except Exception as error:  # anything wrong with the machine is a finding
             findings.append(Finding(name, "broken", f"{type(error).__name__}: {error}".partition("\n")[0]))
     return findings
 
@@ -108,14 +111,14 @@ def _float64() -> tuple[str, str]:
         try:
             solved = jnp.linalg.solve(jnp.array([[0.0, 2.0], [4.0, 0.0]]), jnp.array([2.0, 4.0]))
             if jnp.abs(solved - 1).max() > 1e-14:
-                lacking.append("a linear system is solved wrongly")
+                lacking.append("linear systems are solved incorrectly")
         except (jax.errors.JaxRuntimeError, NotImplementedError):
-            lacking.append("no linear system can be solved")
+            lacking.append("linear systems cannot be solved")
     if not lacking:
         return "ok", "works"
     found = ", ".join(lacking)
     if backend.has_host():
-        return "note", f"{found}; what needs float64 runs on the host's CPU"
+        return "note", f"{found}; computations in float64 run on the CPU of the host"
     return "broken", found
 
 
@@ -125,13 +128,13 @@ def _jaxlib() -> tuple[str, str]:
     from jaxattn.lab.engine.devices import trouble
 
     found = trouble(jax.default_backend())
-    return ("note", found) if found else ("ok", "no known trouble with this version here")
+    return ("note", found) if found else ("ok", "no known problem with this version on this machine")
 
 
 def _folder(path: Path) -> tuple[str, str]:
     above = next(folder for folder in (path, *path.parents) if folder.exists())
     if not os.access(above, os.W_OK):
-        return "note", f"{path}: not writable, so nothing is kept; set JAXATTN_CACHE to another folder"
+        return "note", f"{path}: not writable, so nothing is cached; set JAXATTN_CACHE to another folder"
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else []
     size = sum(file.stat().st_size for file in files) / 2**20
     return "ok", f"{path}: {len(files)} files, {size:.0f} MiB"
@@ -140,7 +143,7 @@ def _folder(path: Path) -> tuple[str, str]:
 def _datasets() -> tuple[str, str]:
     folder = Path(os.path.expanduser(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")))
     if not folder.is_dir():
-        return "note", f"{folder}: no such folder; give data.data_dir, or set TFDS_DATA_DIR"
+        return "note", f"{folder}: no such folder; set data.data_dir or TFDS_DATA_DIR"
     return "ok", f"{folder}: {', '.join(sorted(p.name for p in folder.iterdir() if p.is_dir())) or 'empty'}"
 
 

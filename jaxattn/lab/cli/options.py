@@ -1,4 +1,4 @@
-"""Options that commands share, and how their texts are read."""
+"""Options that several commands share, and functions that parse their values."""
 
 import os
 import re
@@ -24,7 +24,7 @@ Folders = Annotated[
     Positional[tuple[Path, ...]],
     arg(
         metavar="DIR [DIR ...]",
-        help="Results folders, finished or not: different sweeps or seeds, shards, or folders of shards.",
+        help="One or more results folders, finished or not; a folder of shards includes all of them.",
     ),
 ]
 Set = Annotated[
@@ -32,20 +32,26 @@ Set = Annotated[
     arg(
         name="set",
         metavar="KEY=VALUE",
-        help="Override a key of the sweep file; may be given several times.",
+        help="Override a key of the sweep file; repeatable.",
         prefix_name=False,
     ),
 ]
-Quiet = Annotated[bool, arg(help="Print results and errors only.", prefix_name=False)]
-Every = Annotated[
-    bool, arg(name="all", help="Print all metrics, not the six that say most.", prefix_name=False)
+Quiet = Annotated[bool, arg(help="Print only results and errors.", prefix_name=False)]
+Every = Annotated[bool, arg(name="all", help="Print all metrics instead of six.", prefix_name=False)]
+EveryPath = Annotated[
+    bool,
+    arg(
+        name="all",
+        help="Print all metrics instead of six, and the paths of all files of the report.",
+        prefix_name=False,
+    ),
 ]
-Json = Annotated[bool, arg(name="json", help="Print JSON instead of tables, with every number in full.")]
+Json = Annotated[bool, arg(name="json", help="Print JSON instead of tables, with numbers in full precision.")]
 Out = Annotated[
     Path | None,
     arg(
         metavar="DIR|s3://...|gs://...",
-        help="Results folder, or an address in a bucket; results/<sweep name> by default.",
+        help="Results folder, or an address in a bucket; by default results/NAME for the study NAME.",
         prefix_name=False,
     ),
 ]
@@ -53,7 +59,7 @@ Seeds = Annotated[
     str | None,
     arg(
         metavar="N|A:B|A,B",
-        help="Seeds, instead of the sweep file's: how many, a range, or a list.",
+        help="Number, range or list of seeds; overrides the sweep file.",
         prefix_name=False,
     ),
 ]
@@ -61,7 +67,7 @@ MaxMemory = Annotated[
     str | None,
     arg(
         metavar="SIZE",
-        help="Memory that a device may use, for example 8GiB; chosen for it by default.",
+        help="Memory limit of a device, for example 8GiB; by default chosen for the device.",
         prefix_name=False,
     ),
 ]
@@ -70,7 +76,7 @@ Axis = Annotated[
     arg(
         name="axis",
         metavar="KEY=[...]",
-        help="Sweep another key; may be given several times.",
+        help="Sweep an additional key over a list of values; repeatable.",
         prefix_name=False,
     ),
 ]
@@ -79,7 +85,7 @@ Unprefixed = arg(prefix_name=False)
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """What is run."""
+    """Options that change the study."""
 
     overrides: Set = ()
     axes: Axis = ()
@@ -88,15 +94,14 @@ class StudyOptions:
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """Where it is run, and on how many machines.
+    """Options on where a study runs, and on how many machines.
 
     Attributes:
-        shard: Run the I-th of N shares, in a folder of its own.
-        distributed: This is one of N processes, on hosts that share the results folder or the bucket; each
-            runs its share and waits for the others. With auto the numbers are those of Slurm or Open MPI,
-            else give N, and which one this is from 0.
-        distributed_timeout: How long another process may be away, killed or not started, before this one
-            stops waiting for it.
+        shard: Run only shard I of N, in a results folder of its own.
+        distributed: Run as process I (from 0) of N processes on hosts that share the results folder or the
+            bucket. Each process runs one shard and waits for the others. With auto, N and I are read from
+            Slurm or Open MPI.
+        distributed_timeout: Seconds to wait for a process that was killed or has not started.
     """
 
     out: Out = None
@@ -108,12 +113,12 @@ class MachineOptions:
 
 @dataclass(frozen=True)
 class FailureOptions:
-    """What happens when something is not as it should be.
+    """Options for failures.
 
     Attributes:
-        on_failure: When a batch ends in NaN, or the machine or code of yours fails it: stop, continue with
-            the next batch, or retry it twice from its start before that.
-        accept_code: Continue although code of yours has changed since the run began.
+        on_failure: What to do if a batch ends in NaN or raises an error: stop the run, continue with the next
+            batch, or retry the batch from its start up to twice before continuing.
+        accept_code: Resume even if your own code has changed since the run began.
     """
 
     on_failure: Annotated[Literal["stop", "continue", "retry"], Unprefixed] = "continue"
@@ -122,14 +127,14 @@ class FailureOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What is printed and logged.
+    """Options for printing and logging.
 
     Attributes:
-        log: Write measurements for TensorBoard or Weights & Biases (offline) too.
+        log: Also log the metrics to TensorBoard or Weights & Biases (offline).
         profile: Write a JAX trace of the run to DIR/profile, for TensorBoard or Perfetto.
     """
 
-    every: Every = False
+    every: EveryPath = False
     quiet: Quiet = False
     log: Annotated[
         tuple[Literal["tensorboard", "wandb"], ...], arg(metavar="tensorboard|wandb", prefix_name=False)
@@ -142,7 +147,7 @@ _APPENDED = ("--set", "--axis", "--option", "--where")
 
 
 def check_moved(arguments: Sequence[str]) -> None:
-    """Raise InputError for a command or an option that version 0.3 moved, with its new place."""
+    """Raise InputError for a command or option that version 0.3 moved, naming its new place."""
     words = [word.partition("=")[0] for word in arguments]
     for name, place in COMMANDS.items():
         command, *options = name.split()
@@ -151,15 +156,15 @@ def check_moved(arguments: Sequence[str]) -> None:
 
 
 def check_once(arguments: Sequence[str]) -> None:
-    """Raise InputError for an option that is given twice: only the last one would count."""
+    """Raise InputError for an option that is given twice, because only the last one would count."""
     names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
     for name in dict.fromkeys(names):
         if names.count(name) > 1 and name not in _APPENDED:
-            raise InputError(f"{name}: given {names.count(name)} times; give it once, with all that it takes")
+            raise InputError(f"{name}: given {names.count(name)} times; give it once, with all its values")
 
 
 def read_shard(text: str) -> tuple[int, int]:
-    """Read "I/N"."""
+    """Parse the shard "I/N"."""
     which, _, shards = text.partition("/")
     if not (which.isdecimal() and shards.isdecimal()):
         raise InputError(f"--shard {text}: expected I/N, for example --shard 1/4")
@@ -167,7 +172,7 @@ def read_shard(text: str) -> tuple[int, int]:
 
 
 def read_size(text: str | None) -> int | None:
-    """Read a size such as 8GiB into bytes; None stays None."""
+    """Convert a size such as 8GiB to bytes; None stays None."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B", text.strip(), re.IGNORECASE)
@@ -177,7 +182,7 @@ def read_size(text: str | None) -> int | None:
 
 
 def read_pair(option: str, text: str, example: str) -> tuple[str, str]:
-    """Read KEY=VALUE; the message for what is none names the option and gives an example."""
+    """Parse KEY=VALUE; the error message for anything else names the option and shows an example."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise InputError(f"{option} {text}: expected KEY=VALUE, for example {option} {example}")
@@ -185,7 +190,7 @@ def read_pair(option: str, text: str, example: str) -> tuple[str, str]:
 
 
 def read_two(option: str, text: str) -> tuple[str, str, str]:
-    """Read KEY=A,B."""
+    """Parse KEY=A,B."""
     key, _, values = text.partition("=")
     first, _, second = values.partition(",")
     if not (key.strip() and first.strip() and second.strip()):
@@ -194,7 +199,7 @@ def read_two(option: str, text: str) -> tuple[str, str, str]:
 
 
 def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
-    """List results folders, for a folder of shards those of the shards; and shards that have not begun."""
+    """Return results folders, a folder of shards replaced by its shards; and the shards not yet started."""
     if not directories:
         raise InputError("give at least one results folder, for example results/quickstart")
     found: list[Path] = []
@@ -212,7 +217,7 @@ def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]
 
 
 def _shards(directory: Path) -> list[str]:
-    """Name the shards that have begun in a folder; none if it is a run itself."""
+    """Return the names of the shards that were started in a folder; none if it is a run itself."""
     if is_address(directory):
         return bucket.shards(directory)
     is_run = (directory / "manifest.json").exists()
@@ -220,18 +225,20 @@ def _shards(directory: Path) -> list[str]:
 
 
 def of_this_machine(folder: Path | str) -> None:
-    """Raise InputError for an address in a bucket, where a command writes to a folder."""
+    """Raise InputError for an address in a bucket if a command can only write to a local folder."""
     if is_address(folder):
-        raise InputError(f"{shown(folder)}: only studies run into a bucket; give a folder of this machine")
+        raise InputError(
+            f"{shown(folder)}: only studies can write to a bucket; give a folder on this machine"
+        )
 
 
 def compiled_folder() -> Path:
-    """Tell where compiled programs are kept."""
+    """Return the folder of the compilation cache."""
     return Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder() / "compiled")
 
 
 def keep_compiled() -> None:
-    """Keep compiled programs between runs; cells that differ in numbers alone share them within a run."""
+    """Turn on JAX's compilation cache, so that later runs reuse compiled programs."""
     import jax
 
     jax.config.update("jax_compilation_cache_dir", str(compiled_folder()))
@@ -242,7 +249,7 @@ def keep_compiled() -> None:
 def load_sweep(
     sweep: Path, overrides: tuple[str, ...], axes: tuple[str, ...] = (), seeds: str | None = None
 ) -> "Study":
-    """Read a sweep file with its overrides, and check its figures."""
+    """Read a sweep file, apply the overrides, and check its figures."""
     from jaxattn.lab.api import Study
 
     try:
@@ -254,7 +261,7 @@ def load_sweep(
 
 
 def with_seeds(overrides: tuple[str, ...], seeds: str | None) -> tuple[str, ...]:
-    """Write --seeds as one more override."""
+    """Return the overrides with --seeds as one more of them."""
     if seeds is None:
         return overrides
     text = f'"{seeds}"' if ":" in seeds else f"[{seeds}]" if "," in seeds else seeds

@@ -1,4 +1,4 @@
-"""Commands that read results, or judge: the theory, the paper, a model of one's own."""
+"""Commands that read results, reproduce papers and claims, and diagnose your own model."""
 
 import shlex
 import sys
@@ -15,6 +15,7 @@ from jaxattn.lab.cli.console import (
     print_written,
     rows_of,
     say,
+    say_wrapped,
     stoppable,
 )
 from jaxattn.lab.cli.options import (
@@ -48,27 +49,30 @@ def aggregate(
     every: Every = False,
     as_json: Json = False,
 ) -> int:
-    """Aggregate records over seeds: mean, median, interquartile mean and 95 % intervals.
+    """Print means over seeds with 95 % intervals.
 
-    Example: jaxattn aggregate results/shard1 results/shard2 --metrics loss --by model.dim --out loss.tex
+    Prints the metrics at the last step of each phase. With --json, or --out to a CSV or Parquet file, all
+    steps are included, with the mean, median and interquartile mean of each metric.
+
+    Example: jaxattn aggregate results/quickstart --metrics loss --out loss.tex
 
     Args:
-        where: Keep cells whose config has this value; may be given several times.
-        metrics: Keep these metrics only.
-        phases: Keep these phases only.
-        by: Average, seed by seed, over the cells that agree in these keys of the config.
-        pair: Differences B - A between two values of a swept key, seed by seed.
-        seed: Seed of the bootstrap, which interquartile means have.
+        where: Show only cells with this value of a key of their config; repeatable.
+        metrics: Show only these metrics.
+        phases: Show only these phases.
+        by: Average over the cells that have the same values of these keys, separately for each seed.
+        pair: Compute the difference B - A between two values of a swept key, separately for each seed.
+        seed: Seed of the bootstrap, which gives the intervals of interquartile means.
         resamples: Number of bootstrap resamples.
-        out: Write every (cell, phase, step, metric) to this CSV or Parquet file, or the printed table to
-            this LaTeX or Markdown file.
+        out: Write all rows (cell, phase, step, metric) to a CSV or Parquet file, or the printed table to a
+            LaTeX or Markdown file.
     """
     from jaxattn.lab.results import combine, layout, load, statistics
 
     folders, missing = read_folders(directories)
     loaded = combine.combine([load(folder) for folder in folders])
     if not loaded.finished or missing:
-        say("jaxattn: not finished: these are the numbers so far", err=True)
+        say("jaxattn: the run is not finished; the results so far are shown", err=True)
     print_made_by(loaded.made_by)
     wanted = dict(read_pair("--where", text, "model.dim=512") for text in where)
     loaded = combine.choose(loaded, where=wanted, metrics=metrics, phases=phases)
@@ -88,8 +92,17 @@ def aggregate(
     return 0
 
 
-def report(directory: Folder, /) -> int:
-    """Draw the figures (PNG and PDF) of a run and write one self-contained HTML page.
+def report(
+    directory: Folder,
+    /,
+    every: Annotated[
+        bool, arg(name="all", help="Print the paths of all files, not only report.html.")
+    ] = False,
+) -> int:
+    """Draw the figures of a run and write its report.
+
+    The report, report.html, is one self-contained page. Figures are saved as PNG and PDF. Prints the path of
+    the report.
 
     Example: jaxattn report results/quickstart
     """
@@ -101,7 +114,7 @@ def report(directory: Folder, /) -> int:
     with Reporter() as reporter:
         written = pages.write(here, progress=patient(reporter.update))
     send_report(directory, here, written.paths)
-    print_written(written)
+    print_written(written, every=every)
     print_made_by(written.made_by)
     return 1 if written.problems else 0
 
@@ -120,22 +133,26 @@ def diagnose(
     number: int = 15,
     quiet: Quiet = False,
 ) -> int:
-    """Tell whether a trained classifier's E·v knows, and its E·p selects, the important tokens of a corpus.
+    """Diagnose which tokens your own trained classifier attends to.
 
-    Holds its correlations against those of random models and of one gradient step on the same corpus.
-    Example: jaxattn diagnose --embedding E.npy --query p.npy --head v.npy --corpus sweeps/quickstart.toml
+    Tests whether E·v follows the importance of the tokens of a corpus, and whether attention, through E·p,
+    selects the important ones. Correlations are compared with those of random models and with one gradient
+    step on the same corpus.
+
+    Example: jaxattn diagnose --embedding E.npy --query p.npy --head v.npy --corpus c.toml
 
     Args:
-        embedding: E (V, d), from a .npy file or a key of a .safetensors file.
-        query: p (d,), or (H, d) for H attention heads.
-        head: v (d,), or (d, K) or (K, d) for K classes; (H, d, K) for one of each attention head.
-        corpus: Sweep file, or a file with its [data] table alone.
-        vocabulary: The tokens of E's rows, one per line; by default those of the corpus, in its order.
-        out: Folder of the page, tokens.csv and the figures.
-        min_count: Tokens that occur less often are in no statistic.
-        important: Tokens with a posterior difference of this size are important.
-        seed: Seed of a synthetic corpus and of the random models.
-        number: How many tokens to list.
+        embedding: Embedding E of shape (V, d), from a .npy file or a key of a .safetensors file.
+        query: Query p of shape (d,), or (H, d) for H attention heads.
+        head: Head v of shape (d,); (d, K) or (K, d) for K classes; (H, d, K) with one head for each of H
+            attention heads.
+        corpus: Sweep file; only its [data] table is required.
+        vocabulary: Tokens of the rows of E, one per line; by default the tokens of the corpus, in its order.
+        out: Folder for the page, tokens.csv and the figures.
+        min_count: Exclude tokens with fewer occurrences from all statistics.
+        important: Smallest |posterior difference| of an important token.
+        seed: Seed of synthetic data and of the random models.
+        number: Number of tokens to list.
     """
     from jaxattn.data.arrays import read_array
     from jaxattn.lab import diagnosis
@@ -153,7 +170,7 @@ def diagnose(
     for title, table in found.tables(number):
         print_table(title, table)
     for verdict in found.verdicts:
-        say(verdict)
+        say_wrapped(verdict)
     for path in found.write(out, number):
         say(path)
     return 0
@@ -167,16 +184,18 @@ def claims(
     max_memory: MaxMemory = None,
     quiet: Quiet = False,
 ) -> int:
-    """Measure the claims of the theory, and what holds beyond it: `jaxattn reproduce claims --seeds 64`.
+    """Test the claims of the theory by experiment.
 
-    Exits with 1 if a claim that should hold does not.
+    Measures the claims of the paper, and findings beyond it, and writes a page with a verdict for each. The
+    same as `jaxattn reproduce claims --seeds 64`. Exits with status 1 if a claim that should hold does not.
+
     Example: jaxattn claims --seeds 64 --data-dir ~/tensorflow_datasets
 
     Args:
-        seeds: Number of seeds; with fewer than 36, yes/no statements can fail but not hold.
-        only: Measure these claims only, for example T4.3 MC.
-        data_dir: Folder of tensorflow-datasets that holds imdb_reviews, to measure on real reviews too.
-        out: Results folder; results/claims by default.
+        seeds: Number of seeds. With fewer than 36, a yes/no claim can be refuted but not confirmed.
+        only: Test only these claims, for example T4.3 MC.
+        data_dir: Folder of tensorflow-datasets with imdb_reviews, to test claims on real reviews as well.
+        out: Results folder; by default results/claims.
     """
     return reproduce(
         "claims", only=only, seeds=seeds, data_dir=data_dir, out=out, max_memory=max_memory, quiet=quiet
@@ -194,22 +213,24 @@ def reproduce(
     check: bool = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run the figures, numbers or claims of a book again, and write a page that compares them.
+    """Reproduce the figures and numbers of a paper, or the claims.
 
-    Books are folders of items, see docs/howto/books.md: paper and claims are part of the package, neighbours
-    and findings are in sweeps/ of a checkout. Exits with 1 if something promised does not hold.
+    A book is a folder of items (figures, numbers or claims of a paper) with their published values and
+    criteria, see docs/howto/books.md. The books paper and claims are part of the package; neighbours and
+    findings are in the folder sweeps of the repository. Writes a page that compares the results with the
+    published values, and exits with status 1 if a promised result does not hold.
+
     Example: jaxattn reproduce paper --only fig2_synthetic fig3_imdb --data-dir ../data
 
     Args:
-        book: Name of a book, or its folder; its code is imported.
-        only: Run these items only; the page shows the others as far as their runs or records are there.
-        scale: Sizes of the sweep files (full), or smaller ones that two cores run in a quarter of an hour.
-        seeds: Number of seeds, instead of those of the sweep files; items may set a limit.
-        data_dir: Folder of the book's data sets, for the paper tfds/imdb_reviews and yelp_stars.parquet;
-            without it, what needs them is not run.
-        out: Results folder, of one scale; runs that are finished there are not run again. By default
-            results/BOOK.
-        check: Print the names of the findings and their criteria, and run nothing.
+        book: Name or folder of a book. The code of a book is imported.
+        only: Run only these items; the page shows earlier results of the others.
+        scale: Sizes of the sweep files (full), or smaller ones that take about 15 minutes on two cores.
+        seeds: Number of seeds; overrides the sweep files, but items may limit it.
+        data_dir: Folder of the data sets of the book: for the paper, tfds/imdb_reviews and
+            yelp_stars.parquet. Items that require missing data are skipped.
+        out: Results folder of one scale, by default results/BOOK. Finished runs in it are not repeated.
+        check: Print the names and criteria of the findings without running anything.
     """
     from jaxattn.lab import books
     from jaxattn.lab.books import reading

@@ -1,4 +1,4 @@
-"""How far a run is, read from its folder, also while it is running elsewhere."""
+"""Progress of a run, read from its results folder, even while it is running elsewhere."""
 
 import statistics
 import time
@@ -27,11 +27,12 @@ def status(
         progress: progress callback (what, share of all that is done).
 
     Returns:
-        One row per cell: its settings, state, share done, phase and step, its median loss over the seeds
-        that are there, failed seeds. And a sentence on the whole, with the time left if it is running.
+        A table with one row per cell: settings, state, share done, phase and step, median loss over the
+        seeds with a logged loss, number of failed seeds. And a sentence on the whole run, with the time left
+        while it is running.
 
     Raises:
-        InputError: not a results folder, or one that is damaged.
+        InputError: the folder is not a results folder, or is damaged.
     """
     here = fetched(directory, tables=False, log=True)
     manifest = read(here)
@@ -83,7 +84,7 @@ def _status(
 
 
 def _by_cell(batches: list[dict[str, Any]]) -> dict[int, list[str]]:
-    """Name the batches of every cell."""
+    """Return the names of the batches of every cell."""
     cells: dict[int, list[str]] = {}
     for batch in batches:
         for cell in batch["cells"]:
@@ -92,11 +93,11 @@ def _by_cell(batches: list[dict[str, Any]]) -> dict[int, list[str]]:
 
 
 def _loss(cell: int, begun: list[dict[str, Any]]) -> str:
-    """Write a cell's median loss over its seeds that are where its last batch is, if it was logged.
+    """Format the median loss of a cell, over the seeds at the phase and step of its last batch.
 
     Args:
-        cell: its number.
-        begun: the last line of each of its batches that has losses.
+        cell: number of the cell.
+        begun: the last log line with losses of each batch of the cell; without lines the text is empty.
     """
     places = [(line["phase"], line["step"]) for line in begun]
     found = [
@@ -115,6 +116,6 @@ def _state(finished: bool, begun: bool, running: bool) -> str:
 
 
 def _left(latest: dict[str, Any]) -> str:
-    """Say how long the rest takes, if the run knew it when it wrote its last line."""
+    """Format the time left, if the last line of the log has an estimate."""
     left = None if latest["left"] is None else latest["left"] - (time.time() - latest["time"])
     return f", about {duration(left)} left" if left is not None and left > 0 else ""

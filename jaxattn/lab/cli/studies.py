@@ -1,4 +1,4 @@
-"""Commands that look at sweep files and run them, here or as jobs of a cluster queue."""
+"""Commands that check sweep files and run them, on this machine or as jobs of a cluster queue."""
 
 import shlex
 import sys
@@ -9,15 +9,18 @@ from tyro.conf import UseAppendAction, arg
 
 from jaxattn.core.errors import InputError, RunError, at, counted
 from jaxattn.lab.cli.console import (
-    print_closing,
     print_failures,
     print_json,
+    print_learned,
     print_made_by,
     print_summary,
     print_table,
+    print_title,
     print_written,
     rows_of,
     say,
+    say_aligned,
+    say_wrapped,
     stoppable,
 )
 from jaxattn.lab.cli.options import (
@@ -55,9 +58,13 @@ def run(
     failure: FailureOptions,
     output: OutputOptions,
 ) -> int:
-    """Run a sweep file, or continue it where it was stopped; then draw the report and say what was learned.
+    """Run a sweep file, or resume it, and write its report.
 
-    Example: jaxattn run sweeps/quickstart.toml --seeds 4 --set model.dim=512 --out /tmp/quick
+    A run that was stopped resumes from its last checkpoint with the same command; a finished run is not
+    repeated. Prints what was learned, a table of metrics at the end of each phase, and the path of the
+    report.
+
+    Example: jaxattn run sweeps/quickstart.toml --seeds 4 --set model.dim=512
     """
     from jaxattn.lab.api import run as run_study
     from jaxattn.lab.engine.distributed import read_process, shard_folder, wait
@@ -85,7 +92,9 @@ def run(
             log=output.log,
         )
         if outcome.already_finished:
-            reporter.note(f"{shown(directory)}: already finished, nothing to run{_further(outcome, study)}")
+            reporter.note(
+                f"{shown(directory)}: already finished, nothing to run{_other_seeds(outcome, study)}"
+            )
         folders = [outcome.directory]
         if machine.distributed is not None:
             shards = wait(study, whole, which[1], machine.distributed_timeout, reporter.note)
@@ -93,32 +102,39 @@ def run(
     return _show(outcome, report, folders, output.every)
 
 
-def _further(outcome: Any, study: Any) -> str:
-    """Say which seeds a folder holds if there are more than those that were asked for."""
+def _other_seeds(outcome: Any, study: Any) -> str:
+    """Return the end of a note on the seeds of a folder that has more than the requested ones, else ""."""
     from jaxattn.lab.results.labels import listed
     from jaxattn.lab.storage import manifest
 
     held = manifest.read(outcome.directory)["seeds"]
     if set(held) <= set(study.seeds):
         return ""
-    return f"; the folder holds {counted(len(held), 'seed')}, {listed(held):.60}, and all are shown"
+    return f"; the table shows all {counted(len(held), 'seed')} of the folder, {listed(held):.60}"
 
 
 def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
-    """Print what a run left, over some folders, and return the exit status."""
+    """Print what a run learned, its table and the path of its report; return the exit status.
+
+    Args:
+        outcome: the outcome of the run.
+        report: its report, None if that was not drawn again.
+        folders: results folders to print together, several if this was one process of many.
+        every: print all metrics and all paths.
+    """
     for error in outcome.errors:
         say(f"jaxattn: failed: {error['batch']}: {error['reason']}", err=True)
     if len(outcome.errors) == outcome.batches:
         return 1
     together = _together(folders)
+    print_learned(together)
     print_summary(together, every=every)
     if address := bucket.address_of(outcome.directory):
-        say(f"{address}: all of it; copies of the page and its figures are here:")
+        say(f"{address}: all results; the report and its figures are also on this machine:")
     if report is None:
         say(outcome.directory / "report.html")
     else:
-        print_written(report)
-    print_closing(together)
+        print_written(report, every=every)
     print_failures(outcome.failures, address or str(outcome.directory))
     return 1 if outcome.failures or outcome.errors else 0
 
@@ -127,6 +143,21 @@ def _together(folders: list[Path]) -> Any:
     from jaxattn.lab.results import combine, load
 
     return combine.combine([load(folder) for folder in folders])
+
+
+# Columns of the tables of a plan, in its legend. What is printed calls "lanes" vmapped runs.
+LEGEND = {
+    "group": "cells that share one compiled program for each phase",
+    "done": "finished seeds of the cell",
+    "cells": "number of cells in the group",
+    "coordinates": "length of the stored embedding vectors, less than d if they span a smaller space",
+    "vmapped": "what differs between the runs of a group, which jax.vmap batches",
+    "vmapped runs": "runs in the group, one for each seed of each cell",
+    "together": "vmapped runs computed at the same time, in one batch",
+    "batches": "parts into which the vmapped runs are divided",
+    "memory": "peak memory of a device",
+    "time": "estimated time for the batches that are left",
+}
 
 
 def plan(
@@ -141,12 +172,15 @@ def plan(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Show what a sweep file would run: cells, groups that share programs, memory, what is done already.
+    """Show what a sweep file would run, and how long it would take.
+
+    Prints the cells, the groups of cells that share compiled programs, their memory and time, the metrics
+    that each phase records, and how much of the study is finished.
 
     Example: jaxattn plan sweeps/margin_convergence.toml --seeds 1000
 
     Args:
-        quick: Leave out memory and time, for which every group is compiled and tried.
+        quick: Skip the estimates of memory and time, for which every group is compiled and run briefly.
     """
     study = load_sweep(sweep, overrides, axes, seeds)
     from jaxattn.lab.engine.devices import use_all_cores
@@ -164,11 +198,16 @@ def plan(
         tables = {"cells": rows_of(found.cells), "groups": rows_of(found.groups)}
         print_json({**tables, "metrics": list(recording), "summary": found.sentence})
         return 0
+    groups = found.groups.rename(columns={"lanes": "vmapped runs"})
     print_table("Cells", found.cells)
-    print_table("Compile groups: each is one compiled program for each phase", found.groups)
+    print_table("Groups", groups)
+    say_aligned((name, words) for name, words in LEGEND.items() if name in {*found.cells, *groups})
+    say()
+    print_title("Metrics")
     for line in recording:
-        say(line)
-    say(found.sentence)
+        say_wrapped(line, indent=2)
+    say()
+    say_wrapped(found.sentence)
     return 0
 
 
@@ -185,16 +224,19 @@ def launch(
     seeds: Seeds = None,
     wait: bool = False,
 ) -> int:
-    """Run a sweep as N jobs of a cluster queue, or of this machine, side by side.
+    """Run a sweep file as several jobs of a cluster queue.
 
-    Example: jaxattn launch sweeps/one_step_law.toml --shards 8 --option gpus_per_node=1
+    Each job runs one shard of the study in its own results folder. `jaxattn status` shows their progress, and
+    `jaxattn aggregate` combines them; both take the common folder.
+
+    Example: jaxattn launch sweeps/one_step_law.toml --shards 8
 
     Args:
         shards: Number of jobs.
-        executor: The queue; local runs all jobs on this machine.
-        minutes: Time limit of a job; one that is stopped by it continues where it was.
-        options: Option of the queue by submitit's name; may be given several times.
-        wait: Wait until all jobs have ended, then print their common table.
+        executor: Queue to submit to; local runs all jobs on this machine.
+        minutes: Time limit of a job; a job that reaches it is submitted again and resumes.
+        options: Option of the queue, by its name in submitit, for example gpus_per_node=1; repeatable.
+        wait: Wait for all jobs, then print the table of their combined results.
     """
     from jaxattn.lab.engine.batches import check_shards
     from jaxattn.lab.engine.distributed import shard_folder
@@ -221,32 +263,33 @@ def launch(
     for job, folder in zip(submitted, folders, strict=True):
         say(f"job {job.job_id}: {shown(folder)}")
     if not wait:
-        say(f"watch with: jaxattn status {shown(directory)}; then: jaxattn aggregate {shown(directory)}")
+        say(f"progress: jaxattn status {shown(directory)}")
+        say(f"results:  jaxattn aggregate {shown(directory)}")
         return 0
     failed = [job.job_id for job in submitted if job.result() != 0]
     if failed:
-        raise RunError(f"launch: jobs {', '.join(failed)} failed; their logs are in {scripts}")
+        raise RunError(f"launch: jobs {', '.join(failed)} failed; see their logs in {scripts}")
     together = _together(folders)
+    print_learned(together)
     print_summary(together, rest=f"jaxattn aggregate {shown(directory)} --all")
-    print_closing(together)
     return 0
 
 
 class Shard:
-    """One job: a command that continues where it was stopped, so a job that is preempted is sent again."""
+    """One job: a command that resumes its run, so that a preempted job can be submitted again."""
 
     def __init__(self, command: list[str]) -> None:
-        """Run `jaxattn` with these words."""
+        """Store the arguments of `jaxattn`."""
         self.command = command
 
     def __call__(self) -> int:
-        """Run the command; return its status."""
+        """Run the command and return its exit status."""
         import subprocess
 
         return subprocess.run([sys.executable, "-m", "jaxattn", *self.command], check=False).returncode
 
     def checkpoint(self) -> Any:
-        """Say how to go on after a preemption, as submitit asks."""
+        """Return the job that submitit submits after a preemption."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -258,26 +301,24 @@ def submit(
     """Submit commands as an array of jobs.
 
     Args:
-        commands: the words after `jaxattn` of every job.
-        folder: where scripts and logs of the jobs go.
+        commands: arguments of `jaxattn`, for each job.
+        folder: folder of the jobs' scripts and logs.
         executor: the queue.
         minutes: time limit of a job.
-        options: options of the queue, by submitit's names, for example slurm_partition.
+        options: options of the queue, by their names in submitit, for example slurm_partition.
 
     Returns:
-        Submitit's jobs.
+        The jobs of submitit.
 
     Raises:
-        InputError: submitit is not installed, no such queue here, or an option it does not know.
+        InputError: submitit is not installed, the queue does not exist, or an option is unknown.
     """
     if "timeout_min" in options:
-        raise InputError(f"--option timeout_min={options['timeout_min']}: give the time limit as --minutes")
+        raise InputError(f"--option timeout_min={options['timeout_min']}: set the time limit with --minutes")
     try:
         import submitit
     except ImportError:
-        raise InputError(
-            "launch: submitit is missing; install it with pip install 'jaxattn[cluster]'"
-        ) from None
+        raise InputError("launch: submitit is not installed; run pip install 'jaxattn[cluster]'") from None
     try:
         queue = submitit.AutoExecutor(folder=str(folder), cluster=executor)
         queue.update_parameters(**{"name": "jaxattn", "timeout_min": minutes} | options)
@@ -285,18 +326,21 @@ def submit(
             jobs = [queue.submit(Shard(command)) for command in commands]
     except (RuntimeError, NameError, ValueError, TypeError, OSError) as error:
         reason = str(error).partition("\n")[0]
-        here = "; --executor local runs them on this machine" if executor != "local" else ""
-        raise InputError(f"launch: {executor} does not take the jobs: {reason}{here}") from None
+        here = "; use --executor local to run them on this machine" if executor != "local" else ""
+        raise InputError(f"launch: the jobs cannot be submitted to {executor}: {reason}{here}") from None
     return jobs
 
 
 def status(directories: Folders, /, verify: bool = False, as_json: Json = False) -> int:
-    """Show how far a run is, cell by cell, also while it is running in another terminal.
+    """Show the progress of a run, cell by cell.
+
+    The run may be finished, stopped, or still running in another terminal or on another machine.
 
     Example: jaxattn status results/quickstart
 
     Args:
-        verify: Compare every file with its checksum first; exit with 1 and name what is damaged.
+        verify: First compare all files with their checksums; if one is damaged, print its name and exit with
+            status 1.
     """
     from jaxattn.lab.cli.status import status as look
     from jaxattn.lab.engine.progress import Reporter, patient
@@ -314,17 +358,17 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
             print_table(f"{shown(folder)}: {whole}" if len(folders) > 1 else whole, table)
         print_made_by(provenance.differs(provenance.makers(manifest.read(bucket.here(folder)))))
     if as_json:
-        print_json(told + [{"folder": shown(folder), "summary": "not begun"} for folder in missing])
+        print_json(told + [{"folder": shown(folder), "summary": "not started"} for folder in missing])
         return 0
     for folder in missing:
-        say(f"{shown(folder)}: not begun")
+        say(f"{shown(folder)}: not started")
     if verify:
-        say("whatever has a checksum is what was written")
+        say("all files match their checksums")
     return 0
 
 
 def _damage(folders: list[Path]) -> bool:
-    """Name every damaged file of some results folders, and tell whether there is one."""
+    """Print the names of all damaged files of some results folders; return whether there are any."""
     from jaxattn.lab.engine.progress import Reporter
     from jaxattn.lab.results import read
 
@@ -340,14 +384,16 @@ def _damage(folders: list[Path]) -> bool:
 
 
 def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = False) -> int:
-    """Show the corpus of a sweep file: sizes, label balance, lengths, the most important tokens.
+    """Show the data of a sweep file: sizes, labels, important tokens.
 
-    The file needs a name and data; model and phases may be left out.
+    Prints the number of sequences and tokens, the balance of labels, sequence lengths, advice on the size of
+    one step on E, and the tokens of highest and lowest importance. The sweep file requires only a name and
+    [data]; the model and phases may be omitted.
 
-    Example: jaxattn data sweeps/imdb_one_layer.toml --set data.data_dir=~/tensorflow_datasets
+    Example: jaxattn data sweeps/quickstart.toml
 
     Args:
-        number: How many tokens to list on each side.
+        number: Number of tokens to list at each end.
     """
     from jaxattn.lab.cli import corpus
     from jaxattn.lab.engine.progress import Reporter
@@ -361,7 +407,9 @@ def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = 
 
 
 def schema() -> int:
-    """Print the JSON schema of sweep files, for editors.
+    """Print the JSON schema of sweep files.
+
+    Editors use it to complete and check the keys of a sweep file.
 
     Example: jaxattn schema > sweep.schema.json
     """

@@ -1,4 +1,4 @@
-"""Progress of a run on the host: a bar on a terminal, a line in a notebook, plain lines when piped."""
+"""Progress of a run: a bar on a terminal, a line in a notebook, plain lines in a pipe."""
 
 import sys
 import time
@@ -14,10 +14,10 @@ from jaxattn.core.errors import UserCodeError, plain
 
 
 class Reporter:
-    """Tells how far a run is. Everything goes to stderr, so that stdout holds results only."""
+    """Prints the progress of a run to stderr, so that stdout has only results."""
 
     def __init__(self, quiet: bool = False) -> None:
-        """Report to stderr; nothing but errors and damage if quiet."""
+        """Create a reporter that prints only warnings and errors if quiet."""
         self.quiet = quiet
         self.console: Console = _Console(stderr=True, soft_wrap=True, highlight=False)
         self._bar: Progress | None = None
@@ -27,7 +27,7 @@ class Reporter:
         self._loading = "", 0.0
 
     def __enter__(self) -> "Reporter":
-        """Open the bar on a terminal."""
+        """Start the progress bar if stderr is a terminal."""
         if self.console.is_terminal and not self.quiet and sys.stderr.isatty():
             self._bar = Progress(
                 TextColumn("{task.description}", markup=False),
@@ -44,7 +44,7 @@ class Reporter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the bar; a notebook keeps no line of it."""
+        """Remove the progress bar, or the line of a notebook."""
         self._show("")
         if self._bar is not None:
             self._bar.stop()
@@ -53,20 +53,20 @@ class Reporter:
     def update(
         self, description: str, share: float | None = None, state: str = "", left: float | None = None
     ) -> None:
-        """Show how far the work is.
+        """Show progress.
 
         Args:
-            description: what is being done.
-            share: of the work that is done; None where that is not known.
-            state: of the work (the loss).
-            left: seconds that the rest takes; None where that is not known.
+            description: current step of the work.
+            share: share of the work that is done; None if unknown.
+            state: state of the work, such as the loss.
+            left: seconds left; None if unknown.
         """
         description, state = plain(description), plain(state)
         percent = "" if share is None else f"{100 * share:5.1f} %"
         if self._bar is not None:
             end = None if left is None else time.monotonic() + left
             known: dict[str, Any] = {"percent": percent, "state": state, "end": end}
-            # A bar without an end moves to and fro.
+            # Without a total the bar is indeterminate.
             self._bar.tasks[0].total = None if share is None else 1.0
             self._bar.update(self._task, description=description, completed=share or 0.0, **known)
         elif (now := time.monotonic()) - self._last_line > (0.5 if self._line else 10):
@@ -77,7 +77,7 @@ class Reporter:
                 self.note(line)
 
     def loading(self, description: str, done: int, total: int | None) -> None:
-        """Show how far the reading of data is; in plain lines only its end, if it took a second."""
+        """Show the progress of reading data: on a bar, or as one line at the end if it took over a second."""
         if total == 0:
             self.note(description)
             return
@@ -90,30 +90,30 @@ class Reporter:
             self.note(f"{description}: {amount}")
 
     def note(self, line: str) -> None:
-        """Print one line, nothing if quiet."""
+        """Print one line, unless quiet."""
         if not self.quiet:
             self.warn(line)
 
     def warn(self, line: str) -> None:
-        """Print one line, also if quiet. Without a working stderr it is dropped: the run must not end."""
+        """Print one line, even if quiet. Errors of stderr are ignored, because the run must go on."""
         with suppress(OSError, ValueError):
             self.console.print(plain(line), markup=False)
 
     def _show(self, line: str) -> bool:
-        """Overwrite the line of a notebook; tell whether there is one."""
+        """Overwrite the line of a notebook; return whether there is one."""
         if self._line is not None:
             self._line.update({"text/plain": line}, raw=True)
         return self._line is not None
 
     def trace(self, place: str, error: UserCodeError) -> None:
-        """Print where code of the user's failed, and its own traceback, also if quiet."""
+        """Print an error of the user's code and its traceback, even if quiet."""
         self.warn(f"jaxattn: {place}: {error}")
         for line in error.trace.splitlines():
             self.warn(line.expandtabs())
 
 
 def patient(progress: Callable[[str, float], None], seconds: float = 2.0) -> Callable[[str, float], None]:
-    """Return a progress callback that stays silent at first, for work that rarely takes long."""
+    """Return a progress callback that is silent for the first seconds, for work that is usually short."""
     begin = time.monotonic()
 
     def tell(what: str, share: float) -> None:
@@ -124,25 +124,25 @@ def patient(progress: Callable[[str, float], None], seconds: float = 2.0) -> Cal
 
 
 class _Console(Console):
-    """A console that raises BrokenPipeError, where rich's ends the process."""
+    """A console that raises BrokenPipeError instead of exiting."""
 
     def on_broken_pipe(self) -> None:
-        """Raise the error that is being handled."""
+        """Raise the current exception again."""
         raise
 
 
 class _Left(ProgressColumn):
-    """The time left, which passes also while nothing new is known."""
+    """Column of the time left, which counts down between updates."""
 
     def render(self, task: Task) -> Text:
-        """Write it, nothing once it is over."""
+        """Format the time left; empty if it is unknown or over."""
         end = task.fields["end"]
         left = 0.0 if end is None else end - time.monotonic()
         return Text(f"{duration(left)} left" if left > 0 else "")
 
 
 def duration(seconds: float) -> str:
-    """Write a time in the unit that suits it."""
+    """Format a time in hours, minutes or seconds."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
@@ -150,7 +150,7 @@ def duration(seconds: float) -> str:
 
 
 def _notebook_line() -> Any:
-    """Make a line that can be overwritten, None outside of notebooks."""
+    """Return a line that can be overwritten, None outside of notebooks."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is None or not hasattr(shell, "kernel"):
         return None

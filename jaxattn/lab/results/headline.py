@@ -1,4 +1,4 @@
-"""What a run says at first sight: six metrics, two sentences, and the caveats of the numbers."""
+"""Summary of a run: six metrics, two sentences, and notes on the numbers."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -78,7 +78,7 @@ def sentences(results: Run) -> tuple[str, str]:
     known: list[tuple[str | None, Callable[[list[_Said]], str]]] = [
         (values, lambda said: _follows(values or "", said)),
         (_first(["important_selected"], names), _selects),
-        (direction, lambda said: f"p is 1 - cos = {_range(said)} from {DIRECTIONS[direction or '']}"),
+        (direction, lambda said: f"1 - cos between p and {DIRECTIONS[direction or '']} is {_range(said)}"),
         *((name, lambda said, name=name: f"{name} is {_range(said)}") for name in asked[:1]),
     ]
     rest = [name for name in metrics(results) if name in names and name not in fit]
@@ -129,20 +129,21 @@ def _range(said: list[_Said]) -> str:
 def _follows(metric: str, said: list[_Said]) -> str:
     """Say whether E·v follows importance; one seed decides nothing."""
     over = metric.rpartition("_")[2]
-    how = "correlation with α" if over == "alpha" else f"Spearman over {over}"
+    how = "correlation with α" if over == "alpha" else f"Spearman correlation over {over}"
     if not any(cell.low == cell.low for cell in said):
-        return f"of E·v and importance the {how} is {_range(said)}"
+        what = "correlation of E·v with α" if over == "alpha" else f"{how} of E·v and importance"
+        return f"the {what} is {_range(said)}"
     yes, against = sum(cell.low > 0 for cell in said), sum(cell.high < 0 for cell in said)
     weakly = " weakly" if yes and max(cell.low for cell in said) < 0.5 else ""
     words = (
         f"E·v follows importance{weakly}"
         if yes
-        else "E·v runs against importance"
+        else "E·v decreases with importance"
         if against
-        else "no sign that E·v follows importance"
+        else "there is no evidence that E·v follows importance"
     )
     among = f" in {yes or against} of {len(said)} cells" if 0 < (yes or against) < len(said) else ""
-    return f"{words}{among}, {how} {_range(said)}"
+    return f"{words}{among} ({how} {_range(said)})"
 
 
 def _selects(said: list[_Said]) -> str:
@@ -150,8 +151,8 @@ def _selects(said: list[_Said]) -> str:
 
 
 def _begun(text: str) -> str:
-    """Begin a sentence; names of metrics and parameters stay as they are."""
-    return text[0].upper() + text[1:] if text.startswith(("attention ", "no ", "of ")) else text
+    """Capitalise the first word of a sentence, but not names of metrics and parameters."""
+    return text[0].upper() + text[1:] if text.startswith(("attention ", "there ", "the ")) else text
 
 
 # A rank correlation over fewer tokens is hardly one.
@@ -162,13 +163,13 @@ _OF_IMPORTANT = re.compile(r"important_(mass|selected|tied)")
 
 
 def caveats(results: Run) -> list[str]:
-    """Say of the end of each phase why metrics have no value, and on which tokens and bins others rest.
+    """Explain why metrics have no value at the end of a phase, and which tokens and bins others are based on.
 
     Args:
         results: a results folder.
 
     Returns:
-        A line for every reason, the metrics first.
+        One line for each reason, which starts with its metrics.
     """
     last = last_steps(results.records)
     last = last[~last["metric"].str.contains(r"_bin_\d+$")]
@@ -189,7 +190,8 @@ def caveats(results: Run) -> list[str]:
     said = [f"{', '.join(metrics)}: {reason}" for reason, metrics in reasons.items()]
     failed = results.failures.groupby(["phase", "reason"], sort=False).size()
     return said + [
-        f"without a value from phase {phase} on, and in no mean: {number} seed{'s' * (number > 1)}, {reason}"
+        f"{number} seed{'s' * (number > 1)} failed in phase {phase} and {'are' if number > 1 else 'is'} not "
+        f"in the means from then on: {reason}"
         for (phase, reason), number in failed.items()
     ]
 
@@ -214,9 +216,9 @@ def _few_tokens(results: Run, cell: int) -> str:
     if (fewest := int(frequent.min())) >= FEW:
         return ""
     if frequent.max() < 2:
-        return f"fewer than two tokens occur probes.min_count = {least} times; lower it"
+        return f"no value, because fewer than two tokens occur probes.min_count = {least} times; lower it"
     number = _span(fewest, int(frequent.max()))
-    return f"over {number} tokens of a seed, those that occur probes.min_count = {least} times; lower it"
+    return f"based on only {number} tokens per seed that occur probes.min_count = {least} times; lower it"
 
 
 def _outside_bins(results: Run, cell: int) -> str:
@@ -232,7 +234,7 @@ def _outside_bins(results: Run, cell: int) -> str:
         return ""
     number = _span(int(outside.min()), int(outside.max()))
     return (
-        f"without {number} tokens of a seed whose posterior difference is in no bin: outside [probes.low, "
+        f"without {number} tokens per seed whose posterior difference is outside the bins, [probes.low, "
         f"probes.high] = [{format_number(low)}, {format_number(high)}]"
     )
 
@@ -243,9 +245,9 @@ def _important(results: Run, cell: int) -> str:
         return ""
     size, least = known
     words = (
-        f"important is |posterior difference| ≥ {size:g} (probes.important) in {least:g} or more occurrences"
+        f"tokens are important if |posterior difference| ≥ {size:g} (probes.important) and they occur at "
+        f"least {least:g} times (probes.min_count)"
     )
-    words += " (probes.min_count)"
     tokens = results.tokens[results.tokens["cell"] == cell]
     tokens = tokens[tokens["phase"] == tokens["phase"].min()]
     large = tokens[tokens["posterior_difference"].abs() >= size]
@@ -254,8 +256,8 @@ def _important(results: Run, cell: int) -> str:
     frequent = large["id"].where(large["count"] >= least).groupby(large["seed"]).nunique()
     rare = large["id"].where(large["count"] < least).groupby(large["seed"]).nunique()
     frequent, rare = (x.reindex(tokens["seed"].unique(), fill_value=0) for x in (frequent, rare))
-    words += f": {_span(int(frequent.min()), int(frequent.max()))} tokens of a seed"
-    return words + (f", without {_span(int(rare.min()), int(rare.max()))} rarer ones" if rare.any() else "")
+    words += f": {_span(int(frequent.min()), int(frequent.max()))} tokens per seed"
+    return words + (f", excluding {_span(int(rare.min()), int(rare.max()))} rarer ones" if rare.any() else "")
 
 
 def _span(low: int, high: int) -> str:

@@ -2,6 +2,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from jaxattn.core.moved import COMMANDS
 from jaxattn.lab import cli
-from jaxattn.lab.cli import console
+from jaxattn.lab.cli import console, usage
 
 SWEEPS = Path(__file__).parents[3] / "sweeps"
 # The study of the tests of a run, one seed at a time as in some of them: its programs serve here too.
@@ -28,16 +29,19 @@ def test_run_then_aggregate_then_report(call, tmp_path):
     status, out, _ = call(*words)
     assert status == 0
     assert "loss" in out
-    assert str(folder / "report.html") in out
-    first, second = out.splitlines()[-2:]
+    first, second, empty, *table, more, page = out.splitlines()
     assert first.startswith("After phase query, the test accuracy is 0.")
     assert "importance" in second
     assert "attention selects an important token in" in second
+    assert empty == ""
+    assert table[0].startswith("Last step of each phase: ")
     assert "log_gradient_norm" not in out
-    assert "more metrics: --all" in out
+    assert more.endswith(" more metrics with --all")
+    assert page == str(folder / "report.html")
     status, out, _ = call(*words, "--all")
     assert status == 0
     assert "log_gradient_norm" in out
+    assert out.splitlines()[-1] == page
     for name in ("records.parquet", "tokens.parquet", "manifest.json", "report.html"):
         assert (folder / name).stat().st_size > 0
     status, out, _ = call("aggregate", folder, "--out", tmp_path / "all.csv", "--resamples", "50")
@@ -52,8 +56,12 @@ def test_run_then_aggregate_then_report(call, tmp_path):
     assert [cell["state"] for cell in told["cells"]] == ["finished"]
     assert "100 % done" in told["summary"]
     status, out, _ = call("report", folder)
-    assert status == 0
-    assert all(Path(line).exists() for line in out.split())
+    assert (status, out) == (0, f"{page}\n")
+    status, out, _ = call("report", folder, "--all")
+    *others, last = out.split()
+    assert (status, last) == (0, page)
+    assert {Path(path).suffix for path in others} == {".csv", ".png", ".pdf"}
+    assert all(Path(path).exists() for path in others)
 
 
 def test_a_finished_folder_with_more_seeds_says_which_it_shows(call, tmp_path):
@@ -63,7 +71,7 @@ def test_a_finished_folder_with_more_seeds_says_which_it_shows(call, tmp_path):
     _, _, error = call(*words, "--seeds", "2")
     assert "quick: already finished, nothing to run\n" in error
     _, _, error = call(*words, "--seeds", "1")
-    assert "nothing to run; the folder holds 2 seeds, 0 to 1, and all are shown\n" in error
+    assert "nothing to run; the table shows all 2 seeds of the folder, 0 to 1\n" in error
     status, _, error = call("aggregate", tmp_path / "quick", "--pair", "model.gain")
     assert status == 2
     assert error == "jaxattn: --pair model.gain: expected KEY=A,B, for example --pair model.dim=64,512\n"
@@ -92,7 +100,7 @@ def test_shards_and_seeds_become_one_table(call, tmp_path):
     _, out, error = call("aggregate", folder, "--metrics", "loss")
     assert "(n=1)" in out
     assert "Last step of each phase: 1 seed, without an interval" in out
-    assert "not finished: these are the numbers so far" in error
+    assert "the run is not finished; the results so far are shown" in error
     (shards[0] / "elsewhere.json").rename(shards[0] / "manifest.json")
     status, _, error = call("aggregate", *shards, "--pair", "model.dim=8,16")
     assert status == 2
@@ -104,8 +112,15 @@ def test_a_quiet_plan_prints_its_tables_alone(call, tmp_path):
     status, out, error = call(*words)
     assert (status, error) == (0, "")
     assert "small: 1 cell in 1 group, 2 batches, 0 of them done" in out
-    (line,) = [line for line in out.splitlines() if line.startswith("embed records ")]
+    line = " ".join(out[out.index("embed records ") : out.index("\nquery records ")].split())
     assert {"loss", "test_accuracy", "one_step_error"} <= set(line.removeprefix("embed records ").split(", "))
+    # Every column has a line in the legend.
+    rows = out.splitlines()
+    head = rows[rows.index("Groups") + 1]
+    for column in ("group", "cells", "coordinates", "vmapped", "vmapped runs", "together", "batches"):
+        assert f" {column} " in f" {head} "
+        assert len([row for row in rows if re.match(rf"  {column}  +[a-z]", row)]) == 1
+    assert not [row for row in rows if re.match(r"  (memory|time)  +[a-z]", row)]
     status, out, error = call(*words, "--json")
     assert (status, error) == (0, "")
     told = json.loads(out)
@@ -160,7 +175,8 @@ def test_places_of_what_has_moved_are_there():
     root = Path(__file__).parents[3]
     for place in COMMANDS.values():
         paths = re.findall(r"(?:docs|benchmarks)/[\w./]+\w", place)
-        assert paths
+        command = re.search(r"jaxattn (\w+)", place)
+        assert paths or (command and command[1] in cli.commands()), place
         assert all((root / path).is_file() for path in paths), place
 
 
@@ -181,18 +197,101 @@ def test_data_shows_the_corpus(call):
 
 def test_options_of_a_run_are_in_groups(call):
     _, out, _ = call("run", "--help")
-    places = [out.index(f" {group} options ") for group in ("study", "machine", "failure", "output")]
+    titles = ("Study", "Machine", "Failure", "Output", "General")
+    places = [out.index(f"\n{title} options:\n") for title in titles]
     assert places == sorted(places)
-    options = [out.index(f" {name} ", places[0]) for name in ("--seeds", "--shard", "--accept-code", "--log")]
+    options = [
+        out.index(f" {name} ", places[0])
+        for name in ("--seeds", "--shard", "--accept-code", "--log", "--help")
+    ]
     order = [place for pair in zip(places, options, strict=True) for place in pair]
     assert order == sorted(order)
 
 
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_jaxattn_alone_prints_its_help(call, words):
+    """With every command in one line, in three groups, and no options of commands."""
+    status, out, error = call(*words)
+    assert (status, error) == (0, "")
+    titles = ["Run studies:", "Read results:", "Papers and claims:", "Options:"]
+    rows = [line for line in out.splitlines() if line in titles or line.startswith("  ")]
+    assert [row for row in rows if row in titles] == titles
+    assert [row.split()[0] for row in rows if row.startswith("  ")] == [*cli.commands(), "--version", "-h,"]
+    assert "  --version   print the version\n" in out
+    assert "Example" not in out
+    assert {*"─│╭"} & set(out) == set()
+
+
+def test_the_list_of_commands_fits_80_columns_and_wraps_at_60():
+    for width, longest in ((80, 1), (60, 2)):
+        environment = os.environ | {"COLUMNS": str(width)}
+        done = subprocess.run(
+            [sys.executable, "-m", "jaxattn"], env=environment, capture_output=True, text=True, check=True
+        )
+        rows = done.stdout.splitlines()
+        assert max(map(len, rows)) <= width
+        continued = [row for row in rows if row.startswith(" " * 4)]
+        assert len(continued) <= (longest - 1) * len(cli.commands())
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("command", cli.commands())
-def test_help_shows_an_example(call, command):
-    status, out, _ = call(command, "--help")
-    assert status == 0
-    assert f"Example: jaxattn {command}" in out
+def test_help_shows_an_example_to_copy_and_no_default_of_none(command, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = usage.help_of([command, "--help"], cli.command_groups())
+    rows = out.splitlines()
+    example = rows[rows.index("Example:") + 1]
+    assert example.startswith(f"  jaxattn {command}")
+    # Nothing is left over that belongs to it.
+    assert rows[rows.index("Example:") + 2] == ""
+    check_words = shlex.split(example.partition(" > ")[0])[1:]
+    assert callable(cli.parse(check_words))
+    assert "None" not in out
+    assert {*"─│╭"} & set(out) == set()
+    usages = {one.usage.split()[0] for one in usage.options_of(cli.commands()[command])}
+    assert {row.split()[0] for row in rows if row.startswith("  ") and row.split()} >= usages
+    assert max(len(row) for row in rows if row != example) <= min(width, 100)
+    required = [one.usage for one in usage.options_of(cli.commands()[command]) if one.default == "required"]
+    assert all(one in out.partition("\n\n")[0] for one in required)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["repor"], "repor: no such command; did you mean report?"),
+        (["agg", "x"], "agg: no such command; did you mean aggregate?"),
+        (["xyz"], "xyz: no such command; `jaxattn --help` lists them"),
+        (["--versoin"], "--versoin: no such option; did you mean --version?"),
+        (["run", "--seed", "3"], "--seed: no such option of run; did you mean --seeds?"),
+        (["run", "x.toml", "--max=3"], "--max: no such option of run; did you mean --max-memory?"),
+        (["run", "--nosuch"], "--nosuch: no such option of run; `jaxattn run --help` lists its options"),
+        (["run"], "run: missing SWEEP; see `jaxattn run --help`"),
+        (["diagnose", "--head", "v.npy"], "diagnose: missing --embedding, --query, --corpus; see "),
+        (["run", "x.toml", "y.toml"], "run: unrecognized options: y.toml; see `jaxattn run --help`"),
+        (["aggregate", "x", "--seed", "a"], "aggregate: error parsing --seed: invalid literal"),
+    ],
+)
+def test_a_mistyped_command_line_is_one_line_with_the_nearest_name(call, words, message):
+    status, out, error = call(*words)
+    assert (status, out) == (2, "")
+    assert error.startswith(f"jaxattn: {message}")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_errors_of_the_parser_are_one_line_in_any_encoding(encoding):
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "COLUMNS": "40"}
+    command = [sys.executable, "-m", "jaxattn", "run", "x.toml", "--on-failure", "nope"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    message = "invalid choice 'nope' for argument '--on-failure', expected one of"
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"jaxattn: run: {message}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_options_may_be_written_with_underscores(call):
+    _, _, error = call("run", "nosuch.toml", "--max_memory", "8GiB")
+    assert error == "jaxattn: nosuch.toml: no such sweep file\n"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +314,7 @@ def test_help_shows_an_example(call, command):
         ),
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim=16"], "--axis model.dim: 16 is no list"),
         (["run", SWEEPS / "quickstart.toml", "--set", "model.dim=0"], "jaxattn: --set model.dim: expected"),
-        (["claims", "--only", "T4.4"], "no claim 'T4.4'; give some of L4.1"),
+        (["claims", "--only", "T4.4"], "--only: T4.4: no such item; there are L4.1"),
         (["claims", "--only", "L4.1", "--only", "T4.3"], "--only: given 2 times; give it once"),
         (["run", SWEEPS / "quickstart.toml", "--out", "a", "--out=b"], "--out: given 2 times"),
         (["claims", "--seeds", "1"], "an interval over seeds needs at least 2"),
@@ -266,7 +365,7 @@ def test_what_is_no_study_refuses_a_bucket(call, monkeypatch, tmp_path, words):
     monkeypatch.chdir(tmp_path)
     status, _, error = call(*words, "--out", "s3://bucket/x")
     assert status == 2
-    assert "s3://bucket/x: only studies run into a bucket; give a folder of this machine" in error
+    assert "s3://bucket/x: only studies can write to a bucket; give a folder on this machine" in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -301,7 +400,7 @@ def test_an_interrupt_before_anything_runs_is_one_line(tmp_path, moment):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr == "stopped; nothing is lost, continue with the same command\n"
+    assert done.stderr == "stopped; nothing is lost, resume with the same command\n"
     assert not (tmp_path / "run").exists()
 
 
@@ -417,7 +516,7 @@ def test_a_full_standard_output_is_one_line(command):
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "jaxattn: standard output: No space left on device; mend this and repeat"
+        "jaxattn: standard output: No space left on device; fix this and repeat"
     )
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr

@@ -111,9 +111,8 @@ def test_a_summary_fits_the_terminal_and_nothing_is_cut(lines, tmp_path, cells, 
     values = [line for line in found if "[" in line and "Student" not in line]
     # Every value has a line of its own in one of the tables.
     assert sum(line.count("[") for line in values) == cells * 2 * len(METRICS)
-    heads = "".join("".join(line.split()) for line in found if "[" not in line)
-    for metric in METRICS:
-        assert metric in "".join(found) or all(part in heads for part in metric.split("_"))
+    # Names are whole.
+    assert all(metric in " ".join(found).split() for metric in METRICS)
     if cells > 1:
         assert all(line.split()[0] == "1" for line in values)
     # A table for everything or one for each metric: never one that goes on below.
@@ -128,10 +127,66 @@ def test_at_most_six_metrics_are_printed_and_the_rest_with_all(lines, tmp_path, 
     run = run_of(tmp_path, cells, metrics=MANY)
     found = " ".join(" ".join(lines(console.print_summary, run, resamples=20)).split())
     assert sum(f" {name} " in found for name in MANY) == 6
-    assert "13 more metrics: --all" in found
+    assert "13 more metrics with --all" in found
     found = " ".join(" ".join(lines(console.print_summary, run, every=True, resamples=20)).split())
     assert all(f" {name} " in found for name in MANY)
     assert "more metrics" not in found
+
+
+@pytest.fixture
+def learned(tmp_path):
+    """A run whose sentences, table and notes are long."""
+    names = ["test_accuracy", "loss", "important_selected", "spearman_Ev_tokens", *MANY]
+    return run_of(tmp_path, 2, metrics=names)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("every", [False, True])
+def test_no_word_of_a_run_is_broken_at_any_width(lines, learned, width, every):
+    def show():
+        console.print_learned(learned)
+        console.print_summary(learned, every=every, resamples=20)
+
+    wide, found = lines(show, width=10_000), lines(show, width=width)
+    assert max(map(len, found)) <= width
+    words = {word for line in wide for word in line.split()} | {"value", "1", "in", "all", "rows"}
+    # Lines of tables, and keys that are headings, which may be broken after their dots.
+    heads = {f"{part}." for word in words for part in word.split(".")} | {
+        word.split(".")[-1] for word in words if word.startswith("phases.")
+    }
+    found_words = {word for line in found if not line.startswith("──") for word in line.split()}
+    assert {word for word in found_words if not word.endswith(":")} <= words | heads
+
+
+def test_a_long_word_is_never_broken_in_a_table(lines):
+    path = "/" + "folder/" * 9 + "file.txt"
+    found = lines(console.print_table, "t", pd.DataFrame({"name": ["x"], "found": [f"at {path}"]}), width=80)
+    assert path in " ".join(found).split()
+
+
+def test_headings_are_broken_after_dots_only(lines):
+    frame = pd.DataFrame({"phases.query.step_size": ["a word " * 9], "spearman_Ep_signed_tokens": [0.5]})
+    found = [word for line in lines(console.print_table, "t", frame, width=45) for word in line.split()]
+    assert "spearman_Ep_signed_tokens" in found
+    assert {"phases.query.", "step_size"} <= set(found) or "phases.query.step_size" in found
+
+
+def test_text_is_wrapped_on_a_terminal_and_whole_in_a_pipe(lines, monkeypatch, capsys):
+    text = "embed records " + ", ".join(f"metric_{k}" for k in range(30)) + ", Ep_bin_00 .. 19, x [0.1, 0.2]"
+    for width in range(20, 90):
+        found = lines(console.say_wrapped, text, indent=2, width=width)
+        assert max(map(len, found)) <= width
+        assert all(line.startswith("  ") for line in found[1:])
+        assert " ".join(" ".join(found).split()) == text
+        assert any("Ep_bin_00 .. 19" in line for line in found)
+        assert any("[0.1, 0.2]" in line for line in found)
+    assert lines(console.say_wrapped, "see results/one/long-path/report.html", width=20) == [
+        "see",
+        "results/one/long-path/report.html",
+    ]
+    monkeypatch.delenv("COLUMNS")
+    console.say_wrapped(text)
+    assert capsys.readouterr().out == text + "\n"
 
 
 def test_what_is_the_same_in_all_rows_of_a_wide_table_is_said_once(lines):
@@ -169,20 +224,22 @@ def failures(cells, seeds):
 
 
 @pytest.mark.parametrize(("cells", "seeds", "shown"), [(2, 60, 6), (50, 2, 12), (2, 3, 6)])
-def test_of_lanes_that_failed_a_few_are_printed_with_a_remedy(capsys, cells, seeds, shown):
+def test_a_few_of_the_failed_runs_are_printed_with_a_remedy(capsys, cells, seeds, shown):
     console.print_failures(failures(cells, seeds), "results/x")
     *each, last = capsys.readouterr().err.splitlines()
     assert len(each) == shown
     assert each[0] == "jaxattn: failed: loss is not finite in cell 0, seed 0, phase query, step 3"
     left = cells * seeds - shown
-    more = f"and {left} more: see results/x/manifest.json, or `jaxattn status results/x`; " if left else ""
+    more = (
+        f"and {left} more: see results/x/manifest.json, or run `jaxattn status results/x`; " if left else ""
+    )
     assert last == f"jaxattn: {more}try a smaller step_size in that phase, or --set dtype=float64"
 
 
 def test_a_loss_that_is_not_finite_before_any_step_is_no_matter_of_the_step_size(capsys):
     console.print_failures([failure | {"step": 0} for failure in failures(1, 2)], "results/x")
     *_, last = capsys.readouterr().err.splitlines()
-    assert last.startswith("jaxattn: no step was taken yet: check what the model and the loss return")
+    assert last.startswith("jaxattn: no step was taken: check the outputs of the model and the loss")
 
 
 def test_without_failures_nothing_is_said(capsys):
@@ -194,11 +251,11 @@ def test_a_run_that_is_stopped_says_how_it_goes_on(capsys):
     with pytest.raises(SystemExit) as stopped, console.stoppable("jaxattn run x.toml"):
         raise Interrupted
     assert stopped.value.code == 130
-    assert capsys.readouterr().err == "stopped; nothing is lost, continue with: jaxattn run x.toml\n"
+    assert capsys.readouterr().err == "stopped; nothing is lost, resume with: jaxattn run x.toml\n"
 
 
 def test_long_tables_end(lines, monkeypatch):
     monkeypatch.setattr(console, "ROWS", 10)
     found = lines(console.print_table, "t", pd.DataFrame({"x": range(25)}))
-    assert found[-1] == "... and 15 rows more"
+    assert found[-1] == "... and 15 more rows"
     assert [line.strip() for line in found if line.strip().isdecimal()] == [str(k) for k in range(10)]

@@ -81,7 +81,10 @@ def test_step_sizes_bring_the_values_they_say(tables, classes):
     loss = "logistic" if classes == 2 else "cross_entropy"
     wanted = Study.of_tables(tables(data=data | {"num_classes": classes}, loss=loss, figures=[]))
     ((title, table),) = [x for x in describe(wanted, 1, silent) if x[0].startswith("One step on E, d = ")]
-    assert f"begin with step_size = {table['step_size'][1]:g}. It can make E·p U-shaped" in title
+    assert (
+        f"start with step_size = {table['step_size'][1]:g}. Steps of this order can make E·p U-shaped"
+        in title
+    )
     corpus = jax.jit(wanted.base.data.draw)(seed_keys([0])[0][0]).train
     v = jnp.eye(4)[0] if classes == 2 else jnp.eye(4)[:, :classes]
     params = ja.models.one_layer.Params(E=jnp.zeros((20, 4)), p=jnp.zeros(4), v=v)
@@ -112,5 +115,5 @@ def test_without_important_tokens_there_is_no_advice(tables):
     wanted = Study.of_tables(tables(probes={"min_count": 10**6}, figures=[]))
     titles = [title for title, _ in describe(wanted, 1, silent)]
     assert (
-        "One step on E: no advice, since no token is important (|posterior difference| ≥ 0.5, " in titles[2]
+        "One step on E: no advice, because no token is important (|posterior difference| ≥ 0.5, " in titles[2]
     )

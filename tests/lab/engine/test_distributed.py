@@ -281,12 +281,12 @@ def test_a_job_that_is_preempted_is_sent_again():
 
 
 def test_a_queue_that_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(InputError, match=r"slurm does not take the jobs: .*; --executor local runs them"):
+    with pytest.raises(InputError, match=r"cannot be submitted to slurm: .*; use --executor local to run"):
         studies.submit([["doctor"]], tmp_path, "slurm", 5, {})
 
 
 def test_the_time_limit_is_given_in_one_place(tmp_path):
-    with pytest.raises(InputError, match="--option timeout_min=5: give the time limit as --minutes"):
+    with pytest.raises(InputError, match="--option timeout_min=5: set the time limit with --minutes"):
         studies.submit([["doctor"]], tmp_path, "local", 5, {"timeout_min": 5})
 
 

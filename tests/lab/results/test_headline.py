@@ -78,18 +78,18 @@ def test_the_sentences_say_what_the_table_says():
         f"After phase query, the test accuracy is {table['test_accuracy']} and the loss is {table['loss']}."
     )
     assert second == (
-        f"E·v follows importance, Spearman over tokens {table['spearman_Ev_tokens']}; attention selects an "
-        f"important token in {table['important_selected']} of the sequences."
+        f"E·v follows importance (Spearman correlation over tokens {table['spearman_Ev_tokens']}); attention "
+        f"selects an important token in {table['important_selected']} of the sequences."
     )
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ([0.2, 0.21, 0.22, 0.23], "E·v follows importance weakly, "),
-        ([-0.2, -0.21, -0.22, -0.23], "E·v runs against importance, "),
-        ([-0.5, 0.4, 0.3, -0.2], "No sign that E·v follows importance, "),
-        ([0.9], "Of E·v and importance the Spearman over tokens is 0.900"),
+        ([0.2, 0.21, 0.22, 0.23], "E·v follows importance weakly (Spearman "),
+        ([-0.2, -0.21, -0.22, -0.23], "E·v decreases with importance (Spearman "),
+        ([-0.5, 0.4, 0.3, -0.2], "There is no evidence that E·v follows importance (Spearman "),
+        ([0.9], "The Spearman correlation over tokens of E·v and importance is 0.900"),
     ],
 )
 def test_what_is_said_of_values_is_what_their_interval_bears(values, words):
@@ -117,7 +117,7 @@ def test_cells_in_which_values_follow_importance_are_counted():
 
 def test_directions_and_own_metrics_have_a_clause():
     second = headline.sentences(run_of({"one_minus_cosine": [0.25], "margin_ratio": [0.5], "mine": [2.0]}))[1]
-    assert second == "p is 1 - cos = 0.250 from its max-margin direction; margin_ratio is 0.500."
+    assert second == "1 - cos between p and its max-margin direction is 0.250; margin_ratio is 0.500."
 
 
 def test_there_are_two_sentences_whatever_was_recorded():
@@ -128,7 +128,7 @@ def test_there_are_two_sentences_whatever_was_recorded():
     )
     # Tokens that are too rare for a correlation leave the one over bins.
     found = headline.sentences(run_of(LEARNED | {"spearman_Ev_tokens": [nan] * 4}))[1]
-    assert "Spearman over bins is 1.00 (all equal)" in found
+    assert "The Spearman correlation over bins of E·v and importance is 1.00 (all equal)" in found
 
 
 def test_every_metric_that_is_recorded_unasked_has_its_place():
@@ -157,7 +157,7 @@ def test_it_names_the_least_count_that_leaves_no_token(planted):
     empty = {"spearman_Ev_tokens": np.nan, "spearman_Ep_signed_tokens": np.nan, "loss_of_mine": np.nan}
     (line,) = caveats(planted(10**7, **empty))
     assert line == (
-        "spearman_Ep_signed_tokens, spearman_Ev_tokens: fewer than two tokens occur "
+        "spearman_Ep_signed_tokens, spearman_Ev_tokens: no value, because fewer than two tokens occur "
         "probes.min_count = 10000000 times; lower it"
     )
     # Enough tokens: the reason is another one.
@@ -190,7 +190,7 @@ def test_it_counts_tokens_where_they_are_few(planted):
     (line,) = caveats(planted(least, spearman_Ev_tokens=0.9))
     number = int((ranked >= least).sum())
     assert line == (
-        f"spearman_Ev_tokens: over {number} tokens of a seed, those that occur probes.min_count = {least} "
+        f"spearman_Ev_tokens: based on only {number} tokens per seed that occur probes.min_count = {least} "
         "times; lower it"
     )
 
@@ -201,7 +201,7 @@ def test_it_counts_tokens_that_are_in_no_bin(planted):
     high = float(np.sort(tokens["posterior_difference"])[-4] + 1e-4)
     number = int((tokens["posterior_difference"] > high + 1e-6).sum())
     (line,) = caveats(planted(1, high=high, spearman_Ev_bins=0.9))
-    assert line.startswith(f"spearman_Ev_bins: without {number} tokens of a seed whose posterior difference")
+    assert line.startswith(f"spearman_Ev_bins: without {number} tokens per seed whose posterior difference")
     assert caveats(planted(1, high=1.0, spearman_Ev_bins=0.9)) == []
 
 
@@ -218,12 +218,15 @@ def test_it_says_which_tokens_are_important_and_by_which_definition(planted):
             for often in (True, False)
         ]
         words = [str(x.min()) if x.min() == x.max() else f"{x.min()} to {x.max()}" for x in counts]
-        assert line.startswith("important_mass, important_selected, important_tied: important is |posterior ")
-        assert (
-            f"≥ 0.5 (probes.important) in {least} or more occurrences (probes.min_count): {words[0]} " in line
+        assert line.startswith(
+            "important_mass, important_selected, important_tied: tokens are important if |"
         )
-        assert line.endswith(f"without {words[1]} rarer ones" if counts[1].any() else "tokens of a seed")
+        occur = f"they occur at least {least} times (probes.min_count): {words[0]} tokens per seed"
+        assert f"≥ 0.5 (probes.important) and {occur}" in line
+        assert line.endswith(f"excluding {words[1]} rarer ones" if counts[1].any() else "tokens per seed")
     run = planted(1, important_selected=0.5)
     run.manifest["config"]["probes"]["important"] = 0.5
     # Tables may show some metrics alone.
-    assert caveats(run)[0].startswith("important_mass, important_selected: important is |posterior differ")
+    assert caveats(run)[0].startswith(
+        "important_mass, important_selected: tokens are important if |posterior"
+    )

@@ -1,0 +1,244 @@
+"""Help texts of the commands, and one-line errors for command lines that cannot be parsed."""
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import itertools
+import re
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tyro.conf import Positional, arg
+
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import meanings
+from jaxattn.lab.cli.console import aligned, filled, text_width
+
+Command = Callable[..., int]
+Groups = Mapping[str, Mapping[str, Command]]
+
+# Longer lines are hard to read, however wide the terminal is.
+WIDEST = 100
+HELP = ("-h", "--help")
+_ARG = type(arg())
+
+
+class Option(NamedTuple):
+    """One argument of a command.
+
+    Attributes:
+        usage: name and value, such as "--seeds N|A:B|A,B".
+        default: the default as text, "required", or "" if there is none.
+        meaning: help text.
+        group: title of its group of options, or "" for none.
+        positional: True if it is given by position.
+    """
+
+    usage: str
+    default: str
+    meaning: str
+    group: str
+    positional: bool
+
+
+class About(NamedTuple):
+    """Docstring of a command: its first line, its further paragraphs, and its examples."""
+
+    summary: str
+    details: tuple[str, ...]
+    examples: tuple[str, ...]
+
+
+def options_of(call: Callable[..., Any], group: str = "") -> Iterator[Option]:
+    """List the arguments of a command, including those of its groups of options, which are dataclasses."""
+    meaning = meanings(call)
+    hints = typing.get_type_hints(call, include_extras=True)
+    for parameter in inspect.signature(call).parameters.values():
+        hint, *extras = _unpacked(hints[parameter.name])
+        config: Any = next((x for x in extras if isinstance(x, _ARG)), arg())
+        name = config.name or parameter.name.replace("_", "-")
+        if dataclasses.is_dataclass(hint):
+            yield from options_of(typing.cast(Any, hint), name)
+            continue
+        positional = parameter.kind is parameter.POSITIONAL_ONLY or Positional in extras
+        required = parameter.default is inspect.Parameter.empty
+        value = config.metavar or _metavar(hint)
+        yield Option(
+            value if positional else f"--{name} {value}".rstrip(),
+            "required" if required else _default(parameter.default),
+            str(config.help or meaning.get(parameter.name, "")),
+            group,
+            positional,
+        )
+
+
+def about(call: Command) -> About:
+    """Split the docstring of a command."""
+    paragraphs = inspect.cleandoc(call.__doc__ or "").partition("\n\nArgs:")[0].split("\n\n")
+    examples = [x.removeprefix("Example: ") for x in paragraphs if x.startswith("Example: ")]
+    words = [" ".join(x.split()) for x in paragraphs if not x.startswith("Example: ")]
+    return About(words[0], tuple(words[1:]), tuple(examples))
+
+
+def help_of(words: Sequence[str], groups: Groups) -> str | None:
+    """Return the help that a command line asks for, None if it asks for none.
+
+    Args:
+        words: the words after `jaxattn`; no words ask for the list of commands.
+        groups: the commands by name, by group.
+    """
+    if not words or words[0] in HELP:
+        return overview(groups)
+    call = {name: call for group in groups.values() for name, call in group.items()}.get(words[0])
+    if call is None or not set(HELP) & set(words):
+        return None
+    return help_of_command(words[0], call)
+
+
+def overview(groups: Groups) -> str:
+    """Return the help of `jaxattn`: the commands, one line each."""
+    options = {"--version": "print the version", "-h, --help": "print this help"}
+    sections = {
+        title: {name: about(call).summary.rstrip(".") for name, call in group.items()}
+        for title, group in groups.items()
+    } | {"Options": options}
+    width = 2 + max(len(name) for section in sections.values() for name in section)
+    return "\n\n".join(
+        [
+            "Usage: jaxattn COMMAND [OPTIONS]",
+            _prose("Run and read experiments on attention with trained embeddings."),
+            *(_section(title, section.items(), width) for title, section in sections.items()),
+            _prose("`jaxattn COMMAND --help` describes a command, with an example."),
+        ]
+    )
+
+
+def help_of_command(name: str, call: Command) -> str:
+    """Return the help of a command: usage, description, an example, options by group."""
+    said, options = about(call), list(options_of(call))
+    needed = [_in_usage(one) for one in options if one.positional or one.default == "required"]
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for one in options:
+        title = "Arguments" if one.positional else f"{one.group} options".strip().capitalize()
+        default = f" ({one.default})" if one.default == "required" else f" (default: {one.default})"
+        shown = default if one.default and not (one.positional and one.default == "required") else ""
+        sections.setdefault(title, []).append((one.usage, one.meaning + shown))
+    last = "General options" if any(one.group for one in options) else "Options"
+    sections.setdefault(last, []).append(("-h, --help", "Print this help."))
+    return "\n\n".join(
+        [
+            _usage(["Usage: jaxattn", name, *needed, "[OPTIONS]"]),
+            *map(_prose, (said.summary, *said.details)),
+            # Copied from the terminal, so on one line each, whatever the width.
+            "\n".join(["Example:", *(f"  {example}" for example in said.examples)]),
+            *(_section(title, section, 24) for title, section in sections.items()),
+        ]
+    )
+
+
+def check_words(words: Sequence[str], commands: Mapping[str, Command]) -> None:
+    """Raise InputError for an unknown command or option, with the nearest known one."""
+    first = words[0]
+    # Completion scripts of shells are tyro's.
+    if first.startswith("--tyro-"):
+        return
+    if first.startswith("-"):
+        near = _nearest(first, ["--version", "--help"])
+        raise InputError(f"{first}: no such option; {near or '`jaxattn --help` lists commands and options'}")
+    if first not in commands:
+        raise InputError(
+            f"{first}: no such command; {_nearest(first, commands) or '`jaxattn --help` lists them'}"
+        )
+    known = [one.usage.split()[0] for one in options_of(commands[first]) if not one.positional]
+    for word in words[1:]:
+        name = word.partition("=")[0]
+        if len(name) > 2 and name.startswith("--") and name.replace("_", "-") not in known:
+            near = _nearest(name, known) or f"`jaxattn {first} --help` lists its options"
+            raise InputError(f"{name}: no such option of {first}; {near}")
+
+
+def later(call: Command) -> Callable[..., Callable[[], int]]:
+    """Return a function with the arguments of a command that returns the call, ready to be made."""
+
+    @functools.wraps(call)
+    def bound(*arguments: Any, **options: Any) -> Callable[[], int]:
+        return functools.partial(call, *arguments, **options)
+
+    return bound
+
+
+def one_line(printed: str, command: str) -> str:
+    """Convert an error message of tyro, which is a box, to one line.
+
+    Args:
+        printed: the box, with a title. Its borders are blank if stdout is not UTF-8. The lines below the
+            first rule inside of it are not needed.
+        command: the name of the command.
+    """
+
+    def is_rule(line: str) -> bool:
+        return re.fullmatch(r"[─╰╯-]+", line) is not None
+
+    _, *lines = [line.strip(" │") for line in printed.splitlines()] or [""]
+    lines = list(itertools.dropwhile(is_rule, lines))
+    message = " ".join(itertools.takewhile(lambda line: not is_rule(line), lines))
+    if missing := re.match(r"Missing from jaxattn \S+: ", message):
+        # Every option in it is followed by its value and its help, which ends with "(required)".
+        options = message[missing.end() :].split("(required)")
+        message = f"missing {', '.join(option.split()[0] for option in options if option.strip())}"
+    message = " ".join(message.split()).rstrip(".").replace(". Expected", ", expected")
+    message = message or "cannot be parsed"
+    return f"{command}: {message[0].lower()}{message[1:]}; see `jaxattn {command} --help`"
+
+
+def _unpacked(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
+
+
+def _default(default: Any) -> str:
+    return "" if default is None or default == () or default is False else str(default)
+
+
+def _metavar(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return "|".join(map(str, typing.get_args(hint)))
+    return {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}.get(hint, "")
+
+
+def _in_usage(option: Option) -> str:
+    return option.usage if option.default == "required" else f"[{option.usage}]"
+
+
+def _usage(parts: Iterable[str]) -> str:
+    """Join the parts of a usage, wrapped between them."""
+    width, lines = _width(), [""]
+    for part in parts:
+        if lines[-1] and len(lines[-1]) + 1 + len(part) > width:
+            lines.append("   ")
+        lines[-1] = f"{lines[-1]} {part}" if lines[-1] else part
+    return "\n".join(lines)
+
+
+def _section(title: str, rows: Iterable[tuple[str, str]], width: int) -> str:
+    return "\n".join([f"{title}:", *aligned(rows, width, _width())])
+
+
+def _prose(text: str) -> str:
+    return filled(text, _width())
+
+
+def _width() -> int:
+    return min(text_width() or WIDEST, WIDEST)
+
+
+def _nearest(given: str, known: Iterable[str]) -> str:
+    """Return "did you mean NAME?" with the nearest known name, "" if none is near."""
+    # The dashes of options would make all of them similar.
+    plain = {name.lstrip("-"): name for name in known}
+    given = given.lstrip("-").replace("_", "-")
+    begun = [name for name in plain if given and name.startswith(given)]
+    near = begun if len(begun) == 1 else difflib.get_close_matches(given, plain, 1)
+    return f"did you mean {plain[near[0]]}?" if near else ""
