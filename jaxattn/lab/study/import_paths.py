@@ -172,7 +172,8 @@ def _own_files_first(path: Path, place: str) -> Iterator[None]:
 def _is_taken(name: str, file: Path) -> bool:
     """Return whether a module of this name comes from a user's other file."""
     module = sys.modules.get(name)
-    return module is not None and is_local(getattr(module, "__file__", None)) and _source(module) != file
+    place = module and _source(module)
+    return bool(place) and is_local(str(place)) and place != file
 
 
 def _source(module: ModuleType) -> Path | None:
