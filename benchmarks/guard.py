@@ -39,7 +39,7 @@ WIDE = (*FEW, "data.vocab_size=30")
 SMALL = (*WIDE, "model.dim=32")
 FLOW = (*FEW, "data.relevant=8", "data.length=4")
 ONE_FLOW = (*FLOW, "data.vocab_size=20", "model.dim=32")
-ALONE = (*ONE_FLOW, "axes=null", "probes.max_margin=false")
+ALONE = (*ONE_FLOW, "axes=null", "figures=[]", "probes.max_margin=false")
 QUERY = ("data.relevant=12", "data.test_sequences=32", "phases.query.steps=50")
 JOINT = ("data.relevant=12", "data.test_sequences=32", "phases.joint.steps=20")
 KEYS = ["cell", "seed", "phase", "step", "metric"]

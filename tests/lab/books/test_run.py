@@ -142,6 +142,7 @@ def test_items_left_out_for_want_of_data_are_told_in_a_line(tiny, tmp_path, caps
 
 def test_where_nothing_could_be_run_nothing_is_written_and_the_reason_is_said_once(call, tmp_path):
     out = tmp_path / "out"
+    (tmp_path / "no").mkdir()
     words = [TINY_BOOK, "--only", "texts", "--data-dir", tmp_path / "no", "--out", out]
     status, printed, error = call("reproduce", *words)
     assert (status, printed) == (1, "")
@@ -203,6 +204,7 @@ def test_a_finished_item_is_not_run_again_and_the_page_is_the_same(page, again):
 
 def test_data_that_is_not_where_it_should_be_is_a_failure_with_a_row(page, again, tmp_path):
     out = shutil.copytree(page.paths[0].parent, tmp_path / "paper")
+    (tmp_path / "none").mkdir()
     made = again("fig3_yelp", out=out, data_dir=tmp_path / "none", overrides={})
     assert set(made.failed) == {"fig3_yelp"}
     assert "none" in made.failed["fig3_yelp"]
@@ -384,6 +386,7 @@ def test_items_fail_with_a_study_that_they_share_and_others_do_not(shared, tmp_p
     with pytest.raises(InputError, match="vocab_size"):
         of_tiny(read(shared), tmp_path / "out", overrides=broken)
     assert not (tmp_path / "out").exists()
+    (tmp_path / "nowhere").mkdir()
     made = of_tiny(read(shared), tmp_path / "out", data_dir=tmp_path / "nowhere")
     assert set(made.failed) == {"own"}
     assert "texts.csv" in made.failed["own"]
