@@ -113,7 +113,11 @@ def write(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyT
         InputError: a record that is damaged.
         RunError: a file cannot be written.
     """
-    fresh = {item.name: measured(item, place) for item in book.items}
+    fresh = {
+        item.name: found and record.with_kept(found, place.scale, place.out)
+        for item in book.items
+        for found in [measured(item, place)]
+    }
     sections = tuple(
         fresh[item.name]
         or (

@@ -1,6 +1,7 @@
 """Records: what a section shows, kept as a file, so that the page can be written where the run is not."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,7 +13,7 @@ from jaxattn.core.settings import Count, NotNegative
 from jaxattn.lab.books import findings
 from jaxattn.lab.books.book import Item, Scale
 from jaxattn.lab.books.findings import Finding
-from jaxattn.lab.books.section import Picture, Section, command, missing
+from jaxattn.lab.books.section import LEFT_OUT, Picture, Section, command, missing
 from jaxattn.lab.results.judge import Basis, Criterion, Estimate
 from jaxattn.lab.storage import files as storage
 
@@ -191,4 +192,27 @@ def _section(item: Item, scale: Scale, record: Record, pictures: list[bytes]) ->
         ),
         seconds=record.seconds,
         machine=record.machine,
+    )
+
+
+def with_kept(section: Section, scale: Scale, folder: Path) -> Section:
+    """Add the findings and tables of an earlier record of which the runs are not there now.
+
+    Args:
+        section: what was measured now.
+        scale: the scale of the page.
+        folder: the folder of results.
+
+    Returns:
+        The section, unchanged if all runs of its item are there or there is no record with the same settings.
+    """
+    if LEFT_OUT not in section.facts or not (old := read(section.item, scale, folder)).ran:
+        return section
+    known = {(each.name, each.setting) for each in section.findings}
+    found = [*section.findings, *(x for x in old.findings if (x.name, x.setting) not in known)]
+    return replace(
+        section,
+        verdict=findings.verdict(found),
+        findings=tuple(found),
+        tables=dict(old.tables) | dict(section.tables),
     )

@@ -26,6 +26,8 @@ PIXELS_PER_INCH = 220
 SHOWN_PER_INCH = 125
 METRES_PER_INCH = 0.0254
 NOT_RUN = "not run"
+# The fact that names studies whose runs are not there.
+LEFT_OUT = "not run"
 DOUBTFUL = frozenset(word for words in VERDICTS.values() for word in (words.outside, words.unknown))
 CANNOT_BE_READ = VERDICTS["published"].unknown
 
@@ -220,7 +222,7 @@ def _left_out(measures: Sequence[Measure], item: Item) -> dict[str, str]:
     """Name the studies whose measures have no runs, and what they need."""
     names = dict.fromkeys(name for asked in measures for name in asked.studies)
     needs = dict.fromkeys(item.book.shared.data[asked.needs].what for asked in measures if asked.needs)
-    return {"not run": "; ".join([", ".join(names), *needs])} if names else {}
+    return {LEFT_OUT: "; ".join([", ".join(names), *needs])} if names else {}
 
 
 def missing(item: Item, scale: Scale, why: str = "") -> Section:

@@ -365,6 +365,11 @@ def test_a_study_that_items_share_is_run_once(shared, tmp_path, monkeypatch, cap
     assert "not run" not in step.facts
     # An item that is asked for has both; the one of a study that is gone is run, and no other.
     shutil.rmtree(out / "runs" / "laptop" / "own")
+    # Findings of runs that are gone stay as they are in the record, and after it is written again.
+    for _ in range(2):
+        kept = write(read(shared), Place(out, "laptop")).sections[1]
+        assert "own" in kept.facts["not run"] or "study" in kept.facts["not run"]
+        assert {x.name: x.estimate for x in kept.findings} == {x.name: x.estimate for x in own.findings}
     names.clear()
     of_tiny(read(shared), out, "own", "step", seeds=2)
     assert names == ["own", "step"]
