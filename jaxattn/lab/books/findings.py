@@ -47,7 +47,7 @@ class Finding:
         criterion: where it has to lie; None if there is no such range.
         published: the published number, "-" if there is none.
         basis: who promises the criterion; None for that of its measure.
-        cell: what tells it from the findings of other cells with the same name; "" if nothing has to.
+        cell: a prefix of its name, if findings of other cells are called the same; "" otherwise.
         statement: the statement that it is about, if the item makes several.
         setting: data and sizes, in words.
         certificate: what proves the reference that it was measured against, "-" if there is none.
@@ -70,7 +70,7 @@ class Finding:
 
     @property
     def name(self) -> str:
-        """Its name, which tells it from all other findings of its measure."""
+        """Its name, unique among the findings of its measure."""
         return f"{self.cell}: {self.measured}" if self.cell else self.measured
 
     @property

@@ -211,7 +211,7 @@ def _without_other_books(wanted: Wanted, asked: Asked, reporter: Reporter) -> Wa
 
 
 def _expected(item: Item, measure: Measure, asked: Asked, kept: Section) -> list[str] | None:
-    """Return the names of the findings that a measure will have; None if only a run tells.
+    """Return the names of the findings that a measure will have; None if they are known only after a run.
 
     An item of one measure has the names of an earlier run with the same settings.
     """

@@ -57,7 +57,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """What the page says of one item.
+    """The part of the page about one item.
 
     Attributes:
         item: the item.
@@ -107,7 +107,7 @@ class Section:
 
     @property
     def agreement(self) -> pd.DataFrame:
-        """The findings for readers; columns that say nothing are left out."""
+        """The findings for readers; empty columns are left out."""
         table = pd.DataFrame(
             {
                 "statement": finding.statement,

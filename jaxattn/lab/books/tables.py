@@ -79,7 +79,7 @@ class Expected(Table, frozen=True):
         at_least, around, within, factor: the range; none for a finding that is promised or measured without
             a number.
         published: what is published, in words or digits.
-        basis: who says so, if it is not the basis of the measure.
+        basis: its own basis, if it differs from that of the measure.
         optional: whether runs may have no finding of that name.
     """
 

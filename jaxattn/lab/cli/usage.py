@@ -239,6 +239,6 @@ def _nearest(given: str, known: Iterable[str]) -> str:
     # The dashes of options would make all of them similar.
     plain = {name.lstrip("-"): name for name in known}
     given = given.lstrip("-").replace("_", "-")
-    begun = [name for name in plain if given and name.startswith(given)]
-    near = begun if len(begun) == 1 else difflib.get_close_matches(given, plain, 1)
+    starting = [name for name in plain if given and name.startswith(given)]
+    near = starting if len(starting) == 1 else difflib.get_close_matches(given, plain, 1)
     return f"did you mean {plain[near[0]]}?" if near else ""
