@@ -13,6 +13,7 @@
 `*` stands for anything.
 """
 
+import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -219,7 +220,10 @@ class Book:
         for item in self.items:
             if item.name == name:
                 return item
-        raise InputError(f"{name}: no such item; there are {', '.join(item.name for item in self.items)}")
+        names = [item.name for item in self.items]
+        near = difflib.get_close_matches(name, names, 1, cutoff=0.8)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+        raise InputError(f"{name}: no such item; {hint}")
 
     def _item(self, name: str) -> Item:
         path = self.folder / name / "item.toml"

@@ -202,7 +202,8 @@ def _section(item: Item, there: Sequence[Measure], runs: Mapping[str, Run], plac
     for asked in there:
         found = measure([runs[name] for name in asked.studies], asked, item)
         findings += found.findings
-        tables |= found.tables
+        studies = ", ".join(asked.studies)
+        tables |= {(f"{x}, {studies}" if x in tables else x): table for x, table in found.tables.items()}
     used = [runs[name] for name in dict.fromkeys(name for asked in there for name in asked.studies)]
     left_out = [asked for asked in item.measured if asked not in there]
     return Section(

@@ -188,6 +188,7 @@ def test_claims_whose_studies_are_in_a_checkout_are_left_out_without_one(
     [
         ("MC", {"seeds": 1}, r"^seeds: 1; an interval over seeds needs at least 2$"),
         ("L5", {}, r"^--only: L5: no such item; there are L4\.1, MC, "),
+        ("mixtures", {}, r"^--only: mixtures: no such item; did you mean mixture\?$"),
         (
             "MC",
             {"overrides": {"law-clases": ()}},
