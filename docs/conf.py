@@ -16,7 +16,7 @@ project_copyright = author
 version = release = jaxattn.__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb", "docstrings", "links", "mathml"]
-exclude_patterns = ["_extensions"]
+exclude_patterns = ["_extensions", "notes"]
 
 html_theme = "sphinx_book_theme"
 html_title = f"jaxattn {version}"

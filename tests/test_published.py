@@ -92,7 +92,7 @@ def test_a_promised_row_that_does_not_hold_is_not_left_out():
 
 @pytest.mark.parametrize(
     ("name", "file"),
-    [("explanation/token_space", "imdb_gradient.md"), ("howto/accelerators", "chips.md")],
+    [("explanation/token_space", "imdb_gradient.md"), ("notes/accelerators", "chips.md")],
 )
 def test_a_table_of_a_benchmark_is_the_one_in_its_file(name, file):
     assert (PUBLISHED / "benchmarks" / file).read_text(encoding="utf-8").strip() in page(name)

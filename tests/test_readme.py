@@ -105,6 +105,23 @@ def visible(text):
     return [word for word in text.split() if re.search(r"\w", word)]
 
 
+LIMIT = 33_000
+
+
+def test_the_site_has_no_more_words_than_a_reader_reads():
+    """Prose and tables of all pages and notebooks; code, formulas, docstrings and notes are not counted."""
+    pages = [
+        text
+        for page, text in PAGES.items()
+        if not {"notes", "api", "notebooks"} & set(page.relative_to(ROOT).parts) and page.name != "README.md"
+    ]
+    for path in sorted(ROOT.glob("notebooks/*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        pages += ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+    prose = [re.sub(r"(?ms)^ *```.*?^ *```$|^\$\$.*?^\$\$$|^    .*?$", "", page) for page in pages]
+    assert sum(len(visible(text)) for text in prose) <= LIMIT
+
+
 def outputs():
     """Lines that README says are printed: by the first command, and by the Python."""
     command, python = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
@@ -386,7 +403,7 @@ def test_the_arrays_of_the_transformer_of_its_page_are_its_logits(tmp_path, monk
 def test_every_page_with_python_is_run_by_a_test():
     """Runs of the gallery are long, the measure of books has tests of its own, chips need compilers."""
     elsewhere = {f"howto/{name}.md" for name in ("extending", "books", "accelerators")}
-    elsewhere |= {"reference/gallery.md"}
+    elsewhere |= {"reference/gallery.md", "notes/accelerators.md"}
     with_code = {
         page.relative_to(ROOT / "docs").as_posix()
         for page, text in PAGES.items()

@@ -52,23 +52,23 @@ def test_an_example_of_code_stays_code():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[a](../../results/published/claims/index.md)", "[a](../reference/scoreboard.md)"),
-        ("[a](../../results/published/paper/index.html#xor)", '<a href="../paper/index.html#xor">a</a>'),
+        ("[a](../../results/published/paper/index.html#xor)", "<a href='../paper/index.html#xor'>a</a>"),
+        ("[`a`](../../results/published/cover/runs.csv)", "<a href='../cover/runs.csv'><code>a</code></a>"),
+        ("[a](../notes/joint_flow.md)", "<a href='../notes/joint_flow.md'>a</a>"),
         ("[a](../../sweeps/own/lab.py)", "[a](../../sweeps/own/lab.py)"),
-        ("[a](../../sweeps/own)", "a"),
+        ("[a](../../CHANGELOG.md)", "{download}`a <../../CHANGELOG.md>`"),
         ("[a](../reference/metrics.md#fit)", "[a](../reference/metrics.md#fit)"),
         ("[a](https://arxiv.org/abs/2505.17282)", "[a](https://arxiv.org/abs/2505.17282)"),
         ("![a](../images/quickstart.png)", "![a](../images/quickstart.png)"),
     ],
 )
-def test_links_out_of_the_pages(text, expected, monkeypatch):
-    monkeypatch.setattr(links.jaxattn, "__url__", "")
+def test_a_link_leads_to_where_its_file_is_on_the_site(text, expected):
     page = links.DOCS / "explanation" / "limits.md"
-    assert links.LINK.sub(lambda found: links._link(found, page.parent, page), text) == expected
+    assert links.LINK.sub(lambda link: links.rewritten(link, page.parent, page), text) == expected
 
 
-def test_a_folder_is_linked_to_where_the_project_lives(monkeypatch):
-    monkeypatch.setattr(links.jaxattn, "__url__", "https://example.org/jaxattn")
+@pytest.mark.parametrize("target", ["../../sweeps/own", "../reference/no_page.md"])
+def test_a_link_to_a_folder_or_to_no_file_is_refused(target):
     page = links.DOCS / "explanation" / "limits.md"
-    (made,) = [links.LINK.sub(lambda found: links._link(found, page.parent, page), "[a](../../sweeps/own)")]
-    assert made == "[a](https://example.org/jaxattn/tree/main/sweeps/own)"
+    with pytest.raises(ValueError, match=r"explanation/limits\.md: \[a\].*leads to no file"):
+        links.rewritten(links.LINK.fullmatch(f"[a]({target})"), page.parent, page)

@@ -1,54 +1,91 @@
-"""Links out of docs/ into the rest of the project.
+"""Links of the pages to the rest of the project, and the files that they lead to.
 
-On the site a page of results that is shown here too is linked to here, a file is offered for download, and a
-folder is linked to where the project lives, once `jaxattn.__url__` says where that is.
+On the site, pages of `results/published` and the notes lie next to the pages and are linked to there; any other
+file of the project is offered for download. A link to a folder or to a file that does not exist is an error of
+the build, so no link disappears.
 """
 
+import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
-import jaxattn
+from sphinx.util import logging
 
 DOCS = Path(__file__).parents[1]
 PUBLISHED = DOCS.parent / "results" / "published"
-SHOWN = {
-    "results/published/claims/index.md": "reference/scoreboard.md",
-    "results/published/paper/index.md": "reference/paper.md",
-}
+NOTES = DOCS / "notes"
 LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(((?!https?:|#)[^)#\s]+)(#[^)\s]*)?\)")
 
 
-def _link(found: re.Match[str], folder: Path, page: Path) -> str:
-    """Write one link or image of a text that lies in a folder as it is on a page of the site."""
-    image, words, target, place = found.groups()
+def rewritten(link: re.Match[str], folder: Path, page: Path) -> str:
+    """Return a link or an image of a page as the site needs it.
+
+    Args:
+        link: the match of LINK.
+        folder: the folder that the page is written in; its links are relative to it.
+        page: the page of the site.
+
+    Raises:
+        ValueError: the link leads to no file.
+    """
+    image, words, target, place = link.groups()
     path = (folder / target).resolve()
-    inside = path.relative_to(DOCS.parent).as_posix()
-    if inside in SHOWN:
-        path = DOCS / SHOWN[inside]
-    elif path.suffix == ".ipynb":
-        path = DOCS / inside  # the copy that conf.py makes
-    here = os.path.relpath(path, page.parent)
-    if PUBLISHED in path.parents and path.suffix == ".html":
+    if not path.is_file():
+        raise ValueError(f"{page.relative_to(DOCS)}: [{words}]({target}) leads to no file; link to a file")
+    if path.suffix == ".ipynb":
+        path = DOCS / path.relative_to(DOCS.parent)  # conf.py copies the notebooks
+    if not image and PUBLISHED in path.parents:
         # conf.py puts the published pages, with their figures and numbers, at the top of the site.
-        at = os.path.relpath(DOCS / path.relative_to(PUBLISHED), page.parent)
-        return f'<a href="{at}{place or ""}">{words}</a>'
-    if image or DOCS in path.parents or (path.is_file() and path.suffix != ".md"):
+        return _anchor(DOCS / path.relative_to(PUBLISHED), words, place, page)
+    if NOTES in path.parents:
+        return _anchor(path, words, place, page)
+    here = os.path.relpath(path, page.parent)
+    if image or DOCS in path.parents or path.suffix != ".md":
         return f"{image}[{words}]({here}{place or ''})"
-    return f"[{words}]({jaxattn.__url__}/tree/main/{inside})" if jaxattn.__url__ else words
+    return f"{{download}}`{words.replace('`', '')} <{here}>`"
+
+
+def _anchor(path: Path, words: str, place: str | None, page: Path) -> str:
+    href = os.path.relpath(path, page.parent)
+    shown = re.sub("`([^`]*)`", r"<code>\1</code>", words)
+    return f"<a href='{href}{place or ''}'>{shown}</a>"
 
 
 def _read(app: Any, name: str, source: list[str]) -> None:
     page = DOCS / f"{name}.md"
-    if not page.exists():
-        return  # a notebook
-    shown = next((DOCS.parent / file for file, shown in SHOWN.items() if shown == f"{name}.md"), page)
-    text = source[0] if shown == page else shown.read_text(encoding="utf-8")
-    source[0] = LINK.sub(lambda found: _link(found, shown.parent, page), text)
+    if page.exists():
+        source[0] = _page(source[0], page.parent, page)
+        return
+    notebook = json.loads(source[0])
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = _page("".join(cell["source"]), DOCS.parent / "notebooks", DOCS / f"{name}.ipynb")
+    source[0] = json.dumps(notebook)
+
+
+def _page(text: str, folder: Path, page: Path) -> str:
+    """Rewrite all links of a text. Warn of those that lead nowhere, which fails the build."""
+
+    def link(found: re.Match[str]) -> str:
+        try:
+            return rewritten(found, folder, page)
+        except ValueError as error:
+            logging.getLogger(__name__).warning(str(error))
+            return found.group()
+
+    return LINK.sub(link, text)
+
+
+def _copy_notes(app: Any, error: Exception | None) -> None:
+    if error is None and app.builder.format == "html":
+        shutil.copytree(NOTES, Path(app.outdir) / "notes", dirs_exist_ok=True)
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Rewrite pages as they are read."""
+    """Rewrite pages when they are read, and copy the notes when the site is built."""
     app.connect("source-read", _read)
+    app.connect("build-finished", _copy_notes)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

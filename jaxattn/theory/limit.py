@@ -168,7 +168,7 @@ def certify_limit(
             fit.
 
     Source:
-        docs/explanation/exact_flow_ties.md.
+        docs/notes/exact_flow_ties.md.
     """
     corpus = scores.corpus
     require_values(scores)

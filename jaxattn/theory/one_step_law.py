@@ -52,7 +52,7 @@ def one_step_error(
 
 
 # From ten times the noise on, the flow of p selects the relevant token of every sequence under Assumption 1,
-# for d from 256 to 4,096: docs/explanation/training_without_d.md.
+# for d from 256 to 4,096: docs/notes/training_without_d.md.
 CLEAR = 10.0
 
 

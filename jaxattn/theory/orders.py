@@ -1,7 +1,7 @@
 """The order of the force between every token and the top of its sequence, with tied tokens in balance.
 
 With x = e^(a_s - a_top) for a token s below the tokens on top of sequence X, the loss is a power series in x,
-as derived in docs/explanation/exact_flow_ties.md:
+as derived in docs/notes/exact_flow_ties.md:
 
     L = L₀ + Σ_i g_i x_i + ½ Σ_ij M_ij x_i x_j + ...,    M = H - G K⁻¹ Gᵀ,
 

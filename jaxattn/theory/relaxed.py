@@ -107,7 +107,7 @@ def relaxed_max_margin(
         points: (m, e) float; x, the keys by default.
         tied: what is required of a pair, X in the support, if y x_s'·v_mm = 1 for its other token s' too.
             The regularisation path and Assumption 1 know no such pairs. For gradient flow, where v tells
-            s(X) from s' by a bounded amount only, it is 1/2: see docs/explanation/joint_flow.md.
+            s(X) from s' by a bounded amount only, it is 1/2: see docs/notes/joint_flow.md.
         tolerance: largest relative duality gap of a solved problem.
 
     Returns:

@@ -11,7 +11,7 @@ attend to. Its multipliers λ, Σ λ_s y E_s = v_mm, are the weights of the sequ
 A sequence of the second kind weighs nothing until its attention lies on a mixture of tokens that is tight
 too, y f_X = 1, and then holds p there: a wall, the steeper the larger r. That all sequences of one s weigh
 the same takes a small r (1 - y f_X); where a wall keeps attention from settling, it grows. See
-docs/explanation/joint_flow.md.
+docs/notes/joint_flow.md.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """Gradient flow on p and v together, E fixed: directly while ‖v‖ is moderate, with v slaved beyond.
 
-On separable data ‖v‖ grows like exp(margin ‖p‖ / 2), see docs/explanation/joint_flow.md.
+On separable data ‖v‖ grows like exp(margin ‖p‖ / 2), see docs/notes/joint_flow.md.
 """
 
 import math
@@ -108,7 +108,7 @@ def joint_flow(
 
     Source:
         Conjectured by this library from the regularisation path of arXiv 2306.13596; see
-        docs/explanation/joint_flow.md.
+        docs/notes/joint_flow.md.
     """
     check_settings(rtol, points, least=5)
     if not math.isfinite(until_norm):

@@ -115,7 +115,7 @@ def step(
     return y + a[-1] @ stages + stages[-1], stages[-1]
 
 
-# Coordinates up to which the Jacobian is formed: docs/explanation/flow_on_texts.md.
+# Coordinates up to which the Jacobian is formed: docs/notes/flow_on_texts.md.
 LARGE = 512
 # Numbers of tokens that factors are made for. All shapes are static, so each is a program of its own.
 SIZES = (64, 128, 256, 512)

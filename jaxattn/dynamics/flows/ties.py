@@ -11,7 +11,7 @@ of theirs: Γ = Σ q_s γ_s / Σ q_s over the tokens of the sequence in one clas
 
 A class may be balanced along a curve instead, on which no f_X of its sequences changes. Then 𝒯 has of it
 the span of the ∂f_X/∂p only, its tokens slide along the curve, and their value is f_X where they tie.
-docs/explanation/exact_flow_ties.md derives it.
+docs/notes/exact_flow_ties.md derives it.
 """
 
 import dataclasses

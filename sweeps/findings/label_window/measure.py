@@ -21,7 +21,7 @@ def predicted(results: Any, item: Item) -> Measured:
         item: the item.
 
     Source:
-        docs/findings/which_label.md.
+        docs/notes/which_label.md.
     """
     every = cells(results)
     names = ("relevant", "length", "vocab_size", "sequences")

@@ -18,7 +18,7 @@ def cover(results: Any, item: Item) -> Measured:
     """Measure whether training ends on a cover and on its law, and whether small starts end where predicted.
 
     Source:
-        docs/findings/which_cover.md.
+        docs/notes/which_cover.md.
     """
     found = []
     for cell in cells(results):

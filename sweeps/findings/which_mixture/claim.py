@@ -14,7 +14,7 @@ def mixture(results: Any, item: Item) -> Measured:
     """Measure in how many seeds the limit of p and v is certified, and whether the far flow comes to it.
 
     Source:
-        docs/findings/which_mixture.md.
+        docs/notes/which_mixture.md.
     """
     found = []
     statement = "p and v tend to a certified limit"

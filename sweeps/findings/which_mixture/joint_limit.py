@@ -110,7 +110,7 @@ def certify_joint_limit(
         InputError: more than two classes, NaN or inf, shapes that do not fit.
 
     Source:
-        docs/findings/which_mixture.md.
+        docs/notes/which_mixture.md.
     """
     corpus = scores.corpus
     if corpus.num_classes != 2:

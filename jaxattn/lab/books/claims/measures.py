@@ -159,7 +159,7 @@ def with_ties(results: Run, item: Item) -> Measured:
     A seed whose limit is a finite point, which is certified by the same numbers, counts as well.
 
     Source:
-        docs/explanation/exact_flow_ties.md.
+        docs/notes/exact_flow_ties.md.
     """
     found = []
     statement = "p/‖p‖ tends to the certified limit of the flow, in which tokens may tie"
