@@ -1,12 +1,13 @@
-"""Pages that are made of the code that they tell of: metrics, texts, keys of sweep files, the command line.
+"""Generate the reference pages from the code: metrics, texts, keys of sweep files, command line, gallery.
 
     python docs/pages.py
 
-writes them into reference/ beside this file.
+writes them to docs/reference/.
 """
 
 import inspect
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
@@ -41,30 +42,30 @@ STANDARD: dict[str, type[Measurement]] = {
     "after one step on E": OneStepError,
 }
 PROBES_SETTINGS = """\
-Correlations over tokens, `spearman_..._tokens`, are over those that occur `min_count` times or more in the
-training split: the posterior difference of a rare token is noise. A small corpus may have no such token, and
-needs a lower one. Correlations over bins, `spearman_..._bins`, are over means of all tokens in `bins` equal
-intervals of the posterior difference from `low` to `high`; tokens beyond are in none. Those of its size begin
-at 0.
-Important, for `important_mass`, `important_selected` and `important_tied`, is a token with a posterior
-difference of size `important` or more that occurs `min_count` times or more."""
+Correlations named `spearman_..._tokens` are over tokens with at least `min_count` occurrences in the training
+split. Set a lower value for a small corpus. Correlations named `spearman_..._bins` are over `bins` equal
+intervals of the posterior difference between `low` and `high`, each represented by the mean over its tokens.
+For the absolute posterior difference the intervals start at 0. `important_mass`, `important_selected` and
+`important_tied` are about important tokens: those with at least `min_count` occurrences and an absolute
+posterior difference of at least `important`."""
 
 
 def metrics() -> str:
-    """Write all metrics in Markdown, probe by probe: its first sentences, then a row for every metric."""
+    """Return the page of metrics: for each probe its description and a row per metric."""
     sections = [
         "# Metrics",
-        "What the records of a study hold, by the names that tables, figures and `aggregate --metrics` know. "
-        "This page is made of the probes themselves: `python docs/pages.py`. What means over seeds and "
-        "their intervals are says [intervals.md](intervals.md).",
-        "## What `[probes]` sets",
+        "The metrics that a study records, by the names that tables, figures and `aggregate --metrics` use. "
+        "`python docs/pages.py` generates this page from the probes. [Intervals](intervals.md) defines means "
+        "over seeds and their intervals.",
+        "## Settings: `[probes]`",
         PROBES_SETTINGS,
         _settings(),
         "## Standard probes",
         *(_section(probe, when) for when, probe in STANDARD.items()),
-        "## Probes to ask for",
-        *(_section(probe, f'`own = ["{name}"]` of `[probes]`') for name, probe in PROBES.items()),
-        "## Phases and records",
+        "## Further probes",
+        "Each is recorded if its name is in the list `own` of `[probes]`.",
+        *(_section(probe, f"`{name}`") for name, probe in PROBES.items()),
+        "## Metrics of flows",
         _table(OF_PHASES),
     ]
     return "\n\n".join(sections) + "\n"
@@ -83,13 +84,12 @@ def _settings() -> str:
 
 
 def _table(labels: Mapping[str, str]) -> str:
-    return markdown_table(["metric", "what it is"], [[f"`{name}`", label] for name, label in labels.items()])
+    return markdown_table(["metric", "meaning"], [[f"`{name}`", label] for name, label in labels.items()])
 
 
 OPENING = """# Texts
 
-What `[data]` may say of labelled texts. This page is made of the classes themselves:
-`python docs/pages.py`.
+Settings of `[data]` for labelled texts. `python docs/pages.py` generates this page from the code.
 
 ```toml
 [data]                                            # AG News as CSV: class, title, description
@@ -104,28 +104,26 @@ validation = 0.1
 min_count = 5
 ```
 
-`jaxattn data SWEEP` shows the corpora that this makes before anything is run; `--set data.columns=null` takes
-out what the file says. `class_names`, `path`, `test_path` and `data_dir` change no number: with others too, a
-folder of results is continued, and the texts are not read again."""
+`jaxattn data SWEEP` shows the corpora before anything is run. `--set data.columns=null` removes a setting of
+the file. `class_names`, `path`, `test_path` and `data_dir` do not change any number, so a run can be resumed
+after they have changed."""
 
 WORDS = """## Words
 
-Words are lower-case letters and digits, with inner apostrophes. A combining mark belongs to the letter before
-it, and words are in Unicode's form NFC, so a text has the same words however its letters are composed.
-`<br />` tags and escaped line breaks end a word. Null is an empty text, and null, NaN or an empty label is a
-missing label; `empty = "drop"` leaves such rows out. Compressed files are refused: decompress them first."""
+Words consist of lower-case letters, digits and inner apostrophes, in Unicode's normal form NFC. `<br />` tags
+and escaped line breaks separate words. A null text is an empty text; a null, NaN or empty label is a missing
+label, and `empty = "drop"` ignores its row. Decompress compressed files first."""
 
 HELD_OUT = """## Held-out texts
 
-The test split is for the numbers that are reported, and `validation` holds training rows out to choose by. At
-every measured step there are `validation_loss` and `validation_accuracy` then, as there are `test_loss` and
-`test_accuracy`, and `test_accuracy_best_on_validation` is the test accuracy at the step with the best
-validation accuracy so far in the phase, the first one of several. `test_accuracy_best_on_test` is chosen on
-the test split itself, and so is too good. The vocabulary is that of the rows that are trained on."""
+The vocabulary is built from the training rows without the validation rows. With a validation split, every
+measured step records `validation_loss` and `validation_accuracy`, and `test_accuracy_best_on_validation` is
+the test accuracy at the step of the phase with the best validation accuracy so far. A step that is selected
+on the test split itself, `test_accuracy_best_on_test`, has a test accuracy that is biased upwards."""
 
 
 def texts() -> str:
-    """Write all kinds and all settings in Markdown, what every kind has in a table of its own."""
+    """Return the page of texts: the kinds, the settings of some kinds, and those of all kinds."""
     kinds = [[f"`{kind}`", first_line(target)] for kind, target in READERS.items()]
     settings: dict[tuple[str, str, str], list[str]] = {}
     for kind, target in READERS.items():
@@ -141,10 +139,10 @@ def texts() -> str:
     sections = [
         OPENING,
         "## Kinds",
-        markdown_table(["kind", "what it reads"], kinds),
-        "## What they read",
+        markdown_table(["kind", "input"], kinds),
+        "## Settings of the input",
         markdown_table(["setting", "kinds", "default", "meaning"], of_some),
-        "## What every kind makes of it",
+        "## Settings of the corpus",
         markdown_table(["setting", "default", "meaning"], of_every),
         WORDS,
         HELD_OUT,
@@ -154,42 +152,53 @@ def texts() -> str:
 
 KEYS = """# Keys of a sweep file
 
-All that a sweep file may say, made of the code: `python docs/pages.py`.
-[Write a sweep file](../howto/sweep_file.md) has one with explanations, `jaxattn schema` prints the same for
-editors. Wherever a `kind` stands it may be code of yours, `kind = "mine.py:NAME"`, whose settings are then
-its own. Settings of `[data]` of labelled texts are on the page on [texts](texts.md), those of `[probes]` on
-that of [metrics](metrics.md)."""
+All keys of a sweep file. `python docs/pages.py` generates this page from the code. `jaxattn schema` prints
+it as a JSON schema for editors. [Write a sweep file](../howto/sweep_file.md) explains an example. A
+`kind` can also be your own code, `kind = "mine.py:NAME"`; its keyword arguments are then the keys. The
+settings of labelled texts are on the page [Texts](texts.md), those of `[probes]` on the page
+[Metrics](metrics.md)."""
 
 TOP = {
-    "name": "of the study, and of its folder below `results/`.",
-    "data": "what is trained on, see below.",
-    "model": "what is trained, see below; `init` says where parameters start.",
-    "phases": "what moves, by which dynamics, until when: a list, one after the other, see below.",
-    "loss": "see below.",
+    "name": "name of the study, and of its folder in `results/`.",
+    "data": "the training data, see below.",
+    "model": "the model, see below; its key `init` sets initial values.",
+    "phases": "the phases of training, in their order, see below.",
+    "loss": "the loss, see below.",
     "description": "a sentence for the report.",
-    "seeds": 'how many (from 0), a range such as "0:200", or a list.',
-    "dtype": "of parameters and measurements.",
-    "chunk": "lanes that run together; chosen by memory if none.",
-    "probes": "what is measured on the way, see [metrics](metrics.md).",
-    "axes": "keys with lists of values: cells are their product.",
-    "zip": "the same for keys that go together.",
-    "halton": "`points`, and `axes` with `low`, `high`, `log`, `integer`: quasi-random points in bounds.",
-    "cells": "an explicit list of tables of keys.",
-    "exclude": "tables of keys: cells that match one are left out.",
-    "blocks": "variants of the whole file by name, with grids of their own.",
+    "seeds": 'number of seeds, a range such as "0:200", or a list.',
+    "dtype": "number type of parameters and measurements.",
+    "chunk": "number of seeds that run together; chosen from the available memory by default.",
+    "probes": "the measurements, see [Metrics](metrics.md).",
+    "axes": "a grid: keys, each with a list of values; the cells are all combinations.",
+    "zip": "keys with lists of equal length, whose values vary together.",
+    "halton": "quasi-random cells: their number `points`, and `axes` with `low`, `high`, `log`, `integer`.",
+    "cells": "an explicit list of cells, each a table of keys.",
+    "exclude": "tables of keys; matching cells are removed from the grid.",
+    "blocks": "named variants of the file, each with its own grid.",
     "figures": "figures of the report: tables with a `kind`.",
 }
 
 
 def sweep_keys() -> str:
-    """Write all keys of a sweep file in Markdown: the top, then every built-in thing of each concept."""
+    """Return the page of keys: the top level, then the kinds of data, models, losses, phases and probes."""
     rows = [[f"`{f.encode_name}`", written(_default(f)), TOP[f.name]] for f in msgspec.structs.fields(Tables)]
-    rows.append(["`extends`", "none", "another sweep file that this one starts from."])
-    sections = [KEYS, "## The top", markdown_table(["key", "default", "meaning"], rows)]
+    rows.append(["`extends`", "none", "path of another sweep file that this one changes."])
+    sections = [KEYS, "## Top level", _key_table(rows)]
     for concept in (concept for concept in CONCEPTS if concept.known):
         known = {kind: target for kind, target in concept.known.items() if kind not in READERS}
         sections.append(f"## {concept.name.removeprefix('a ').capitalize()}: {concept.place}")
-        sections += (_kind(kind, target) for kind, target in known.items())
+        tables = {kind: _rows(target) for kind, target in known.items()}
+        # Keys that all kinds share are listed once, so that the table of a kind has what is special about it.
+        having = [rows for rows in tables.values() if rows]
+        usual = [row for row in having[0] if len(having) > 1 and all(row in rows for rows in having)]
+        if usual:
+            without = [f"`{kind}`" for kind, rows in tables.items() if not rows]
+            but = f", except {' and '.join(without)}" if without else ""
+            sections += [f"Keys of every kind{but}:", _key_table(usual)]
+        for kind, rows in tables.items():
+            sections.append(f"### `{kind}`\n\n{_summary(known[kind])}")
+            own = [row for row in rows if row not in usual]
+            sections += [_key_table(own)] if own else []
     return "\n\n".join(sections) + "\n"
 
 
@@ -197,26 +206,32 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
-def _kind(kind: str, target: Any) -> str:
-    # What a generator draws with is told where the function behind it is.
+def _rows(target: Any) -> list[list[str]]:
+    # The settings of a generator are documented where the function behind it is.
     behind = getattr(target, "function", None)
     meaning = (meanings(behind) if behind else {}) | meanings(target)
-    rows = [[f"`{f.name}`", written(f.default), meaning[f.name]] for f in fields_of(target)]
-    heading = f"### `{kind}`\n\n{first_line(target)}"
-    return f"{heading}\n\n{markdown_table(['key', 'default', 'meaning'], rows)}" if rows else heading
+    return [[f"`{f.name}`", written(f.default), meaning[f.name]] for f in fields_of(target)]
+
+
+def _summary(target: Any) -> str:
+    return re.sub("; see `[a-z0-9_]+`\\.$", ".", first_line(target))
+
+
+def _key_table(rows: list[list[str]]) -> str:
+    return markdown_table(["key", "default", "meaning"], rows)
 
 
 LINE = """# Command line
 
-`jaxattn` lists the commands, and `jaxattn COMMAND --help` prints the same as this page, which is generated
-from the code by `python docs/pages.py`. `python -m jaxattn` is the same as `jaxattn`, and `jaxattn --version`
-prints the version. The exit status of a command is 0 for success, 1 if something failed while it ran, 2 for
-wrong input, and 130 if it was stopped. Errors are one line on standard error that names the place and the
-remedy."""
+`jaxattn` lists the commands, and `jaxattn COMMAND --help` prints the text of this page, which
+`python docs/pages.py` generates from the code. `python -m jaxattn` is the same as `jaxattn`, and
+`jaxattn --version` prints the version. The exit status of a command is 0 for success, 1 if something failed
+while it ran, 2 for wrong input, and 130 if it was stopped. An error is one line on standard error, which
+gives the place and the remedy."""
 
 
 def command_line() -> str:
-    """Write all commands with their options in Markdown."""
+    """Return the page of all commands with their options."""
     return "\n\n".join([LINE, *(_command(name, call) for name, call in commands().items())]) + "\n"
 
 
@@ -240,9 +255,9 @@ class Shown(NamedTuple):
     Attributes:
         title: its heading.
         study: its sweep file and its folder of published results.
-        number: which figure of the file.
-        file: what was drawn.
-        said: what to see in it.
+        number: index of the figure in the sweep file.
+        file: name of the figure's file.
+        said: the caption.
     """
 
     title: str
@@ -258,56 +273,56 @@ GALLERY = (
         "imdb_one_layer",
         0,
         "importance_joint",
-        "E·v rises, and E·p is a U: the paper's Figure 3.",
+        "E·v increases with the posterior difference, and E·p is U-shaped, as in the paper's Figure 3.",
     ),
     Shown(
         "Curves of metrics",
         "imdb_one_layer",
         1,
         "curves",
-        "Every metric over steps, with its interval over seeds.",
+        "Metrics over the steps, with 95 % intervals over seeds.",
     ),
     Shown(
         "Tokens that attention prefers",
         "imdb_one_layer",
         2,
         "top_tokens_joint",
-        "The words of largest E·p, coloured by the class they speak for.",
+        "The words with the largest E·p, coloured by the class in which they are more frequent.",
     ),
     Shown(
         "One step on E",
         "one_step_law",
         1,
         "one_step_law_cell6",
-        "E·v of every token, and the line of Lemma 4.1.",
+        "E·v of every token after one step, and the prediction of Lemma 4.1.",
     ),
     Shown(
-        "A power of one key",
+        "A power law",
         "one_step_law",
         0,
         "scaling_one_step_error_model-dim",
-        "The error falls like d to the power -1/2; the slope is fitted seed by seed.",
+        "The one-step error decreases like d to the power -1/2. The slope is fitted for each seed.",
     ),
     Shown(
         "Convergence to the max-margin direction",
         "margin_convergence",
         0,
         "convergence_one_minus_cosine_p_norm",
-        "1 - cos falls like ‖p‖ to the power -2 until the end of the path.",
+        "1 - cos decreases like 1/‖p‖² until the end of the path.",
     ),
     Shown(
-        "Methods against each other",
+        "Comparison of methods",
         "flow_methods",
         0,
         "convergence_one_minus_cosine_evaluations",
-        "The same distance over gradient evaluations.",
+        "1 - cos over the number of gradient evaluations.",
     ),
     Shown(
         "A phase diagram",
         "selection_vs_eta0",
         0,
         "diagram_only_relevant_selected_phases-embed-step_size_model-dim",
-        "A colour for each value of two keys.",
+        "The value of a metric over two keys of the sweep file.",
     ),
 )
 
@@ -323,14 +338,14 @@ def _call(function: str, options: list[str]) -> str:
 
 
 def gallery() -> str:
-    """Write the page of figures, each with the code that draws it."""
+    """Return the page of figures, each with the code that draws it."""
     parts = [
         "# Gallery",
-        "Each figure with what draws it: a table of a sweep file, or a line of Python for a run that is\n"
-        "there. All come as PNG and as PDF with embedded fonts, as wide as the text of a paper, in\n"
-        "`figures/` of the results folder. Options of a kind are the keyword arguments of its function,\n"
-        'which `jaxattn.lab.results.figures.function("KIND")` returns; a figure of\n'
-        "[your own](../howto/extending.md#a-figure) is a function too.",
+        "The kinds of figures (plots). Each is shown with the table of the sweep file that draws it, and\n"
+        "with the line of Python that draws it from a finished run. Figures are written to `figures/` in\n"
+        "the results folder, as PNG and PDF, with the width of a paper's column of text. The options of a\n"
+        'kind are the keyword arguments of `jaxattn.lab.results.figures.function("KIND")`. A figure can also\n'
+        "be [your own function](../howto/extending.md#a-figure).",
     ]
     for each in GALLERY:
         spec = tomllib.loads((ROOT / "sweeps" / f"{each.study}.toml").read_text(encoding="utf-8"))["figures"][
@@ -346,12 +361,12 @@ def gallery() -> str:
             f"![{each.said.rstrip('.')}](../../results/published/{each.study}/figures/{each.file}.png)",
             f"```toml\n{asked}\n```",
             f"```python\n{call}\n```",
-            f"The run: `jaxattn run sweeps/{each.study}.toml`.",
+            f"Data: `jaxattn run sweeps/{each.study}.toml`.",
         ]
     parts += [
-        "## A path to explore",
-        "One slider over the path of p, with attention, phase plane, curves and support pairs; see it in\n"
-        "[margin convergence](../../notebooks/margin_convergence.ipynb).",
+        "## Explorer",
+        "An interactive page with a slider along the path of p: attention, phase plane, curves and support\n"
+        "pairs. The notebook [Margin convergence](../../notebooks/margin_convergence.ipynb) contains one.",
         '```python\nja.explore(scores, path, max_margin).write("page.html")\n```',
     ]
     return "\n\n".join(parts) + "\n"

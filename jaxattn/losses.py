@@ -73,7 +73,7 @@ class _Smoothed(Loss, frozen=True, kw_only=True):
 
 
 class Classification(_Smoothed, frozen=True, kw_only=True):
-    """The logistic loss of logits (n,), the cross-entropy of logits (n, K)."""
+    """The logistic loss for two classes, and the cross-entropy for K > 2 classes."""
 
     @property
     def is_logistic(self) -> bool:
@@ -127,7 +127,7 @@ class Squared(_Smoothed, frozen=True, kw_only=True):
 
 
 class Hinge(_Smoothed, frozen=True, kw_only=True):
-    """max(0, 1 - y f), or that of Crammer and Singer, max(0, 1 + max_{j≠y} f_j - f_y), for K classes."""
+    """max(0, 1 - y f), or max(0, 1 + max_{j≠y} f_j - f_y) (Crammer and Singer) for K classes."""
 
     def _of_margin(self, margin: Array, smoothing: Array) -> Array:
         return (1 - smoothing / 2) * jax.nn.relu(1 - margin) + smoothing / 2 * jax.nn.relu(1 + margin)
@@ -137,7 +137,7 @@ class Hinge(_Smoothed, frozen=True, kw_only=True):
 
 
 class SquaredError(Loss, frozen=True, kw_only=True):
-    """½ ‖f - y‖² for targets y that are numbers or vectors, of the outputs' shape."""
+    """½ ‖f - y‖² for numbers or vectors y as targets, with the shape of the outputs."""
 
     def why_not(self, outputs: Array, data: Dataset) -> str | None:
         """Say that it takes targets of the outputs' shape."""

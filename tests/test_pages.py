@@ -46,11 +46,14 @@ def test_the_page_of_texts_is_made_of_the_kinds_that_are_there():
 
 
 def test_every_key_of_a_sweep_file_is_on_its_page():
+    """In the table of its kind, or in that of all kinds of its concept."""
     text, texts = pages.sweep_keys(), pages.texts()
     for concept in CONCEPTS:
+        of_concept = text.partition(f": {concept.place}\n")[2].partition("\n## ")[0]
+        shared, *_ = of_concept.partition("\n### ")
         for kind, target in concept.known.items():
-            section = text.partition(f"\n### `{kind}`\n")[2].partition("\n##")[0]
-            where = texts if kind in READERS else section
+            own = of_concept.partition(f"\n### `{kind}`\n")[2].partition("\n### ")[0]
+            where = texts if kind in READERS else shared + own
             assert [f.name for f in fields_of(target) if f"`{f.name}`" not in where] == [], kind
 
 

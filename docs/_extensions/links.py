@@ -1,8 +1,8 @@
 """Links of the pages to the rest of the project, and the files that they lead to.
 
-On the site, pages of `results/published` and the notes lie next to the pages and are linked to there; any other
-file of the project is offered for download. A link to a folder or to a file that does not exist is an error of
-the build, so no link disappears.
+On the site, pages of `results/published` and the notes are copied next to the pages, and links lead
+there. Any other file of the project is offered for download. A link to a folder, or to a file that does not
+exist, fails the build: no link disappears.
 """
 
 import json

@@ -41,7 +41,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
             outputs of a whole corpus cost more than laying out a new one.
         linear_in: name of the parameter that `scores` are linear in; None for a model without them.
         is_one_layer: whether scores are E·p, values E·v and outputs their attention, as theory takes them.
-        dim: d, None if it has no such width.
+        dim: d, the embedding dimension.
     """
 
     may_be_settings: ClassVar[frozenset[str]] = frozenset({"dim"})
@@ -63,7 +63,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
 
     @property
     def dim(self) -> int | Literal["inf"] | None:
-        """The width d, None if it has no such width."""
+        """The width d, the embedding dimension."""
         return None
 
     @property

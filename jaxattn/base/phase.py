@@ -74,9 +74,9 @@ class Phase(Spec, frozen=True, kw_only=True):
     `State` is one.
 
     Attributes:
-        name: the phase's name in tables.
-        train: names of the parameters that move.
-        steps: how many steps it has.
+        name: name of the phase in tables and figures.
+        train: names of the parameters that are trained.
+        steps: number of steps.
         failure: what it means that a seed failed.
         dtype: the precision of its state in every study; that of the study if None.
         seeds_per_core: how many seeds a core of a CPU takes at a time; as many as its cache holds if None.

@@ -53,11 +53,12 @@ class Generator(DrawnData, frozen=True, kw_only=True):
         pads_vocabulary: whether `generate` takes `used`, so that cells of different V share a program.
         function: the pure function behind `generate`, for those that have one.
         vocab_size: V, number of tokens.
-        length: T, tokens in a sequence.
-        sequences: n, training sequences.
-        test_sequences: held-out sequences with clean labels.
-        validation_sequences: held-out sequences like those of training.
-        label_noise: probability with which a training label is replaced by another class.
+        length: T, length of a sequence.
+        sequences: n, number of training sequences.
+        test_sequences: number of test sequences; their labels have no noise.
+        validation_sequences: number of validation sequences, with the same label noise as the training
+            sequences.
+        label_noise: probability that a training label is replaced by another class.
     """
 
     function: ClassVar[Callable[..., Corpus] | None] = None
@@ -176,7 +177,7 @@ class MultiRelevant(_Classes, frozen=True, kw_only=True):
 
 
 class Independent(_Classes, frozen=True, kw_only=True):
-    """Tokens independent given the label; see `independent`."""
+    """Tokens that are independent given the label; see `independent`."""
 
     function: ClassVar = staticmethod(independent)
 
@@ -185,7 +186,7 @@ class Independent(_Classes, frozen=True, kw_only=True):
 
 
 class Topics(_Classes, frozen=True, kw_only=True):
-    """Words of the topic, which is the label, and common words; see `topics`."""
+    """Topic words of the sequence's class and common words; see `topics`."""
 
     function: ClassVar = staticmethod(topics)
 
@@ -200,7 +201,7 @@ class Topics(_Classes, frozen=True, kw_only=True):
 
 
 class Xor(Generator, frozen=True, kw_only=True):
-    """The label is whether two tokens agree, α = 0 for every token; see `xor`."""
+    """The label is the XOR of two tokens, so α = 0 for every token; see `xor`."""
 
     pads_vocabulary: ClassVar[bool] = True
     function: ClassVar = staticmethod(xor)
@@ -213,7 +214,7 @@ class Xor(Generator, frozen=True, kw_only=True):
 
 
 class Negation(Generator, frozen=True, kw_only=True):
-    """One relevant token, whose class a negation token turns round; see `negation`."""
+    """One relevant token per sequence, whose class is flipped by a negation token; see `negation`."""
 
     pads_vocabulary: ClassVar[bool] = True
     function: ClassVar = staticmethod(negation)

@@ -39,7 +39,7 @@ def xor(
         vocab_size: V.
         length: tokens per sequence T ≥ 2.
         sequences: number of sequences n, a multiple of 4.
-        pairs: number of couples of pairs; 4 · pairs tokens are relevant.
+        pairs: number of XOR problems; each has four relevant tokens of its own.
         used: draw from the first tokens only, as in `independent`.
 
     Returns:
@@ -96,10 +96,11 @@ def negation(
     Args:
         key: PRNG key.
         vocab_size: V.
-        relevant: number of relevant tokens, a multiple of 2, without the negation.
+        relevant: number of relevant tokens, a multiple of 2; the negation token is not counted.
         length: tokens per sequence T ≥ 2.
         sequences: number of sequences n, a multiple of 4.
-        negated: share of the sequences that hold the negation, in [0, 1], rounded down to whole pairs.
+        negated: share of the sequences with the negation token, in [0, 1], rounded down to an even number of
+            sequences.
         used: draw from the first tokens only, as in `independent`.
 
     Returns:

@@ -43,8 +43,8 @@ def independent(
         relevant: number of relevant tokens, a multiple of K.
         length: tokens per sequence T.
         sequences: number of sequences n, a multiple of K.
-        max_posterior_difference: largest δ, in [0, 1].
-        relevant_mass: share of the tokens that are relevant; `relevant / used` by default.
+        max_posterior_difference: largest posterior difference δ of a token, in [0, 1].
+        relevant_mass: probability that a token of a sequence is relevant; `relevant / vocab_size` by default.
         num_classes: K.
         used: draw from the first tokens only, as if V were this; V by default. May be traced: corpora of
             different vocabularies then have the same shapes.
@@ -103,12 +103,13 @@ def topics(
     Args:
         key: PRNG key.
         vocab_size: V.
-        relevant: number of words that belong to a topic, a multiple of K.
-        topic_words: topic words in a sequence, repetitions allowed; at least 1.
+        relevant: number of topic words in the vocabulary, a multiple of K.
+        topic_words: number of topic words in a sequence, repetitions included.
         length: words per sequence T ≥ `topic_words`.
         sequences: number of sequences n, a multiple of K.
-        min_purity: purity of the first word of every topic, in [0, 1].
-        max_purity: purity of the last one, in [0, 1].
+        min_purity: smallest purity of a topic word, in [0, 1]: the probability that it is drawn because of
+            its topic.
+        max_purity: largest purity of a topic word, in [0, 1].
         num_classes: K topics.
         used: draw from the first tokens only, as in `independent`.
 
@@ -164,7 +165,7 @@ def multi_relevant(
         key: PRNG key.
         vocab_size: V.
         relevant: number of relevant tokens, a multiple of K.
-        relevant_per_sequence: r, at most `relevant / K`.
+        relevant_per_sequence: r, number of relevant tokens per sequence; at most `relevant / K`.
         length: tokens per sequence T ≥ r.
         sequences: number of sequences n, a multiple of K.
         num_classes: K.

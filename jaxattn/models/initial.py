@@ -89,7 +89,7 @@ class Zero(Start, frozen=True, kw_only=True):
 
 
 class Scaled(Start, frozen=True, kw_only=True):
-    """θ_0 = scale · what the model draws.
+    """θ_0 = scale · (the initial value that the model draws).
 
     Attributes:
         scale: the factor.
@@ -111,8 +111,9 @@ class FromFile(Start, frozen=True, kw_only=True):
     tokens of the corpus that it does not name keep what the model draws.
 
     Attributes:
-        file: the file, relative to the sweep file.
-        vocabulary: the text with the tokens of the array's rows; those of the corpus, in its order, if none.
+        file: path of the file, relative to the sweep file.
+        vocabulary: path of a text file with the token of each row; by default the rows are those of the
+            corpus vocabulary, in its order.
     """
 
     file: str

@@ -87,10 +87,10 @@ def outputs(params: Params, data: Corpus) -> Array:
 
 
 class KeyQuery(Model[Corpus], frozen=True, kw_only=True):
-    """One layer with a trained key-query matrix W, which starts at the identity or with normal entries.
+    """One attention layer with a trained key-query matrix W.
 
     Attributes:
-        weights: how W starts: the "identity", or "normal" entries of variance 1/d.
+        weights: initial W: "identity", or "normal" for entries of variance 1/d.
     """
 
     takes: ClassVar[type[Corpus]] = Corpus

@@ -101,7 +101,7 @@ class Mlp(Model[Corpus], frozen=True, kw_only=True):
 
     Attributes:
         dim: d.
-        weights: how W starts: "normal" entries of variance 1/d, or the "identity".
+        weights: initial W: "normal" for entries of variance 1/d, or "identity".
     """
 
     takes: ClassVar[type[Corpus]] = Corpus

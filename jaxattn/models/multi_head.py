@@ -95,7 +95,7 @@ def outputs(params: Params, data: Corpus) -> Array:
 
 
 class MultiHead(Model[Corpus], frozen=True, kw_only=True):
-    """One layer with `heads` attention heads, whose outputs are averaged.
+    """One attention layer whose output is the average over `heads` heads.
 
     Attributes:
         heads: H, number of queries p and heads v.

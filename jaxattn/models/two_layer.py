@@ -36,10 +36,10 @@ def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
 
 
 class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
-    """Self-attention without parameters before the read-out, with a residual connection or without.
+    """Self-attention without parameters, then attention with the query p.
 
     Attributes:
-        residual: whether a token is added to what it attends to.
+        residual: whether self-attention has a residual connection.
     """
 
     takes: ClassVar[type[Corpus]] = Corpus

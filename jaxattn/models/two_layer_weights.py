@@ -97,10 +97,10 @@ def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
 
 
 class TwoLayerWeights(Model[Corpus], frozen=True, kw_only=True):
-    """Self-attention with a trained matrix W1 before the read-out, whose query is W2 p.
+    """Self-attention with a trained matrix W1, then attention with the query W2 p.
 
     Attributes:
-        residual: whether a token is added to what it attends to.
+        residual: whether self-attention has a residual connection.
     """
 
     takes: ClassVar[type[Corpus]] = Corpus

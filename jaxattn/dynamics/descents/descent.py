@@ -156,7 +156,7 @@ def one_step(
         params: E (V, d), p (d,), v (d,) or (d, K), or what another model has.
         data: n examples.
         step_size: η0.
-        train: names of the parameters that move.
+        train: names of the parameters that are trained.
         outputs: the model.
         per_sequence: see `loss`.
 

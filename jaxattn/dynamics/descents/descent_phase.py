@@ -34,16 +34,19 @@ class Descent(Phase, frozen=True, kw_only=True):
     phase ends with the best parameters.
 
     Attributes:
-        optimizer: a name that `optimizer` knows, or the import path of a function (step_size, *, options)
-            that makes an optax transformation.
-        options: what the optimiser takes beside the step size; in a sweep file beside the other settings.
-        step_size: η, the largest of the schedule.
-        schedule: how the step size changes along the phase.
-        warmup: steps over which it rises from 0 before that.
-        batch_size: examples of a step, dealt out anew in every epoch; all if none.
-        fresh: examples drawn anew for every step, in place of the training data.
-        patience: checks of the validation loss without a new best after which the phase stops; 0 never stops.
-        check_every: steps between those checks.
+        optimizer: name of a built-in optimiser or of one of optax, or the import path of a function
+            (step_size, *, options) that returns an optax transformation.
+        options: further arguments of the optimiser; a sweep file lists them with the other settings of the
+            phase.
+        step_size: η, the learning rate; the peak value if it follows a schedule.
+        schedule: learning-rate schedule: constant, cosine, linear, exponential or inverse_sqrt.
+        warmup: number of warm-up steps, in which the step size increases from 0.
+        batch_size: size of the minibatches, which are reshuffled in every epoch; by default a step uses all
+            data.
+        fresh: number of new examples that are sampled for each step, in place of the training data.
+        patience: early stopping: number of checks without a new best validation loss after which the phase
+            ends; 0 turns it off.
+        check_every: number of steps between these checks.
     """
 
     takes_further: ClassVar[str] = "options"
@@ -141,7 +144,7 @@ class Descent(Phase, frozen=True, kw_only=True):
 
 
 class OneStep(Phase, frozen=True, kw_only=True):
-    """One full-batch gradient step of size `step_size` on the parameters in `train`; none at all for 0.
+    """One full-batch gradient step of size `step_size` on the parameters in `train`.
 
     Attributes:
         step_size: η0.

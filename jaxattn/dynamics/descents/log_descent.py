@@ -155,8 +155,8 @@ class LogDescent(Phase, frozen=True, kw_only=True):
     """A first-order method on p whose gradient is formed in the log domain.
 
     Attributes:
-        method: normalized, polyak, dual_acceleration or log_time.
-        step_size: η; what it means depends on the method, see `log_descent`.
+        method: "normalized", "polyak", "dual_acceleration" or "log_time".
+        step_size: η; its meaning depends on the method, see `ja.dynamics.log_descent`.
     """
 
     rotation_invariant: ClassVar[bool] = True

@@ -102,11 +102,11 @@ def exact_flow(
         scores: keys (m, D), values (m,), or (m, K) for K > 2 classes, and bags of n sequences; any of them
             may have a leading axis of B seeds. `theory.scores.one_layer` makes them of E and v.
         p: (D,), or (B, D); the start.
-        until_norm: end at this ‖p‖.
+        until_norm: stop at this ‖p‖.
         until_arc_length: end at this length of the path; finite if `until_norm` is not.
         until_direction: end when the sine of the angle between p and its velocity is this small; it is the
             change of p/‖p‖ per e-fold of ‖p‖, about as large as the distance left to the limit.
-        max_steps: end after this many steps, tried or taken.
+        max_steps: stop after this many steps, accepted or rejected.
         rtol: error allowed per step, relative to ‖p‖ + 1/max ‖E_s‖.
         gradient_rtol: relative error of ‖∂L/∂p‖ that the error of a step may make, so that `log_time` is
             right; infinite where only the path counts, which saves steps if it winds among many tokens.
@@ -237,7 +237,7 @@ def continue_path(
         scores: those that it began with.
         path: as far as it was followed.
         ends: those that it began with.
-        max_steps: end after this many steps, tried or taken.
+        max_steps: stop after this many steps, accepted or rejected.
         row: the row, ().
 
     Returns:

@@ -47,10 +47,10 @@ class _Flow(Phase, frozen=True, kw_only=True):
 
     Attributes:
         progress: what grows from row to row of the path, until it ends.
-        until_norm: end at this ‖p‖.
-        max_steps: end after this many steps, tried or taken.
-        rtol: error allowed per step, relative to the size of what is followed.
-        points: rows of the path, the start among them, log-spaced.
+        until_norm: stop at this ‖p‖.
+        max_steps: stop after this many steps, accepted or rejected.
+        rtol: relative error tolerance of a step.
+        points: number of recorded points of the path, log-spaced, including the start.
     """
 
     failure: ClassVar[str] = "the flow met NaN or a step too short to represent"
@@ -137,14 +137,14 @@ class _Flow(Phase, frozen=True, kw_only=True):
 
 
 class ExactFlow(_Flow, frozen=True, kw_only=True):
-    """Exact gradient flow on p until the first of its ends; a step is one of `points` rows of its path.
+    """Exact gradient flow on p, until the first of its stopping conditions holds.
 
     With `linear_in` on another parameter that the scores of a model are linear in, such as W.
 
     Attributes:
-        linear_in: that parameter; p if none.
-        until_arc_length: end at this length of the path.
-        until_direction: end when the sine of the angle between p and its velocity is this small.
+        linear_in: the parameter that moves, in which the scores must be linear; p by default.
+        until_arc_length: stop at this arc length.
+        until_direction: stop when the sine of the angle between p and dp/dt is at most this.
     """
 
     linear_in: str | None = None
@@ -227,7 +227,7 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
 
 
 class JointFlow(_Flow, frozen=True, kw_only=True):
-    """Exact gradient flow on p and v together; a step is one of `points` rows of its path.
+    """Exact gradient flow on p and v, with E fixed.
 
     ‖v‖ grows like e^(margin ‖p‖ / 2), out of what numbers can hold: beyond 1e15 the parameters hold v with
     length 1e15, and `log_v_norm` is the log of its own length.
@@ -268,10 +268,10 @@ class JointFlow(_Flow, frozen=True, kw_only=True):
 
 
 class FullFlow(_Flow, frozen=True, kw_only=True):
-    """Exact gradient flow on E, p and v together; a step is one of `points` rows at log-spaced losses.
+    """Exact gradient flow on E, p and v.
 
     Attributes:
-        until_log_loss: end at this log L.
+        until_log_loss: stop at this value of log L.
     """
 
     train: ClassVar[tuple[str, ...]] = ("E", "p", "v")

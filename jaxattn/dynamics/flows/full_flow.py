@@ -90,8 +90,8 @@ def full_flow(
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
         corpus: n sequences of two classes over V tokens; one, or B with a leading axis.
-        until_log_loss: end at this log L.
-        max_steps: end after this many steps, tried or taken.
+        until_log_loss: stop at this value of log L.
+        max_steps: stop after this many steps, accepted or rejected.
         rtol: error allowed per step, relative to every number, and to 1/100 for small ones.
         points: number of rows k ≥ 3 of the path.
         width: seeds integrated side by side; chosen for the backend by default.

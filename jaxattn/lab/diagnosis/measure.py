@@ -38,7 +38,7 @@ PAIRS = (
     "E·p against |posterior difference|",
 )
 SELECTED = "sequences that select an important token"
-TIED = "sequences in which an important token ties on top"
+TIED = "sequences in which an important token ties for the highest score"
 NAMES = [(pair, statistic) for pair in PAIRS for statistic in STATISTICS]
 NAMES += [(SELECTED, "share"), (TIED, "share")]
 # Of them the first two pairs are of E·v.

@@ -41,14 +41,14 @@ _AT_THE_END_P = (
 
 
 class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
-    """The history of p against the max-margin direction of the selection that the phase ends with.
+    """The distance of p to the max-margin direction of the final selection.
 
-    A probe of a phase: `observe` is taken of every seed at every probe step, and `conclude` is told all of
-    it when the phase has ended.
+    The selection is that of the last step of the phase, so the metrics are computed when the phase has ended.
+    The engine calls `observe` for every seed at every probe step, and `conclude` with the whole history.
 
     Attributes:
-        nats: tokens with a score so close to the top one of their sequence count as selected; None for ties
-            up to rounding.
+        nats: tokens count as selected if their score is within `nats` of the highest score of the sequence;
+            by default only ties up to rounding.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -194,10 +194,10 @@ _AT_THE_END_RELAXED = (
 
 
 class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
-    """The history of p and v against p_relax and v_mm of the selection that the phase ends with.
+    """The distances of p and v to p_relax and v_mm of the final selection.
 
-    A probe of a phase, as `max_margin_direction` is for p alone. Of every sequence the token with the
-    highest score counts as selected. NaN where two share it, or there is no direction.
+    The counterpart of `max_margin_direction` for phases that move p and v. The token with the highest score
+    counts as selected. The metrics are NaN if two tokens share it, or if nothing separates the selection.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -206,7 +206,7 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
         "unrelaxed_one_minus_cosine": r"$1-\cos(p,\,p_\mathrm{mm})$",
         "head_one_minus_cosine": r"$1-\cos(v,\,v_\mathrm{mm})$",
         "relaxed_certified_distance": r"$1-\cos$ to the true $p_\mathrm{relax}$, at most",
-        "relaxed_support": "sequences on which $v_\\mathrm{mm}$ is tight",
+        "relaxed_support": "sequences with a tight margin of $v_\\mathrm{mm}$",
     }
     metrics: ClassVar[tuple[str, ...]] = (*_ON_THE_WAY_RELAXED, *_AT_THE_END_RELAXED)
 
@@ -282,13 +282,13 @@ _AT_THE_END_LIMIT = (
 
 
 class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
-    """The history of p against the limit of gradient flow on p, tokens that tie included.
+    """The distance of p to the limit of gradient flow on p, also where tokens tie.
 
-    `max_margin_direction` wants a margin over all tokens that are not selected. Where tokens tie, the flow
-    does not: sequences with the same tokens on top push another one away together, or draw it near.
+    Where tokens tie in the limit, gradient flow does not converge to the max-margin direction of
+    `max_margin_direction`, but to the direction of `ja.theory.certify_limit`.
 
     Attributes:
-        nats: tokens with a score so close to the top one of their sequence tie with it.
+        nats: tokens tie if their score is within `nats` of the highest score of the sequence.
     """
 
     rotation_invariant: ClassVar[bool] = True

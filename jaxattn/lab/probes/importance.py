@@ -18,15 +18,16 @@ _PAIRS = ("Ev", "Ep_signed", "Ep_absolute")
 
 
 class Importance(Probe, frozen=True, kw_only=True):
-    """Bin means and rank correlations of E·v and E·p over the posterior difference, and E·v against α.
+    """Bin means and rank correlations of E·v and E·p over the posterior difference, and the correlation of
+    E·v and α.
 
-    E·p of a model that has learned is U-shaped: close to 1 is its correlation with the size of the posterior
-    difference (`absolute`), and close to 0 that with the difference itself (`signed`). For K > 2 classes
-    E·v_k is held against class k, and the results are averaged over classes; the size is the largest over
-    classes.
+    In a trained model E·p is U-shaped: its correlation with the absolute posterior difference (`absolute`) is
+    close to 1, and its correlation with the difference itself (`signed`) is close to 0. For K > 2 classes
+    E·v_k is compared with the posterior difference of class k, and the results are averaged over classes; the
+    absolute value is the largest over classes.
 
     Attributes:
-        bins: equal bins of the posterior difference over [`low`, `high`]; none for 0.
+        bins: number of equal bins of the posterior difference over [`low`, `high`]; 0 for none.
         low: lower end of the first bin.
         high: upper end of the last bin.
         min_count: correlations over tokens are over those with at least so many occurrences.
@@ -154,9 +155,9 @@ def _ranks(x: Array, use: Bool[Array, " N"]) -> Array:
 
 
 class OneStepError(Probe, frozen=True, kw_only=True):
-    """Distance of E·v to the one-step law per unit of η0, max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0.
+    """The distance of E·v from the one-step law per unit of η0, max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0.
 
-    Only where the law is: after one step on E alone in the one-layer model with the logistic loss.
+    Recorded after one step on E alone, in the one-layer model with the logistic loss.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -181,7 +182,7 @@ class OneStepError(Probe, frozen=True, kw_only=True):
 
 
 class OneStepEmbeddings(OneStepError, frozen=True, kw_only=True):
-    """Distance of E to the one-step law per unit of η0, max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0.
+    """The distance of E from the one-step law per unit of η0, max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0.
 
     For K classes the law is η0 Σ_k α_{s,k} v_k.
     """

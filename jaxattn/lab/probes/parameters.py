@@ -20,7 +20,7 @@ from jaxattn.models.gradients import loss_and_gradients
 
 
 class Norms(Probe, frozen=True, kw_only=True):
-    """The Euclidean norm of every parameter, Frobenius' for matrices: norm_E, norm_p, ..."""
+    """The Euclidean norm of every vector and the Frobenius norm of every matrix: norm_E, norm_p, ..."""
 
     rotation_invariant: ClassVar[bool] = True
 
@@ -37,10 +37,11 @@ def cosine(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array,
 
 
 class Alignments(Probe, frozen=True, kw_only=True):
-    """Cosines between parameters of one shape (cos_p_v), and with the descent direction (cos_p_descent).
+    """Cosines between parameters of the same shape (cos_p_v), and between a parameter and its descent
+    direction (cos_p_descent).
 
-    Parameters with one row per token are left out of the pairs. A parameter that has found its direction
-    has a cosine of 1 with -∂L/∂θ.
+    The pairs do not include parameters with one row per token. When the direction of θ has converged, its
+    cosine with -∂L/∂θ is 1.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -61,13 +62,13 @@ class Alignments(Probe, frozen=True, kw_only=True):
 
 
 class Conservation(Probe, frozen=True, kw_only=True):
-    """The drift ‖Q - Q_0‖ / ‖Q_0‖ since the start of a phase that trains all of E, p and v.
+    """The drift ‖Q - Q_0‖ / ‖Q_0‖ of a conserved quantity Q in a phase that trains E, p and v.
 
-    Where the loss depends on E, p and v through E p and E v alone, gradient flow conserves
+    If the loss depends on E, p and v only through E p and E v, gradient flow conserves
 
         Q = EᵀE - Σ_h p_h p_hᵀ - Σ_k v_k v_kᵀ,   d/dt Q = 0,
 
-    over all queries and all heads. Steps of size η drift in proportion to η.
+    summed over all queries and heads. With steps of size η the drift is proportional to η.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -149,13 +150,13 @@ def largest_eigenvalue(
 
 
 class Sharpness(Probe, frozen=True, kw_only=True):
-    """The largest eigenvalue of the Hessian of the training loss in the trained parameters.
+    """The largest eigenvalue of the Hessian of the training loss with respect to the trained parameters.
 
-    It takes `iterations` products with the Hessian, each the work of a few gradients, and keeps as many
-    vectors as long as the trained parameters together.
+    It takes `iterations` products with the Hessian, each as expensive as a few gradients, and stores as many
+    vectors of the size of the trained parameters.
 
     Attributes:
-        iterations: products with the Hessian.
+        iterations: number of products with the Hessian.
     """
 
     iterations: PositiveInt = 20

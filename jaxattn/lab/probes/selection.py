@@ -20,24 +20,25 @@ from jaxattn.theory import Scores, Selection, margin, selection_from_scores, sel
 
 
 class Selected(Probe, frozen=True, kw_only=True):
-    """Attention on important tokens, and the tokens with the highest score of each sequence.
+    """The attention on important tokens, and the shares of sequences that select one.
 
-    A sequence selects an important token if the tokens with its highest score are all important, and not all
-    of its tokens have that score. Where an important token has it together with one that is not, or with all
-    others, they tie: under uniform attention every sequence with an important token does. NaN if there is no
+    A sequence selects an important token if the tokens with the highest score are all important, and not all
+    of its tokens have that score. An important token ties if an unimportant token, or every other token, has
+    the same score; under uniform attention all important tokens tie. The metrics are NaN if there is no
     important token.
 
     Attributes:
-        important: tokens with |posterior difference| of at least this are important,
-        min_count: if they occur so often: the posterior difference of a rare token is noise.
+        important: least |posterior difference| of an important token.
+        min_count: least number of occurrences of an important token: the posterior difference of a rare token
+            is noise.
     """
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
         "important_mass": "attention on important tokens",
         "important_selected": "sequences that select an important token",
-        "important_tied": "sequences in which an important token ties on top",
-        "selected_tokens": "tokens on top of a sequence",
+        "important_tied": "sequences in which an important token ties for the highest score",
+        "selected_tokens": "tokens with the highest score in a sequence",
     }
 
     important: Share = 0.5
@@ -66,15 +67,15 @@ class Selected(Probe, frozen=True, kw_only=True):
 
 
 class HeadsSelected(Selected, frozen=True, kw_only=True):
-    """What each of several heads or queries attends to and selects, as `Selected` says it of one.
+    """The metrics of `Selected` for each of several heads or queries.
 
-    Settings are those of `Selected`. Heads share the work if each selects in some sequences only and some
-    head does in all: `any_head_selected` then is above all of `head_selected`.
+    The settings are those of `Selected`. If different heads select in different sequences,
+    `any_head_selected` exceeds every `head_selected`.
     """
 
     labels: ClassVar[dict[str, str]] = {
-        "head_mass": "attention of a head on important tokens",
-        "head_selected": "sequences in which a head selects an important token",
+        "head_mass": "attention of each head on important tokens",
+        "head_selected": "sequences in which each head selects an important token",
         "any_head_selected": "sequences in which some head selects an important token",
         "all_heads_selected": "sequences in which all heads select an important token",
     }
@@ -131,21 +132,22 @@ def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[S
 
 
 class RelevantTokens(Probe, frozen=True, kw_only=True):
-    """Shares of the sequences with relevant tokens that select one, select all, or in which they tie.
+    """The shares of sequences that select a relevant token, select only relevant tokens, or have a tie.
 
-    A sequence selects a relevant token if the tokens on top of it are all relevant, and not all of its tokens
-    are on top. Where a relevant token shares the top with one that is not, or with all others, they tie.
+    A sequence selects a relevant token if the tokens with the highest score are all relevant, and not all of
+    its tokens have that score. A relevant token ties if an irrelevant token, or every other token, has the
+    same score. The shares are over sequences with relevant tokens.
 
     Attributes:
-        relevant: tokens 0 .. relevant - 1 are the relevant ones.
-        nats: a token is on top if its score is so close to the highest one of its sequence.
+        relevant: number of relevant tokens: tokens 0 .. relevant - 1.
+        nats: a token counts as highest if its score is within `nats` of the highest score of the sequence.
     """
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
         "relevant_selected": "sequences that select a relevant token",
-        "only_relevant_selected": "sequences that select just the relevant tokens",
-        "relevant_tied": "sequences in which a relevant token ties on top",
+        "only_relevant_selected": "sequences that select the relevant tokens and no others",
+        "relevant_tied": "sequences in which a relevant token ties for the highest score",
         "relevant_margin": "margin of $p$ on the relevant tokens",
     }
 
@@ -192,7 +194,8 @@ def attention_entropy(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array
 
 
 class AttentionEntropy(Probe, frozen=True, kw_only=True):
-    """The mean entropy of attention over sequences, and its exponential, a number of tokens."""
+    """The entropy of attention, averaged over sequences, and its exponential, the effective number of
+    attended tokens."""
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
@@ -211,13 +214,14 @@ class AttentionEntropy(Probe, frozen=True, kw_only=True):
 
 
 class Attended(Probe, frozen=True, kw_only=True):
-    """Attention of every head and query, mean over the training data: one number each, in the model's order.
+    """Statistics of the attention of every head and query, averaged over the training data.
 
-    A query selects a token if its largest attention is at least `above`. Attention q (n, ..., T) is the
-    model's own, `Model.attention`; attended positions are the exponential of -Σ_t q_t log q_t.
+    A query selects a token if its largest attention weight is at least `above`. The attention q (n, ..., T)
+    is that of `Model.attention`; the number of attended positions is the exponential of -Σ_t q_t log q_t.
+    There is one value for each head and query, in the order of the model.
 
     Attributes:
-        above: the attention from which on a token is selected.
+        above: the least attention weight with which a token counts as selected.
     """
 
     labels: ClassVar[dict[str, str]] = {
@@ -246,24 +250,26 @@ class Attended(Probe, frozen=True, kw_only=True):
 
 
 class Cover(Probe, frozen=True, kw_only=True):
-    """The tokens on top of the sequences, and how far E·v is from what gradient flow on E, p and v tends to.
+    """The tokens with the highest score of a sequence, and the distance of E·v from the limit of gradient
+    flow on E, p and v.
 
-    With s(X) the token of X with the highest score, the first one of several, and r_eff the number of
-    distinct ones, that is
+    Let s(X) be the token of X with the highest score (the first of several), and r_eff the number of distinct
+    s(X). The limit is
 
-        E_s·v = y_s ‖v‖²/√r_eff  on tokens on top,   0 elsewhere,
+        E_s·v = y_s ‖v‖²/√r_eff for s = s(X),   0 for other tokens,
 
-    if these are a cover: each on top under one label y_s only. Margin 1 then costs ‖E‖² + ‖v‖² = 2 √r_eff.
+    if these tokens are a cover: each has the highest score under one label y_s only. Then margin 1 costs ‖E‖²
+    + ‖v‖² = 2 √r_eff.
     """
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
-        "cover_size": r"tokens on top, $r_\mathrm{eff}$",
-        "cover_share": "sequences whose token on top has one label",
-        "cover_error": r"largest $|E_s\cdot v\,\sqrt{r_\mathrm{eff}}/\Vert v\Vert^2-y_s|$ of tokens on top",
+        "cover_size": r"tokens with the highest score of a sequence, $r_\mathrm{eff}$",
+        "cover_share": "sequences whose highest token has one label only",
+        "cover_error": r"largest $|E_s\cdot v\,\sqrt{r_\mathrm{eff}}/\Vert v\Vert^2-y_s|$ of these tokens",
         "cover_elsewhere": r"largest $|E_s\cdot v|\,\sqrt{r_\mathrm{eff}}/\Vert v\Vert^2$ of other tokens",
         "cover_cost": r"$2\sqrt{r_\mathrm{eff}}$",
-        "cover_attention": "least attention on the token on top",
+        "cover_attention": "least attention on the token with the highest score",
     }
 
     def why_not(self, task: Task, phase: Phase) -> str | None:

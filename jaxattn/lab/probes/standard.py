@@ -25,23 +25,27 @@ BEST = {
 
 
 class Probes(Spec, frozen=True, kw_only=True):
-    """What is measured on the way, and at which steps: the first and the last of a phase are always there.
+    """Settings of the measurements, and the steps at which they are made. The first and the last step of a
+    phase are always measured.
 
     Attributes:
-        per_decade: probe steps in every factor of ten of the steps; 0 for both ends of a phase alone.
-        steps: the probe steps instead, in every phase as far as it has them; or by the name of the phase.
-        every: instead, every so many steps a probe step; or by the name of the phase.
-        bins: equal bins of the posterior difference over [`low`, `high`]; none for 0.
+        per_decade: number of measured steps per factor of ten of the steps; 0 measures the first and the last
+            step of a phase only.
+        steps: measure at these steps instead: a list for all phases, or a table with a list for each phase.
+        every: measure every so many steps instead: a number for all phases, or a table with a number for each
+            phase.
+        bins: number of equal bins of the posterior difference over [`low`, `high`]; 0 for none.
         low: lower end of the first bin.
         high: upper end of the last bin.
-        min_count: tokens that occur less often are in no correlation over tokens, and not important.
-        important: tokens with |posterior difference| of at least this are important.
-        max_margin: whether every phase that moves p alone ends by finding the max-margin direction of its
-            selection, against which every probe's p is held.
-        sample: losses, accuracies and gradients are those of so many sequences of each corpus, evenly
-            spaced; of all if none.
-        tokens: whether attention on tokens, and what E·v and E·p know of their importance, is measured.
-        own: further probes, built in or the user's.
+        min_count: least number of occurrences of tokens in correlations over tokens, and of important tokens.
+        important: least |posterior difference| of an important token.
+        max_margin: whether to compute the max-margin direction at the end of each phase that moves p alone,
+            and to compare p with it at every measured step.
+        sample: number of evenly spaced sequences of each corpus on which losses, accuracies and gradients are
+            measured; by default all.
+        tokens: whether to measure attention on tokens, and the correlations of E·v and E·p with their
+            importance.
+        own: further probes, built-in or your own.
     """
 
     per_decade: Count = 8
@@ -107,7 +111,7 @@ class Probes(Spec, frozen=True, kw_only=True):
 
 
 class Fit(Probe, frozen=True, kw_only=True):
-    """Loss on all data, log of the gradient's norm, and ‖p‖."""
+    """The losses, the logarithm of the gradient norm, and ‖p‖."""
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
@@ -133,7 +137,7 @@ class Fit(Probe, frozen=True, kw_only=True):
 
 
 class Accuracy(Probe, frozen=True, kw_only=True):
-    """Accuracy on all data of targets that are classes, with an output of each, or one for two."""
+    """Accuracies on training, test and validation data, for classification."""
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {

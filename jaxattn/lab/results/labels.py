@@ -75,10 +75,10 @@ OF_PHASES = MappingProxyType(
         "arc_length": "length of the path",
         "log_time": r"$\log\,t$",
         "log_v_norm": r"$\log\,\Vert v\Vert$",
-        "came_to_end": "paths that come to the end asked for",
+        "came_to_end": "paths that reach their stopping condition",
         "log_loss": r"$\log\,L$",
         "drift": r"drift of $E^\top E - pp^\top - vv^\top$",
-        "mismatch": "error of $dp/dt$ with $v$ following from $p$",
+        "mismatch": "error of $dp/dt$ if $v$ is determined by $p$",
     }
 )
 AXES = MappingProxyType(

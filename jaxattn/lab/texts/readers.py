@@ -19,15 +19,16 @@ _BATCH = 512
 
 
 class Tfds(Source, frozen=True, kw_only=True):
-    """A prepared data set of tensorflow-datasets in a format with random access. TensorFlow is not needed.
+    """A data set that tensorflow-datasets has prepared, in a format with random access. TensorFlow is not
+    required.
 
     Attributes:
-        dataset: name of the data set; "name/config:1.0.0" picks a configuration and a version.
-        data_dir: the folder of prepared data sets; None for $TFDS_DATA_DIR, else ~/tensorflow_datasets.
-        text: the feature with the text, or several, whose texts follow each other.
-        label: the feature with the label.
-        train: name of the training split; slices such as "train[:20%]" are understood.
-        test: name of the test split, or a slice; "" if there is none.
+        dataset: name of the data set; "name/config:1.0.0" selects a configuration and a version.
+        data_dir: folder of the prepared data sets; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
+        text: feature with the text, or a list of features whose texts are joined.
+        label: feature with the label.
+        train: name of the training split, or a slice such as "train[:20%]".
+        test: name of the test split, or a slice; "" for none.
     """
 
     dataset: Name
@@ -79,11 +80,11 @@ class Tfds(Source, frozen=True, kw_only=True):
 
 
 class Lines(Files, frozen=True, kw_only=True):
-    """Lines of a label and a text, such as "pos a fine film".
+    """Files with a label and a text on each line, such as "pos a fine film".
 
     Attributes:
-        separator: what stands between label and text; white space if None.
-        encoding: that of the files, such as "cp1252"; UTF-8 if None.
+        separator: separator of label and text; white space by default.
+        encoding: encoding of the files, such as "cp1252"; UTF-8 by default.
     """
 
     separator: Name | None = None
@@ -105,15 +106,15 @@ class Lines(Files, frozen=True, kw_only=True):
 
 
 class Folder(Source, frozen=True, kw_only=True):
-    """Texts as files PATH/SPLIT/LABEL/*.txt, as in aclImdb.
+    """One file per text, PATH/SPLIT/LABEL/*.txt, as in aclImdb.
 
     Attributes:
-        path: the folder of the splits.
-        train: the folder of the training split in `path`.
-        test: the folder of the test split in `path`; "" if there is none.
-        labels: the folder of each class in those of the splits, in the order of the classes.
-        ignore_labels: other folders there, which are left out.
-        encoding: that of the files, such as "cp1252"; UTF-8 if None.
+        path: folder that contains the splits.
+        train: folder of the training split inside `path`.
+        test: folder of the test split inside `path`; "" for none.
+        labels: folder of each class inside the folder of a split, in the order of the classes.
+        ignore_labels: other folders, which are ignored.
+        encoding: encoding of the files, such as "cp1252"; UTF-8 by default.
     """
 
     path: Name

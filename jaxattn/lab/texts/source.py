@@ -39,25 +39,27 @@ class Source(SharedData, frozen=True, kw_only=True):
 
     Attributes:
         train: name of the training split.
-        test: name of the test split; "" if there is none.
-        labels: raw label of each class, in the order of the classes: -1, +1 for two, 0 .. K-1 for more. A
-            list of several raw labels makes one class, as in [[1, 2], [4, 5]]. 1.0, "1" and true are label 1.
-        class_names: what tables and figures call each class, in the order of `labels`; None for the labels
-            themselves.
-        ignore_labels: raw labels whose rows are left out.
-        balance: in each split, keep only as many rows of every class as the smallest class has; which ones
-            is always the same.
-        validation: share of the training rows of every class that is held out as a validation split, after
-            balancing; which rows is always the same.
-        min_count: words that occur less often in the training split are unknown.
-        max_vocab: the most words a vocabulary may hold, the most frequent ones; None for all.
-        max_length: the most known words kept of a text, the first ones; None for all.
-        order: "kept" to read texts as sequences of token ids in order, for models that take these; None for
-            bags.
-        escapes: "kept" if a backslash followed by n is these two characters; None if it is a line break, as
-            in the files of Yelp, Amazon and DBpedia, in texts where most backslashes before letters are so.
-        empty: what to do with a row without a label, or whose text has no known word: "error", or "drop" to
-            leave it out; texts after balancing and holding out.
+        test: name of the test split; "" for none.
+        labels: the label of each class in the files, in the order of the classes (-1, +1 for two classes, 0
+            .. K-1 for more). A list merges several labels into one class: [[1, 2], [4, 5]]. 1.0, "1" and true
+            equal 1.
+        class_names: names of the classes in tables and figures, in the order of `labels`; the labels by
+            default.
+        ignore_labels: labels whose rows are ignored.
+        balance: whether to reduce every class of a split to the size of its smallest class; the choice of
+            rows is deterministic.
+        validation: fraction of the training rows of each class that is held out for validation, after
+            balancing; the choice of rows is deterministic.
+        min_count: least number of occurrences in the training split of a word of the vocabulary.
+        max_vocab: largest size of the vocabulary, which keeps the most frequent words; unlimited by default.
+        max_length: number of words of the vocabulary after which a text is truncated; unlimited by default.
+        order: "kept" to read texts as sequences of token ids, for models that require them; bags of words by
+            default.
+        escapes: "kept" to read a backslash followed by n as two characters. By default it is a line break, as
+            in the files of Yelp, Amazon and DBpedia, if most backslashes of a text that precede a letter are
+            of this form.
+        empty: what to do with a row that has no label, or no word of the vocabulary: "error", or "drop" to
+            ignore it. Rows without a known word are dropped after balancing and holding out.
         inert: the settings that change no number: where files lie, what classes are called.
     """
 

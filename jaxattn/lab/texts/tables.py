@@ -25,8 +25,8 @@ class Files(Source, frozen=True, kw_only=True):
     """Rows in a file, or in one file per split; a split may have several files, such as shards.
 
     Attributes:
-        path: the file with the training rows; a pattern such as "train-*.parquet" names several.
-        test_path: the file with the test rows, or such a pattern.
+        path: file with the training rows, or a pattern such as "train-*.parquet".
+        test_path: file with the test rows, or a pattern.
     """
 
     path: Name
@@ -90,10 +90,10 @@ class Table(Files, frozen=True, kw_only=True):
     """Rows with named fields in a file, or in one file per split.
 
     Attributes:
-        text: the field with the text, or several, whose texts follow each other.
-        label: the field with the label.
-        split_column: the field that tells the splits of one file apart; `train`, `test` are values of it, or
-            several joined by "+", such as "train+extra".
+        text: field with the text, or a list of fields whose texts are joined.
+        label: field with the label.
+        split_column: field with the name of a row's split, if one file has several splits; `train` and `test`
+            are its values, or several values joined by "+", such as "train+extra".
     """
 
     text: Texts = "text"
@@ -129,7 +129,7 @@ class Table(Files, frozen=True, kw_only=True):
 
 
 class Parquet(Table, frozen=True, kw_only=True):
-    """Rows of Parquet files; `path` may be a pattern of shards, such as "train-*.parquet"."""
+    """Rows of Parquet files; `path` may be a pattern such as "train-*.parquet"."""
 
     def _total(self, path: str) -> int | None:
         import pyarrow.parquet as pq
@@ -152,14 +152,15 @@ class Parquet(Table, frozen=True, kw_only=True):
 
 
 class Csv(Table, frozen=True, kw_only=True):
-    """Rows of CSV files, with a header line unless `columns` is set.
+    """Rows of CSV files, with a header line unless `columns` is given.
 
     Attributes:
-        columns: names of the fields of files without a header line, from left to right.
+        columns: names of the fields, from left to right, for files without a header line.
         delimiter: the character between fields, such as "\\t".
-        quoting: "fields" if quotes enclose fields, "none" if they are letters, as in many files of tabs; None
-            for "none" where every line is a row with a known label if its quotes are letters, else "fields".
-        encoding: that of the files, such as "cp1252"; UTF-8 if None.
+        quoting: "fields" if quotes enclose fields, "none" if quotes are ordinary characters, as in many
+            tab-separated files. By default "none" if every line is then a row with a known label, else
+            "fields".
+        encoding: encoding of the files, such as "cp1252"; UTF-8 by default.
     """
 
     columns: Annotated[tuple[Name, ...], msgspec.Meta(min_length=2)] | None = None
@@ -236,10 +237,10 @@ class Csv(Table, frozen=True, kw_only=True):
 
 
 class Jsonl(Table, frozen=True, kw_only=True):
-    """Rows of files with one JSON object per line.
+    """Files with one JSON object per line.
 
     Attributes:
-        encoding: that of the files, such as "cp1252"; UTF-8 if None.
+        encoding: encoding of the files, such as "cp1252"; UTF-8 by default.
     """
 
     encoding: str | None = None
