@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+sys.path += [str(Path(__file__).parents[1] / "benchmarks"), str(Path(__file__).parent / "_extensions")]
 
 import msgspec
 import tomli_w
 from bench import beside, read
+from docstrings import latex
 
 from jaxattn.base import Measurement
 from jaxattn.core.settings import first_line, markdown_table, meanings, written
@@ -72,7 +73,7 @@ def metrics() -> str:
 
 
 def _section(probe: Any, when: str) -> str:
-    about = inspect.cleandoc(probe.__doc__ or "").partition("\n\nAttributes:")[0]
+    about = _typeset(inspect.cleandoc(probe.__doc__ or "").partition("\n\nAttributes:")[0])
     heading = f"### {probe.__name__}: {when}\n\n{about}"
     return f"{heading}\n\n{_table(probe.labels)}" if probe.labels else heading
 
@@ -214,7 +215,17 @@ def _rows(target: Any) -> list[list[str]]:
 
 
 def _summary(target: Any) -> str:
-    return re.sub("; see `[a-z0-9_]+`\\.$", ".", first_line(target))
+    """Return the first sentence of a docstring, and the formula that follows it."""
+    text = inspect.cleandoc(target.__doc__ or "")
+    formula = text.partition("\n\n")[2].partition("\n\n")[0]
+    first = re.sub("; see `[a-z0-9_]+`\\.$", ".", first_line(target))
+    return f"{first}\n\n{_typeset(formula)}" if formula.startswith("    ") else first
+
+
+def _typeset(text: str) -> str:
+    """Return a docstring in Markdown, with its indented formulas as mathematics."""
+    blocks = re.sub(r"(?m)^    (.+)$", lambda line: f"$$\n{latex(line[1])}\n$$", text)
+    return blocks.replace("$$\n$$\n", "$$\n\n$$\n")
 
 
 def _key_table(rows: list[list[str]]) -> str:
@@ -344,8 +355,8 @@ def gallery() -> str:
         "The kinds of figures (plots). Each is shown with the table of the sweep file that draws it, and\n"
         "with the line of Python that draws it from a finished run. Figures are written to `figures/` in\n"
         "the results folder, as PNG and PDF, with the width of a paper's column of text. The options of a\n"
-        'kind are the keyword arguments of `jaxattn.lab.results.figures.function("KIND")`. A figure can also\n'
-        "be [your own function](../howto/extending.md#a-figure).",
+        'kind are the keyword arguments of `jaxattn.lab.results.figures.function("KIND")`. A figure can\n'
+        "also be [your own function](../howto/extending.md#a-figure).",
     ]
     for each in GALLERY:
         spec = tomllib.loads((ROOT / "sweeps" / f"{each.study}.toml").read_text(encoding="utf-8"))["figures"][

@@ -90,14 +90,24 @@ class Classification(_Smoothed, frozen=True, kw_only=True):
 
 
 class Logistic(Classification, frozen=True, kw_only=True):
-    """log(1 + e^(-y f)), for two classes."""
+    """The logistic loss of two classes.
+
+        log(1 + e^(-y f))
+
+    with labels y = ±1.
+    """
 
     def _of_target(self, logits: Array, target: Array) -> Array:
         raise InputError(f"loss: logistic is for two classes, not {logits.shape[1]}; choose cross_entropy")
 
 
 class CrossEntropy(Classification, frozen=True, kw_only=True):
-    """logsumexp_k f_k - f_y, for K classes with a logit each."""
+    """The cross-entropy of K classes.
+
+        log Σ_k e^(f_k) - f_y
+
+    with one logit f_k for each class.
+    """
 
     def _of_margin(self, margin: Array, smoothing: Array) -> Array:
         raise InputError(
@@ -106,7 +116,12 @@ class CrossEntropy(Classification, frozen=True, kw_only=True):
 
 
 class Exponential(_Smoothed, frozen=True, kw_only=True):
-    """e^(-y f), or Σ_{j≠y} e^(f_j - f_y) for K classes."""
+    """The exponential loss.
+
+        e^(-y f) for two classes,   Σ_(j ≠ y) e^(f_j - f_y) for K classes
+
+    with y = ±1 for two classes, else 0 .. K-1.
+    """
 
     def _of_margin(self, margin: Array, smoothing: Array) -> Array:
         # A weight of 0 in the exponent: 0 · e^m would be NaN where e^m overflows.
@@ -117,7 +132,12 @@ class Exponential(_Smoothed, frozen=True, kw_only=True):
 
 
 class Squared(_Smoothed, frozen=True, kw_only=True):
-    """(y - f)²/2, or ½ ‖f - e_y‖² for K classes."""
+    """The squared loss of classes.
+
+        (y - f)²/2 for two classes,   ½ ‖f - e_y‖² for K classes
+
+    with y = ±1 for two classes, else 0 .. K-1 and the unit vector e_y.
+    """
 
     def _of_margin(self, margin: Array, smoothing: Array) -> Array:
         return ((1 - smoothing / 2) * (1 - margin) ** 2 + smoothing / 2 * (1 + margin) ** 2) / 2
@@ -127,7 +147,12 @@ class Squared(_Smoothed, frozen=True, kw_only=True):
 
 
 class Hinge(_Smoothed, frozen=True, kw_only=True):
-    """max(0, 1 - y f), or max(0, 1 + max_{j≠y} f_j - f_y) (Crammer and Singer) for K classes."""
+    """The hinge loss, in the form of Crammer and Singer for K classes.
+
+        max(0, 1 - y f) for two classes,   max(0, 1 + max_(j ≠ y) f_j - f_y) for K classes
+
+    with y = ±1 for two classes, else 0 .. K-1.
+    """
 
     def _of_margin(self, margin: Array, smoothing: Array) -> Array:
         return (1 - smoothing / 2) * jax.nn.relu(1 - margin) + smoothing / 2 * jax.nn.relu(1 + margin)
@@ -137,7 +162,12 @@ class Hinge(_Smoothed, frozen=True, kw_only=True):
 
 
 class SquaredError(Loss, frozen=True, kw_only=True):
-    """½ ‖f - y‖² for numbers or vectors y as targets, with the shape of the outputs."""
+    """The squared error of targets that are numbers or vectors, with the shape of the outputs.
+
+        ½ ‖f - y‖²
+
+    of outputs f and targets y.
+    """
 
     def why_not(self, outputs: Array, data: Dataset) -> str | None:
         """Say that it takes targets of the outputs' shape."""

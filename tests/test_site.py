@@ -1,10 +1,15 @@
 """What the site makes of docstrings and links."""
 
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+
+from jaxattn.core.settings import Share
+from jaxattn.data import Assumption1
 
 EXTENSIONS = Path(__file__).parents[1] / "docs" / "_extensions"
 
@@ -47,6 +52,41 @@ def test_an_example_of_code_stays_code():
     made = docstrings.written(["As in", "", "    class Pairs(ja.Dataset):", "        left: jax.Array"])
     assert "::" in made
     assert made[-2] == "        left: jax.Array"
+
+
+@pytest.mark.parametrize(
+    ("signature", "expected"),
+    [
+        ("(dim: ~typing.Annotated[int, msgspec.Meta(ge=1, le=9)] = 2)", "(dim: int = 2)"),
+        ("(x: Annotated[tuple[int, Annotated[str, Meta(ge=0)]], Meta(ge=1)])", "(x: tuple[int, str])"),
+        ("(x: float | Annotated[float, 'static'])", "(x: float | float)"),
+        ("(x: int)", "(x: int)"),
+    ],
+)
+def test_a_signature_has_types_without_their_ranges(signature, expected):
+    assert docstrings._signature(None, "class", "", None, None, signature, None)[0] == expected
+
+
+def test_the_docstring_of_a_settings_class_has_all_settings_with_their_ranges():
+    class Own(Assumption1, frozen=True, kw_only=True):
+        """Data.
+
+        Attributes:
+            shift: a shift that is explained
+                in two lines.
+        """
+
+        shift: Share = 0.5
+
+    made = docstrings.with_settings(inspect.cleandoc(Own.__doc__).splitlines(), Own)
+    assert "        in two lines (at least 0 and at most 1)." in made
+    assert "    sequences: n, number of training sequences (at least 1)." in made
+    assert made.count("Attributes:") == 1
+    without = docstrings.with_settings(["Data."], Assumption1)
+    assert without[1:3] == ["", "Attributes:"]
+    assert {line.split(":")[0].strip() for line in without[3:]} == {
+        field.name for field in msgspec.structs.fields(Assumption1)
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,12 @@
 """Docstrings as autodoc wants them: formulas as mathematics, everything else as plain words."""
 
 import re
+import typing
 from typing import Any
+
+import msgspec
+
+from jaxattn.core.settings import MOST, Spec, meanings
 
 SECTIONS = {"Args:", "Returns:", "Raises:", "Attributes:", "Source:", "Example:", "Yields:", "Note:"}
 WORDS = {"argmin", "argmax", "exp", "log", "max", "min", "softmax", "vec", "diag", "cos", "tanh", "sup"}
@@ -9,12 +14,17 @@ WORDS = {"argmin", "argmax", "exp", "log", "max", "min", "softmax", "vec", "diag
 NAME = r"[A-Za-z]{2,}(?:_[a-z]{2,}[a-z_]*)?"
 SIGNS = {
     "ᵀ": r"^{\top}", "⁺": r"^{+}", "⁻¹": r"^{-1}", "²": "^{2}", "³": "^{3}", "⁰": "^{0}", "¹": "^{1}",
-    "‖": r"\Vert ", "∂": r"\partial ", "∇": r"\nabla ", "Σ": r"\sum ", "∫": r"\int ", "½": r"\tfrac12 ",
+    "½": r"\tfrac12 ", "≠": r"\ne ",
+    "‖": r"\Vert ", "∂": r"\partial ", "∇": r"\nabla ", "Σ": r"\sum ", "∫": r"\int ",
     "≥": r"\ge ", "≤": r"\le ", "∈": r"\in ", "·": r"\cdot ", "⊗": r"\otimes ", "→": r"\to ", "∞": r"\infty ",
     "±": r"\pm ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "η": r"\eta ",
     "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ", "ρ": r"\rho ", "σ": r"\sigma ", "π": r"\pi ",
     "Φ": r"\Phi ", "ℓ": r"\ell ", "Â": r"\hat{A}", "𝒯": r"\mathcal{T}", "×": r"\times ",
 }  # fmt: skip
+
+
+BRACKETS = {"(": 1, "[": 1, ")": -1, "]": -1}
+BOUNDS = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
 
 
 def latex(line: str) -> str:
@@ -25,17 +35,28 @@ def latex(line: str) -> str:
         while found := re.search(before, line):
             end = _closing(line, found.end())
             line = f"{line[: found.start()]}{after}{line[found.end() : end]}}}{line[end + 1 :]}"
+    line = re.sub(r"_\(([^()]*)\)", r"_{\1}", line).replace("η0", "η_0")
     line = re.sub(r"√(\w)", r"\\sqrt{\1}", line)
     line = re.sub(rf"(?<![\\\w{{]){NAME}(?: {NAME})*(?![A-Za-z0-9])", _words, line, flags=re.ASCII)
     line = re.sub(r"_([A-Za-z0-9]+)('*)", lambda m: f"_{{{_name(m[1])}{m[2]}}}", line)
     return "".join(SIGNS.get(sign, sign) for sign in line.replace("⁻¹", SIGNS["⁻¹"]))
 
 
+def _first(text: str) -> str:
+    """Return the first of several arguments that are separated by commas."""
+    depth = 0
+    for place, sign in enumerate(text):
+        depth += BRACKETS.get(sign, 0)
+        if sign == "," and not depth:
+            return text[:place]
+    return text
+
+
 def _closing(line: str, begin: int) -> int:
-    """Find the bracket that closes one which was opened just before."""
+    """Return the place of the bracket that closes one which was opened just before."""
     depth = 1
     for place in range(begin, len(line)):
-        depth += {"(": 1, ")": -1}.get(line[place], 0)
+        depth += BRACKETS.get(line[place], 0)
         if not depth:
             return place
     return len(line)
@@ -97,23 +118,70 @@ def written(lines: list[str]) -> list[str]:
     return made
 
 
+def bounds(annotation: Any) -> str:
+    """Return the range of an annotated type in words, "" for none: "at least 1" for Meta(ge=1)."""
+    words = []
+    for part in (annotation, *typing.get_args(annotation)):
+        for meta in getattr(part, "__metadata__", ()):
+            if isinstance(meta, msgspec.Meta):
+                # Sizes are 32-bit integers, which is no limit in practice.
+                words += [
+                    f"{word} {getattr(meta, name):g}"
+                    for name, word in BOUNDS.items()
+                    if getattr(meta, name) not in (None, MOST)
+                ]
+                words += ["not empty"] if meta.min_length else []
+    return " and ".join(dict.fromkeys(words))
+
+
+def with_settings(lines: list[str], target: type[Spec]) -> list[str]:
+    """Return the docstring of a settings class with all settings, inherited ones too, and their ranges."""
+    behind = getattr(target, "function", None)
+    meaning = (meanings(behind) if behind else {}) | meanings(target)
+    types = typing.get_type_hints(target, include_extras=True)
+    fields = {field.name: bounds(types[field.name]) for field in msgspec.structs.fields(target)}
+    own = {found[1] for line in lines if (found := re.match(r"    (\w+): ", line))}
+    made = [line.rstrip() for line in lines]
+    for name in fields.keys() & own:
+        first = next(k for k, line in enumerate(made) if line.startswith(f"    {name}: "))
+        last = first
+        while last + 1 < len(made) and made[last + 1].startswith("        "):
+            last += 1
+        made[last] = _with_range(made[last], fields[name])
+    missing = [name for name in fields if name not in own and name in meaning]
+    entries = [_with_range(f"    {name}: {meaning[name]}", fields[name]) for name in missing]
+    if entries and "Attributes:" not in made:
+        made += ["", "Attributes:"]
+    at = made.index("Attributes:") + 1 if entries else 0
+    return made[:at] + entries + made[at:]
+
+
+def _with_range(text: str, words: str) -> str:
+    return f"{text.removesuffix('.')} ({words})." if words else text
+
+
 def _process(app: Any, what: str, name: str, target: Any, options: Any, lines: list[str]) -> None:
+    if what == "class" and issubclass(target, Spec):
+        lines[:] = with_settings(lines, target)
     lines[:] = written(lines)
 
 
 def _skip(app: Any, what: str, name: str, target: Any, skip: bool, options: Any) -> bool | None:
-    """Leave out what the docstring of a class tells of its fields, and what every frozen pytree has."""
-    return True if type(target).__name__ == "_tuplegetter" or name == "replace" else None
+    """Leave out fields, which the docstring of their class lists, and members that many classes have."""
+    return True if type(target).__name__ == "_tuplegetter" or name in ("replace", "function") else None
 
 
 def _signature(
     app: Any, what: str, name: str, target: Any, options: Any, given: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Name arrays and their types by public names, and write defaults so that Python reads them."""
+    """Return a signature with public names of types, without ranges, and with defaults in Python."""
     return given and _public(given), returned and _public(returned)
 
 
 def _public(text: str) -> str:
+    while found := re.search(r"~?(?:typing\.)?Annotated\[", text):
+        end = _closing(text, found.end())
+        text = text[: found.start()] + _first(text[found.end() : end]) + text[end + 1 :]
     text = re.sub(r"str \| type\[~?[\w.]+\] \| ~?[\w.]*dtype \| ~?[\w.]*SupportsDType", "DTypeLike", text)
     text = text.replace("jaxlib._jax.Array", "Array").replace("<factory>", "...")
     return re.sub(r"<class '([\w.]+)'>", r"\1", text)

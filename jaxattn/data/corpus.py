@@ -175,7 +175,7 @@ def from_bags(
         count: (N,) int ≥ 0; entries with count 0 are left out.
         labels: (n,) int; see `Corpus`.
         vocab_size: V.
-        num_classes: K.
+        num_classes: K, number of classes.
         longest_bag: upper bound on the distinct tokens of one sequence.
         most_occurrences: upper bound on the sequences that hold one token.
         class_names: see `Corpus`.
@@ -241,7 +241,7 @@ def from_sequences(
         sequences: n lists of token ids in [0, vocab_size); order within a list does not matter.
         labels: n labels: -1 or +1 for two classes, 0 .. K-1 for more.
         vocab_size: V.
-        num_classes: K.
+        num_classes: K, number of classes.
 
     Returns:
         The corpus, on the default device.
@@ -264,7 +264,7 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
         lengths: (n,) int; tokens per sequence.
         labels: (n,) int; see `from_sequences`.
         vocab_size: V.
-        num_classes: K.
+        num_classes: K, number of classes.
 
     Returns:
         The corpus, on the default device.
@@ -359,7 +359,7 @@ def from_draws(
         labels: (n,) int; see `Corpus`.
         mask: (n, T) bool; which places hold a token, all if None.
         vocab_size: V.
-        num_classes: K.
+        num_classes: K, number of classes.
 
     Returns:
         The corpus; each bag is one row of T entries at most.
@@ -391,7 +391,7 @@ def shapes(*, vocab_size: int, num_classes: int = 2) -> Corpus:
 
     Args:
         vocab_size: V.
-        num_classes: K.
+        num_classes: K, number of classes.
 
     Returns:
         A corpus whose leaves are shapes and dtypes.

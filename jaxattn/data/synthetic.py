@@ -45,7 +45,7 @@ def independent(
         sequences: number of sequences n, a multiple of K.
         max_posterior_difference: largest posterior difference δ of a token, in [0, 1].
         relevant_mass: probability that a token of a sequence is relevant; `relevant / vocab_size` by default.
-        num_classes: K.
+        num_classes: K, number of classes.
         used: draw from the first tokens only, as if V were this; V by default. May be traced: corpora of
             different vocabularies then have the same shapes.
 
@@ -168,7 +168,7 @@ def multi_relevant(
         relevant_per_sequence: r, number of relevant tokens per sequence; at most `relevant / K`.
         length: tokens per sequence T ≥ r.
         sequences: number of sequences n, a multiple of K.
-        num_classes: K.
+        num_classes: K, number of classes.
         used: draw from the first tokens only, as in `independent`.
 
     Returns:
@@ -211,7 +211,7 @@ def assumption1(
         relevant: number of relevant tokens, a multiple of K.
         length: tokens per sequence T.
         sequences: number of sequences n, a multiple of K.
-        num_classes: K.
+        num_classes: K, number of classes.
         used: draw from the first tokens only, as in `independent`.
 
     Returns:

@@ -155,7 +155,9 @@ def _ranks(x: Array, use: Bool[Array, " N"]) -> Array:
 
 
 class OneStepError(Probe, frozen=True, kw_only=True):
-    """The distance of E·v from the one-step law per unit of η0, max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0.
+    """The distance of E·v from the one-step law, per unit of η0.
+
+        max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0
 
     Recorded after one step on E alone, in the one-layer model with the logistic loss.
     """
@@ -182,7 +184,9 @@ class OneStepError(Probe, frozen=True, kw_only=True):
 
 
 class OneStepEmbeddings(OneStepError, frozen=True, kw_only=True):
-    """The distance of E from the one-step law per unit of η0, max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0.
+    """The distance of E from the one-step law, per unit of η0.
+
+        max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0
 
     For K classes the law is η0 Σ_k α_{s,k} v_k.
     """
