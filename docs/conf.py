@@ -35,7 +35,7 @@ html_theme_options = {
     "use_repository_button": bool(jaxattn.__url__),
 }
 
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["attrs_inline", "dollarmath"]
 myst_heading_anchors = 3
 # Outputs are those that are stored; nothing of them is fetched from elsewhere.
 nb_execution_mode = "off"

@@ -378,6 +378,8 @@ def gallery() -> str:
         "## Explorer",
         "An interactive page with a slider along the path of p: attention, phase plane, curves and support\n"
         "pairs. The notebook [Margin convergence](../../notebooks/margin_convergence.ipynb) contains one.",
+        "![The explorer: attention in twelve sequences, the phase plane, two curves, and the support pairs]"
+        "(../images/explorer.png)",
         '```python\nja.explore(scores, path, max_margin).write("page.html")\n```',
     ]
     return "\n\n".join(parts) + "\n"

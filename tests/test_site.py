@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from PIL import Image
 
 from jaxattn.core.settings import Share
 from jaxattn.data import Assumption1
@@ -22,6 +23,8 @@ def extension(name):
 
 
 docstrings, links = extension("docstrings"), extension("links")
+with Image.open(EXTENSIONS.parent / "images" / "quickstart.png") as figure:
+    SHOWN = figure.width // 2
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ def test_the_docstring_of_a_settings_class_has_all_settings_with_their_ranges():
         ("[a](../../CHANGELOG.md)", "{download}`a <../../CHANGELOG.md>`"),
         ("[a](../reference/metrics.md#fit)", "[a](../reference/metrics.md#fit)"),
         ("[a](https://arxiv.org/abs/2505.17282)", "[a](https://arxiv.org/abs/2505.17282)"),
-        ("![a](../images/quickstart.png)", "![a](../images/quickstart.png)"),
+        ("![a](../images/quickstart.png)", f"![a](../images/quickstart.png){{width={SHOWN}px}}"),
     ],
 )
 def test_a_link_leads_to_where_its_file_is_on_the_site(text, expected):

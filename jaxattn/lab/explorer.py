@@ -1,4 +1,4 @@
-"""Margin convergence to explore: one slider over the path of p, on a page that holds everything it shows."""
+"""The explorer: a self-contained page with a slider along the path of p to its max-margin direction."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,25 +29,25 @@ STEPS = 1000
 
 @dataclass(frozen=True, repr=False)
 class Explorer:
-    """A path of p on its way to the max-margin direction. A notebook shows it; `write` makes a page of it.
+    """A page with a slider along a path of p. A notebook displays it, and `write` saves it.
 
     Attributes:
-        title: of the page.
-        data: everything that the page draws, as it is written into it.
+        title: title of the page.
+        data: everything that the page draws.
     """
 
     title: str
     data: dict[str, Any]
 
     def html(self) -> str:
-        """Write the page: HTML with its style and its script, which loads nothing."""
+        """Return the page as HTML that loads no other file."""
         return layout.fill(TEMPLATE, title=self.title, data=self.data)
 
     def write(self, path: str | Path) -> Path:
-        """Write the page to a file.
+        """Write the page to a file and return its path.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the file cannot be written.
         """
         path = Path(path)
         with writing(path):
@@ -75,28 +75,30 @@ def explore(
     tokens: Sequence[str] = (),
     title: str = "Margin convergence",
 ) -> Explorer:
-    """Lay out a path of p beside its max-margin direction p_mm, for a slider that moves all of it together.
+    """Build an interactive page that compares a path of p with its max-margin direction p_mm.
 
-        1 - cos(p, p_mm) over log t and over ‖p‖,
-        p = a p_mm/‖p_mm‖ + b,   a along the ray of p_mm, and what b has moved, along one direction,
-        q = softmax of a = Φ p in chosen sequences,
-        p·(Φ_s - Φ_s') ‖p_mm‖/‖p‖ of the pairs that support the margin, which is 1 for p_mm.
+    A slider moves along the path. The page shows
+
+        1 - cos(p, p_mm) over log t and over ‖p‖
+        p = a p_mm/‖p_mm‖ + b: a, and the main direction of b
+        q = softmax(Φ p) in some sequences
+        p·(Φ_s - Φ_s') ‖p_mm‖/‖p‖ for the support pairs, which is 1 for p_mm
 
     Args:
-        scores: keys Φ (m, D) and bags, as the path was followed in.
-        path: of one seed; of `dynamics.exact_flow`.
-        limit: the max-margin direction of the path's selection, `theory.max_margin(scores, path.selection)`.
-            Where the path does not have the pairs of the limit apart, the page says so.
-        sequences: numbers of the sequences to show, at most 40; by default the first six of either label.
-        tokens: m names; the numbers of the tokens by default.
-        title: of the page.
+        scores: the keys Φ (m, D) and bags of the path.
+        path: a path of `dynamics.exact_flow` for one seed.
+        limit: the max-margin direction, `theory.max_margin(scores, path.selection)`. The page reports a
+            support pair that is not separated at the end of the path.
+        sequences: indices of at most 40 sequences to show; by default the first six of each label.
+        tokens: m names of the tokens; their numbers by default.
+        title: title of the page.
 
     Returns:
-        The page. A sequence is shown with at most 10 distinct tokens, those that are attended to most along
-        the path; of the support pairs the 24 of largest multiplier are shown.
+        The page. It shows at most 10 distinct tokens per sequence, those with the most attention along the
+        path, and the 24 support pairs with the largest multipliers.
 
     Raises:
-        InputError: several seeds, no max-margin direction, names or sequences that do not fit.
+        InputError: the path has several seeds, `limit` is not a direction, or names or sequences do not fit.
 
     Source:
         Theorem 4.3 of arXiv 2505.17282; the page is this library's.

@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from typing import Any
 
@@ -78,6 +78,16 @@ def style() -> Iterator[None]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(RC)
         yield
+
+
+def use_in_notebook() -> None:
+    """Use this style for all figures of a notebook, with two pixels per point of the screen."""
+    matplotlib.rcParams.update(RC | {"figure.figsize": (WIDTH, 2.8), "figure.dpi": 110})
+    # Where figures are not shown in a notebook, the package is missing and there is nothing to set.
+    with suppress(ImportError):
+        from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+        set_matplotlib_formats("retina")
 
 
 def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
