@@ -387,33 +387,32 @@ def gallery() -> str:
 
 BENCH = Path(__file__).parents[1] / "results" / "published" / "bench"
 SEND = """\
-`benchmarks/bench.py` times a step of every kind of program, several times to see whether its bits repeat, and
-compares memory with what `plan` predicts.
+`benchmarks/bench.py` times one step of every kind of program, checks that repeated runs are bitwise
+identical, and compares the memory with the estimate of `plan`.
 
 ```text
-python benchmarks/bench.py --out KIND-COUNT.json     # such as h100-1.json, on a machine without other work
+python benchmarks/bench.py --out KIND-COUNT.json     # for example h100-1.json; the machine must be idle
 ```
 
-To send it in, add the file as `results/published/bench/KIND-COUNT.json` (the first one makes that folder),
-write this page anew with `python docs/pages.py`, and open a pull request that says what the machine is. What
-only a chip can tell is also asked by `JAX_PLATFORMS=cuda,cpu pytest -n 0 -m device` (`tpu,cpu` for a TPU):
-whether bits repeat, memory against the plan, time against the roofline. Send its output along, above all
-where a test fails: the plan's constants come from data sheets."""
+To contribute the timings of a machine, add the file as `results/published/bench/KIND-COUNT.json`, run
+`python docs/pages.py`, and open a pull request that describes the machine. Please also attach the output of
+`JAX_PLATFORMS=cuda,cpu pytest -n 0 -m device` (`tpu,cpu` for a TPU), even if a test fails: it compares times
+and memory with estimates that are based on data sheets."""
 
 
 def machines() -> str:
-    """Write what machines took, side by side, from the files that were sent in; and how to send one in."""
+    """Return the page of timings by machine, and how to contribute one."""
     files = sorted(BENCH.glob("*.json"))
-    sections = ["# Machines side by side", SEND]
+    sections = ["# Timings by machine", SEND]
     if files:
         table = beside([read(path) for path in files])
         table.insert(1, "seeds ", table.pop("seeds"))
         rows = [list(map(str, table.columns)), ["---"] * len(table.columns)]
         rows += [[str(x) for x in row] for row in table.itertuples(index=False)]
         shown = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        sections += ["## µs a step and seed", shown, "A path that is found at once counts as one step."]
+        sections += ["## µs a step and seed", shown, "A whole path of a flow counts as one step."]
     else:
-        sections.append("No file has been sent in yet.")
+        sections.append("There are no timings yet.")
     return "\n\n".join(sections) + "\n"
 
 
