@@ -116,9 +116,7 @@ def measure_large(tolerance):
     results = []
     for name, chosen in large_selections(E, p, corpus, rng):
         begin = time.perf_counter()
-        answer = ja.theory.max_margin(
-            ja.theory.Scores(E, corpus), chosen, solver="cutting", tolerance=tolerance
-        )
+        answer = ja.theory.max_margin(ja.theory.Scores(E, corpus), chosen, tolerance=tolerance)
         results.append(
             {
                 "selection": name,

@@ -8,6 +8,8 @@ from jaxattn.theory.certificate import COINCIDE, Solution
 
 # Violated pairs looked at between two scans of all pairs.
 _POOL = 64
+# Entries of the matrix of differences up to which all pairs are looked at every time.
+_WHOLE = 200_000
 # A difference whose part outside the span of the active ones is smaller than this depends on them.
 _DEPENDENT = 1e-11
 
@@ -39,11 +41,9 @@ class _Factor:
         return inside, z
 
     def solve(self, x: np.ndarray, *, transpose: bool = False) -> np.ndarray:
-        from scipy.linalg import solve_triangular  # slow to import
+        from scipy.linalg.lapack import dtrtrs  # slow to import; much faster than solve_triangular
 
-        if len(x) == 0:
-            return x
-        return solve_triangular(self.r, x, trans=int(transpose), check_finite=False)
+        return dtrtrs(self.r, x, trans=int(transpose))[0] if len(x) else x
 
     def append(self, pair: int, inside: np.ndarray, z: np.ndarray) -> None:
         k, length = len(self.active), np.linalg.norm(z)
@@ -108,6 +108,7 @@ def active_set(
         full[factor.active] = values
         return full
 
+    all_differences = difference(slice(None)) if len(better) * rows.shape[1] <= _WHOLE else None
     while steps < max_steps:
         scores = rows @ p
         violation = required - (scores[better] - scores[worse])
@@ -120,10 +121,13 @@ def active_set(
             fresh = True
             continue
         fresh = False
-        pool = _most_violated(violation, worse, slack)
-        differences = difference(pool)
-        violation = required[pool] - differences @ p
-        enough = max(violation.max() / 2, slack)
+        if all_differences is None:
+            pool = _most_violated(violation, worse, slack)
+            differences = difference(pool)
+            violation = required[pool] - differences @ p
+            enough = max(violation.max() / 2, slack)
+        else:
+            pool, differences, enough = np.arange(len(better)), all_differences, slack
         while violation.max() > enough and steps < max_steps:
             chosen = int(violation.argmax())
             pair = int(pool[chosen])

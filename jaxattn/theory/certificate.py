@@ -96,7 +96,6 @@ class MaxMargin(Brief):
         num_pairs: () int; distinct pairs of the problem.
         iterations: () int; iterations of the solver.
         status: () int8; a `Status`.
-        solver: which solver ran (static).
     """
 
     p: Leaf
@@ -112,7 +111,6 @@ class MaxMargin(Brief):
     num_pairs: Leaf
     iterations: Leaf
     status: Leaf
-    solver: str = struct.field(pytree_node=False, default="")
 
     @property
     def feasible(self) -> Leaf:
@@ -172,7 +170,6 @@ def certify_max_margin(
     p: Float[np.ndarray, " d"] | None = None,
     q: float = 2.0,
     iterations: int = 0,
-    solver: str = "",
 ) -> MaxMargin:
     """Certify the solution of any solver of a max-margin problem, or its proof that there is none.
 
@@ -193,7 +190,6 @@ def certify_max_margin(
         p: (d,) float64; the direction, of any length; by default the sum of the multipliers.
         q: the norm of p, 1 to ∞ (`math.inf`).
         iterations: iterations of the solver, for the answer.
-        solver: name of the solver, for the answer.
 
     Returns:
         The certificate. Its `status` is SOLVED, LOOSE, INFEASIBLE or UNDECIDED, and NOTHING if nothing is
@@ -210,12 +206,12 @@ def certify_max_margin(
             f"{len(better)} pairs and {len(ties)} ties; give one for each"
         )
     if not required.any():
-        return unsolved(Status.NOTHING, E.shape[1], ties=ties, solver=solver)
+        return unsolved(Status.NOTHING, E.shape[1], ties=ties)
     support = np.flatnonzero(multipliers > 0)
     weight, pairs = multipliers[support], np.stack([better[support], worse[support]], axis=1)
     total = weight @ required[support]
     if not 0 < total < np.inf:
-        return unsolved(Status.UNDECIDED, E.shape[1], ties=ties, solver=solver)
+        return unsolved(Status.UNDECIDED, E.shape[1], ties=ties)
     both = np.concatenate([weight, tie_multipliers]) / total
     ends = np.concatenate([pairs, ties])
     differences = E[ends[:, 0]] - E[ends[:, 1]]
@@ -230,7 +226,6 @@ def certify_max_margin(
         "num_pairs": len(better),
         "iterations": iterations,
         "margin_bound": length,
-        "solver": solver,
     }
     tight = _Tight(support, *np.split(differences, [len(support)]))
     p = _scaled(E, constraints, tight, summed if p is None else p)
@@ -264,7 +259,7 @@ def certify_max_margin(
     )
 
 
-def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None, solver: str = "") -> MaxMargin:
+def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None) -> MaxMargin:
     """Make the answer to a problem without pairs, or to one that was not solved."""
     nothing = status == Status.NOTHING
     ties = np.zeros((0, 2), np.int32) if ties is None else ties
@@ -282,7 +277,6 @@ def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None, solver
         num_pairs=0,
         iterations=0,
         status=np.int8(status),
-        solver=solver,
     )
 
 

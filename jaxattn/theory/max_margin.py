@@ -1,9 +1,7 @@
 """The max-margin direction of a selection, for one problem or for many, small or large."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +23,11 @@ from jaxattn.theory.certificate import (
     unsolved,
 )
 from jaxattn.theory.constraints import Constraints, circle, coinciding, constraints
-from jaxattn.theory.interior_point import interior_point, isometric
-from jaxattn.theory.least_distance import least_distance, with_care
+from jaxattn.theory.normalised import solve_normalised
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
-# Entries of the matrix of differences up to which the exact method takes well under a second.
-_SMALL = 1_000_000
-# And up to which another try with all care does.
-_CARE = 10 * _SMALL
-_SOLVERS = ("auto", "exact", "interior", "cutting")
+# Entries of the matrix of differences up to which the normalised problem is tried too.
+_MOST_NORMALISED = 10_000_000
 
 
 class _Problem(NamedTuple):
@@ -49,31 +43,25 @@ class _Problem(NamedTuple):
     constraints: Constraints
     rows: np.ndarray
 
-    @property
-    def differences(self) -> np.ndarray:
-        return self.rows[self.constraints.better] - self.rows[self.constraints.worse]
-
-    def solve(self, solver: str, tolerance: float) -> MaxMargin:
-        """Find the shortest p and certify it; the solver is that of `max_margin`."""
+    def solve(self, tolerance: float) -> MaxMargin:
+        """Find the shortest p and certify it; where rounding leaves it open, solve the normalised problem."""
         better, worse, _, _, required = self.constraints
         dim = self.rows.shape[1]
-        if solver == "auto":
-            solver = "exact" if len(better) * dim <= _SMALL else "cutting"
-        if solver == "exact":
-            solution = least_distance(self.differences, required)
-        elif solver == "interior":
-            (solution,) = interior_point([self.differences])
-        else:
-            limits = {"tolerance": tolerance, "max_steps": 100 * dim + 1000}
-            solution = active_set(self.rows, better, worse, required, **limits)
-        return _conclude_or_finish(self, solution, solver=solver, tolerance=tolerance)
+        limits = {"tolerance": tolerance, "max_steps": 100 * dim + 1000}
+        solution = active_set(self.rows, better, worse, required, **limits)
+        answer = _conclude(self, solution, tolerance=tolerance)
+        decided = answer.status in (Status.SOLVED, Status.INFEASIBLE)
+        if decided or len(required) * self.E.shape[1] > _MOST_NORMALISED:
+            return answer
+        other = _conclude(self, *solve_normalised(self.E, self.constraints), tolerance=tolerance)
+        is_better = (other.feasible, -other.duality_gap) > (answer.feasible, -answer.duality_gap)
+        return other if other.infeasible or is_better else answer
 
 
 def max_margin(
     scores: Scores,
     selection: Selection,
     *,
-    solver: Literal["auto", "exact", "interior", "cutting"] = "auto",
     tolerance: float = 1e-10,
 ) -> MaxMargin:
     """Find the shortest p that scores selected tokens higher by 1 than the others of their sequence.
@@ -83,31 +71,26 @@ def max_margin(
 
     A selection that no direction separates is an answer, not an error: `infeasible` is True, `reason` says
     why, and the multipliers prove it. Where rounding leaves it open, neither that nor `feasible` is True.
-    Whatever the solver, the certificate is computed from Φ, p and the multipliers, in float64 whether or
-    not JAX has x64 enabled, and whatever the lengths of the differences are.
+    The certificate is computed from Φ, p and the multipliers alone, in float64 whether or not JAX has x64
+    enabled, and whatever the lengths of the differences are.
 
     Args:
         scores: keys Φ (m, D), and bags of n sequences; `Scores(E, corpus)` for embeddings.
         selection: the selected tokens of each sequence, at least one.
-        solver: "exact" for least-distance programming, "interior" for the method of `max_margin_batch`,
-            "cutting" for constraint generation (millions of pairs), "auto" to choose by size.
         tolerance: largest relative duality gap of a solved problem.
 
     Returns:
         The direction, its margin and its certificate.
 
     Raises:
-        InputError: Φ holds NaN or inf, a sequence without selected token, shapes that do not fit, an
-            unknown solver.
+        InputError: Φ holds NaN or inf, a sequence without selected token, shapes that do not fit.
 
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the max-margin problem; ties as in Tarzanagh et al. 2023
         (arXiv 2308.16898).
     """
-    if solver not in _SOLVERS:
-        raise InputError(f"solver: {solver!r}; give one of {', '.join(_SOLVERS)}")
     require_finite(keys=scores.keys)
     problem = _prepare(scores, selection)
-    return problem if isinstance(problem, MaxMargin) else problem.solve(solver, tolerance)
+    return problem if isinstance(problem, MaxMargin) else problem.solve(tolerance)
 
 
 def max_margin_from_constraints(
@@ -135,7 +118,7 @@ def max_margin_from_constraints(
         raise InputError(f"keys: shape {keys.shape} for {tokens} tokens; give (V, d)")
     require_finite(keys=keys)
     problem = _pose(keys, constraints)
-    return problem if isinstance(problem, MaxMargin) else problem.solve("auto", tolerance)
+    return problem if isinstance(problem, MaxMargin) else problem.solve(tolerance)
 
 
 def max_margin_batch(
@@ -169,33 +152,26 @@ def max_margin_batch(
             "give one of each per seed"
         )
     corpus = jax.tree.map(np.asarray, corpus)
-    coordinates = isometric(E) if E.shape[1] <= E.shape[2] else E
 
-    def prepare(seed: int) -> _Problem | MaxMargin:
+    def solve(seed: int) -> MaxMargin:
         own = corpus if shared else jax.tree.map(lambda x: x[seed], corpus)
         present = (own.bags.count > 0) & mask[seed]
         selected = np.bincount(own.bags.owner, present.sum(axis=1), minlength=own.num_examples)
         if not np.isfinite(E[seed]).all() or (selected[: own.num_examples] == 0).any():
             return unsolved(Status.INVALID, E.shape[2])
-        rows = np.asarray(coordinates[seed], np.float64)
-        return _prepare(Scores(E[seed], own), Selection(mask[seed]), rows)
+        problem = _prepare(Scores(E[seed], own), Selection(mask[seed]))
+        return problem if isinstance(problem, MaxMargin) else problem.solve(tolerance)
 
-    posed = map_on_cores(prepare, range(len(E)))
-    problems = [problem for problem in posed if isinstance(problem, _Problem)]
-    differences = map_on_cores(lambda problem: problem.differences, problems)
-    solutions = interior_point(differences) if problems else []
-    conclude = partial(_conclude_or_finish, solver="interior", tolerance=tolerance)
-    solved = iter(map_on_cores(conclude, problems, solutions))
-    return _stack([answer if isinstance(answer, MaxMargin) else next(solved) for answer in posed])
+    return _stack(map_on_cores(solve, range(len(E))))
 
 
-def _prepare(scores: Scores, selection: Selection, rows: np.ndarray | None = None) -> _Problem | MaxMargin:
+def _prepare(scores: Scores, selection: Selection) -> _Problem | MaxMargin:
     require_keys(scores.keys, scores.corpus)
     keys = np.asarray(scores.keys, np.float64)
-    return _pose(keys, constraints(scores.corpus, selection), rows)
+    return _pose(keys, constraints(scores.corpus, selection))
 
 
-def _pose(E: np.ndarray, found: Constraints, rows: np.ndarray | None = None) -> _Problem | MaxMargin:
+def _pose(E: np.ndarray, found: Constraints) -> _Problem | MaxMargin:
     """Set up a problem, or answer it at once if the embeddings do not matter."""
     better, worse, ties, _, required = found
     largest = np.abs(E).max(initial=0)
@@ -215,8 +191,7 @@ def _pose(E: np.ndarray, found: Constraints, rows: np.ndarray | None = None) -> 
         weight = np.bincount(better[around], minlength=len(E)) - np.bincount(worse[around], minlength=len(E))
         answer = certify_max_margin(E, found, multipliers, 1.0 * weight[ties[:, 1]], tolerance=0.0)
         return replace(answer, status=np.int8(Status.CIRCLE))
-    if rows is None or not np.isfinite(rows).all():
-        rows = np.linalg.qr(E.T).R.T if len(E) < E.shape[1] else E
+    rows = np.linalg.qr(E.T, mode="r").T if len(E) < E.shape[1] else E
     rows = rows / max(np.sqrt(np.square(rows).sum(axis=1).max()), np.finfo(float).tiny)
     return _Problem(E, found, _untie(rows, ties))
 
@@ -240,7 +215,6 @@ def _conclude(
     solution: Solution,
     p: np.ndarray | None = None,
     *,
-    solver: str,
     tolerance: float,
 ) -> MaxMargin:
     E, (better, worse, ties, *_) = problem.E, problem.constraints
@@ -261,27 +235,7 @@ def _conclude(
         p=p,
         tolerance=tolerance,
         iterations=solution.iterations,
-        solver=solver,
     )
-
-
-def _conclude_or_finish(problem: _Problem, solution: Solution, *, solver: str, tolerance: float) -> MaxMargin:
-    """Certify a solution; where rounding stopped its solver short, try again with ever more care."""
-    answer = _conclude(problem, solution, solver=solver, tolerance=tolerance)
-    required = problem.constraints.required
-    retries: list[Callable[[], tuple[Solution, np.ndarray | None]]] = [
-        lambda: (least_distance(problem.differences, required), None),
-        lambda: with_care(problem.E, problem.constraints),
-    ]
-    for retry in retries[solver == "exact" :]:
-        if answer.status in (Status.SOLVED, Status.INFEASIBLE):
-            break
-        if len(required) * problem.E.shape[1] > _CARE:
-            break
-        other = _conclude(problem, *retry(), solver=solver, tolerance=tolerance)
-        if other.infeasible or (other.feasible, -other.duality_gap) > (answer.feasible, -answer.duality_gap):
-            answer = other
-    return answer
 
 
 def _stack(answers: list[MaxMargin]) -> MaxMargin:
@@ -297,7 +251,6 @@ def _stack(answers: list[MaxMargin]) -> MaxMargin:
             multipliers=pad(answer.multipliers, support),
             ties=pad(answer.ties, ties),
             tie_multipliers=pad(answer.tie_multipliers, ties),
-            solver="interior",
         )
         for answer in answers
     ]

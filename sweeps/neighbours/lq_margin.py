@@ -78,7 +78,7 @@ def _reweighted(
     from scipy.optimize import minimize_scalar  # slow to import
 
     answers, p = [], euclidean.p
-    end = partial(certify_max_margin, E, found, tolerance=tolerance, q=q, solver="reweighted")
+    end = partial(certify_max_margin, E, found, tolerance=tolerance, q=q)
     for number in range(1, _MOST_PROBLEMS + 1):
         size = np.maximum(np.abs(p) / np.abs(p).max(), _SPREAD ** (-1 / abs(q - 2)))
         root = size ** ((2 - q) / 2)
@@ -151,5 +151,4 @@ def _linear_program(E: np.ndarray, found: Constraints, q: float, *, tolerance: f
         p=p,
         q=q,
         iterations=int(solved.nit),
-        solver="linear program",
     )

@@ -1,9 +1,15 @@
 import numpy as np
 import pytest
 
+from jaxattn.theory import active_set as module
 from jaxattn.theory.active_set import _Factor, _most_violated, active_set
 from jaxattn.theory.certificate import bounds
-from jaxattn.theory.least_distance import least_distance
+
+
+@pytest.fixture(params=["every pair", "pools"])
+def pricing(request, monkeypatch):
+    """Look at every pair in each step, or at pools of pairs."""
+    monkeypatch.setattr(module, "_WHOLE", 0 if request.param == "pools" else 10**9)
 
 
 def many_pairs(rng, margin):
@@ -14,6 +20,7 @@ def many_pairs(rng, margin):
     return rows / np.linalg.norm(rows, axis=1).max(), better, worse
 
 
+@pytest.mark.usefixtures("pricing")
 @pytest.mark.parametrize("margin", [1.0, 0.1, 0.03])
 def test_it_finds_the_exact_answer_among_thousands_of_pairs(margin):
     for seed in range(4):
@@ -25,6 +32,7 @@ def test_it_finds_the_exact_answer_among_thousands_of_pairs(margin):
         assert steps < 300
 
 
+@pytest.mark.usefixtures("pricing")
 def test_it_proves_that_nothing_separates():
     for seed in range(4):
         rows, better, worse = many_pairs(np.random.default_rng(seed), 0.0)
@@ -34,15 +42,12 @@ def test_it_proves_that_nothing_separates():
         assert np.linalg.norm(w) < 1e-15 * multipliers.sum()
 
 
-@pytest.mark.parametrize("solver", ["cutting", "exact"])
-def test_more_tight_pairs_than_dimensions(solver):
+@pytest.mark.usefixtures("pricing")
+def test_more_tight_pairs_than_dimensions():
     """Differences (1, ±1, ±1, ±1): all eight are tight at p = (1, 0, 0, 0)."""
     signs = np.array(np.meshgrid(*[[-1.0, 1.0]] * 3)).reshape(3, -1).T
     rows = np.vstack([np.zeros(4), np.c_[np.ones(8), signs]]) / 2
-    if solver == "cutting":
-        found = active_set(rows, np.arange(1, 9), np.zeros(8, int), tolerance=1e-10, max_steps=1000)
-    else:
-        found = least_distance(rows[1:])
+    found = active_set(rows, np.arange(1, 9), np.zeros(8, int), tolerance=1e-10, max_steps=1000)
     w = found.multipliers @ rows[1:]
     np.testing.assert_allclose(w / w[0], [1, 0, 0, 0], atol=1e-14)
     np.testing.assert_allclose(bounds(rows[1:], found.multipliers), 0.5, rtol=1e-14)

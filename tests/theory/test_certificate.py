@@ -22,7 +22,7 @@ class Solved(NamedTuple):
 def problems(instances):
     made = []
     for corpus, E, _, chosen in instances:
-        exact = ja.theory.max_margin(ja.theory.Scores(E, corpus), chosen, solver="exact")
+        exact = ja.theory.max_margin(ja.theory.Scores(E, corpus), chosen)
         found = constraints(corpus, chosen)
         every = np.stack([found.better, found.worse], axis=1)
         multipliers = np.zeros(len(every))

@@ -10,7 +10,12 @@ from jaxattn.core.errors import InputError
 from jaxattn.theory import Scores, Selection, max_margin, max_margin_batch, selection, selection_of
 from jaxattn.theory.certificate import Status
 
-SOLVERS = ("exact", "interior", "cutting")
+
+@pytest.fixture(params=["every pair", "pools"])
+def pricing(request, monkeypatch):
+    """Small problems look at every pair in each step; large ones, and here these too, at pools of pairs."""
+    if request.param == "pools":
+        monkeypatch.setattr(importlib.import_module("jaxattn.theory.active_set"), "_WHOLE", 0)
 
 
 def length(x):
@@ -52,7 +57,7 @@ def check(instance, answer, bags, shortest):
         assert answer.margin == 0
         return
     assert answer.status == Status.SOLVED
-    # The independent p is itself off by up to 3e-11; this library's solvers are held against each other too.
+    # The independent p is itself off by up to 3e-11.
     assert length(answer.p - expected) < 1e-8 * length(expected)
     assert min((E[s] - E[t]) @ answer.p for s, t in pairs) > 1 - 1e-12
     assert all(abs((E[s] - E[t]) @ answer.p) < 1e-11 for s, t in ties)
@@ -64,22 +69,15 @@ def check(instance, answer, bags, shortest):
     assert answer.dual_residual < 1e-12
 
 
-@pytest.mark.parametrize("solver", ["exact", pytest.param("interior", marks=pytest.mark.more), "cutting"])
-def test_solvers_agree_with_an_independent_one_and_with_each_other(instances, loops, shortest, solver):
+@pytest.mark.usefixtures("pricing")
+def test_the_solver_agrees_with_an_independent_one(instances, loops, shortest):
     bags, _ = loops
     count = 0
-    # A program is compiled for every number of pairs; batches cover the others.
-    tried = instances[10:] if solver == "interior" else instances
-    for instance in tried:
-        answer = max_margin(Scores(instance.E, instance.corpus), instance.selection, solver=solver)
-        assert answer.solver == solver
+    for instance in instances:
+        answer = max_margin(Scores(instance.E, instance.corpus), instance.selection)
         check(instance, answer, bags, shortest)
-        exact = max_margin(Scores(instance.E, instance.corpus), instance.selection, solver="exact")
-        assert answer.num_pairs == exact.num_pairs
-        if answer.feasible:
-            assert length(answer.p - exact.p) < 1e-10 * length(exact.p)
         count += answer.feasible
-    assert 5 < count < len(tried) - 3
+    assert 5 < count < len(instances) - 3
 
 
 def stacked(instances):
@@ -104,7 +102,7 @@ def test_a_batch_is_its_problems_one_by_one(instances, loops, shortest, wide):
     for seed, instance in enumerate(group):
         answer = jax.tree.map(lambda x: x[seed], batch)  # noqa: B023
         check(instance, answer, bags, shortest)
-        alone = max_margin(Scores(instance.E, instance.corpus), instance.selection, solver="exact")
+        alone = max_margin(Scores(instance.E, instance.corpus), instance.selection)
         assert batch.reason[seed] == alone.reason
         if alone.feasible:
             assert length(answer.p - alone.p) < 1e-10 * length(alone.p)
@@ -139,7 +137,7 @@ def test_a_batch_may_share_its_corpus(instances):
     E = np.stack([x.E for x in instances[:10]])
     batch = max_margin_batch(Scores(E, corpus), Selection(np.stack([chosen.mask] * 10)))
     for seed in range(10):
-        alone = max_margin(Scores(E[seed], corpus), chosen, solver="exact")
+        alone = max_margin(Scores(E[seed], corpus), chosen)
         assert length(batch.p[seed] - alone.p) < 1e-10 * length(alone.p)
 
 
@@ -153,17 +151,15 @@ def test_a_batch_may_have_nothing_to_solve(instances):
         max_margin_batch(Scores(np.zeros((0, *E.shape)), corpus), Selection(mask[:0]))
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_orthogonal_embeddings_by_hand(solver):
+@pytest.mark.usefixtures("pricing")
+def test_orthogonal_embeddings_by_hand():
     """Token 0 above tokens 1 and 2, lengths l = 2, 1, 3: minimise Σ a_s² / l_s² with a_0 = 1 + a_1 = 1 + a_2.
 
     So a_0 = (w_1 + w_2) / (w_0 + w_1 + w_2) with w = 1 / l², and λ_s = -w_s a_s for the lower tokens.
     """
     corpus = ja.data.from_sequences([[0, 1], [0, 2], [2, 0, 0]], [1, 1, -1], vocab_size=3)
     E, w = np.diag([2.0, 1.0, 3.0]), np.array([1 / 4, 1, 1 / 9])
-    answer = max_margin(
-        Scores(E, corpus), selection_of(np.array([True, False, False]), corpus), solver=solver
-    )
+    answer = max_margin(Scores(E, corpus), selection_of(np.array([True, False, False]), corpus))
     top = (w[1] + w[2]) / w.sum()
     scores = np.array([top, top - 1, top - 1])
     np.testing.assert_allclose(answer.p, scores / np.diag(E), rtol=1e-13)
@@ -173,12 +169,12 @@ def test_orthogonal_embeddings_by_hand(solver):
     assert answer.num_pairs == 2
 
 
-@pytest.mark.parametrize("solver", ["exact", "cutting"])
-def test_a_tie_by_hand(solver):
+@pytest.mark.usefixtures("pricing")
+def test_a_tie_by_hand():
     """Tokens 0 and 1 tie above token 2: a_0 = a_1 = 1 + a_2, so a_0 = w_2 / (w_0 + w_1 + w_2)."""
     corpus = ja.data.from_sequences([[0, 1, 2]], [1], vocab_size=3)
     E, w = np.diag([2.0, 1.0, 3.0]), np.array([1 / 4, 1, 1 / 9])
-    answer = max_margin(Scores(E, corpus), selection_of(np.array([True, True, False]), corpus), solver=solver)
+    answer = max_margin(Scores(E, corpus), selection_of(np.array([True, True, False]), corpus))
     top = w[2] / w.sum()
     np.testing.assert_allclose(answer.p, np.array([top, top, top - 1]) / np.diag(E), rtol=1e-13)
     assert answer.pairs.tolist() == [[0, 2]]
@@ -187,26 +183,24 @@ def test_a_tie_by_hand(solver):
     np.testing.assert_allclose(answer.tie_multipliers, -w[1] * top, rtol=1e-13)
 
 
-@pytest.mark.parametrize("solver", ["exact", "cutting"])
-def test_a_pair_that_others_imply_has_no_multiplier(solver):
+@pytest.mark.usefixtures("pricing")
+def test_a_pair_that_others_imply_has_no_multiplier():
     """0 above 1 above 2 on a line: 0 is above 2 by itself, and p = 1/2 by the pair that is close."""
     corpus = ja.data.from_sequences([[0, 1], [1, 2], [0, 2]], [1, 1, 1], vocab_size=3)
     first = Selection(np.asarray(corpus.bags.index) == np.array([[0], [1], [0]]))
-    answer = max_margin(Scores(np.array([[7.0], [3.0], [1.0]]), corpus), first, solver=solver)
+    answer = max_margin(Scores(np.array([[7.0], [3.0], [1.0]]), corpus), first)
     np.testing.assert_allclose(answer.p, [0.5], rtol=1e-14)
     assert answer.pairs.tolist() == [[1, 2]]
     assert answer.num_pairs == 3
     np.testing.assert_allclose(answer.multipliers, [0.25], rtol=1e-14)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_a_token_between_two_others_cannot_be_above_both(solver):
+@pytest.mark.usefixtures("pricing")
+def test_a_token_between_two_others_cannot_be_above_both():
     """E_2 = (E_0 + 3 E_1) / 4: with weights 1/4 and 3/4 the differences sum to zero."""
     corpus = ja.data.from_sequences([[0, 2], [1, 2]], [1, -1], vocab_size=3)
     E = np.array([[1.0, 0.0, 2.0], [0.0, -1.0, 1.0], [1 / 4, -3 / 4, 5 / 4]])
-    answer = max_margin(
-        Scores(E, corpus), selection_of(np.array([False, False, True]), corpus), solver=solver
-    )
+    answer = max_margin(Scores(E, corpus), selection_of(np.array([False, False, True]), corpus))
     assert answer.status == Status.INFEASIBLE
     assert "no direction separates" in answer.reason
     assert answer.pairs.tolist() == [[2, 0], [2, 1]]
@@ -240,29 +234,28 @@ def test_identical_embeddings(rng, instances):
     same = np.tile(E[:1], (12, 1))
     answer = max_margin(Scores(same, corpus), selection(rng.normal(size=16), Scores(same, corpus)))
     assert answer.status == Status.NOTHING
-    better, worse = max_margin(Scores(E, corpus), chosen, solver="exact").pairs[0]
+    better, worse = max_margin(Scores(E, corpus), chosen).pairs[0]
     twins = E.copy()
     twins[worse] = twins[better]
-    for solver in ("exact", "cutting"):
-        for alike in (same, twins):
-            answer = max_margin(Scores(alike, corpus), chosen, solver=solver)
-            assert answer.status == Status.INFEASIBLE
-            np.testing.assert_allclose(combine(alike, answer), 0, atol=1e-13)
-    # Nothing has to tell the two lowest apart; without rounding E Eᵀ has no Cholesky factor then.
+    for alike in (same, twins):
+        answer = max_margin(Scores(alike, corpus), chosen)
+        assert answer.status == Status.INFEASIBLE
+        np.testing.assert_allclose(combine(alike, answer), 0, atol=1e-13)
+    # Nothing has to tell the two lowest apart.
     lowest = E.copy()
     lowest[np.argsort(scores)[:2]] = 5.0 * (np.arange(16) == 3)
     E = np.stack([same, lowest, twins] + [E] * 7)
     batch = max_margin_batch(Scores(E, corpus), Selection(np.stack([chosen.mask] * 10)))
     infeasible = [Status.INFEASIBLE, Status.SOLVED, Status.INFEASIBLE]
     assert batch.status.tolist() == infeasible + [Status.SOLVED] * 7
-    exact = max_margin(Scores(lowest, corpus), chosen, solver="exact")
+    exact = max_margin(Scores(lowest, corpus), chosen)
     assert length(batch.p[1] - exact.p) < 1e-10 * length(exact.p)
 
 
-@pytest.mark.parametrize("solver", ["auto", *SOLVERS])
-def test_a_selection_of_everything_has_nothing_to_separate(instances, solver):
+@pytest.mark.usefixtures("pricing")
+def test_a_selection_of_everything_has_nothing_to_separate(instances):
     corpus, E, _, _ = instances[0]
-    answer = max_margin(Scores(E, corpus), selection(np.zeros(16), Scores(E, corpus)), solver=solver)
+    answer = max_margin(Scores(E, corpus), selection(np.zeros(16), Scores(E, corpus)))
     assert answer.feasible
     assert answer.status == Status.NOTHING
     assert answer.margin == np.inf
@@ -282,12 +275,12 @@ def test_repeated_sequences_and_tokens_change_nothing(rng):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("solver", ["exact", "cutting"])
+@pytest.mark.usefixtures("pricing")
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
-def test_embeddings_of_any_length_have_the_same_answer(instances, solver, scale):
+def test_embeddings_of_any_length_have_the_same_answer(instances, scale):
     for corpus, E, _, chosen in instances[::4]:
-        expected = max_margin(Scores(E, corpus), chosen, solver=solver)
-        answer = max_margin(Scores(scale * E, corpus), chosen, solver=solver)
+        expected = max_margin(Scores(E, corpus), chosen)
+        answer = max_margin(Scores(scale * E, corpus), chosen)
         assert answer.status == expected.status
         np.testing.assert_allclose(scale * answer.p, expected.p, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(answer.margin / scale, expected.margin, rtol=1e-12)
@@ -296,21 +289,14 @@ def test_embeddings_of_any_length_have_the_same_answer(instances, solver, scale)
 def test_a_wider_tolerance_is_kept_and_certified(instances):
     for corpus, E, _, chosen in instances[:10]:
         exact = max_margin(Scores(E, corpus), chosen)
-        rough = max_margin(Scores(E, corpus), chosen, solver="cutting", tolerance=0.5)
+        rough = max_margin(Scores(E, corpus), chosen, tolerance=0.5)
         assert rough.status == Status.SOLVED
         assert rough.duality_gap <= 0.5
         assert rough.margin <= exact.margin * (1 + 1e-12)
         assert rough.margin_bound >= exact.margin * (1 - 1e-12)
-    impossible = max_margin(Scores(E, corpus), chosen, solver="exact", tolerance=-1.0)
+    impossible = max_margin(Scores(E, corpus), chosen, tolerance=-1.0)
     assert impossible.status == Status.LOOSE
     assert impossible.feasible
-
-
-def test_the_solver_is_chosen_by_size(instances, monkeypatch):
-    corpus, E, _, chosen = instances[0]
-    assert max_margin(Scores(E, corpus), chosen).solver == "exact"
-    monkeypatch.setattr(importlib.import_module("jaxattn.theory.max_margin"), "_SMALL", 10)
-    assert max_margin(Scores(E, corpus), chosen).solver == "cutting"
 
 
 def test_single_precision_and_jax_arrays_are_taken_as_they_are(instances):
@@ -339,14 +325,14 @@ def test_bad_input(instances):
         max_margin_batch(Scores(np.stack([E, E]), corpus), chosen)
 
 
-@pytest.mark.parametrize("solver", ["exact", "cutting"])
-def test_a_small_margin_loses_no_digits_to_the_sum_of_large_multipliers(solver, rng):
+@pytest.mark.usefixtures("pricing")
+def test_a_small_margin_loses_no_digits_to_the_sum_of_large_multipliers(rng):
     """Differences ±e + ε f: p = f/ε is the sum of two multiples of 1/(2 ε²), 5e9 each, that almost cancel."""
     small = 1e-5
     e, f = np.linalg.qr(rng.normal(size=(30, 30)))[0][:2]
     E = np.stack([0 * e, -(e + small * f), e - small * f])
     corpus = ja.data.from_sequences([[0, 1], [0, 2]], [1, -1], vocab_size=3)
-    found = max_margin(Scores(E, corpus), selection_of(np.arange(3) == 0, corpus), solver=solver)
+    found = max_margin(Scores(E, corpus), selection_of(np.arange(3) == 0, corpus))
     np.testing.assert_allclose(found.margin, small, rtol=1e-9)
     assert found.duality_gap < 1e-10
     assert found.reason == "solved to the tolerance"

@@ -25,7 +25,7 @@ from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.conditions import positive
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_force
-from jaxattn.theory.interior_point import nearest_point
+from jaxattn.dynamics.flows.nearest_point import nearest_point
 
 # Multipliers below this share of their sum are rounding.
 _NO_MULTIPLIER = 1e-9

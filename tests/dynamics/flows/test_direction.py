@@ -64,7 +64,7 @@ def far_away(corpus, norm):
     params = ja.models.one_layer.init(jax.random.key(0), vocab_size=44, dim=48, dtype=jnp.float64)
     params = params.replace(E=4 * params.E)
     chosen = ja.theory.selection(params.p, ja.theory.Scores(params.E, corpus))
-    p = ja.theory.max_margin(ja.theory.Scores(params.E, corpus), chosen, solver="exact").p
+    p = ja.theory.max_margin(ja.theory.Scores(params.E, corpus), chosen).p
     return params.replace(p=jnp.asarray(norm * p / np.linalg.norm(p)))
 
 

@@ -1,18 +1,13 @@
-"""Many small max-margin problems at once: a primal-dual interior-point method in JAX."""
+"""The point of a convex hull that is nearest to zero, by an interior-point method that can be traced."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxattn.core import backend
-from jaxattn.core.mapping import map_one_by_one, sum_of_outer_products
-from jaxattn.theory.certificate import Solution
+from jaxattn.core.mapping import sum_of_outer_products
 
-# Problems in one call: more do not run faster, and take more memory.
-_LANES = 64
 _MAX_ITERATIONS = 60
 # Below this relative complementarity rounding takes over, and the support is known.
 _COMPLEMENTARITY = 1e-13
@@ -107,7 +102,7 @@ def _polish(
 ) -> Float[Array, " m"]:
     """Solve with the tight pairs as equalities, and keep the answer where it is better.
 
-    What `least_distance.polish` does, with r × r matrices only: the pseudo-inverse of M = Aᵀ A over the tight
+    It works with r × r matrices: the pseudo-inverse of M = Aᵀ A over the tight
     pairs is right to half the digits, and each refinement of A p = 1 and of Aᵀ λ = p doubles them.
     """
     active = jnp.where(tight[:, None], rows, 0.0)
@@ -133,57 +128,3 @@ def _polish(
 
     (lower, upper), (exact_lower, exact_upper) = bounds(multipliers), bounds(exact)
     return jnp.where((exact_lower > 0) & (exact_lower * upper > lower * exact_upper), exact, multipliers)
-
-
-@jax.jit
-def _batched(problems: Float[Array, "L m r"]) -> tuple[Float[Array, "L m"], Int[Array, " L"]]:
-    return map_one_by_one(nearest_point, problems)  # each is over when it is solved
-
-
-_isometric = jax.jit(jax.vmap(lambda E: jnp.linalg.cholesky(jnp.matmul(E, E.T, precision="highest"))))
-
-
-def interior_point(problems: list[np.ndarray]) -> list[Solution]:
-    """Solve many problems with one dimension r.
-
-    Args:
-        problems: differences A of each problem, (m_i, r) float64, longest row about 1, m_i ≥ 1.
-
-    Returns:
-        The multipliers of each problem.
-    """
-    # A few sizes only, so that the next batch of about this size finds its program compiled.
-    most = 64
-    while most < max(len(rows) for rows in problems):
-        most += most // 4
-    lanes = min(_LANES, len(problems))
-    cores = min(lanes, len(backend.local_devices()))
-    lanes = -(-lanes // cores) * cores
-    solutions = []
-    for begin in range(0, len(problems), lanes):
-        chunk = problems[begin : begin + lanes]
-        # Rows are repeated up to one size, and so are the lanes of the last chunk: one program serves all.
-        filled = np.empty((lanes, most, chunk[0].shape[1]))
-        for lane in range(lanes):
-            rows = chunk[lane % len(chunk)]
-            filled[lane] = rows[np.arange(most) % len(rows)]
-        with backend.float64():
-            multipliers, iterations = (np.asarray(x) for x in _batched(filled))
-        for lane, rows in enumerate(chunk):
-            summed = np.bincount(np.arange(most) % len(rows), multipliers[lane])
-            solutions.append(Solution(summed, int(iterations[lane])))
-    return solutions
-
-
-def isometric(E: np.ndarray) -> np.ndarray:
-    """Shorten embeddings to V numbers with the same inner products: L with L Lᵀ = E Eᵀ, for many seeds.
-
-    Args:
-        E: (S, V, d) float.
-
-    Returns:
-        (S, V, V) float64; NaN for a seed whose embeddings are linearly dependent up to rounding.
-    """
-    chunks = [E[begin : begin + _LANES] for begin in range(0, len(E), _LANES)]
-    with backend.float64():
-        return np.concatenate([np.asarray(_isometric(np.asarray(chunk, np.float64))) for chunk in chunks])

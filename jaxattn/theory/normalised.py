@@ -1,0 +1,104 @@
+"""A max-margin problem whose pairs have differences of very different lengths, by normalising them."""
+
+import numpy as np
+
+from jaxattn.theory.active_set import active_set
+from jaxattn.theory.certificate import INFEASIBLE, Solution, bounds, lengths
+from jaxattn.theory.constraints import Constraints
+
+# What is shorter than this share of what it was projected from is rounding.
+_ROUNDING = 1e-14
+# Normalised pairs of which less than this share of the most is required only bound p from one side.
+_LITTLE = 1e-12
+# Rounding of p and of a product with it, relative to its length, with some to spare.
+_SPARE = 16 * np.finfo(float).eps
+
+
+def solve_normalised(E: np.ndarray, found: Constraints) -> tuple[Solution, np.ndarray | None]:
+    """Solve a max-margin problem after normalising the differences of its pairs.
+
+    Let Â_i = A_i / ‖A_i‖ be the normalised differences, orthogonal to the ties. The direction with the
+    largest cosine to all of them,
+
+        q = argmin ‖q‖²  s.t.  Â q ≥ 1,
+
+    exists if and only if a separating direction does, and its problem is well scaled. The shortest p solves
+    Â p ≥ b / ‖A‖, and is moved along q by as much as rounding has left it short of a pair.
+
+    Args:
+        E: (V, d) float64; the keys.
+        found: m pairs with different keys, and t ties.
+
+    Returns:
+        The multipliers and p (d,); if the problem is infeasible, the multipliers of the proof and None.
+    """
+    better, worse, ties, _, required = found
+    rows, strict = E[better] - E[worse], required > 0
+    size = lengths(rows)
+    rows = _across(rows, E[ties[:, 0]] - E[ties[:, 1]])
+    left = lengths(rows)
+    inside = left <= _ROUNDING * size
+    if (inside & strict).any():  # the ties alone contradict these pairs
+        return Solution(1.0 * (np.arange(len(rows)) == (inside & strict).argmax()), 0), None
+    left = np.where(inside, np.inf, left)
+    rows, height = rows / left[:, None], required / left
+    height = height / height.max()
+    basis, rows = (None, rows) if len(rows) >= E.shape[1] else _shortened(rows)
+    clear = _shortest(rows, 1.0 * strict)
+    proof = Solution(clear.multipliers / left, clear.iterations)
+    if not bounds(rows, clear.multipliers, 1.0 * strict)[1] > INFEASIBLE:
+        return proof, None
+    q = max(_directions(rows, 1.0 * strict, clear.multipliers), key=lambda q: _cosine(rows[strict], q))
+    gain = (rows @ q)[strict]
+    if not gain.min() > 0:
+        return proof, None
+    best = _shortest(rows, np.where(height > _LITTLE, height, 0.0))
+    moved = []
+    for p in _directions(rows, height, best.multipliers):
+        short = (height - rows @ p)[strict] + _SPARE * np.linalg.norm(p)
+        moved.append(p + max(float((short / gain).max()), 0.0) * q)
+    p = min(moved, key=np.linalg.norm)
+    iterations = clear.iterations + best.iterations
+    return Solution(best.multipliers / left, iterations), p if basis is None else basis @ p
+
+
+def _shortest(rows: np.ndarray, required: np.ndarray) -> Solution:
+    """Solve min ‖p‖² s.t. A p ≥ b: the pairs of every row and a key of zero."""
+    m, dim = rows.shape
+    keys = np.concatenate([rows, np.zeros((1, dim))])
+    limits = {"tolerance": 0.0, "max_steps": 100 * dim + 1000}
+    return active_set(keys, np.arange(m), np.full(m, m), required, **limits)
+
+
+def _directions(rows: np.ndarray, required: np.ndarray, multipliers: np.ndarray) -> list[np.ndarray]:
+    """Compute p = Aᵀ λ, and from A p = b where λ > 0: the sum loses digits where the margin is small."""
+    p = rows.T @ multipliers
+    summed = p * ((multipliers @ required) / (p @ p))
+    tight, solved = multipliers > 0, summed
+    for _ in range(2):
+        short = required[tight] - rows[tight] @ solved
+        solved = solved + np.linalg.lstsq(rows[tight], short, rcond=None)[0]
+    return [summed, solved]
+
+
+def _cosine(rows: np.ndarray, q: np.ndarray) -> float:
+    return float((rows @ q).min() / np.linalg.norm(q))
+
+
+def _across(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
+    """Project rows orthogonally to ties."""
+    size = lengths(ties)
+    ties = ties[size > 0] / size[size > 0, None]
+    if len(ties) == 0:
+        return rows
+    _, share, vt = np.linalg.svd(ties, full_matrices=False)
+    along = vt[share > 1e-12 * share[0]]
+    for _ in range(2):  # twice is enough for orthogonality to rounding
+        rows = rows - (rows @ along.T) @ along
+    return rows
+
+
+def _shortened(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Factor m rows as L Qᵀ with L (m, m), each with a rounding error relative to its own length."""
+    q, r = np.linalg.qr(rows.T)
+    return q, r.T
