@@ -1,11 +1,11 @@
-"""One full-batch gradient of p on IMDB, against its floor.
+"""One full-batch gradient of p on IMDB, compared with its lower bound.
 
     python benchmarks/imdb_gradient.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
 
 All rows of the table are measured in one process, in turn, so that their ratios hold where times drift:
 
-- floor: the three products with E that any method needs, E p, E v and (∂L/∂a)ᵀ E;
-- jaxattn: the whole ∂L/∂p, and the gradient of E, p and v together;
+- the lower bound: the three products with E that any method needs, E p, E v and (∂L/∂a)ᵀ E;
+- jaxattn: ∂L/∂p, and the gradient of E, p and v together;
 - a joint step: E, p and v by Adam, against what it must read and write: E and its two moments in both
   directions, and E for two products forwards and two backwards.
 """
@@ -28,8 +28,11 @@ from imdb import folder_of_imdb
 import jaxattn as ja
 
 DIM = 2048
-FLOOR, JOINT_FLOOR = "three products with E (the floor)", "E and two moments read and written, four products"
-JOINT, STEPS = "joint step of E, p and v by Adam", 4
+FLOOR, JOINT_FLOOR = (
+    "three products with E (lower bound)",
+    "four products, E and two moments read and written (lower bound)",
+)
+JOINT, STEPS = "Adam step on E, p and v", 4
 
 
 def seconds(function, repeats):
@@ -108,11 +111,13 @@ def main():
     tokens_only = jax.jit(jax.grad(lambda a, g, c: ja.losses.logistic(attend(c, a, g), c.targets)))
     rows = {
         FLOOR: lambda: products(params.E, params.p, params.v, scores),
-        "∂L/∂p, the whole": lambda: gradient_p(params, corpus),
-        "token-space part of it": lambda: tokens_only(scores, values, corpus),
+        "∂L/∂p": lambda: gradient_p(params, corpus),
+        "token-space part of ∂L/∂p": lambda: tokens_only(scores, values, corpus),
         "∂L/∂E, ∂L/∂p and ∂L/∂v": lambda: gradient_all(params, corpus),
-        "∂L/∂E, ∂L/∂p and ∂L/∂v, over earlier ones": gradient_over,
-        "∂L/∂p, scores of spread 1e4": lambda: gradient_p(params.replace(p=3e3 * params.p), corpus),
+        "∂L/∂E, ∂L/∂p and ∂L/∂v, in reused memory": gradient_over,
+        "∂L/∂p, scores that differ by up to 1e4": lambda: gradient_p(
+            params.replace(p=3e3 * params.p), corpus
+        ),
         **joint_rows(params, corpus),
     }
     calls = {name: (lambda f=f: jax.block_until_ready(f())) for name, f in rows.items()}
@@ -127,14 +132,14 @@ def main():
     floors = {name: JOINT_FLOOR if name in (JOINT, JOINT_FLOOR) else FLOOR for name in measured}
     ratios = {name: statistics.median(np.divide(times[name], times[floors[name]])) for name in measured}
     lines = [
-        f"IMDB, {corpus.num_examples:,} reviews, V = {corpus.vocab_size:,}, d = {DIM:,}, float32, "
-        f"{os.cpu_count()} CPU cores, jax {jax.__version__}; medians of {arguments.repeats}.",
+        f"IMDB: {corpus.num_examples:,} reviews, V = {corpus.vocab_size:,}, d = {DIM:,}, float32, "
+        f"{os.cpu_count()} CPU cores, jax {jax.__version__}; medians of {arguments.repeats} runs.",
         "",
-        "| what | median | × its floor |",
+        "| operation | median | × lower bound |",
         "|---|---|---|",
         *(f"| {name} | {1e3 * measured[name]:,.1f} ms | {ratios[name]:,.2f} |" for name in measured),
         "",
-        f"From tensorflow-datasets to bags of both splits: {cold:.1f} s; from the cache: {cached:.1f} s.",
+        f"Loading both splits takes {cold:.1f} s from tensorflow-datasets and {cached:.1f} s from the cache.",
     ]
     print("\n".join(lines))
     if arguments.out:

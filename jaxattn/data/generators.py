@@ -55,8 +55,8 @@ class Generator(DrawnData, frozen=True, kw_only=True):
         vocab_size: V, number of tokens.
         length: T, length of a sequence.
         sequences: n, number of training sequences.
-        test_sequences: number of test sequences; their labels have no noise.
-        validation_sequences: number of validation sequences, with the same label noise as the training
+        test_sequences: number of test sequences, whose labels are free of noise.
+        validation_sequences: number of validation sequences, which have the same label noise as the training
             sequences.
         label_noise: probability that a training label is replaced by another class.
     """
@@ -163,13 +163,13 @@ class _Classes(Generator, frozen=True, kw_only=True):
 
 
 class Assumption1(_Classes, frozen=True, kw_only=True):
-    """Exactly one completely positive or negative token per sequence; see `assumption1`."""
+    """Sequences with exactly one completely positive or negative token; see `assumption1`."""
 
     function: ClassVar = staticmethod(assumption1)
 
 
 class MultiRelevant(_Classes, frozen=True, kw_only=True):
-    """Several relevant tokens per sequence; see `multi_relevant`."""
+    """Sequences with several relevant tokens; see `multi_relevant`."""
 
     function: ClassVar = staticmethod(multi_relevant)
 
@@ -214,7 +214,7 @@ class Xor(Generator, frozen=True, kw_only=True):
 
 
 class Negation(Generator, frozen=True, kw_only=True):
-    """One relevant token per sequence, whose class is flipped by a negation token; see `negation`."""
+    """One relevant token per sequence, whose class a negation token flips; see `negation`."""
 
     pads_vocabulary: ClassVar[bool] = True
     function: ClassVar = staticmethod(negation)

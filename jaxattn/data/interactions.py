@@ -39,7 +39,7 @@ def xor(
         vocab_size: V.
         length: tokens per sequence T ≥ 2.
         sequences: number of sequences n, a multiple of 4.
-        pairs: number of XOR problems; each has four relevant tokens of its own.
+        pairs: number of independent XOR problems, each with four relevant tokens.
         used: draw from the first tokens only, as in `independent`.
 
     Returns:
@@ -99,8 +99,8 @@ def negation(
         relevant: number of relevant tokens, a multiple of 2; the negation token is not counted.
         length: tokens per sequence T ≥ 2.
         sequences: number of sequences n, a multiple of 4.
-        negated: share of the sequences with the negation token, in [0, 1], rounded down to an even number of
-            sequences.
+        negated: share of the sequences that contain the negation token, in [0, 1]; the number of sequences is
+            rounded down to an even number.
         used: draw from the first tokens only, as in `independent`.
 
     Returns:

@@ -44,7 +44,8 @@ def independent(
         length: tokens per sequence T.
         sequences: number of sequences n, a multiple of K.
         max_posterior_difference: largest posterior difference δ of a token, in [0, 1].
-        relevant_mass: probability that a token of a sequence is relevant; `relevant / vocab_size` by default.
+        relevant_mass: probability that a token in a sequence is relevant; defaults to `relevant /
+            vocab_size`.
         num_classes: K, number of classes.
         used: draw from the first tokens only, as if V were this; V by default. May be traced: corpora of
             different vocabularies then have the same shapes.
@@ -107,8 +108,8 @@ def topics(
         topic_words: number of topic words in a sequence, repetitions included.
         length: words per sequence T ≥ `topic_words`.
         sequences: number of sequences n, a multiple of K.
-        min_purity: smallest purity of a topic word, in [0, 1]: the probability that it is drawn because of
-            its topic.
+        min_purity: smallest purity of a topic word, in [0, 1]. The purity is the probability that the word
+            was sampled from its own topic.
         max_purity: largest purity of a topic word, in [0, 1].
         num_classes: K topics.
         used: draw from the first tokens only, as in `independent`.
@@ -165,7 +166,7 @@ def multi_relevant(
         key: PRNG key.
         vocab_size: V.
         relevant: number of relevant tokens, a multiple of K.
-        relevant_per_sequence: r, number of relevant tokens per sequence; at most `relevant / K`.
+        relevant_per_sequence: r, the number of relevant tokens in a sequence; at most `relevant / K`.
         length: tokens per sequence T ≥ r.
         sequences: number of sequences n, a multiple of K.
         num_classes: K, number of classes.

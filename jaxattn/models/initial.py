@@ -89,7 +89,7 @@ class Zero(Start, frozen=True, kw_only=True):
 
 
 class Scaled(Start, frozen=True, kw_only=True):
-    """θ_0 = scale · (the initial value that the model draws).
+    """θ_0 = scale · (the model's own initial value).
 
     Attributes:
         scale: the factor.
@@ -112,8 +112,8 @@ class FromFile(Start, frozen=True, kw_only=True):
 
     Attributes:
         file: path of the file, relative to the sweep file.
-        vocabulary: path of a text file with the token of each row; by default the rows are those of the
-            corpus vocabulary, in its order.
+        vocabulary: path of a text file that lists the token of each row; by default, the rows must follow the
+            order of the corpus vocabulary.
     """
 
     file: str

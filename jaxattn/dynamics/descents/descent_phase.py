@@ -34,19 +34,19 @@ class Descent(Phase, frozen=True, kw_only=True):
     phase ends with the best parameters.
 
     Attributes:
-        optimizer: name of a built-in optimiser or of one of optax, or the import path of a function
-            (step_size, *, options) that returns an optax transformation.
-        options: further arguments of the optimiser; a sweep file lists them with the other settings of the
-            phase.
+        optimizer: name of a built-in or optax optimiser, or the import path of a function (step_size, *,
+            options) that returns an optax transformation.
+        options: additional arguments of the optimiser. In a sweep file, they are written next to the other
+            keys of the phase.
         step_size: η, the learning rate; the peak value if it follows a schedule.
         schedule: learning-rate schedule: constant, cosine, linear, exponential or inverse_sqrt.
-        warmup: number of warm-up steps, in which the step size increases from 0.
-        batch_size: size of the minibatches, which are reshuffled in every epoch; by default a step uses all
-            data.
-        fresh: number of new examples that are sampled for each step, in place of the training data.
-        patience: early stopping: number of checks without a new best validation loss after which the phase
-            ends; 0 turns it off.
-        check_every: number of steps between these checks.
+        warmup: number of steps over which the learning rate first increases linearly from 0.
+        batch_size: size of the minibatches, which are reshuffled in every epoch; defaults to the full batch.
+        fresh: number of examples to sample anew for each step, as in online learning; the training data are
+            then not used.
+        patience: number of consecutive checks without a new best validation loss after which the phase stops
+            early; 0 disables early stopping.
+        check_every: number of steps between checks of the validation loss.
     """
 
     takes_further: ClassVar[str] = "options"

@@ -50,7 +50,7 @@ class _Flow(Phase, frozen=True, kw_only=True):
         until_norm: stop at this ‖p‖.
         max_steps: stop after this many steps, accepted or rejected.
         rtol: relative error tolerance of a step.
-        points: number of recorded points of the path, log-spaced, including the start.
+        points: number of log-spaced points to record along the path, including its start.
     """
 
     failure: ClassVar[str] = "the flow met NaN or a step too short to represent"
@@ -137,12 +137,12 @@ class _Flow(Phase, frozen=True, kw_only=True):
 
 
 class ExactFlow(_Flow, frozen=True, kw_only=True):
-    """Exact gradient flow on p, until the first of its stopping conditions holds.
+    """Exact gradient flow on p until a stopping condition holds.
 
     With `linear_in` on another parameter that the scores of a model are linear in, such as W.
 
     Attributes:
-        linear_in: the parameter that moves, in which the scores must be linear; p by default.
+        linear_in: name of the trained parameter, in which the scores must be linear; defaults to p.
         until_arc_length: stop at this arc length.
         until_direction: stop when the sine of the angle between p and dp/dt is at most this.
     """

@@ -41,14 +41,14 @@ _AT_THE_END_P = (
 
 
 class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
-    """The distance of p to the max-margin direction of the final selection.
+    """The distance between p and the max-margin direction of the final selection.
 
-    The selection is that of the last step of the phase, so the metrics are computed when the phase has ended.
-    The engine calls `observe` for every seed at every probe step, and `conclude` with the whole history.
+    The final selection is known only at the end of the phase, so the metrics are computed then. The engine
+    calls `observe` for every seed at every measured step, and `conclude` with the whole history.
 
     Attributes:
-        nats: tokens count as selected if their score is within `nats` of the highest score of the sequence;
-            by default only ties up to rounding.
+        nats: a token counts as selected if its score is within `nats` of the highest score in its sequence;
+            by default, only ties up to rounding error count.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -196,8 +196,9 @@ _AT_THE_END_RELAXED = (
 class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
     """The distances of p and v to p_relax and v_mm of the final selection.
 
-    The counterpart of `max_margin_direction` for phases that move p and v. The token with the highest score
-    counts as selected. The metrics are NaN if two tokens share it, or if nothing separates the selection.
+    The counterpart of `max_margin_direction` for phases that train p and v. The token with the highest score
+    counts as selected. The metrics are NaN if two tokens share the highest score, or if no direction
+    separates the selection.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -284,11 +285,11 @@ _AT_THE_END_LIMIT = (
 class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
     """The distance of p to the limit of gradient flow on p, also where tokens tie.
 
-    Where tokens tie in the limit, gradient flow does not converge to the max-margin direction of
-    `max_margin_direction`, but to the direction of `ja.theory.certify_limit`.
+    If tokens tie in the limit, gradient flow converges to the direction that `ja.theory.certify_limit`
+    certifies, and not to the max-margin direction.
 
     Attributes:
-        nats: tokens tie if their score is within `nats` of the highest score of the sequence.
+        nats: tokens tie if their scores are within `nats` of the highest score in their sequence.
     """
 
     rotation_invariant: ClassVar[bool] = True

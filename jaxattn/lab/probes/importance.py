@@ -18,16 +18,16 @@ _PAIRS = ("Ev", "Ep_signed", "Ep_absolute")
 
 
 class Importance(Probe, frozen=True, kw_only=True):
-    """Bin means and rank correlations of E·v and E·p over the posterior difference, and the correlation of
-    E·v and α.
+    """How E·v and E·p depend on the posterior difference (bin means and rank correlations), and how E·v
+    correlates with α.
 
-    In a trained model E·p is U-shaped: its correlation with the absolute posterior difference (`absolute`) is
-    close to 1, and its correlation with the difference itself (`signed`) is close to 0. For K > 2 classes
-    E·v_k is compared with the posterior difference of class k, and the results are averaged over classes; the
-    absolute value is the largest over classes.
+    In a trained model, E·p is a U-shaped function of the posterior difference: its correlation with the
+    absolute value (`absolute`) is close to 1, and its correlation with the signed value (`signed`) is close
+    to 0. For K > 2 classes, E·v_k is compared with the posterior difference of class k, and the results are
+    averaged over classes; for E·p, the absolute value is the maximum over classes.
 
     Attributes:
-        bins: number of equal bins of the posterior difference over [`low`, `high`]; 0 for none.
+        bins: number of equal bins that divide the posterior difference between `low` and `high`; 0 for none.
         low: lower end of the first bin.
         high: upper end of the last bin.
         min_count: correlations over tokens are over those with at least so many occurrences.
@@ -159,7 +159,7 @@ class OneStepError(Probe, frozen=True, kw_only=True):
 
         max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0
 
-    Recorded after one step on E alone, in the one-layer model with the logistic loss.
+    It is recorded after a single step on E, for the one-layer model with the logistic loss.
     """
 
     rotation_invariant: ClassVar[bool] = True

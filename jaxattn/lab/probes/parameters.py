@@ -40,8 +40,8 @@ class Alignments(Probe, frozen=True, kw_only=True):
     """Cosines between parameters of the same shape (cos_p_v), and between a parameter and its descent
     direction (cos_p_descent).
 
-    The pairs do not include parameters with one row per token. When the direction of θ has converged, its
-    cosine with -∂L/∂θ is 1.
+    Parameters with one row per token are not compared with each other. Once the direction of θ has converged,
+    its cosine with -∂L/∂θ is 1.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -152,11 +152,11 @@ def largest_eigenvalue(
 class Sharpness(Probe, frozen=True, kw_only=True):
     """The largest eigenvalue of the Hessian of the training loss with respect to the trained parameters.
 
-    It takes `iterations` products with the Hessian, each as expensive as a few gradients, and stores as many
-    vectors of the size of the trained parameters.
+    The computation takes `iterations` Hessian-vector products, each as expensive as a few gradients, and
+    stores one vector per iteration.
 
     Attributes:
-        iterations: number of products with the Hessian.
+        iterations: number of Hessian-vector products.
     """
 
     iterations: PositiveInt = 20

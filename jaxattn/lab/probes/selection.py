@@ -20,17 +20,16 @@ from jaxattn.theory import Scores, Selection, margin, selection_from_scores, sel
 
 
 class Selected(Probe, frozen=True, kw_only=True):
-    """The attention on important tokens, and the shares of sequences that select one.
+    """The attention on important tokens, and the share of sequences that select one.
 
-    A sequence selects an important token if the tokens with the highest score are all important, and not all
-    of its tokens have that score. An important token ties if an unimportant token, or every other token, has
-    the same score; under uniform attention all important tokens tie. The metrics are NaN if there is no
-    important token.
+    A sequence selects an important token if all tokens with the highest score are important, unless all its
+    tokens have that score. An important token ties if it has the highest score together with an unimportant
+    token or with all other tokens, as under uniform attention. The metrics are NaN if no token is important.
 
     Attributes:
-        important: least |posterior difference| of an important token.
-        min_count: least number of occurrences of an important token: the posterior difference of a rare token
-            is noise.
+        important: smallest |posterior difference| for a token to count as important.
+        min_count: smallest number of occurrences for a token to count as important, since the posterior
+            difference of a rare token is noise.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -67,10 +66,10 @@ class Selected(Probe, frozen=True, kw_only=True):
 
 
 class HeadsSelected(Selected, frozen=True, kw_only=True):
-    """The metrics of `Selected` for each of several heads or queries.
+    """The metrics of `Selected`, separately for each head or query.
 
-    The settings are those of `Selected`. If different heads select in different sequences,
-    `any_head_selected` exceeds every `head_selected`.
+    If different heads select important tokens in different sequences, `any_head_selected` exceeds every
+    `head_selected`.
     """
 
     labels: ClassVar[dict[str, str]] = {
@@ -132,15 +131,16 @@ def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[S
 
 
 class RelevantTokens(Probe, frozen=True, kw_only=True):
-    """The shares of sequences that select a relevant token, select only relevant tokens, or have a tie.
+    """The shares of sequences that select a relevant token, select exactly the relevant tokens, or contain a
+    tie.
 
-    A sequence selects a relevant token if the tokens with the highest score are all relevant, and not all of
-    its tokens have that score. A relevant token ties if an irrelevant token, or every other token, has the
-    same score. The shares are over sequences with relevant tokens.
+    A sequence selects a relevant token if all tokens with the highest score are relevant, unless all its
+    tokens have that score. A relevant token ties if it has the highest score together with an irrelevant
+    token or with all other tokens. Sequences without relevant tokens are not counted.
 
     Attributes:
         relevant: number of relevant tokens: tokens 0 .. relevant - 1.
-        nats: a token counts as highest if its score is within `nats` of the highest score of the sequence.
+        nats: a token counts as highest if its score is within `nats` of the highest score in its sequence.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -194,7 +194,7 @@ def attention_entropy(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array
 
 
 class AttentionEntropy(Probe, frozen=True, kw_only=True):
-    """The entropy of attention, averaged over sequences, and its exponential, the effective number of
+    """The entropy of attention averaged over sequences, and its exponential, which is the effective number of
     attended tokens."""
 
     rotation_invariant: ClassVar[bool] = True
@@ -214,14 +214,14 @@ class AttentionEntropy(Probe, frozen=True, kw_only=True):
 
 
 class Attended(Probe, frozen=True, kw_only=True):
-    """Statistics of the attention of every head and query, averaged over the training data.
+    """How concentrated the attention of every head and query is, averaged over the training data.
 
-    A query selects a token if its largest attention weight is at least `above`. The attention q (n, ..., T)
-    is that of `Model.attention`; the number of attended positions is the exponential of -Σ_t q_t log q_t.
-    There is one value for each head and query, in the order of the model.
+    A query selects a token if its largest attention weight is at least `above`. With the attention q (n, ...,
+    T) from `Model.attention`, the number of attended positions is exp(-Σ_t q_t log q_t). There is one value
+    per head and query, in the order used by the model.
 
     Attributes:
-        above: the least attention weight with which a token counts as selected.
+        above: smallest attention weight for a token to count as selected.
     """
 
     labels: ClassVar[dict[str, str]] = {
@@ -250,16 +250,16 @@ class Attended(Probe, frozen=True, kw_only=True):
 
 
 class Cover(Probe, frozen=True, kw_only=True):
-    """The tokens with the highest score of a sequence, and the distance of E·v from the limit of gradient
+    """The tokens with the highest score in a sequence, and the distance between E·v and the limit of gradient
     flow on E, p and v.
 
-    Let s(X) be the token of X with the highest score (the first of several), and r_eff the number of distinct
-    s(X). The limit is
+    Let s(X) be the (first) token with the highest score in X, and r_eff the number of distinct s(X). The
+    limit is
 
         E_s·v = y_s ‖v‖²/√r_eff for s = s(X),   0 for other tokens,
 
-    if these tokens are a cover: each has the highest score under one label y_s only. Then margin 1 costs ‖E‖²
-    + ‖v‖² = 2 √r_eff.
+    if these tokens form a cover, that is, each has the highest score under only one label y_s. A margin of 1
+    then costs ‖E‖² + ‖v‖² = 2 √r_eff.
     """
 
     rotation_invariant: ClassVar[bool] = True

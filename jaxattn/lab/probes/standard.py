@@ -29,23 +29,25 @@ class Probes(Spec, frozen=True, kw_only=True):
     phase are always measured.
 
     Attributes:
-        per_decade: number of measured steps per factor of ten of the steps; 0 measures the first and the last
-            step of a phase only.
-        steps: measure at these steps instead: a list for all phases, or a table with a list for each phase.
-        every: measure every so many steps instead: a number for all phases, or a table with a number for each
-            phase.
-        bins: number of equal bins of the posterior difference over [`low`, `high`]; 0 for none.
+        per_decade: number of log-spaced measurements per decade of steps; 0 measures only the first and the
+            last step of a phase.
+        steps: the steps at which to measure, in place of `per_decade`: one list for all phases, or a table
+            with a list per phase.
+        every: number of steps between measurements, in place of `per_decade`: one number for all phases, or a
+            table with a number per phase.
+        bins: number of equal bins that divide the posterior difference between `low` and `high`; 0 for none.
         low: lower end of the first bin.
         high: upper end of the last bin.
-        min_count: least number of occurrences of tokens in correlations over tokens, and of important tokens.
-        important: least |posterior difference| of an important token.
-        max_margin: whether to compute the max-margin direction at the end of each phase that moves p alone,
+        min_count: smallest number of occurrences for a token to enter correlations over tokens, or to count
+            as important.
+        important: smallest |posterior difference| for a token to count as important.
+        max_margin: whether to compute the max-margin direction at the end of each phase that trains only p,
             and to compare p with it at every measured step.
-        sample: number of evenly spaced sequences of each corpus on which losses, accuracies and gradients are
-            measured; by default all.
-        tokens: whether to measure attention on tokens, and the correlations of E·v and E·p with their
-            importance.
-        own: further probes, built-in or your own.
+        sample: number of evenly spaced sequences in each corpus on which to measure losses, accuracies and
+            gradients; defaults to all.
+        tokens: whether to measure the attention on tokens, and how E·v and E·p correlate with the importance
+            of tokens.
+        own: additional probes, built-in or custom.
     """
 
     per_decade: Count = 8
@@ -111,7 +113,7 @@ class Probes(Spec, frozen=True, kw_only=True):
 
 
 class Fit(Probe, frozen=True, kw_only=True):
-    """The losses, the logarithm of the gradient norm, and ‖p‖."""
+    """The losses, the log of the gradient norm, and the norm of p."""
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
@@ -137,7 +139,7 @@ class Fit(Probe, frozen=True, kw_only=True):
 
 
 class Accuracy(Probe, frozen=True, kw_only=True):
-    """Accuracies on training, test and validation data, for classification."""
+    """The accuracy on training, test and validation data."""
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {

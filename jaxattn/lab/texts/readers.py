@@ -19,14 +19,13 @@ _BATCH = 512
 
 
 class Tfds(Source, frozen=True, kw_only=True):
-    """A data set that tensorflow-datasets has prepared, in a format with random access. TensorFlow is not
-    required.
+    """A data set prepared by tensorflow-datasets in a random-access format. TensorFlow is not required.
 
     Attributes:
         dataset: name of the data set; "name/config:1.0.0" selects a configuration and a version.
-        data_dir: folder of the prepared data sets; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
-        text: feature with the text, or a list of features whose texts are joined.
-        label: feature with the label.
+        data_dir: folder with the prepared data sets; defaults to $TFDS_DATA_DIR or ~/tensorflow_datasets.
+        text: name of the feature that contains the text, or a list of features to concatenate.
+        label: name of the feature that contains the label.
         train: name of the training split, or a slice such as "train[:20%]".
         test: name of the test split, or a slice; "" for none.
     """
@@ -80,11 +79,11 @@ class Tfds(Source, frozen=True, kw_only=True):
 
 
 class Lines(Files, frozen=True, kw_only=True):
-    """Files with a label and a text on each line, such as "pos a fine film".
+    """Files with one label and text per line, such as "pos a fine film".
 
     Attributes:
-        separator: separator of label and text; white space by default.
-        encoding: encoding of the files, such as "cp1252"; UTF-8 by default.
+        separator: separator between label and text; defaults to white space.
+        encoding: encoding of the files, such as "cp1252"; defaults to UTF-8.
     """
 
     separator: Name | None = None
@@ -109,12 +108,12 @@ class Folder(Source, frozen=True, kw_only=True):
     """One file per text, PATH/SPLIT/LABEL/*.txt, as in aclImdb.
 
     Attributes:
-        path: folder that contains the splits.
+        path: folder that contains one folder for each split.
         train: folder of the training split inside `path`.
         test: folder of the test split inside `path`; "" for none.
-        labels: folder of each class inside the folder of a split, in the order of the classes.
-        ignore_labels: other folders, which are ignored.
-        encoding: encoding of the files, such as "cp1252"; UTF-8 by default.
+        labels: the folder of each class inside the folder of a split. The order defines the classes.
+        ignore_labels: folders of a split that are ignored.
+        encoding: encoding of the files, such as "cp1252"; defaults to UTF-8.
     """
 
     path: Name

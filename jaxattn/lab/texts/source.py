@@ -40,26 +40,29 @@ class Source(SharedData, frozen=True, kw_only=True):
     Attributes:
         train: name of the training split.
         test: name of the test split; "" for none.
-        labels: the label of each class in the files, in the order of the classes (-1, +1 for two classes, 0
-            .. K-1 for more). A list merges several labels into one class: [[1, 2], [4, 5]]. 1.0, "1" and true
-            equal 1.
-        class_names: names of the classes in tables and figures, in the order of `labels`; the labels by
-            default.
-        ignore_labels: labels whose rows are ignored.
-        balance: whether to reduce every class of a split to the size of its smallest class; the choice of
+        labels: the raw label of each class. The order defines the classes: -1 and +1 for two classes, 0 ..
+            K-1 for more. A list merges several raw labels into one class: [[1, 2], [4, 5]]. The raw labels
+            1.0, "1" and true are equal to 1.
+        class_names: names of the classes for tables and figures, in the same order as `labels`; defaults to
+            the labels themselves.
+        ignore_labels: raw labels; rows with one of them are ignored.
+        balance: whether to subsample all classes of a split to the size of the smallest one. The choice of
             rows is deterministic.
-        validation: fraction of the training rows of each class that is held out for validation, after
-            balancing; the choice of rows is deterministic.
-        min_count: least number of occurrences in the training split of a word of the vocabulary.
-        max_vocab: largest size of the vocabulary, which keeps the most frequent words; unlimited by default.
-        max_length: number of words of the vocabulary after which a text is truncated; unlimited by default.
-        order: "kept" to read texts as sequences of token ids, for models that require them; bags of words by
-            default.
-        escapes: "kept" to read a backslash followed by n as two characters. By default it is a line break, as
-            in the files of Yelp, Amazon and DBpedia, if most backslashes of a text that precede a letter are
-            of this form.
-        empty: what to do with a row that has no label, or no word of the vocabulary: "error", or "drop" to
-            ignore it. Rows without a known word are dropped after balancing and holding out.
+        validation: fraction of the training rows in each class to hold out for validation, after balancing.
+            The choice of rows is deterministic.
+        min_count: smallest number of occurrences in the training split for a word to be in the vocabulary.
+        max_vocab: largest size of the vocabulary, which then contains the most frequent words; defaults to no
+            limit.
+        max_length: length to which texts are truncated, counted in words that are in the vocabulary; defaults
+            to no limit.
+        order: "kept" to read texts as sequences of token ids, for models that depend on the order; defaults
+            to bags of words.
+        escapes: "kept" to read a backslash followed by n as two characters. By default, it is read as a line
+            break in texts where most backslashes before letters are of this form, as in the files of Yelp,
+            Amazon and DBpedia.
+        empty: what to do with a row that has no label or no word in the vocabulary: "error", or "drop" to
+            ignore it. Rows without a word in the vocabulary are dropped after balancing and after the
+            validation split.
         inert: the settings that change no number: where files lie, what classes are called.
     """
 

@@ -25,8 +25,8 @@ class Files(Source, frozen=True, kw_only=True):
     """Rows in a file, or in one file per split; a split may have several files, such as shards.
 
     Attributes:
-        path: file with the training rows, or a pattern such as "train-*.parquet".
-        test_path: file with the test rows, or a pattern.
+        path: file that contains the training rows, or a pattern such as "train-*.parquet".
+        test_path: file that contains the test rows, or a pattern.
     """
 
     path: Name
@@ -90,10 +90,11 @@ class Table(Files, frozen=True, kw_only=True):
     """Rows with named fields in a file, or in one file per split.
 
     Attributes:
-        text: field with the text, or a list of fields whose texts are joined.
-        label: field with the label.
-        split_column: field with the name of a row's split, if one file has several splits; `train` and `test`
-            are its values, or several values joined by "+", such as "train+extra".
+        text: name of the field that contains the text, or a list of fields to concatenate.
+        label: name of the field that contains the label.
+        split_column: name of the field that assigns each row to a split, if one file contains several splits.
+            `train` and `test` are then values of this field, or several values joined by "+", such as
+            "train+extra".
     """
 
     text: Texts = "text"
@@ -129,7 +130,7 @@ class Table(Files, frozen=True, kw_only=True):
 
 
 class Parquet(Table, frozen=True, kw_only=True):
-    """Rows of Parquet files; `path` may be a pattern such as "train-*.parquet"."""
+    """Parquet files; `path` may be a pattern such as "train-*.parquet"."""
 
     def _total(self, path: str) -> int | None:
         import pyarrow.parquet as pq
@@ -152,15 +153,15 @@ class Parquet(Table, frozen=True, kw_only=True):
 
 
 class Csv(Table, frozen=True, kw_only=True):
-    """Rows of CSV files, with a header line unless `columns` is given.
+    """CSV files, with a header line unless `columns` is given.
 
     Attributes:
         columns: names of the fields, from left to right, for files without a header line.
         delimiter: the character between fields, such as "\\t".
-        quoting: "fields" if quotes enclose fields, "none" if quotes are ordinary characters, as in many
-            tab-separated files. By default "none" if every line is then a row with a known label, else
-            "fields".
-        encoding: encoding of the files, such as "cp1252"; UTF-8 by default.
+        quoting: "fields" if quotes enclose fields, or "none" if quotes are ordinary characters, as in many
+            tab-separated files. The default is "none" if every line then parses as a row with a known label,
+            and "fields" otherwise.
+        encoding: encoding of the files, such as "cp1252"; defaults to UTF-8.
     """
 
     columns: Annotated[tuple[Name, ...], msgspec.Meta(min_length=2)] | None = None
@@ -240,7 +241,7 @@ class Jsonl(Table, frozen=True, kw_only=True):
     """Files with one JSON object per line.
 
     Attributes:
-        encoding: encoding of the files, such as "cp1252"; UTF-8 by default.
+        encoding: encoding of the files, such as "cp1252"; defaults to UTF-8.
     """
 
     encoding: str | None = None

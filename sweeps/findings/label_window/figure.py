@@ -52,7 +52,7 @@ def _shares(ax, table):
 
 
 def tables(folder):
-    """Write every table of a folder as text, as docs/findings/which_label.md prints it."""
+    """Write every table of a folder as text, for docs/notes/which_label.md."""
     for name, columns in COLUMNS.items():
         if (folder / f"{name}.csv").exists():
             table = pd.read_csv(folder / f"{name}.csv", dtype={"d": str})
