@@ -52,7 +52,7 @@ class Status(IntEnum):
 
 _REASONS = {
     Status.SOLVED: "solved to the tolerance",
-    Status.NOTHING: "no token has to be told from another: nothing to separate, p = 0",
+    Status.NOTHING: "there are no tokens to separate, so p = 0",
     Status.LOOSE: "p separates the selection, but its duality gap is above the tolerance",
     Status.INFEASIBLE: "no direction separates the selection: the multipliers sum its differences to zero",
     Status.CIRCLE: "no scores fit the selection: along its pairs, tokens outrank each other in a circle",

@@ -94,7 +94,7 @@ def test_a_short_run_is_measured(tmp_path):
 
 
 def test_the_page_prints_the_tables():
-    page = (ROOT / "docs" / "findings" / "which_label.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "notes" / "which_label.md").read_text(encoding="utf-8")
     tables = sorted(PUBLISHED.glob("*.md"))
     assert tables
     for table in tables:

@@ -112,7 +112,7 @@ def test_a_short_run_is_measured(code, tmp_path):
 
 def test_the_page_prints_the_table():
     root = FOLDER.parents[2]
-    page = (root / "docs" / "findings" / "which_mixture.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "notes" / "which_mixture.md").read_text(encoding="utf-8")
     table = root / "results" / "published" / "mixture" / "table.md"
     assert table.read_text(encoding="utf-8").strip() in page
 

@@ -124,7 +124,7 @@ def test_reasons_are_words_one_for_each_seed():
     nothing, invalid = (unsolved(status, 3) for status in (Status.NOTHING, Status.INVALID))
     assert nothing.feasible is True
     assert invalid.feasible is False
-    assert "nothing to separate" in nothing.reason
+    assert "no tokens to separate" in nothing.reason
     both = replace(nothing, status=np.array([Status.NOTHING, Status.INVALID], np.int8))
     assert isinstance(both, MaxMargin)
     assert both.feasible.tolist() == [True, False]

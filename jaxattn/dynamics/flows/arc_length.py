@@ -23,7 +23,7 @@ GRADIENT_RTOL = 0.01
 
 
 class Stop(enum.IntEnum):
-    """Why a path ends; `Ended.reason` says it in words."""
+    """The status of a path; `Ended.reason` describes it in words."""
 
     RUNNING = 0
     NORM = 1
@@ -39,26 +39,26 @@ class Stop(enum.IntEnum):
     UNDECIDED = 11
 
 
-# Ends that a caller sets; all others are met on the way.
+# Stopping conditions that the caller sets.
 ASKED_FOR = (Stop.NORM, Stop.ARC_LENGTH, Stop.DIRECTION, Stop.LOSS)
 
 _REASONS = {
-    Stop.RUNNING: "running: it has not ended",
-    Stop.NORM: "norm: ‖p‖ is until_norm",
-    Stop.ARC_LENGTH: "arc_length: the path is as long as until_arc_length",
-    Stop.DIRECTION: "direction: p/‖p‖ turns no faster than until_direction",
-    Stop.STEP_BUDGET: "step_budget: max_steps were taken or tried",
+    Stop.RUNNING: "running: the path has not ended yet",
+    Stop.NORM: "norm: ‖p‖ reached until_norm",
+    Stop.ARC_LENGTH: "arc_length: the path reached until_arc_length",
+    Stop.DIRECTION: "direction: the direction of p changes by no more than until_direction",
+    Stop.STEP_BUDGET: "step_budget: max_steps steps were accepted or rejected",
     Stop.STATIONARY: "stationary: the gradient is exactly zero",
-    Stop.BALANCED: "balanced: the forces of the sequences cancel up to rounding, where p stays at a finite "
-    "point; with v in motion it may go on to grow where forces are too weak beside the others to tell",
-    Stop.FAILED: "failed: NaN, or a step too short to represent",
-    Stop.UNSETTLED: "unsettled: v has grown long, but does not follow from p the way it has to for the path "
-    "to go on",
-    Stop.LOSS: "loss: log L is until_log_loss",
-    Stop.UNRESOLVED: "unresolved: the forces that balance hide all others, and which tokens tie could not be "
-    "told, or tokens tie whose scores may still move against each other",
-    Stop.UNDECIDED: "undecided: the pulls between two tokens cancel, and the order of the force that remains "
-    "is not known; the path is exact up to its last point",
+    Stop.BALANCED: "balanced: the forces of the sequences cancel up to rounding, so p converges to a finite "
+    "point; if v is trained too, forces below rounding could still move p",
+    Stop.FAILED: "failed: NaN, or a step that is too short for float64",
+    Stop.UNSETTLED: "unsettled: v has become large but is not determined by p, which the rest of the path "
+    "requires",
+    Stop.LOSS: "loss: log L reached until_log_loss",
+    Stop.UNRESOLVED: "unresolved: forces that cancel hide all others in float64, so it is not known which "
+    "tokens tie, or whether tied scores still move",
+    Stop.UNDECIDED: "undecided: the forces between two tokens cancel, and the order of the remaining force is "
+    "not known; the path is exact up to its last point",
 }
 
 

@@ -29,7 +29,7 @@ def variants():
     rest = one_step(name="rest", step_size=STEP_SIZE - 200)
     joint = descent(name="query", train=["E", "p", "v"], optimizer="sgd", step_size=10.0, steps=10_000)
     yield "one step on E, then p", walked(1000), {}
-    yield "p = 0 at the start", walked(1000), {"init": {"p": "zero"}}
+    yield "p = 0 initially", walked(1000), {"init": {"p": "zero"}}
     yield "100 steps of η0/100 on E, then p", [several, walk("query", 1000)], {}
     yield (
         "η0 = 200, p, η0 = 600, p again",
@@ -37,7 +37,7 @@ def variants():
         {},
     )
     for beta in BETAS:
-        yield f"balanced by β = {beta:g}", walked(1000), {"loss": Balanced(beta=beta)}
+        yield f"balanced loss, β = {beta:g}", walked(1000), {"loss": Balanced(beta=beta)}
     yield "E, p, v jointly from the start", [joint], {}
     yield "one step on E, then E, p, v jointly", [walked(1)[0], joint], {}
 

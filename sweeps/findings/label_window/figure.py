@@ -1,4 +1,4 @@
-"""The figure, and the tables as the page prints them."""
+"""The figure and the tables of the note."""
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -7,14 +7,14 @@ from jaxattn.lab.results.style import DISTINCT, WIDTH, style
 
 
 def draw(folder):
-    """Draw what the tables of a folder say, and return the path of the picture."""
+    """Draw the tables of a folder, and return the path of the figure."""
     with style():
         figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2)
         _edges(left, pd.read_csv(folder / "edges.csv"))
         _shares(right, pd.read_csv(folder / "counts.csv"))
         path = folder / "label_window.png"
-        figure.savefig(path, dpi=160)
+        figure.savefig(path, dpi=200)
     return path
 
 
@@ -33,7 +33,7 @@ def _edges(ax, table):
     ax.set_xlabel("$d$")
     ax.set_ylabel(r"$\eta_0$")
     ax.set_ylim(top=2.5e4)
-    ax.set_title("Equal counts: a label is lost between the lines")
+    ax.set_title("Equal counts: a label is ignored between the lines")
     ax.legend(loc="upper right")
 
 
@@ -46,8 +46,8 @@ def _shares(ax, table):
         ax.errorbar(cell["eta0"], cell["found"], error, label=f"$d = {name}$", **look)
     ax.set_xscale("log")
     ax.set_xlabel(r"$\eta_0$")
-    ax.set_ylabel("sequences that select their token")
-    ax.set_title("Random counts: lines are theory")
+    ax.set_ylabel("share of sequences that select their token")
+    ax.set_title("Random counts: lines are predictions")
     ax.legend(loc="lower right")
 
 
@@ -82,27 +82,27 @@ COLUMNS = {
         "R": lambda row: str(row["R"]),
         "edge": lambda row: row["edge"],
         "predicted": lambda row: f"{row['predicted']:,.0f}",
-        "found": lambda row: f"{row['threshold']:,.0f} {_between(row)}",
-        "predicted / found - 1": lambda row: f"{100 * row['error']:+.0f} %",
+        "measured": lambda row: f"{row['threshold']:,.0f} {_between(row)}",
+        "predicted / measured - 1": lambda row: f"{100 * row['error']:+.0f} %",
     },
     "counts": {
         "d": _d,
         "η0": lambda row: f"{row['eta0']:,.0f}",
         "predicted": lambda row: f"{row['predicted']:.3f}",
-        "found": lambda row: f"{row['found']:.3f} {_between(row, 3)}",
-        "draws that lose a label": lambda row: f"{row['draws_lost']} of {row['draws']}",
-        "winner's rarest token is rarer": lambda row: str(row["rarest_of_winner"]),
+        "measured": lambda row: f"{row['found']:.3f} {_between(row, 3)}",
+        "draws that ignore a label": lambda row: f"{row['draws_lost']} of {row['draws']}",
+        "selected label has the rarest token": lambda row: str(row["rarest_of_winner"]),
     },
     "label": {
         "counts": lambda row: row["counts"],
         "seeds": lambda row: row["seeds"].replace("-", " to "),
         "predictor": lambda row: row["predictor"],
-        "lose a label": lambda row: f"{row['lost']:,} of {row['of']:,}",
-        "right": lambda row: f"{row['right']:,}, {100 * row['share']:.1f} {_between(row, 1, percent=True)}",
+        "ignore a label": lambda row: f"{row['lost']:,} of {row['of']:,}",
+        "correct": lambda row: f"{row['right']:,}, {100 * row['share']:.1f} {_between(row, 1, percent=True)}",
     },
     "escapes": {
         "run": lambda row: row["variant"],
-        "lose a label": lambda row: f"{row['lost']} of {row['seeds']} {_between(row, 2)}",
+        "ignore a label": lambda row: f"{row['lost']} of {row['seeds']} {_between(row, 2)}",
         "median loss": lambda row: f"{row['median_loss']:.3g}",
         "median ‖p‖": lambda row: f"{row['median_p_norm']:.3g}",
     },
