@@ -57,8 +57,8 @@ _REASONS = {
     Stop.LOSS: "loss: log L reached until_log_loss",
     Stop.UNRESOLVED: "unresolved: forces that cancel hide all others in float64, so it is not known which "
     "tokens tie, or whether tied scores still move",
-    Stop.UNDECIDED: "undecided: the forces between two tokens cancel, and the order of the remaining force is "
-    "not known; the path is exact up to its last point",
+    Stop.UNDECIDED: "undecided: the forces between two tokens cancel, and the order of the force that is "
+    "left is not known; the path is exact up to its last point",
 }
 
 
