@@ -41,7 +41,7 @@ def posed(rows, ties=()):
 
 
 def solve(scores, chosen, way, rng):
-    """The answer of a problem alone or in a batch, and what it requires of each token that has to be lower."""
+    """The answer of a problem alone or in a batch, and what it requires of each lower token."""
     E, corpus = scores.keys, scores.corpus
     required = dict.fromkeys(range(len(E)), 1.0)
     if way == "required":
