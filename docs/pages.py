@@ -333,7 +333,7 @@ GALLERY = (
         "selection_vs_eta0",
         0,
         "diagram_only_relevant_selected_phases-embed-step_size_model-dim",
-        "The value of a metric over two keys of the sweep file.",
+        "A metric as a function of two keys of the sweep file.",
     ),
 )
 

@@ -24,7 +24,7 @@ Folders = Annotated[
     Positional[tuple[Path, ...]],
     arg(
         metavar="DIR [DIR ...]",
-        help="One or more results folders, finished or not; a folder of shards includes all of them.",
+        help="One or more results folders, finished or not; a folder of shards selects all its shards.",
     ),
 ]
 Set = Annotated[

@@ -147,7 +147,7 @@ def diagnose(
         head: Head v of shape (d,); (d, K) or (K, d) for K classes; (H, d, K) with one head for each of H
             attention heads.
         corpus: Sweep file; only its [data] table is required.
-        vocabulary: Tokens of the rows of E, one per line; by default the tokens of the corpus, in its order.
+        vocabulary: Tokens of the rows of E, one per line; defaults to the tokens of the corpus.
         out: Folder for the page, tokens.csv and the figures.
         min_count: Exclude tokens with fewer occurrences from all statistics.
         important: Smallest |posterior difference| of an important token.
