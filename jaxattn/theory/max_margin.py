@@ -191,7 +191,7 @@ def _pose(E: np.ndarray, found: Constraints) -> _Problem | MaxMargin:
         weight = np.bincount(better[around], minlength=len(E)) - np.bincount(worse[around], minlength=len(E))
         answer = certify_max_margin(E, found, multipliers, 1.0 * weight[ties[:, 1]], tolerance=0.0)
         return replace(answer, status=np.int8(Status.CIRCLE))
-    rows = np.linalg.qr(E.T, mode="r").T if len(E) < E.shape[1] else E
+    rows = np.asarray(np.linalg.qr(E.T, mode="r")).T if len(E) < E.shape[1] else E
     rows = rows / max(np.sqrt(np.square(rows).sum(axis=1).max()), np.finfo(float).tiny)
     return _Problem(E, found, _untie(rows, ties))
 

@@ -10,9 +10,9 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.cancelled import Tied, cancelled
-from jaxattn.dynamics.flows.conditions import positive
+from jaxattn.dynamics.flows.conditions import nonzero
 from jaxattn.dynamics.flows.coordinates import LEFT, Watch, coordinates
-from jaxattn.dynamics.flows.direction import Force, by_token, score_force, token_curvature
+from jaxattn.dynamics.flows.force import Force, by_token, score_force, token_curvature
 from jaxattn.dynamics.flows.ties import (
     Ties,
     below_top,
@@ -174,7 +174,7 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
     slides = attended & take(loose, index)
     alone = take(loose, index) & ~attended
     (total,) = bags.sum(jnp.where(slides, weight, 0))
-    attention = jnp.where(slides, weight / bags.spread(positive(total)), -1)
+    attention = jnp.where(slides, weight / bags.spread(nonzero(total)), -1)
     ties = Ties(
         leader=leader,
         merged=merged,
@@ -250,16 +250,16 @@ def _rest(
     # A force of 1 moves tied scores apart by the inverse of this.
     size, vectors = jnp.linalg.eigh(held(curvature))
     reach = jnp.sqrt(jnp.square(apart).sum(axis=1).max())
-    stiffness = jnp.where(spans.any(), jnp.minimum(1.0, size[0] / positive(reach)), 1)
+    stiffness = jnp.where(spans.any(), jnp.minimum(1.0, size[0] / nonzero(reach)), 1)
     slid = jnp.abs(apart @ slide).max(axis=1)
-    inverse = jnp.exp(-force.log_scale) * ((vectors / positive(size)) @ vectors.T) * (spans[:, None] & spans)
+    inverse = jnp.exp(-force.log_scale) * ((vectors / nonzero(size)) @ vectors.T) * (spans[:, None] & spans)
     inverse = jnp.where(spans.any(), inverse, 0)
     return _Rest(
         p=p + unit * (y @ normals),
         moved=jnp.abs(apart @ y).max(),
         left=jnp.abs(force.force @ lift).max(),
         stiffness=stiffness,
-        log_limit=force.log_scale + jnp.log(_SHIFT * positive(stiffness)),
+        log_limit=force.log_scale + jnp.log(_SHIFT * nonzero(stiffness)),
         inverse=jnp.where(free.any(), held_fast.T @ inverse @ held_fast, inverse),
         normals=jnp.where(free.any(), held_fast.T @ normals, normals),
         loose=slid > _APART * jnp.sqrt(jnp.square(apart).sum(axis=1)),
@@ -314,7 +314,7 @@ def _normals(E: Float[Array, "V d"], leader: Int[Array, " V"]) -> Float[Array, "
         apart = take(apart, first_of(tied, room(E)))
     spans = len(apart) <= E.shape[1]
     size, vectors = jnp.linalg.eigh(apart @ apart.T if spans else apart.T @ apart)
-    kept = size > _DEPENDENT * positive(size[-1])
+    kept = size > _DEPENDENT * nonzero(size[-1])
     if not spans:
         return jnp.where(kept[:, None], vectors.T, 0)
     rows = vectors.T @ apart

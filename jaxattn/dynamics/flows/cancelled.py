@@ -27,8 +27,8 @@ from jaxtyping import Array, Bool, Float
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.dynamics.flows.conditions import positive
-from jaxattn.dynamics.flows.direction import dense, residual
+from jaxattn.dynamics.flows.conditions import nonzero
+from jaxattn.dynamics.flows.force import dense, residual
 from jaxattn.dynamics.flows.pairs import MOST_PAIRS, Pairs
 from jaxattn.dynamics.flows.ties import first_of
 
@@ -141,7 +141,7 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
     weight = jnp.where(tied.attended, bags.count * jnp.exp(jnp.where(tied.attended, apart, 0)), 0)
     columns = [weight * column for column in jnp.moveaxis(value, -1, 0)]
     total, *sums = bags.sum(weight, *columns, *map(jnp.abs, columns))
-    f, size = jnp.split(jnp.stack(sums, axis=-1) / positive(total)[:, None], 2, axis=-1)
+    f, size = jnp.split(jnp.stack(sums, axis=-1) / nonzero(total)[:, None], 2, axis=-1)
     below = value - bags.spread(f)
     below = jnp.where(jnp.abs(below) <= _EQUAL * (jnp.abs(value) + bags.spread(size)), 0, below)
     group, first = _groups(take(tied.embeddings, low) - take(tied.embeddings, top), present)
@@ -151,9 +151,9 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
         low=low,
         top=top,
         group=group,
-        weight=share / bags.spread(positive(total)),
+        weight=share / bags.spread(nonzero(total)),
         below=below,
-        attention=weight / bags.spread(positive(total)),
+        attention=weight / bags.spread(nonzero(total)),
         f=f,
     )
 
@@ -167,7 +167,7 @@ def _groups(theta: Float[Array, "R W d"], present: Bool[Array, "R W"]) -> tuple[
     rounding = _SAME * jnp.where(present[..., None], jnp.abs(theta), 0).max() * dim
     one = jnp.where(present.ravel(), one, jnp.inf)
     number = jnp.arange(size, dtype=jnp.int32)
-    one, other, order = jax.lax.sort((jnp.round(one / positive(rounding)), other, number), num_keys=2)
+    one, other, order = jax.lax.sort((jnp.round(one / nonzero(rounding)), other, number), num_keys=2)
     new = (jnp.diff(one, prepend=-jnp.inf) > 1) | (jnp.abs(jnp.diff(other, prepend=jnp.inf)) > rounding)
     in_order = jnp.cumsum(new.astype(jnp.int32)) - 1
     group = jnp.zeros(size, jnp.int32).at[order].set(in_order)

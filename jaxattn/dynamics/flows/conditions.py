@@ -8,8 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 
-def when(condition: Array, compute: Callable[..., Any], otherwise: Any, *given: Any) -> Any:
-    """Compute something where it is needed: a loop, since vmap would compute both sides of a condition.
+def cond_under_vmap(condition: Array, compute: Callable[..., Any], otherwise: Any, *given: Any) -> Any:
+    """Return `compute(otherwise, *given)` if a condition holds, else `otherwise`.
+
+    Under vmap, `lax.cond` computes both branches; a loop of at most one step computes only if it has to.
 
     Args:
         condition: whether it is needed, ().
@@ -27,6 +29,6 @@ def when(condition: Array, compute: Callable[..., Any], otherwise: Any, *given: 
     return jax.lax.while_loop(lambda state: state[0], once, (condition, otherwise))[1]
 
 
-def positive(x: Array) -> Array:
+def nonzero(x: Array) -> Array:
     """Replace 0 by 1, to divide by."""
     return jnp.where(x == 0, 1, x)

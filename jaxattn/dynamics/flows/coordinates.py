@@ -20,8 +20,8 @@ from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows import stiff
-from jaxattn.dynamics.flows.conditions import positive, when
-from jaxattn.dynamics.flows.direction import (
+from jaxattn.dynamics.flows.conditions import cond_under_vmap, nonzero
+from jaxattn.dynamics.flows.force import (
     LOGISTIC,
     Force,
     curvature_bound,
@@ -235,7 +235,7 @@ class Coordinates:
         square = jnp.maximum((radius - norm) * (radius + norm), 0)
         speed = jnp.square(self.norm(velocity))
         root = jnp.sqrt(ahead**2 + speed * square)
-        distance = jnp.where(ahead > 0, square / (root + ahead), (root - ahead) / positive(speed))
+        distance = jnp.where(ahead > 0, square / (root + ahead), (root - ahead) / nonzero(speed))
         # The path bends, so this falls a little short or goes a little far: rather a little far.
         return (1 + 1e-6) * distance
 
@@ -251,13 +251,13 @@ class Coordinates:
     def velocity(self, z: Float[Array, " r"]) -> Float[Array, " r"]:
         """Compute dz/ds."""
         pull, _ = self._pull(z)
-        return pull / positive(self.norm(pull))
+        return pull / nonzero(self.norm(pull))
 
     def at(self, z: Float[Array, " r"]) -> Local:
         """Compute dz/ds, its Jacobian (1 - u (B Bᵀ u)ᵀ) (∂F/∂z) / ‖BᵀF‖, and the size of the gradient."""
         pull, force = self._pull(z)
         size = self.norm(pull)
-        velocity = pull / positive(size)
+        velocity = pull / nonzero(size)
         jacobian, slope = (self._products if len(z) > stiff.LARGE else self._matrix)(velocity, size, force)
         rounding = jnp.finfo(z.dtype).eps * (1 + self.norm(z, 1.0) / self.unit) * force.gross
         return Local(
@@ -293,13 +293,13 @@ class Coordinates:
     def _matrix(self, velocity: Array, size: Array, force: Force) -> tuple[Array, Array]:
         """Compute the Jacobian, and the slope of the log of the gradient's size."""
         curvature = token_curvature(self.corpus, force) @ self.lift
-        curvature = (curvature if self.basis is not None else self.lift.T @ curvature) / positive(size)
+        curvature = (curvature if self.basis is not None else self.lift.T @ curvature) / nonzero(size)
         along = self.metric(velocity) @ curvature
         return curvature - jnp.outer(velocity, along), along @ velocity
 
     def _products(self, velocity: Array, size: Array, force: Force) -> tuple[stiff.Curved, Array]:
         """Collect what products with the Jacobian are made of, and compute that slope."""
-        size = positive(size)
+        size = nonzero(size)
         bound = curvature_bound(self.corpus, force, self.lengths) / size
         moved = self.lift @ velocity
         slope = moved @ curvature_product(self.corpus, force, moved) / size
@@ -312,14 +312,18 @@ class Coordinates:
         scores = self.scores + self.lift @ z
         wanted = watch.idle.any() | watch.slides
         given = watch, self.corpus, scores
-        return when(wanted, lambda _, watched, *at: watched.broken(*at), jnp.asarray(False), *given)
+        return cond_under_vmap(
+            wanted, lambda _, watched, *at: watched.broken(*at), jnp.asarray(False), *given
+        )
 
     def _slid(self, z: Array) -> Array:
         if (watch := self.watch) is None:
             return jnp.zeros((), z.dtype)
         scores = self.scores + self.lift @ z
         given = watch, self.corpus, scores
-        return when(watch.slides, lambda _, watched, *at: watched.slid(*at), jnp.zeros((), z.dtype), *given)
+        return cond_under_vmap(
+            watch.slides, lambda _, watched, *at: watched.slid(*at), jnp.zeros((), z.dtype), *given
+        )
 
     def _leapt(self, start: Array, end: Array) -> Array:
         """Compute from how far a step lets tokens overtake those that tie, which no step may leap over."""
@@ -328,7 +332,7 @@ class Coordinates:
             return leap(flow.corpus, *(flow.scores + flow.lift @ z for z in ends))
 
         nothing = jnp.zeros((), start.dtype)
-        return when(jnp.isfinite(self.log_limit), from_how_far, nothing, self, start, end)
+        return cond_under_vmap(jnp.isfinite(self.log_limit), from_how_far, nothing, self, start, end)
 
     def log_gross(self, z: Float[Array, " r"]) -> Float[Array, ""]:
         """Compute log of the sum of all |∂L/∂a_s| of single sequences."""

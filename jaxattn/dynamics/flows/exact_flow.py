@@ -34,7 +34,7 @@ from jaxattn.dynamics.flows.arc_length import (
     restart,
 )
 from jaxattn.dynamics.flows.balance import find_ties, no_balance
-from jaxattn.dynamics.flows.conditions import when
+from jaxattn.dynamics.flows.conditions import cond_under_vmap
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.seeds import Inputs, doubled, of_seeds, over_seeds, refuse_derivative
 from jaxattn.dynamics.flows.ties import Ties, no_ties, selected, tied_coordinates
@@ -360,7 +360,7 @@ def _next_stage(
     end = after.p[-1]
     given = E, end, values, corpus, ties, slides, looks
     otherwise = end, no_balance(E, end, values, corpus)
-    p, found = when(slides | looks, lambda _, *given: find_ties(*given), otherwise, *given)
+    p, found = cond_under_vmap(slides | looks, lambda _, *given: find_ties(*given), otherwise, *given)
     # Without progress the next stage would begin and end here too.
     stuck = balances & before.tied & (integration.accepted == before.begun)
     lost = balances & ~before.tied & ~found.settled

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.dynamics.flows.conditions import positive
+from jaxattn.dynamics.flows.conditions import nonzero
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_force
 from jaxattn.dynamics.flows.nearest_point import nearest_point
@@ -72,7 +72,7 @@ class Head(NamedTuple):
     log_norm: Array
 
 
-class Meeting(NamedTuple):
+class Handover(NamedTuple):
     """Where the joint flow goes over into that of p with v slaved.
 
     Attributes:
@@ -90,7 +90,7 @@ class Meeting(NamedTuple):
     mismatch: Array
 
 
-def meet(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[Array, ""]) -> Meeting:
+def hand_over(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[Array, ""]) -> Handover:
     """Slave v at a point of the joint flow where ‖v‖ is large.
 
     Args:
@@ -111,7 +111,7 @@ def meet(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[Array,
     multiplier = jnp.abs(head.coefficients)
     tight = (multiplier > _NO_MULTIPLIER * multiplier.sum())[head.token]
     sharing = jnp.zeros(corpus.vocab_size).at[head.token].add(1.0)
-    share = (jnp.log(positive(multiplier)) - jnp.log(positive(sharing)))[head.token]
+    share = (jnp.log(nonzero(multiplier)) - jnp.log(nonzero(sharing)))[head.token]
     force = joint_force(corpus, here.scores, values).of_scores
     # Both kinds in one unit; that of the tight ones differs from sequence to sequence by 1/r only.
     log_weight = force.log_weight - jnp.where(tight, force.log_weight - share, 0).sum() / tight.sum()
@@ -129,26 +129,26 @@ def meet(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[Array,
     onwards = here.replace(values=head.values, weigh=weigh, steepest=2 / unit)  # type: ignore[attr-defined]
     u, v = flow.velocity(z)[: len(z_p)], onwards.velocity(here.zero)
     known = clearance.min() > _CLEAR
-    met = Meeting(head, jnp.log(r), onwards, here.norm(v - u / positive(here.norm(u))))
-    error = jnp.maximum(met.mismatch, neglected(met, here.zero, met.log_scale))
-    return met._replace(mismatch=jnp.where(known, error, jnp.inf))
+    handover = Handover(head, jnp.log(r), onwards, here.norm(v - u / nonzero(here.norm(u))))
+    error = jnp.maximum(handover.mismatch, neglected(handover, here.zero, handover.log_scale))
+    return handover._replace(mismatch=jnp.where(known, error, jnp.inf))
 
 
-def neglected(met: Meeting, z: Float[Array, " m"], log_scale: Float[Array, ""]) -> Float[Array, ""]:
+def neglected(handover: Handover, z: Float[Array, " m"], log_scale: Float[Array, ""]) -> Float[Array, ""]:
     """Compute the largest relative error of the weights of tight sequences on the way, with v slaved.
 
         max_X max_i r q_i |γ_i - γ_s(X)|,   γ = E v_mm.
 
     Args:
-        met: where v was slaved.
-        z: a point of `met.flow`.
+        handover: where v was slaved.
+        z: a point of `handover.flow`.
         log_scale: log r there.
 
     Returns:
         The error, (); infinite if another sequence rests on a token on which v_mm is tight: its wall is at no
         mixture, but recedes like log r.
     """
-    flow, head = met.flow, met.head
+    flow, head = handover.flow, handover.head
     bags = flow.corpus.bags
     index, tight = bags.index.astype(jnp.int32), flow.weigh.steepness == 0
     score = jnp.where(bags.count > 0, take(flow.scores + flow.lift @ z, index), -jnp.inf)

@@ -16,9 +16,9 @@ from jaxtyping import Array, Bool, Float
 
 from jaxattn.core.mapping import sum_of_outer_products
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.flows.conditions import positive
+from jaxattn.dynamics.flows.conditions import nonzero
 from jaxattn.dynamics.flows.coordinates import RESOLUTION, Coordinates, Local, coordinates
-from jaxattn.dynamics.flows.direction import Force, by_token, dense, token_curvature, token_force
+from jaxattn.dynamics.flows.force import Force, by_token, dense, token_curvature, token_force
 from jaxattn.dynamics.flows.stiff import Solver, by_factors
 
 
@@ -130,7 +130,7 @@ class JointCoordinates:
     def sine(self, z: Float[Array, " m"], velocity: Float[Array, " m"]) -> Float[Array, ""]:
         """Compute the sine of the angle between p and dp/ds."""
         (z, _), (u, _) = jnp.split(z, 2), jnp.split(velocity, 2)
-        return self.query.sine(z, u / positive(self.query.norm(u)))
+        return self.query.sine(z, u / nonzero(self.query.norm(u)))
 
     def error(
         self,
@@ -157,18 +157,18 @@ class JointCoordinates:
     def velocity(self, z: Float[Array, " m"]) -> Float[Array, " m"]:
         """Compute dz/ds."""
         pull, _ = self._pull(z)
-        return pull / positive(self.norm(pull))
+        return pull / nonzero(self.norm(pull))
 
     def at(self, z: Float[Array, " m"]) -> Local:
         """Compute dz/ds, its Jacobian and the size of the gradient, as `Coordinates.at`."""
         pull, forces = self._pull(z)
         size = self.norm(pull)
-        velocity = pull / positive(size)
+        velocity = pull / nonzero(size)
         lift = self.query.lift
         curvature = joint_curvature(self.query.corpus, forces) @ lift
         if self.query.basis is None:
             curvature = jnp.einsum("vr,ivjc->irjc", lift, curvature)
-        curvature = curvature.reshape(len(z), len(z)) / positive(size)
+        curvature = curvature.reshape(len(z), len(z)) / nonzero(size)
         metric = jnp.concatenate(self._each(lambda part, x: part.metric(x), velocity))
         along = metric @ curvature
         reach = sum(self._each(lambda part, z: part.norm(z, 1.0), z))

@@ -19,7 +19,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import Ended, Ends, Row, Stop, begin, integrate
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.exact_flow import check_ends, check_settings
-from jaxattn.dynamics.flows.far_field import Meeting, meet, neglected
+from jaxattn.dynamics.flows.far_field import Handover, hand_over, neglected
 from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_coordinates
 from jaxattn.dynamics.flows.seeds import of_params, of_seeds, over_seeds
 from jaxattn.theory.selection import Selection
@@ -139,15 +139,15 @@ def _follow(
     half = (points + 1) // 2
     reach = until_norm + flow.far
     near = integrate(flow, ends, reach, max_steps, begin(flow, ends, reach, half))
-    met = meet(flow, near.here.z, until_norm)
-    arrived = (near.status == Stop.NORM) & ~met.flow.ended(met.flow.zero, until_norm)
-    goes_on = arrived & (met.mismatch <= _MISMATCH)
+    handover = hand_over(flow, near.here.z, until_norm)
+    arrived = (near.status == Stop.NORM) & ~handover.flow.ended(handover.flow.zero, until_norm)
+    goes_on = arrived & (handover.mismatch <= _MISMATCH)
     # Whoever has ended is not sent further.
     ends = ends._replace(norm=jnp.where(goes_on, until_norm, 0))
-    begun = begin(met.flow, ends, until_norm, points - half + 1)
-    far = integrate(met.flow, ends, until_norm, max_steps, begun, clock=_CLOCK)
-    first, second = _directly(flow, near.rows), _slaved(met, far.rows, near.here.steps)
-    errors = jax.vmap(partial(neglected, met))(far.rows.z, second.log_v_norm - met.head.log_norm)
+    begun = begin(handover.flow, ends, until_norm, points - half + 1)
+    far = integrate(handover.flow, ends, until_norm, max_steps, begun, clock=_CLOCK)
+    first, second = _directly(flow, near.rows), _slaved(handover, far.rows, near.here.steps)
+    errors = jax.vmap(partial(neglected, handover))(far.rows.z, second.log_v_norm - handover.head.log_norm)
     good = jnp.cumprod(errors <= _MISMATCH)
     last = jnp.maximum(good.sum() - 1, 0)
     kept = jax.tree.map(lambda x: x[jnp.minimum(jnp.arange(len(good)), last)], second)
@@ -160,8 +160,8 @@ def _follow(
         status=jnp.where(settled, far.status, jnp.where(arrived, Stop.UNSETTLED, near.status)),
         accepted=near.accepted + jnp.where(goes_on, far.accepted, 0),
         rejected=near.rejected + jnp.where(goes_on, far.rejected, 0),
-        selection=Selection(met.head.chosen),
-        mismatch=jnp.where(arrived, jnp.maximum(met.mismatch, errors.max()), jnp.nan),
+        selection=Selection(handover.head.chosen),
+        mismatch=jnp.where(arrived, jnp.maximum(handover.mismatch, errors.max()), jnp.nan),
     )
 
 
@@ -172,15 +172,15 @@ def _directly(flow: JointCoordinates, rows: Row) -> _Rows:
     return _Rows(flow.query.p(z_p), v / v_norm[:, None], _norms(flow.query, z_p), jnp.log(v_norm), rows.steps)
 
 
-def _slaved(met: Meeting, rows: Row, before: Array) -> _Rows:
+def _slaved(handover: Handover, rows: Row, before: Array) -> _Rows:
     """Look up points with v slaved, r² = r_0² + 2 τ; `before` are the steps up to there."""
-    log_scale = jnp.logaddexp(2 * met.log_scale, math.log(2) + rows.log_time) / 2
-    head = met.head
-    v = head.coefficients @ met.flow.embeddings / jnp.exp(head.log_norm)
+    log_scale = jnp.logaddexp(2 * handover.log_scale, math.log(2) + rows.log_time) / 2
+    head = handover.head
+    v = head.coefficients @ handover.flow.embeddings / jnp.exp(head.log_norm)
     return _Rows(
-        p=met.flow.p(rows.z),
+        p=handover.flow.p(rows.z),
         v=jnp.broadcast_to(v, (len(rows.z), len(v))),
-        norm=_norms(met.flow, rows.z),
+        norm=_norms(handover.flow, rows.z),
         log_v_norm=head.log_norm + log_scale,
         steps=before + rows.steps,
     )

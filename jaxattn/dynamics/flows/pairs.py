@@ -16,7 +16,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from jaxattn.core.pytrees import Leaf
-from jaxattn.dynamics.flows.direction import Force
+from jaxattn.dynamics.flows.force import Force
 
 # Number of pairs that are followed: their terms are computed at every point, without any pair too.
 MOST_PAIRS = 8

@@ -29,8 +29,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.flows.conditions import positive, when
-from jaxattn.dynamics.flows.direction import Force, curvature_product, token_curvature
+from jaxattn.dynamics.flows.conditions import cond_under_vmap, nonzero
+from jaxattn.dynamics.flows.force import Force, curvature_product, token_curvature
 
 ORDER = 4
 GAMMA = 0.25
@@ -235,7 +235,7 @@ def _of_size(
 ) -> Any:
     """Compute something in the program of the chosen size."""
     for i, size in enumerate(sizes):
-        otherwise = when(chosen == i, partial(compute, size), otherwise, *given)
+        otherwise = cond_under_vmap(chosen == i, partial(compute, size), otherwise, *given)
     return otherwise
 
 
@@ -328,7 +328,7 @@ def conjugate_residuals(
         for _ in range(2):  # twice is enough for orthogonality to rounding
             share = known.images @ image
             direction, image = direction - share @ known.directions, image - share @ known.images
-        size = positive(jnp.linalg.norm(image))
+        size = nonzero(jnp.linalg.norm(image))
         direction, image = direction / size, image / size
         step = image @ left
         known = Directions(

@@ -24,7 +24,7 @@ from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows import stiff
-from jaxattn.dynamics.flows.conditions import positive
+from jaxattn.dynamics.flows.conditions import nonzero
 from jaxattn.dynamics.flows.coordinates import Coordinates, Watch, coordinates
 from jaxattn.dynamics.flows.pairs import Pairs, no_pairs
 
@@ -177,5 +177,5 @@ def class_values(
     empty = jnp.zeros((corpus.num_examples, most + few), values.dtype)
     weight = empty.at[owner, column].add(counts)
     moment = empty.at[owner, column].add(counts * value)
-    mean = (moment / positive(weight))[owner, column]
+    mean = (moment / nonzero(weight))[owner, column]
     return jnp.where(take(sharing(leader), index), mean, value) if few else mean

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from joint_head import Entries, Head, Refused
+from joint_head import Entries, Head, NotCertified
 from two_sided import TwoSided, two_sided
 
 # A token is on the margin of v if y γ is 1 up to this: wider than rounding, closer than chance.
@@ -21,7 +21,7 @@ _LEVEL_CHOICES = 256
 _NO_MULTIPLIER = 1e-9
 
 
-class Buried(NamedTuple):
+class StrictGap(NamedTuple):
     """A pair that is to be apart by more than `least`: log of w q c, r^(2 least) of which draws `low` up."""
 
     top: int
@@ -102,7 +102,7 @@ class Program(NamedTuple):
             The direction, and the least of what its strict conditions have to spare.
 
         Raises:
-            Refused: there is none, or it is not decided.
+            NotCertified: there is none, or it is not decided.
         """
         holders = _holders(scores, self.classes, self.heavy)
         for _ in range(_CHOICES):
@@ -111,25 +111,25 @@ class Program(NamedTuple):
             highest = _holders(reached, self.classes, self.heavy)
             if all(reached[highest[X]] - reached[h] <= _STRICT for X, h in holders.items()):
                 if any(self._shortens(found, scores, other) for other in self._level(found, scores, holders)):
-                    raise Refused(
+                    raise NotCertified(
                         "several level tokens may hold a light sequence, and one of them gives a shorter p; "
                         "give a later point of the path"
                     )
                 return found, spare
             scores, holders = reached, highest
-        raise Refused("which token holds a light sequence is not decided")
+        raise NotCertified("which token holds a light sequence is not decided")
 
     def _with(self, scores: np.ndarray, holders: dict[int, int]) -> tuple[TwoSided, float]:
         """Solve with given holders."""
-        pairs, buried = _requirements(scores, self.classes, holders, self.heavy, self.weight)
+        pairs, strict_gaps = _requirements(scores, self.classes, holders, self.heavy, self.weight)
         keys = sorted(pairs)
         better, worse = np.array(keys, int).reshape(-1, 2).T
         found = two_sided(self.E[better] - self.E[worse], np.array([pairs[key] for key in keys]))
         if not found.feasible or found.gap > self.tolerance:
-            raise Refused("no direction of p meets what the description asks for")
-        spare = _spare(self.E, self.E @ found.p, self.log_r, buried)
+            raise NotCertified("no direction of p meets what the description asks for")
+        spare = _spare(self.E, self.E @ found.p, self.log_r, strict_gaps)
         if not spare > _STRICT:
-            raise Refused("a token above the margin comes up in a heavy sequence")
+            raise NotCertified("a token above the margin comes up in a heavy sequence")
         return found, float(spare)
 
     def _level(
@@ -145,7 +145,7 @@ class Program(NamedTuple):
         held = {X: h for X, h in holders.items() if h in tops}
         level = _level(self.E @ found.p, self.classes, held)
         if math.prod(len(choices) for choices in level.values()) > _LEVEL_CHOICES:
-            raise Refused("too many tokens are level that may hold a light sequence")
+            raise NotCertified("too many tokens are level that may hold a light sequence")
         for chosen in itertools.product(*level.values()):
             yield holders | dict(zip(level, chosen, strict=True))
 
@@ -153,7 +153,7 @@ class Program(NamedTuple):
         """Return whether other holders give a shorter p."""
         try:
             other, _ = self._with(scores, holders)
-        except Refused:
+        except NotCertified:
             return False
         return bool(np.linalg.norm(other.p) < (1 - _STRICT) * np.linalg.norm(found.p))
 
@@ -167,16 +167,16 @@ def _level(scores: np.ndarray, classes: Classes, holders: dict[int, int]) -> dic
     return {X: tokens for X, tokens in level.items() if len(tokens) > 1}
 
 
-def _spare(E: np.ndarray, reached: np.ndarray, log_r: float, buried: list[Buried]) -> float:
+def _spare(E: np.ndarray, reached: np.ndarray, log_r: float, strict_gaps: list[StrictGap]) -> float:
     """Compute the least of a_top - a_s - κ - ½ (E_s - E_top)·u over pairs, inf without any."""
-    apart = {(pair.top, pair.low): E[pair.low] - E[pair.top] for pair in buried}
+    apart = {(pair.top, pair.low): E[pair.low] - E[pair.top] for pair in strict_gaps}
     pull = np.zeros(E.shape[1])
-    for pair in buried:
+    for pair in strict_gaps:
         pull += np.exp(pair.log_force + 2 * pair.least * log_r) * apart[pair.top, pair.low]
     return min(
         (
             float(reached[pair.top] - reached[pair.low] - pair.least - apart[pair.top, pair.low] @ pull / 2)
-            for pair in buried
+            for pair in strict_gaps
         ),
         default=np.inf,
     )
@@ -193,10 +193,10 @@ def _holders(scores: np.ndarray, classes: Classes, heavy: np.ndarray) -> dict[in
 
 def _requirements(
     scores: np.ndarray, classes: Classes, holders: dict[int, int], heavy: np.ndarray, weight: np.ndarray
-) -> tuple[dict[tuple[int, int], float], list[Buried]]:
+) -> tuple[dict[tuple[int, int], float], list[StrictGap]]:
     """List pairs with what is required of them, and pairs that are to be apart by more than something."""
     pairs: dict[tuple[int, int], float] = {}
-    buried: list[Buried] = []
+    strict_gaps: list[StrictGap] = []
     for X in range(len(heavy)):
         (own,) = np.nonzero(classes.sequence == X)
         tokens, excesses = classes.leader[own], classes.excess[own]
@@ -205,7 +205,7 @@ def _requirements(
         elif X in holders:
             top = holders[X]
         else:
-            raise Refused("a light sequence has no token above the margin")
+            raise NotCertified("a light sequence has no token above the margin")
         log_force = classes.log_q[own] + np.log(weight[X] if heavy[X] else 1.0)
         for s, excess, other, force in zip(
             tokens.tolist(), excesses, classes.own[own], log_force, strict=True
@@ -213,15 +213,15 @@ def _requirements(
             if s == top:
                 continue
             if heavy[X] and excess > 0:
-                buried.append(Buried(top, s, 1.0, force + np.log(excess)))
+                strict_gaps.append(StrictGap(top, s, 1.0, force + np.log(excess)))
             elif heavy[X] and excess == 0:
                 if np.isnan(other) or other == weight[X]:
-                    raise Refused("a token on the margin is no point of v, or weighs the same")
+                    raise NotCertified("a token on the margin is no point of v, or weighs the same")
                 if other < weight[X]:
-                    buried.append(Buried(top, s, 0.5, force + np.log(np.log(weight[X] / other))))
+                    strict_gaps.append(StrictGap(top, s, 0.5, force + np.log(np.log(weight[X] / other))))
                     continue
                 pairs[top, s] = max(pairs.get((top, s), -np.inf), 0.5)
             elif excess <= 0:
                 least = 1.0 if heavy[X] else -0.5 if excess == 0 else 0.0
                 pairs[top, s] = max(pairs.get((top, s), -np.inf), least)
-    return pairs, buried
+    return pairs, strict_gaps

@@ -29,7 +29,7 @@ class Entries(NamedTuple):
         return own - (top + np.log(np.where(total > 0, total, 1)))[self.sequence]
 
 
-class Refused(Exception):
+class NotCertified(Exception):
     """Why a description does not hold."""
 
 
@@ -54,10 +54,10 @@ def solve_head(
     rows, q, z = _at(E, p, entries, chosen, place)
     first = two_sided(z, np.ones(len(z)))
     if not first.feasible:
-        raise Refused("no v separates the points of heavy sequences")
+        raise NotCertified("no v separates the points of heavy sequences")
     active = first.multipliers > _NO_MULTIPLIER * first.multipliers.sum()
     if not active.all():
-        raise Refused("a heavy sequence has no multiplier")
+        raise NotCertified("a heavy sequence has no multiplier")
     v, multipliers = first.p, first.multipliers
     lift = E @ normals.T
     for _ in range(_NEWTON_STEPS if len(normals) else 0):
@@ -69,7 +69,7 @@ def solve_head(
         if np.abs(move).max() < 1e-13 * (1 + np.abs(multipliers).max()):
             break
     if not (multipliers > 0).all():
-        raise Refused("a heavy sequence loses its multiplier where finite scores come to rest")
+        raise NotCertified("a heavy sequence loses its multiplier where finite scores come to rest")
     summed = multipliers @ z
     gap = 1 - (z @ summed).min() * multipliers.sum() / (summed @ summed)
     gradient, curvature = 0.0, np.inf

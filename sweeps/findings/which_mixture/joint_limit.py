@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 from joint_direction import ON_MARGIN, Program, merged_classes
-from joint_head import Entries, Refused, solve_head, weights_of_sequences
+from joint_head import Entries, NotCertified, solve_head, weights_of_sequences
 from two_sided import TwoSided
 
 import jaxattn as ja
@@ -151,16 +151,16 @@ def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries, tole
         found |= {"v": head.v, "weight": weight, "finite": len(normals), "gradient": head.gradient}
         found |= {"curvature": head.curvature, "head_gap": head.gap}
         if head.gap > tolerance or head.gradient > _ZERO or not head.curvature > _ZERO:
-            raise Refused("the points of finite attention are no strict maximum of the margin of v")
+            raise NotCertified("the points of finite attention are no strict maximum of the margin of v")
         r = v @ head.v / (head.v @ head.v)
         if not _agreement(E @ p, E @ head.v, entries).min() >= 1 - max(1 / np.sqrt(max(r, 1)), ON_MARGIN):
-            raise Refused("a sequence lies below the margin of the heavy ones")
+            raise NotCertified("a sequence lies below the margin of the heavy ones")
         classes = merged_classes(E, p, head, entries, leader)
         flat = E - E @ normals.T @ normals
         program = Program(flat, np.log(r), classes, heavy, weight, tolerance)
         direction, spare = program.solve(flat @ p)
         found |= {"p": direction.p, "direction": direction, "spare": spare}
-    except Refused as refused:
+    except NotCertified as refused:
         return JointLimit(**found, reason=str(refused))
     return JointLimit(**found)
 
@@ -169,7 +169,7 @@ def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries) -> tup
     """Tell heavy sequences (n,), and entries of finite attention in them (N,), by halves of powers of r."""
     log_q, agreement = entries.attention(E @ p), _agreement(E @ p, E @ v, entries)
     if not agreement.min() > np.exp(_LONG):
-        raise Refused("v is not long yet, or nothing separates the labels")
+        raise NotCertified("v is not long yet, or nothing separates the labels")
     half = np.log(agreement.min()) / 2
     # Beyond ‖v‖ of about e^36 rounding of y f is larger than any difference between heavy sequences.
     rounding = _ROUNDING * np.abs(E @ v).max()

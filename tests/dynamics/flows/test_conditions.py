@@ -5,7 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 
-from jaxattn.dynamics.flows.conditions import when
+from jaxattn.dynamics.flows.conditions import cond_under_vmap
 
 
 def trace_of_power(_, x):
@@ -39,11 +39,11 @@ def test_what_no_lane_needs_is_not_computed_before_the_loop_either():
         lanes = jax.jit(jax.vmap(lambda x, needed: ask(needed, trace_of_power, jnp.zeros(()), x)))
         return loops_around(lanes.lower(x, jnp.zeros(2, bool)).compile().as_text(), "dot")
 
-    assert loops(when) == 1
+    assert loops(cond_under_vmap) == 1
     assert loops(lambda needed, compute, old, x: jnp.where(needed, compute(old, x), old)) == 0
 
 
 def test_each_lane_gets_what_it_asked_for():
     x, needed = jnp.arange(4.0), jnp.array([True, False, True, False])
-    found = jax.vmap(lambda x, needed: when(needed, lambda old, x: old + 10 * x, x, x))(x, needed)
+    found = jax.vmap(lambda x, needed: cond_under_vmap(needed, lambda old, x: old + 10 * x, x, x))(x, needed)
     assert found.tolist() == [0.0, 1.0, 22.0, 3.0]

@@ -9,7 +9,7 @@ from scipy.integrate import cumulative_trapezoid
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.dynamics.flows.arc_length import _REASONS, Stop
-from jaxattn.dynamics.flows.direction import direction
+from jaxattn.dynamics.flows.force import direction
 from jaxattn.dynamics.flows.seeds import _over_chunks
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -12,7 +12,7 @@ from scipy.integrate import solve_ivp
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.dynamics.flows.arc_length import Stop
-from jaxattn.dynamics.flows.far_field import Head, Meeting, Weights, neglected
+from jaxattn.dynamics.flows.far_field import Handover, Head, Weights, neglected
 from jaxattn.theory import Scores, one_minus_cosine, relaxed_max_margin, selection_of
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -295,5 +295,5 @@ def test_what_a_slaved_head_neglects_by_hand(value, expected):
         scores=jnp.array([10.0, 10.0, 0.0, 0.0]),
         lift=jnp.zeros((4, 1)),
     )
-    met = Meeting(head, jnp.zeros(()), flow, jnp.zeros(()))
-    np.testing.assert_allclose(neglected(met, jnp.zeros(1), jnp.asarray(5.0)), expected, rtol=1e-12)
+    handover = Handover(head, jnp.zeros(()), flow, jnp.zeros(()))
+    np.testing.assert_allclose(neglected(handover, jnp.zeros(1), jnp.asarray(5.0)), expected, rtol=1e-12)

@@ -11,7 +11,7 @@ from scipy.integrate import solve_ivp
 import jaxattn as ja
 from jaxattn.dynamics.flows import stiff, ties
 from jaxattn.dynamics.flows.coordinates import coordinates
-from jaxattn.dynamics.flows.direction import (
+from jaxattn.dynamics.flows.force import (
     curvature_bound,
     curvature_product,
     score_force,

@@ -10,7 +10,7 @@ from scipy.integrate import solve_ivp
 import jaxattn as ja
 from jaxattn.attention.scores import Scores
 from jaxattn.data.corpus import from_bags
-from jaxattn.dynamics.flows.direction import direction, score_force, token_curvature, token_force
+from jaxattn.dynamics.flows.force import direction, score_force, token_curvature, token_force
 
 pytestmark = pytest.mark.usefixtures("x64")
 
