@@ -207,7 +207,10 @@ class Book:
     @cached_property
     def items(self) -> tuple[Item, ...]:
         """All items, in their order."""
-        folders = self.shared.items or sorted(path.parent.name for path in self.folder.glob("*/item.toml"))
+        given = [name for part in self.shared.parts for name in part.items]
+        folders = (
+            self.shared.items or given or sorted(path.parent.name for path in self.folder.glob("*/item.toml"))
+        )
         items = tuple(self._item(folder) for folder in folders)
         names = [item.name for item in items]
         for name in names:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import Count, NotNegative
-from jaxattn.lab.books import findings
+from jaxattn.lab.books import tally
 from jaxattn.lab.books.book import Item, Scale
 from jaxattn.lab.books.findings import Finding
 from jaxattn.lab.books.section import LEFT_OUT, Picture, Section, command, missing
@@ -179,7 +179,7 @@ def _section(item: Item, scale: Scale, record: Record, pictures: list[bytes]) ->
     found = tuple(each.read() for each in record.findings)
     return Section(
         item,
-        findings.verdict(found),
+        tally.verdict(found),
         command(item, scale),
         facts=record.facts,
         findings=found,
@@ -212,7 +212,7 @@ def with_kept(section: Section, scale: Scale, folder: Path) -> Section:
     found = [*section.findings, *(x for x in old.findings if (x.name, x.setting) not in known)]
     return replace(
         section,
-        verdict=findings.verdict(found),
+        verdict=tally.verdict(found),
         findings=tuple(found),
         tables=dict(old.tables) | dict(section.tables),
     )

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
 from jaxattn.core.errors import InputError
+from jaxattn.lab.results import turns
 from jaxattn.lab.results.drawn import Drawn
 from jaxattn.lab.results.labels import evenly, file_name, literal, seed_words, settings_label, unknown_metric
 from jaxattn.lab.results.run import LONGEST_LABEL, Run
@@ -75,7 +76,7 @@ def curves(
         blocks = figure.subfigures(len(phases), 1, height_ratios=heights, squeeze=False)[:, 0]
         for block, name in zip(blocks, phases, strict=True):
             if len(phases) > 1:
-                block.suptitle(f"phase: {literal(name)}", x=0.01, ha="left", fontsize=10, color=SOFT)
+                block.suptitle(f"phase: {literal(name)}", x=0.01, ha="left", color=SOFT)
             own = table[table["phase"] == name]
             _block(block, own, present[name], dict(zip(chosen, palette, strict=True)), results.label, x)
             _scale_values(block, own, present[name], scale, negative)
@@ -85,19 +86,22 @@ def curves(
                 [Line2D([], [], color=c, label=label) for c, label in zip(palette, labels, strict=True)],
             )
     counts = table.loc[table["n"] > 0, "n"]
+    turned = [
+        sentence.replace("The ", f"In phase {name} the ", 1) if len(phases) > 1 else sentence
+        for name in (phases if x == "step" else ())
+        for sentence in turns.sentences(table[table["phase"] == name], present[name], chosen)
+    ]
     some = f" {len(chosen)} of {len(every)} cells are shown." if len(chosen) < len(every) else ""
-    against = "step" if x == "step" else f"{x} at the same step"
+    against = "the step" if x == "step" else f"{x} at the same step"
     words = results.cell_words(chosen[0]) if len(chosen) == 1 else f", {len(chosen)} cells"
+    averaged = counts.max() > 1
     return Drawn(
         file_name("curves", *([phase] if phase else []), *(metrics or []), *([] if x == "step" else [x])),
         "Training curves",
-        f"{'Phase' if len(phases) == 1 else 'Phases'} {', '.join(phases)}{words}: "
-        + (
-            f"mean over seeds against {against}{geometric_words(table)}; the band is its 95 % interval"
-            if counts.max() > 1
-            else f"values against {against}"
-        )
-        + f" ({seed_words(counts)}).{some}",
+        f"{'Means over' if averaged else 'Values of'} {seed_words(counts)} against {against} in "
+        f"{'phase' if len(phases) == 1 else 'phases'} {', '.join(phases)}{words}"
+        + (f"{geometric_words(table)}. Bands are 95 % intervals." if averaged else ".")
+        + f"{some}{' '.join(['', *turned])}",
         figure,
     )
 

@@ -11,10 +11,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
-from jaxattn.core.errors import InputError
+from jaxattn.core.errors import InputError, counted
 from jaxattn.lab.results.drawn import Drawn
 from jaxattn.lab.results.fits import PowerLaw, power_law
-from jaxattn.lab.results.judge import around, verdict
+from jaxattn.lab.results.judge import around, shown, verdict
 from jaxattn.lab.results.labels import (
     axis_label,
     file_name,
@@ -69,7 +69,7 @@ def scaling(
         phase: which phase; by default the last one that recorded the metric.
         expected: a slope to compare with, drawn as a dashed guide.
         tolerance: how far from it the slope may be: it holds if its whole 95 % interval is that near, does
-            not if none of it is, and is undecided else, or with one seed, which has no interval.
+            not if none of it is, and is inconclusive otherwise. One seed has no interval and is inconclusive.
 
     Returns:
         The figure.
@@ -102,14 +102,17 @@ def scaling(
     verdicts = [sentence(line.settings, line.law, expected, tolerance) for line in series]
     left_out = len(results.cells) - sum(len(line.x) for line in series)
     if left_out:
-        verdicts.append(f"Cells without a positive finite value, not shown: {left_out}.")
+        verdicts.append(
+            f"{counted(left_out, 'cell')} without a positive finite value "
+            f"{'is' if left_out == 1 else 'are'} not shown."
+        )
     counts = [int(n) for line in series for n in line.table["n"] if n > 0]
     return Drawn(
         file_name("scaling", metric, axis, *([] if phase == results.phases[-1] else [phase])),
         f"{metric} against {axis}",
-        f"{metric} at the end of phase {phase} against {axis}, logarithmic axes ({seed_words(counts)}). Dark "
-        f"dots: mean{geometric_words(series[0].table)} with its 95 % interval; light dots: single seeds; "
-        f"line: power law fitted to all seeds. {' '.join(verdicts)}",
+        f"{metric} at the end of phase {phase} against {axis} on logarithmic axes, {seed_words(counts)}. "
+        f"Dark dots are means{geometric_words(series[0].table)} with 95 % intervals, light dots are "
+        f"single seeds, and the line is a power law fitted to all seeds. {' '.join(verdicts)}",
         figure,
     )
 
@@ -220,7 +223,7 @@ def sentence(settings: dict[str, Any], law: PowerLaw, expected: float | None, to
     if tolerance is None:
         return f"{text}, expected {expected:g}."
     criterion = around(expected, tolerance)
-    return f"{text}, expected {criterion.text}: {verdict(law.estimate, criterion, 'expected')}."
+    return f"{text}, expected {criterion.text}: {shown(verdict(law.estimate, criterion, 'expected'))}."
 
 
 @dataclass(frozen=True)
@@ -289,8 +292,8 @@ def convergence(
     return Drawn(
         file_name("convergence", y, x, *([] if phase == results.phases[-1] else [phase])),
         f"{y} against {x}",
-        f"{y} against {x} along phase {phase}, logarithmic axes ({seed_words(seeds)}). Thin lines: single "
-        f"seeds; thick line: median over seeds. {' '.join(verdicts)}".strip(),
+        f"{y} against {x} along phase {phase} on logarithmic axes, {seed_words(seeds)}. Thin lines are "
+        f"single seeds, and the thick line is the median over seeds. {' '.join(verdicts)}".strip(),
         figure,
     )
 

@@ -11,7 +11,8 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.books import findings, metrics, read, reading
-from jaxattn.lab.books.findings import Finding, mean, share, verdict
+from jaxattn.lab.books.findings import Finding, mean, share
+from jaxattn.lab.books.tally import verdict
 from jaxattn.lab.books.tables import Expected
 from jaxattn.lab.results.judge import Estimate, around, at_least
 from jaxattn.lab.results.run import Run
