@@ -189,7 +189,7 @@ def _item_lines(section: Section) -> list[str]:
         ("Reported", item.reports),
         ("Chosen here", item.chosen),
         ("Compared", item.compared),
-        ("Why numbers differ or are inconclusive", section.reason),
+        ("Explanation", section.reason),
         ("Remedy", section.remedy),
     ]
     lines = [f"## {item.heading}", *papers, f"**Verdict:** {typeset(section.verdict)}."]

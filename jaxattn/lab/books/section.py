@@ -16,7 +16,7 @@ from jaxattn.lab.books.tables import Measure
 from jaxattn.lab.books.tally import labelled, tallies, verdict
 from jaxattn.lab.engine.manifest import differences
 from jaxattn.lab.results import figures, style
-from jaxattn.lab.results.judge import MEASURED, VERDICTS, shown
+from jaxattn.lab.results.judge import HOLDS_FOR_SOME, MEASURED, VERDICTS, shown
 from jaxattn.lab.results.layout import shown_width, texts
 from jaxattn.lab.results.load import load
 from jaxattn.lab.results.run import Run
@@ -25,7 +25,7 @@ from jaxattn.lab.storage.files import inside
 NOT_RUN = "not run"
 # The fact that names studies whose runs are not there.
 LEFT_OUT = "not run"
-DOUBTFUL = frozenset(word for words in VERDICTS.values() for word in (words.outside, words.unknown))
+DOUBTFUL = {HOLDS_FOR_SOME, *(word for words in VERDICTS.values() for word in (words.outside, words.unknown))}
 UNREADABLE = "not readable"
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from jaxattn.core.errors import RunError
 from jaxattn.lab.books import read, shapes
-from jaxattn.lab.results import layout, load, report, token_figures
+from jaxattn.lab.results import layout, load, report, style, token_figures
 
 TABLE = pd.DataFrame({"metric": ["loss"] * 5000, "mean": range(5000)})
 
@@ -84,7 +85,7 @@ def test_lines_end_between_words_and_in_names_but_not_in_numbers():
     assert layout._words("-0.95 4.96e-4") == ["-0.95", "4.96e-4"]
     assert layout._words("E·v_2 is U-shaped") == ["E·v_2", "is", "U-", "shaped"]
     (piece,) = layout.pieces(pd.DataFrame({"x": ["1733 s", "0.9 [0.8, 1.0]"], "y": ["5 seeds", "-"]}))
-    assert piece.rows == [("1733\xa0s", "5 seeds"), ("0.9 [0.8,\xa01.0]", "-")]
+    assert piece.rows == [("1733\xa0s", "5\xa0seeds"), ("0.9 [0.8,\xa01.0]", "–")]
     assert [column.number for column in piece.columns] == [True, False]
 
 
@@ -185,3 +186,10 @@ def many_columns(folder, rewrite):
 def test_code_is_what_stands_between_backticks():
     assert layout.coded("run `a < b` and `c`") == "run <code>a &lt; b</code> and <code>c</code>"
     assert layout.coded("one ` of <b>") == "one ` of &lt;b&gt;"
+
+
+def test_a_figure_is_shown_at_half_of_its_pixels():
+    with style.style():
+        figure = Figure(figsize=(3, 2))
+    for dpi in (100, style.DPI):
+        assert layout.shown_width(style.png(figure, dpi)) == 3 * dpi // 2
