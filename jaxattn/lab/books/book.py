@@ -93,6 +93,12 @@ class Item(About, frozen=True, kw_only=True):
                 raise InputError(f"{self.folder / 'item.toml'}: measures: {error}") from None
         return ""
 
+    def label(self, finding: str) -> str:
+        """Return what the page shows for the name of a finding."""
+        for part, text in {**self.labels, **self.book.shared.labels}.items():
+            finding = finding.replace(part, text)
+        return finding
+
     def published(self, quantity: str) -> Curve:
         """Look up the published curve of a quantity; InputError if item.toml names none."""
         if quantity not in self.curves:

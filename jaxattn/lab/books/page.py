@@ -153,7 +153,7 @@ def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
             "title": each.item.heading,
             "verdict": each.verdict,
             "run time": each.facts.get("run time", "-"),
-            "peak memory": each.facts.get("most memory", "-"),
+            "peak memory": each.facts.get("peak memory", "-"),
             "command": f"`{each.command}`",
         }
         for each in sections

@@ -17,6 +17,8 @@ from jaxattn.lab.books.section import LEFT_OUT, Picture, Section, command, missi
 from jaxattn.lab.results.judge import Basis, Criterion, Estimate
 from jaxattn.lab.storage import files as storage
 
+# Facts that earlier versions recorded under another name.
+_RENAMED = {"most memory": "peak memory"}
 # JSON has no NaN and no infinity: both are null there.
 Number: TypeAlias = float | None
 
@@ -181,7 +183,7 @@ def _section(item: Item, scale: Scale, record: Record, pictures: list[bytes]) ->
         item,
         tally.verdict(found),
         command(item, scale),
-        facts=record.facts,
+        facts={_RENAMED.get(name, name): fact for name, fact in record.facts.items()},
         findings=found,
         tables={
             title: pd.DataFrame(table.data, columns=table.columns) for title, table in record.tables.items()

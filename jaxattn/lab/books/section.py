@@ -106,7 +106,7 @@ class Section:
             promised = {"promised": "yes" if finding.basis == "promised" else "no"} if mixed else {}
             row = {
                 "setting": finding.setting,
-                "quantity": finding.name,
+                "quantity": self.item.label(finding.name),
                 "result": finding.text,
                 "interval over": finding.counted,
                 "published": finding.published,
@@ -262,7 +262,7 @@ def _facts(runs: Sequence[Run], item: Item, place: Place) -> dict[str, str]:
         "cells × seeds": ", ".join(sizes),
         "run time": f"{sum(each['wall_time_s'] for each in manifests):.0f} s",
         **({"published run time": item.takes} if item.takes else {}),
-        "most memory": f"{max(memory) / 1024:.1f} GiB" if memory else "-",
+        "peak memory": f"{max(memory) / 1024:.1f} GiB" if memory else "-",
     }
     return facts | _last_values(runs[0]) if len(runs) == 1 else facts
 

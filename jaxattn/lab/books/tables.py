@@ -179,6 +179,7 @@ class Shared(Table, frozen=True):
             alphabetical order.
         parts: the parts of the page with their items, in place of `items`.
         phrases: texts by name; `{name}` stands for one in items and in sources of curves.
+        labels: what the page shows for parts of the names of findings, for all items.
         data: data sets by name.
         curves: published curves by name.
     """
@@ -189,6 +190,7 @@ class Shared(Table, frozen=True):
     items: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     phrases: dict[str, str] = {}
+    labels: dict[str, str] = {}
     data: dict[str, DataSet] = {}
     curves: dict[str, Curve] = {}
 
@@ -216,6 +218,7 @@ class About(Table, frozen=True):
         laptop: overrides of the item's own studies at laptop scale.
         figures: figures of the first study to show, as in a sweep file.
         curves: names of published curves, by the quantity that is compared with them.
+        labels: what the page shows for parts of the names of findings, which tables and criteria keep.
         measures: what is measured, see `Measure`; none if the item is shown elsewhere.
         elsewhere: where it is shown, if it is not run here.
     """
@@ -232,5 +235,6 @@ class About(Table, frozen=True):
     laptop: tuple[str, ...] = ()
     figures: tuple[dict[str, Any], ...] = ()
     curves: dict[str, str] = {}
+    labels: dict[str, str] = {}
     measures: tuple[dict[str, Any], ...] = ()
     elsewhere: Elsewhere | None = None

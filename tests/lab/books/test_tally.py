@@ -1,8 +1,14 @@
 """Verdicts of several findings together, their colours, and the sentence above a page."""
 
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
 import pytest
 
+from jaxattn.lab.books import page, read
 from jaxattn.lab.books.findings import Finding
+from jaxattn.lab.books.section import Section
 from jaxattn.lab.books.tally import labelled, summary, tallies, verdict
 from jaxattn.lab.results.judge import Estimate, at_least
 
@@ -50,3 +56,13 @@ def test_the_summary_counts_what_the_items_count():
     )
     assert summary([[GOOD], [GOOD]]) == "2 numbers in all 2 items are compared with a criterion: 2 agree."
     assert summary([[FREE]]) == "No number is compared with a criterion yet."
+
+
+def test_the_page_shows_the_label_of_a_finding_and_keeps_its_name_in_the_table():
+    book = read(Path(__file__).with_name("tiny"))
+    item = msgspec.structs.replace(book.item("own"), labels={"least one_step_error": "smallest error"})
+    own = replace(FREE, measured="d = 2: least one_step_error")
+    section = Section(item, "measured", "", findings=(own,))
+    (table,) = section.agreement.values()
+    assert table["quantity"].tolist() == ["d = 2: smallest error"]
+    assert page.table(book, (section,))["measured"].tolist() == ["d = 2: least one_step_error"]
