@@ -16,6 +16,7 @@
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,11 +94,13 @@ class Item(About, frozen=True, kw_only=True):
                 raise InputError(f"{self.folder / 'item.toml'}: measures: {error}") from None
         return ""
 
-    def label(self, finding: str) -> str:
-        """Return what the page shows for the name of a finding."""
+    def label(self, name: str) -> str:
+        """Return what the page shows for the name of a finding, or for an entry of a table."""
         for part, text in {**self.labels, **self.book.shared.labels}.items():
-            finding = finding.replace(part, text)
-        return finding
+            # Whole words: "nu" is not a part of "number".
+            before, after = ("\\b" if letter.isalnum() else "" for letter in (part[0], part[-1]))
+            name = re.sub(f"{before}{re.escape(part)}{after}", text.replace("\\", r"\\"), name)
+        return name
 
     def published(self, quantity: str) -> Curve:
         """Look up the published curve of a quantity; InputError if item.toml names none."""

@@ -204,7 +204,7 @@ def _item_lines(section: Section) -> list[str]:
     )
     for statement, table in section.agreement.items():
         lines += [typeset(f"{_begun(statement)}:") if statement else "", _table(table)]
-    for title, table in section.tables.items():
+    for title, table in section.labelled_tables.items():
         lines += [f"{title}:", _table(table)]
     return [*lines, f"    {section.command}"]
 

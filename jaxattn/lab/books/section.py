@@ -118,6 +118,15 @@ class Section:
             rows.setdefault(finding.statement, []).append(row)
         return {statement: _without_empty(pd.DataFrame(own)) for statement, own in rows.items()}
 
+    @property
+    def labelled_tables(self) -> dict[str, pd.DataFrame]:
+        """The further tables as the page shows them: with the labels of the item."""
+        label = self.item.label
+        return {
+            label(title): table.rename(columns=lambda name: label(str(name))).map(lambda x: label(str(x)))
+            for title, table in self.tables.items()
+        }
+
 
 def _without_empty(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[:, [name for name in table if not table[name].isin(["", "-"]).all()]]

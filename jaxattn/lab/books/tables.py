@@ -218,7 +218,8 @@ class About(Table, frozen=True):
         laptop: overrides of the item's own studies at laptop scale.
         figures: figures of the first study to show, as in a sweep file.
         curves: names of published curves, by the quantity that is compared with them.
-        labels: what the page shows for parts of the names of findings, which tables and criteria keep.
+        labels: what the page shows for parts of the names of findings and of its tables; files and criteria
+            keep the names.
         measures: what is measured, see `Measure`; none if the item is shown elsewhere.
         elsewhere: where it is shown, if it is not run here.
     """

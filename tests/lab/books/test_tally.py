@@ -60,7 +60,9 @@ def test_the_summary_counts_what_the_items_count():
 
 def test_the_page_shows_the_label_of_a_finding_and_keeps_its_name_in_the_table():
     book = read(Path(__file__).with_name("tiny"))
-    item = msgspec.structs.replace(book.item("own"), labels={"least one_step_error": "smallest error"})
+    item = msgspec.structs.replace(
+        book.item("own"), labels={"least one_step_error": "smallest error", "st": "x"}
+    )
     own = replace(FREE, measured="d = 2: least one_step_error")
     section = Section(item, "measured", "", findings=(own,))
     (table,) = section.agreement.values()
