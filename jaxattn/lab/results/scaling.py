@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from numpy.typing import NDArray
 
 from jaxattn.core.errors import InputError, counted
+from jaxattn.lab.results import turns
 from jaxattn.lab.results.drawn import Drawn
 from jaxattn.lab.results.fits import PowerLaw, power_law
 from jaxattn.lab.results.judge import around, shown, verdict
@@ -214,7 +215,7 @@ def fitted(law: PowerLaw) -> str:
 
 def sentence(settings: dict[str, Any], law: PowerLaw, expected: float | None, tolerance: float | None) -> str:
     """Say what was fitted for which setting, and whether it is what was expected."""
-    name = ", ".join(f"{key} = {setting(value)}" for key, value in settings.items())
+    name = _named(settings)
     text = f"{name}: {fitted(law)}" if name else fitted(law).capitalize()
     if not np.isfinite(law.slope):
         return f"{text}: it needs two points on the x-axis and a seed that is positive at all of them."
@@ -224,6 +225,10 @@ def sentence(settings: dict[str, Any], law: PowerLaw, expected: float | None, to
         return f"{text}, expected {expected:g}."
     criterion = around(expected, tolerance)
     return f"{text}, expected {criterion.text}: {shown(verdict(law.estimate, criterion, 'expected'))}."
+
+
+def _named(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{key} = {setting(value)}" for key, value in settings.items())
 
 
 @dataclass(frozen=True)
@@ -241,6 +246,12 @@ class Course:
     x: NDArray[np.float64]
     y: NDArray[np.float64]
     law: PowerLaw
+
+    @property
+    def median(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The medians over seeds of x and of y, where any seed has a value."""
+        filled = np.isfinite(self.y).any(axis=1)
+        return np.nanmedian(self.x[filled], axis=1), np.nanmedian(self.y[filled], axis=1)
 
 
 def convergence(
@@ -289,6 +300,8 @@ def convergence(
             ax.legend(handles=handles[1:], loc="best", labelcolor=SOFT)
     verdicts = [sentence(c.settings, c.law, expected, tolerance) for c in courses] if fits else []
     seeds = [int(np.isfinite(course.y).any(axis=0).sum()) for course in courses]
+    rises = [(_named(c.settings), turns.rise(*c.median, (x, f"the median of {y}"))) for c in courses]
+    verdicts += [f"{f'For {name} {text}' if name else f'T{text[1:]}'}." for name, text in rises if text]
     return Drawn(
         file_name("convergence", y, x, *([] if phase == results.phases[-1] else [phase])),
         f"{y} against {x}",
@@ -360,9 +373,7 @@ def _course(
 
 def _draw_course(ax: matplotlib.axes.Axes, course: Course, colour: str, fits: bool) -> Line2D:
     ax.plot(course.x, course.y, color=colour, linewidth=0.5, alpha=max(0.06, 0.5 / course.x.shape[1] ** 0.5))
-    filled = np.isfinite(course.y).any(axis=1)
-    middle = (np.nanmedian(z[filled], axis=1) for z in (course.x, course.y))
-    ax.plot(*middle, color=colour, linewidth=1.6, zorder=4)
+    ax.plot(*course.median, color=colour, linewidth=1.6, zorder=4)
     words = [settings_label(course.settings), minus(fitted(course.law)) if fits else ""]
     return Line2D([], [], color=colour, label=": ".join(filter(None, words)))
 

@@ -1,14 +1,18 @@
-"""Sentences on accuracies and losses whose curve has its minimum or maximum between its ends."""
+"""Sentences on curves that have their minimum or maximum between their ends."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from jaxattn.lab.results.labels import format_number
 
-_NAMES = re.compile(r"(\w+_)?(accuracy|loss)")
+_NAMES = re.compile(r"(\w+_)?(accuracy|loss|cosine|error)")
+# On logarithmic axes a curve rises after its minimum if its end is higher by this factor.
+_FACTOR = 3.0
 # An extremum is far from both ends if it is by this share of the range of the curve, or of one seed by more.
 _LEAST, _LEAST_OF_ONE_SEED = 0.1, 0.3
 
@@ -67,8 +71,29 @@ def turn(curve: pd.DataFrame) -> Turn | None:
     return None
 
 
+def rise(x: NDArray[np.float64], y: NDArray[np.float64], names: tuple[str, str]) -> str:
+    """Describe a positive curve that ends far above its minimum, and below its start.
+
+    Args:
+        x: (m,) float; where the curve is.
+        y: (m,) float > 0.
+        names: of x and y.
+
+    Returns:
+        A sentence; "" if the end is near the minimum, or the curve does not fall before.
+    """
+    if len(y) < 3:
+        return ""
+    k = int(y.argmin())
+    if min(y[0], y[-1]) < _FACTOR * y[k]:
+        return ""
+    least, place, last, end = (format_number(z) for z in (y[k], x[k], y[-1], x[-1]))
+    at, what = names
+    return f"{what} falls to {least} at {at} = {place} and then rises to {last} at {at} = {end}"
+
+
 def sentences(table: pd.DataFrame, panels: Mapping[str, Sequence[str]], cells: Sequence[int]) -> list[str]:
-    """Describe the turns of accuracies and losses in one phase, one sentence for each panel.
+    """Describe the turns of accuracies, losses and errors in one phase, one sentence for each panel.
 
     Args:
         table: an aggregate of one phase.

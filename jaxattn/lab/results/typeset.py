@@ -11,12 +11,12 @@ NO_BREAK, MINUS, DASH = "\N{NO-BREAK SPACE}", "\N{MINUS SIGN}", "\N{EN DASH}"
 _NUMBER = r"[-−]?(?:\d[\d.,]*(?:e[-−]?\d+)?|∞)"
 # A sign (-1, -α), a difference (1 - cos) and an exponent (2e-5), but not a hyphen (max-margin, Figures 1-3).
 _SIGNS = re.compile(r"(?<![\w.)\]}\"'`/⟩‖|-])-(?=[\d.]|[^\W\d_]|[∞½(‖])|(?<=\S )-(?= \S)|(?<=\de)-(?=\d)")
-# Kept on one line: an interval, a tolerance, a bound, a setting of one letter, and a number with its unit.
+# Kept on one line: an interval, a tolerance, a bound, a short setting, and a number with its unit.
 _TOGETHER = (
     re.compile(rf"\[{_NUMBER}, {_NUMBER}\]"),
     re.compile(rf"{_NUMBER} ± {_NUMBER}"),
     re.compile(rf"[≤≥<>~≈] {_NUMBER}"),
-    re.compile(rf"(?<!\w)[‖]?[^\W\d][‖]?\d? = {_NUMBER}"),
+    re.compile(rf"(?<![\w.])(?:‖\w‖|\w{{1,12}}) = {_NUMBER}"),
     re.compile(rf"{_NUMBER} (?:%|s|ms|min|h|GiB|MiB|GB|seeds?)(?!\w)"),
 )
 # Names break behind underscores and dots, but numbers do not.

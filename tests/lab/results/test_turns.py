@@ -6,7 +6,8 @@ import pytest
 
 from jaxattn.lab.results import load
 from jaxattn.lab.results.curves import curves
-from jaxattn.lab.results.turns import sentences, turn
+from jaxattn.lab.results.scaling import convergence
+from jaxattn.lab.results.turns import rise, sentences, turn
 
 STEPS = [0, 10, 20, 30]
 
@@ -69,3 +70,29 @@ def test_the_caption_of_curves_says_it_where_the_data_show_it(write, rewrite, tm
     inside = (records["metric"] == "test_accuracy") & records["step"].between(5, 20)
     rewrite(folder, "records", records.assign(value=records["value"].mask(inside, 0.1)))
     assert "The test accuracy falls from" in curves(load(folder)).caption
+
+
+@pytest.mark.parametrize(
+    ("y", "expected"),
+    [
+        ([1, 1e-4, 0.3], "y falls to 1.00e-4 at x = 10.0 and then rises to 0.300 at x = 100"),
+        ([1, 0.1, 0.2], ""),
+        ([1, 0.1, 0.01], ""),
+        ([0.01, 0.1, 0.2], ""),
+        ([1, 0.1], ""),
+    ],
+)
+def test_a_curve_that_rises_after_its_minimum_is_described(y, expected):
+    x = np.array([1.0, 10.0, 100.0][: len(y)])
+    assert rise(x, np.array(y, float), ("x", "y")) == expected
+
+
+def test_the_caption_of_convergence_names_the_cell_whose_curve_rises_again(write, rewrite, tmp_path):
+    folder = write(tmp_path / "run", vocab_size=20, axes={"model.dim": [64, 128]})
+    records = load(folder).records
+    options = {"x": "p_norm", "y": "loss"}
+    assert "then rises" not in convergence(load(folder), **options).caption
+    inside = (records["metric"] == "loss") & (records["cell"] == 1) & records["step"].between(5, 20)
+    rewrite(folder, "records", records.assign(value=records["value"].mask(inside, 1e-6)))
+    caption = convergence(load(folder), **options).caption
+    assert "For model.dim = 128 the median of loss falls to 1.00e-6 at p_norm = " in caption

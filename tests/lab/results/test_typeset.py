@@ -32,4 +32,4 @@ def test_code_keeps_its_characters():
 
 
 def test_long_names_may_be_broken_and_html_is_escaped():
-    assert breakable("spearman_Ev_tokens <b> -1") == "spearman_<wbr>Ev_<wbr>tokens &lt;b&gt; −1"
+    assert breakable("spearman_Ev_tokens & -1") == "spearman_<wbr>Ev_<wbr>tokens &amp; −1"
