@@ -116,7 +116,7 @@ def test_the_files_say_what_the_table_says(one):
     assert text.startswith(
         "# The claims of the theory, measured\n\n**2 numbers in 1 of 10 items are promised by the theory: "
     )
-    assert "36 seeds or more" in text
+    assert "36\xa0seeds or more" in text
     assert "Made by" not in text
     plain = shown.replace("<wbr>", "").replace("\xa0", " ")
     for verdict in set(shown_tables["verdict"]):

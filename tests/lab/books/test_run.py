@@ -191,7 +191,7 @@ def test_the_page_holds_figure_table_and_numbers_and_no_place_of_this_machine(pa
     )
     assert "3 numbers in 1 of 31 items are compared with a criterion" in html
     assert "<summary>Bin means</summary>" in html
-    assert "Spearman of E·v and the bin centres" in html
+    assert "Spearman correlation of E·v with the bin centres" in html
     for text in (markdown, html):
         assert str(page.paths[0].parent) not in text
     numbers = pd.read_csv(page.paths[2])
