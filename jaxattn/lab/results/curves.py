@@ -85,25 +85,37 @@ def curves(
                 figure,
                 [Line2D([], [], color=c, label=label) for c, label in zip(palette, labels, strict=True)],
             )
-    counts = table.loc[table["n"] > 0, "n"]
-    turned = [
-        sentence.replace("The ", f"In phase {name} the ", 1) if len(phases) > 1 else sentence
-        for name in (phases if x == "step" else ())
-        for sentence in turns.sentences(table[table["phase"] == name], present[name], chosen)
-    ]
-    some = f" {len(chosen)} of {len(every)} cells are shown." if len(chosen) < len(every) else ""
-    against = "the step" if x == "step" else f"{x} at the same step"
-    words = results.cell_words(chosen[0]) if len(chosen) == 1 else f", {len(chosen)} cells"
-    averaged = counts.max() > 1
     return Drawn(
         file_name("curves", *([phase] if phase else []), *(metrics or []), *([] if x == "step" else [x])),
         "Training curves",
-        f"{'Means over' if averaged else 'Values of'} {seed_words(counts)} against {against} in "
-        f"{'phase' if len(phases) == 1 else 'phases'} {', '.join(phases)}{words}"
-        + (f"{geometric_words(table)}. Bands are 95 % intervals." if averaged else ".")
-        + f"{some}{' '.join(['', *turned])}",
+        " ".join([_caption(results, table, phases, chosen, x), *_turns(table, present, chosen, x)]),
         figure,
     )
+
+
+def _caption(results: Run, table: pd.DataFrame, phases: Sequence[str], chosen: Sequence[int], x: str) -> str:
+    counts = table.loc[table["n"] > 0, "n"]
+    averaged = counts.max() > 1
+    every = len(results.manifest["cells"])
+    words = results.cell_words(chosen[0]) if len(chosen) == 1 else f", {len(chosen)} cells"
+    return (
+        f"{'Means over' if averaged else 'Values of'} {seed_words(counts)} against "
+        f"{'the step' if x == 'step' else f'{x} at the same step'} in "
+        f"{'phase' if len(phases) == 1 else 'phases'} {', '.join(phases)}{words}"
+        + (f"{geometric_words(table)}. Bands are 95 % intervals." if averaged else ".")
+        + (f" {len(chosen)} of {every} cells are shown." if len(chosen) < every else "")
+    )
+
+
+def _turns(
+    table: pd.DataFrame, present: dict[str, dict[str, list[str]]], chosen: Sequence[int], x: str
+) -> list[str]:
+    """Describe curves over the step that have their minimum or maximum between their ends."""
+    return [
+        sentence.replace("The ", f"In phase {name} the ", 1) if len(present) > 1 else sentence
+        for name, panels in (present if x == "step" else {}).items()
+        for sentence in turns.sentences(table[table["phase"] == name], panels, chosen)
+    ]
 
 
 def _phases(results: Run, phase: str | None, x: str) -> list[str]:
