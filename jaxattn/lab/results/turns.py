@@ -14,7 +14,7 @@ _NAMES = re.compile(r"(\w+_)?(accuracy|loss|cosine|error)")
 # On logarithmic axes a curve rises after its minimum if its end is higher by this factor.
 _FACTOR = 3.0
 # An extremum is far from both ends if it is by this share of the range of the curve, or of one seed by more.
-_LEAST, _LEAST_OF_ONE_SEED = 0.1, 0.3
+_LEAST, _LEAST_OF_ONE_SEED = 0.05, 0.15
 
 
 class Turn(NamedTuple):
