@@ -66,7 +66,7 @@ def test_several_cells_are_counted_and_other_metrics_are_left_out():
 def test_the_caption_of_curves_says_it_where_the_data_show_it(write, rewrite, tmp_path):
     folder = write(tmp_path / "run", vocab_size=20)
     records = load(folder).records
-    assert "its minimum" not in curves(load(folder)).caption
+    assert "The test accuracy" not in curves(load(folder)).caption
     inside = (records["metric"] == "test_accuracy") & records["step"].between(5, 20)
     rewrite(folder, "records", records.assign(value=records["value"].mask(inside, 0.1)))
     assert "The test accuracy falls from" in curves(load(folder)).caption
