@@ -74,12 +74,12 @@ def main():
         _, norm, distance = np.array(rows).T
         axes.loglog(norm, distance, color=colour, label=name, marker=".", markersize=4)
     axes.set_xlabel("‖p‖")
-    axes.set_ylabel("1 - cos(p, max-margin direction)")
+    axes.set_ylabel("1 − cos(p, max-margin direction)")
     axes.grid(color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     out.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out / "flow_against_loops.png", dpi=160, metadata={"Software": None})
+    figure.savefig(out / "flow_against_loops.png", dpi=220, metadata={"Software": None})
     summary = {}
     for name, rows in curves.items():
         last = dict(zip(("row", "norm", "distance"), rows[-1], strict=True))

@@ -16,6 +16,7 @@
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,6 +93,14 @@ class Item(About, frozen=True, kw_only=True):
                     return str(error)
                 raise InputError(f"{self.folder / 'item.toml'}: measures: {error}") from None
         return ""
+
+    def label(self, name: str) -> str:
+        """Return what the page shows for the name of a finding, or for an entry of a table."""
+        for part, text in {**self.labels, **self.book.shared.labels}.items():
+            # Whole words: "nu" is not a part of "number".
+            before, after = ("\\b" if letter.isalnum() else "" for letter in (part[0], part[-1]))
+            name = re.sub(f"{before}{re.escape(part)}{after}", text.replace("\\", r"\\"), name)
+        return name
 
     def published(self, quantity: str) -> Curve:
         """Look up the published curve of a quantity; InputError if item.toml names none."""
@@ -207,7 +216,10 @@ class Book:
     @cached_property
     def items(self) -> tuple[Item, ...]:
         """All items, in their order."""
-        folders = self.shared.items or sorted(path.parent.name for path in self.folder.glob("*/item.toml"))
+        given = [name for part in self.shared.parts for name in part.items]
+        folders = (
+            self.shared.items or given or sorted(path.parent.name for path in self.folder.glob("*/item.toml"))
+        )
         items = tuple(self._item(folder) for folder in folders)
         names = [item.name for item in items]
         for name in names:

@@ -18,7 +18,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.books.book import Item
 from jaxattn.lab.books.tables import Measure
 from jaxattn.lab.results import judge
-from jaxattn.lab.results.judge import VERDICTS, Basis, Criterion, Estimate
+from jaxattn.lab.results.judge import Basis, Criterion, Estimate
 from jaxattn.lab.results.labels import format_number
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.study.import_paths import ImportPaths
@@ -112,17 +112,6 @@ class Measured(NamedTuple):
 
     findings: list[Finding]
     tables: dict[str, pd.DataFrame]
-
-
-def verdict(findings: Sequence[Finding]) -> str:
-    """Combine the verdicts of an item: "agrees", or how many of its findings have which."""
-    said = [finding.verdict for finding in findings if finding.judged]
-    if not said:
-        return VERDICTS["published"].free
-    if len(set(said)) == 1:
-        return said[0]
-    order = dict.fromkeys([*(word for words in VERDICTS.values() for word in words), judge.HOLDS_FOR_SOME])
-    return ", ".join(f"{word} in {said.count(word)}" for word in order if word in said)
 
 
 def load(measure: Measure, item: Item) -> Callable[..., Measured]:

@@ -1,7 +1,8 @@
-"""The page of a book: every item with its figure, our numbers next to the published ones, and its verdict."""
+"""The page of a book: items with their figures, their results next to published numbers, and verdicts."""
 
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -9,14 +10,15 @@ from typing import Any
 
 import pandas as pd
 
-from jaxattn.core.errors import counted, writing
-from jaxattn.lab.books import reading, record
+from jaxattn.core.errors import writing
+from jaxattn.lab.books import reading, record, tally
 from jaxattn.lab.books.book import Book, Item
 from jaxattn.lab.books.findings import Finding
 from jaxattn.lab.books.section import Place, Section, measured, missing
 from jaxattn.lab.results import layout
-from jaxattn.lab.results.judge import VERDICTS, Basis, Estimate
+from jaxattn.lab.results.judge import VERDICTS, Estimate
 from jaxattn.lab.results.layout import fill, markdown
+from jaxattn.lab.results.typeset import marked, typeset
 from jaxattn.lab.storage.files import inside
 from jaxattn.lab.storage.files import write as write_file
 
@@ -39,7 +41,7 @@ class Page:
 
     @property
     def summary(self) -> pd.DataFrame:
-        """One row per item."""
+        """A table with a row for each item."""
         return summary(self.sections)
 
     @property
@@ -144,15 +146,14 @@ def write(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyT
 
 
 def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
-    """One row per item: what is reported, the verdict, how long it ran and how to run it."""
+    """Return a table with a row for each item: its title, verdict, run time, memory and command."""
     return pd.DataFrame(
         {
             "item": each.item.name,
             "title": each.item.heading,
-            "reported": each.item.reports,
             "verdict": each.verdict,
             "run time": each.facts.get("run time", "-"),
-            "most memory": each.facts.get("most memory", "-"),
+            "peak memory": each.facts.get("peak memory", "-"),
             "command": f"`{each.command}`",
         }
         for each in sections
@@ -170,119 +171,102 @@ def table(book: Book, sections: tuple[Section, ...]) -> pd.DataFrame:
 
 def as_markdown(book: Book, sections: tuple[Section, ...], place: Place) -> str:
     """Write the page in Markdown."""
-    introduction = [line for text in _introduction(book, sections, place) for line in (text, "")]
-    items = summary(sections).drop(columns="title")
-    lines = [
-        f"# {book.shared.title}",
-        "",
-        f"**{in_numbers(sections)}**",
-        "",
-        *introduction,
-        markdown(items),
-        "",
-    ]
+    lines = [f"# {book.shared.title}", f"**{in_numbers(sections)}**"]
+    lines += [marked(text) for text in _introduction(book, sections, place)]
+    for title, own in parts(book, sections).items():
+        lines += [f"## {title}"] if title else []
+        lines += [_table(summary(tuple(own)).drop(columns="item"))]
     for each in sections:
-        item = each.item
-        lines += [f"## {item.name}", "", f"**{item.heading}.** {each.verdict.capitalize()}.", ""]
-        lines += [f"**Reported:** {item.reports}", ""]
-        lines += [f"**Not published and chosen here:** {item.chosen}.", ""] if item.chosen else []
-        lines += [f"**Compared:** {item.compared}.", ""] if item.compared else []
-        lines += [f"**Why:** {each.reason}.", ""] if each.reason else []
-        if item.elsewhere:
-            lines += [f"Not run here: see [{item.elsewhere.words}]({item.elsewhere.link}).", ""]
-        if each.remedy:
-            lines += [f"{each.verdict.capitalize()}: {each.remedy}.", ""]
-        lines += [*(f"- {name}: {fact}" for name, fact in each.facts.items()), ""]
-        lines += [markdown(each.agreement), ""] if each.findings else []
-        for picture in each.pictures:
-            lines += [f"![{picture.alt(item)}]({picture.file})", "", picture.caption, ""]
-        lines += [f"**Why it is flat:** {item.flat}.", ""] if item.flat and each.pictures else []
-        for title, table in each.tables.items():
-            lines += [f"{title}:", "", markdown(table), ""]
-        lines += [f"    {each.command}", ""]
-    text = "\n".join(lines)
-    while "\n\n\n" in text:
-        text = text.replace("\n\n\n", "\n\n")
-    return text
+        lines += _item_lines(each)
+    return "\n\n".join(line for line in lines if line) + "\n"
+
+
+def _item_lines(section: Section) -> list[str]:
+    """Write an item in Markdown, a paragraph each."""
+    item = section.item
+    papers = [f"{each.authors}: *{each.title}*, arXiv {each.arxiv}." for each in item.papers]
+    prose = [
+        ("Reported", item.reports),
+        ("Chosen here", item.chosen),
+        ("Compared", item.compared),
+        ("Explanation", section.reason),
+        ("Remedy", section.remedy),
+    ]
+    lines = [f"## {item.heading}", *papers, f"**Verdict:** {typeset(section.verdict)}."]
+    lines += [marked(f"**{name}:** {_sentence(text)}") for name, text in prose if text]
+    if item.elsewhere:
+        lines += [f"See [{item.elsewhere.words}]({item.elsewhere.link})."]
+    lines += ["\n".join(f"- {name}: {fact}" for name, fact in section.facts.items())]
+    for picture in section.pictures:
+        lines += [f"![{picture.alt(item)}]({picture.file})", typeset(picture.caption)]
+    lines += (
+        [marked(f"**Why a curve is flat:** {_sentence(item.flat)}")] if item.flat and section.pictures else []
+    )
+    for statement, table in section.agreement.items():
+        lines += [typeset(f"{_begun(statement)}:") if statement else "", _table(table)]
+    for title, table in section.labelled_tables.items():
+        lines += [f"{title}:", _table(table)]
+    return [*lines, f"    {section.command}"]
+
+
+def _table(table: pd.DataFrame) -> str:
+    return markdown(table.map(lambda text: marked(str(text))))
+
+
+def _begun(text: str) -> str:
+    """Capitalise the first word of a text; symbols such as p and names such as fig1_imdb stay."""
+    is_word = re.match(r"(a|[a-z]{2,})[ ,.:]", text)
+    return text[:1].upper() + text[1:] if is_word else text
+
+
+def _sentence(text: str) -> str:
+    """Return prose of an item as a sentence: with a capital and a full stop."""
+    return f"{_begun(text.strip()).removesuffix('.')}."
 
 
 def as_html(book: Book, sections: tuple[Section, ...], place: Place) -> str:
-    """Write the page as HTML that holds everything it shows."""
+    """Write the page as HTML; the figures are files next to it."""
     return fill(
         TEMPLATE,
         title=book.shared.title,
-        sections=sections,
+        parts=parts(book, sections),
         introduction=_introduction(book, sections, place),
         verdict=in_numbers(sections),
-        contents=contents(sections),
         texts=layout.texts,
         place=record.place,
+        begun=_begun,
+        sentence=_sentence,
         table=book.shared.table,
     )
 
 
-# The subject of a sentence about findings of a basis, and the plurals of its verdicts.
-_SUBJECTS: dict[Basis, tuple[str, dict[str, str]]] = {
-    "published": ("judged number", {"agrees": "agree", "differs": "differ", "cannot tell": "cannot tell"}),
-    "promised": ("promised number", {"holds": "hold", "fails": "fail", "undecided": "are undecided"}),
-    "beyond": (
-        "unpromised number",
-        {
-            "holds there too": "hold there too",
-            "holds for some": "hold for some",
-            "does not hold": "do not hold",
-            "undecided": "are undecided",
-        },
-    ),
-}
-
-
 def in_numbers(sections: tuple[Section, ...]) -> str:
     """Summarise the verdicts of all findings in a sentence for each basis."""
-    sentences = []
-    for basis, (subject, plurals) in _SUBJECTS.items():
-        own = {each.item.name: _verdicts(each.findings, basis) for each in sections}
-        said = [verdict for verdicts in own.values() for verdict in verdicts]
-        if not said:
-            continue
-        parts = []
-        for verdict, plural in plurals.items():
-            number = said.count(verdict)
-            parts += [f"{number} {verdict if number == 1 else plural}"] if number else []
-        items = f"{sum(map(bool, own.values()))} of {counted(len(sections), 'item')}"
-        sentences.append(f"Of {counted(len(said), subject)} in {items}, {', '.join(parts)}.")
-    return " ".join(sentences) or "Nothing is judged yet."
+    return tally.summary([each.findings for each in sections])
 
 
-def _verdicts(findings: Sequence[Finding], basis: Basis) -> list[str]:
-    """List the verdicts of judged findings of a basis."""
-    return [x.verdict for x in findings if x.judged and (x.basis or "published") == basis]
-
-
-def contents(sections: tuple[Section, ...]) -> dict[str, list[Section]]:
-    """Group the items by the worst verdict of their findings, for a table of contents."""
-    promised = any(finding.basis == "promised" for each in sections for finding in each.findings)
-    names = {
-        "no": "Fails, at least in part" if promised else "Differs, at least in part",
-        "open": "Undecided" if promised else "Cannot tell",
-        "yes": "Holds" if promised else "Agrees",
-        "": "Only measured, or not run here",
+def parts(book: Book, sections: tuple[Section, ...]) -> dict[str, list[Section]]:
+    """Group the items by the parts of the book, by title; a book without parts has one without a title."""
+    if not book.shared.parts:
+        return {"": list(sections)}
+    found = {
+        part.title: [each for each in sections if each.item.folder.name in part.items]
+        for part in book.shared.parts
     }
-    groups = {tone: [each for each in sections if each.tone == tone] for tone in names}
-    return {names[tone]: group for tone, group in groups.items() if group}
+    return {title: own for title, own in found.items() if own}
 
 
 def _introduction(book: Book, sections: tuple[Section, ...], place: Place) -> list[str]:
-    files = f"the sweep files of {book.place} as they are"
+    files = f"the sweep files of `{book.place}`"
     reduced = any(item.laptop for item in book.items)
     sizes = {
-        "laptop": "This page is at laptop scale: sizes are reduced by the overrides that every item names; "
-        f"`--scale full` runs {files}.",
-        "full": f"This page is at full scale: {files}.",
+        "laptop": "The runs of this page have laptop scale: the overrides of each item reduce the sizes of "
+        f"its studies. `--scale full` runs {files} without overrides.",
+        "full": f"The runs of this page have full scale: they use {files} without overrides.",
     }
     return [
         book.shared.introduction.strip(),
-        sizes[place.scale] if reduced else f"Its studies are {files}.",
+        sizes[place.scale] if reduced else f"The runs of this page use {files} without overrides.",
         *([_cost(book, ran, place)] if (ran := [each for each in sections if each.seconds]) else []),
         *reading.rules([finding for each in sections for finding in each.findings]),
     ]
@@ -294,4 +278,4 @@ def _cost(book: Book, ran: list[Section], place: Place) -> str:
     words = ["jaxattn", "reproduce", book.name, *(["--scale", "full"] if place.scale == "full" else [])]
     words += ["--data-dir", "DIR"] if book.shared.data else []
     took = f"The runs of the {len(ran)} items shown took" if len(ran) > 1 else "The run shown took"
-    return f"{took} {minutes:,.0f} minutes in all on {machines}: `{shlex.join(words)}`."
+    return f"{took} {minutes:,.0f} minutes in total on {machines}. Command: `{shlex.join(words)}`."

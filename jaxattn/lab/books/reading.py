@@ -1,4 +1,4 @@
-"""How to read a page of a book: the rule of its verdicts, and how many of them are wrong by chance."""
+"""Explanations of a page of a book: the rule of its verdicts, and how many of them are wrong by chance."""
 
 import math
 from collections.abc import Sequence
@@ -13,36 +13,42 @@ REQUIRED = 0.9
 DECIDING_SEEDS = math.ceil(math.log(0.025) / math.log(REQUIRED))
 
 _INTERVALS = (
-    "Intervals are 95 % intervals over seeds: Student's t for a mean, the jackknife where all seeds "
-    "together make a number, Clopper and Pearson for a share of seeds. One seed has none. A number that "
-    f"is the same for all seeds has none either; from {ENOUGH_SEEDS} seeds on it is compared with the "
-    "criterion itself."
+    "Intervals are 95 % intervals over seeds: Student's t interval for a mean, a jackknife interval for "
+    "a statistic of all seeds together, and the Clopper-Pearson interval for a share of seeds. A single "
+    "seed has no interval. If all seeds give the same number there is no interval either; from "
+    f"{ENOUGH_SEEDS} seeds on the number itself is then compared with the criterion."
 )
 _RULES: dict[Basis, str] = {
-    "published": "A published number agrees if the whole interval is within the criterion, differs if "
-    "none of it is, and cannot tell if part of it is or there is no interval. It is only measured if "
-    "nothing is published to compare it with. The interval of a bin is never narrower than the bin.",
-    "promised": "A number that the theory promises holds if the whole interval is within the criterion, "
-    "fails if none of it is, and is undecided otherwise; so is a promise without a criterion, which is a "
-    "limit that no finite run reaches. A yes/no statement is a share of seeds and has to hold with high "
-    f"probability: its criterion is a share of at least {REQUIRED:g}, which {DECIDING_SEEDS} seeds or "
-    "more can show. The number of seeds has to be chosen before the run: adding seeds until a statement "
-    "holds makes any statement hold.",
-    "beyond": "Where the theory promises nothing, a number holds there too, does not hold, or is "
-    "undecided by the same rule; it holds for some if the share of seeds is below the criterion and not "
-    "zero, and is measured if it has no criterion.",
+    "published": "A number agrees if its whole interval is within the criterion, and differs if none of "
+    "the interval is. It is inconclusive if a part of the interval is within the criterion, or if there "
+    "is no interval. A number without a criterion is only measured. The interval of the centre of a bin "
+    "is at least as wide as the bin.",
+    "promised": "A number that the theory promises holds if its whole interval is within the criterion, "
+    "and fails if none of the interval is. Otherwise it is inconclusive. A promise without a criterion "
+    "is inconclusive too, because it is a limit that no finite run reaches. A yes/no statement is "
+    f"measured by the share of seeds that satisfy it. Its criterion is a share of at least {REQUIRED:g}, "
+    f"which {DECIDING_SEEDS} seeds or more can show. The number of seeds has to be chosen before the run: "
+    "adding seeds until a statement holds makes any statement hold.",
+    "beyond": "The same rule applies to numbers that the theory does not promise: such a number holds, "
+    "does not hold, or is inconclusive. It holds for some seeds if the share of seeds is below the "
+    "criterion but not zero. It is only measured if it has no criterion.",
 }
 _OLD = (
-    "Not yet on this page: intervals of shapes are percentile bootstrap intervals, which cover less than "
-    "95 % with few seeds; with fewer than six, tokens within bins were resampled as well. They will be "
-    "computed again."
+    "Some intervals of this page are percentile bootstrap intervals of an earlier version, which cover "
+    "less than 95 % with few seeds. With fewer than six seeds that version also resampled the tokens "
+    "within bins."
 )
 CERTIFICATES = (
-    "A certificate is a proof by numbers: a duality gap that bounds the distance of the computed "
+    "A certificate is a numerical proof: a duality gap, which bounds the distance of the computed "
     "max-margin direction from the true one, and a primal residual. In settings, V is the size of the "
-    "vocabulary, n the number of sequences, T their length, d the dimension and η0 the size of the one "
+    "vocabulary, n the number of sequences, T their length, d the dimension, and η0 the size of the one "
     "step on E."
 )
+_FILES = {
+    "cannot tell": "The files record an inconclusive number as `cannot tell`.",
+    "undecided": "The files record an inconclusive number as `undecided`.",
+    "holds there too": "The files record a number that holds without a promise as `holds there too`.",
+}
 
 
 def rules(findings: Sequence[Finding]) -> list[str]:
@@ -57,17 +63,18 @@ def rules(findings: Sequence[Finding]) -> list[str]:
         _INTERVALS,
         *([CERTIFICATES] if any(finding.certificate != "-" for finding in findings) else []),
         *([chances(findings)] if any(finding.criterion for finding in findings) else []),
+        *(text for word, text in _FILES.items() if any(finding.verdict == word for finding in findings)),
         *([_OLD] if any(finding.old for finding in findings) else []),
     ]
 
 
 def chances(findings: Sequence[Finding]) -> str:
-    """Tell how many of the judged intervals are expected to miss their number by chance."""
+    """Return how many of the compared intervals are expected to miss their number by chance."""
     judged = sum(finding.criterion is not None for finding in findings)
     return (
-        f"{judged} of {len(findings)} numbers are compared with a criterion. At {LEVEL:.0%} up to "
-        f"{(1 - LEVEL) * judged:.1f} of these {judged} intervals are expected to miss their number by chance "
-        "alone; numbers of the same runs miss together."
+        f"{judged} of {len(findings)} numbers have a criterion. At a coverage of {100 * LEVEL:.0f} % up "
+        f"to {(1 - LEVEL) * judged:.1f} of these {judged} intervals are expected to miss the true number "
+        "by chance. Numbers of the same runs are not independent, so they may miss together."
     )
 
 
@@ -76,7 +83,6 @@ def too_few(seeds: int) -> str:
     if seeds >= DECIDING_SEEDS:
         return ""
     return (
-        f"{seeds} seeds are too few for yes/no statements to hold: the whole interval of the share has to "
-        f"be above {REQUIRED:g}, which takes {DECIDING_SEEDS} seeds or more; with {seeds} they can only "
-        "fail"
+        f"{seeds} seeds are too few for yes/no statements to hold: the whole interval of the share has to be "
+        f"above {REQUIRED:g}, which requires {DECIDING_SEEDS} seeds or more"
     )

@@ -10,13 +10,15 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import Count, NotNegative
-from jaxattn.lab.books import findings
+from jaxattn.lab.books import tally
 from jaxattn.lab.books.book import Item, Scale
 from jaxattn.lab.books.findings import Finding
 from jaxattn.lab.books.section import LEFT_OUT, Picture, Section, command, missing
 from jaxattn.lab.results.judge import Basis, Criterion, Estimate
 from jaxattn.lab.storage import files as storage
 
+# Facts that earlier versions recorded under another name.
+_RENAMED = {"most memory": "peak memory"}
 # JSON has no NaN and no infinity: both are null there.
 Number: TypeAlias = float | None
 
@@ -179,9 +181,9 @@ def _section(item: Item, scale: Scale, record: Record, pictures: list[bytes]) ->
     found = tuple(each.read() for each in record.findings)
     return Section(
         item,
-        findings.verdict(found),
+        tally.verdict(found),
         command(item, scale),
-        facts=record.facts,
+        facts={_RENAMED.get(name, name): fact for name, fact in record.facts.items()},
         findings=found,
         tables={
             title: pd.DataFrame(table.data, columns=table.columns) for title, table in record.tables.items()
@@ -212,7 +214,7 @@ def with_kept(section: Section, scale: Scale, folder: Path) -> Section:
     found = [*section.findings, *(x for x in old.findings if (x.name, x.setting) not in known)]
     return replace(
         section,
-        verdict=findings.verdict(found),
+        verdict=tally.verdict(found),
         findings=tuple(found),
         tables=dict(old.tables) | dict(section.tables),
     )

@@ -11,25 +11,22 @@ import pandas as pd
 from jaxattn.core.errors import InputError
 from jaxattn.lab.api import Study
 from jaxattn.lab.books.book import Item, Scale
-from jaxattn.lab.books.findings import Finding, measure, verdict
+from jaxattn.lab.books.findings import Finding, measure
 from jaxattn.lab.books.tables import Measure
+from jaxattn.lab.books.tally import labelled, tallies, verdict
 from jaxattn.lab.engine.manifest import differences
 from jaxattn.lab.results import figures, style
-from jaxattn.lab.results.judge import VERDICTS
-from jaxattn.lab.results.layout import texts, tone
+from jaxattn.lab.results.judge import HOLDS_FOR_SOME, MEASURED, VERDICTS, shown
+from jaxattn.lab.results.layout import shown_width, texts
 from jaxattn.lab.results.load import load
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage.files import inside
 
-# Sharp on dense screens: twice the pixels that a page shows them with.
-PIXELS_PER_INCH = 220
-SHOWN_PER_INCH = 125
-METRES_PER_INCH = 0.0254
 NOT_RUN = "not run"
 # The fact that names studies whose runs are not there.
 LEFT_OUT = "not run"
-DOUBTFUL = frozenset(word for words in VERDICTS.values() for word in (words.outside, words.unknown))
-CANNOT_BE_READ = VERDICTS["published"].unknown
+DOUBTFUL = {HOLDS_FOR_SOME, *(word for words in VERDICTS.values() for word in (words.outside, words.unknown))}
+UNREADABLE = "not readable"
 
 
 @dataclass(frozen=True)
@@ -42,13 +39,8 @@ class Picture:
 
     @property
     def width(self) -> int:
-        """Its width on a page in CSS pixels: that of the paper, whatever its resolution."""
-        # Records may be anybody's: of the file no more is read than the two numbers.
-        mark = self.data[:4096].find(b"pHYs") + 4
-        density = (
-            int.from_bytes(self.data[mark : mark + 4]) * METRES_PER_INCH if mark > 3 else PIXELS_PER_INCH
-        )
-        return round(int.from_bytes(self.data[16:20]) * SHOWN_PER_INCH / max(density, 1))
+        """Its width on a page in CSS pixels."""
+        return shown_width(self.data)
 
     def alt(self, item: Item) -> str:
         """What it shows, for whoever cannot see it."""
@@ -90,39 +82,54 @@ class Section:
 
     @property
     def unreadable(self) -> bool:
-        """Whether there are runs that cannot be measured."""
-        return self.verdict == CANNOT_BE_READ and not self.ran
+        """Whether it has runs that cannot be measured."""
+        return self.verdict == UNREADABLE and not self.ran
 
     @property
-    def tone(self) -> str:
-        """The colour of its verdict, see `layout.tone`, by what is promised if anything is."""
-        promised = [each for each in self.findings if each.basis == "promised"]
-        return tone(verdict(promised) if promised else self.verdict)
+    def verdicts(self) -> list[tuple[str, str]]:
+        """The parts of its verdict with their colours, one part for each basis of its criteria."""
+        words = "only measured" if self.verdict == MEASURED else self.verdict
+        return labelled(tallies(self.findings)) or [(words, "")]
 
     @property
     def reason(self) -> str:
-        """The reason why numbers differ; "" if none does, or the reason is not known."""
+        """Why numbers differ or are inconclusive; "" if none is, or the reason is not known."""
         doubtful = any(each.verdict in DOUBTFUL for each in self.findings if each.judged)
         return self.item.reason if doubtful else ""
 
     @property
-    def agreement(self) -> pd.DataFrame:
-        """The findings for readers; empty columns are left out."""
-        table = pd.DataFrame(
-            {
-                "statement": finding.statement,
+    def agreement(self) -> dict[str, pd.DataFrame]:
+        """The findings for readers, a table for each statement; empty columns are left out."""
+        mixed = any(finding.basis == "beyond" for finding in self.findings)
+        rows: dict[str, list[dict[str, str]]] = {}
+        for finding in self.findings:
+            promised = {"promised": "yes" if finding.basis == "promised" else "no"} if mixed else {}
+            row = {
                 "setting": finding.setting,
-                "measured": finding.name,
-                "ours": finding.text,
+                "quantity": self.item.label(finding.name),
+                "result": finding.text,
                 "interval over": finding.counted,
                 "published": finding.published,
                 "criterion": finding.criterion.text if finding.criterion else "-",
-                "verdict": finding.verdict,
+                **promised,
+                "verdict": shown(finding.verdict),
                 "certificate": finding.certificate,
             }
-            for finding in self.findings
-        )
-        return table.loc[:, [name for name in table if not table[name].isin(["", "-"]).all()]]
+            rows.setdefault(finding.statement, []).append(row)
+        return {statement: _without_empty(pd.DataFrame(own)) for statement, own in rows.items()}
+
+    @property
+    def labelled_tables(self) -> dict[str, pd.DataFrame]:
+        """The further tables as the page shows them: with the labels of the item."""
+        label = self.item.label
+        return {
+            label(title): table.rename(columns=lambda name: label(str(name))).map(lambda x: label(str(x)))
+            for title, table in self.tables.items()
+        }
+
+
+def _without_empty(table: pd.DataFrame) -> pd.DataFrame:
+    return table.loc[:, [name for name in table if not table[name].isin(["", "-"]).all()]]
 
 
 def command(item: Item, scale: Scale) -> str:
@@ -186,7 +193,7 @@ def measured(item: Item, place: Place) -> Section | None:
     except Exception as error:
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         reason = " ".join(reason.split())
-        return Section(item, CANNOT_BE_READ, command(item, place.scale), f"the run cannot be read: {reason}")
+        return Section(item, UNREADABLE, command(item, place.scale), f"the run cannot be read: {reason}")
 
 
 def _is_of(run: Run, study: Study) -> bool:
@@ -264,7 +271,7 @@ def _facts(runs: Sequence[Run], item: Item, place: Place) -> dict[str, str]:
         "cells × seeds": ", ".join(sizes),
         "run time": f"{sum(each['wall_time_s'] for each in manifests):.0f} s",
         **({"published run time": item.takes} if item.takes else {}),
-        "most memory": f"{max(memory) / 1024:.1f} GiB" if memory else "-",
+        "peak memory": f"{max(memory) / 1024:.1f} GiB" if memory else "-",
     }
     return facts | _last_values(runs[0]) if len(runs) == 1 else facts
 
@@ -301,5 +308,5 @@ def _pictures(loaded: Run, item: Item) -> tuple[Picture, ...]:
     for number, spec in enumerate(item.figures):
         drawn = figures.draw(loaded, spec)
         name = f"figures/{item.folder.name}{f'-{number + 1}' if number else ''}.png"
-        pictures.append(Picture(name, drawn.caption, style.png(drawn.figure, PIXELS_PER_INCH)))
+        pictures.append(Picture(name, drawn.caption, style.png(drawn.figure)))
     return tuple(pictures)

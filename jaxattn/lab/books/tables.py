@@ -30,6 +30,32 @@ class Elsewhere(Table, frozen=True):
     command: str
 
 
+class Paper(Table, frozen=True):
+    """A paper whose results an item repeats.
+
+    Attributes:
+        authors: the authors' surnames, separated by commas.
+        title: its title.
+        arxiv: its number on arXiv.
+    """
+
+    authors: str
+    title: str
+    arxiv: str
+
+
+class Part(Table, frozen=True):
+    """A part of the page of a book.
+
+    Attributes:
+        title: its heading.
+        items: names of the folders of its items in their order.
+    """
+
+    title: str
+    items: tuple[str, ...]
+
+
 class DataSet(Table, frozen=True):
     """A data set of the user.
 
@@ -149,9 +175,11 @@ class Shared(Table, frozen=True):
         title: title of the page.
         introduction: a paragraph below it.
         table: file of all numbers, "agreement.csv" or "claims.csv"; see `page.TABLES`.
-        items: names of the items in their order; by default all folders that hold an item.toml, by the
-            alphabet.
+        items: names of the items in their order; by default all folders that hold an item.toml, in
+            alphabetical order.
+        parts: the parts of the page with their items, in place of `items`.
         phrases: texts by name; `{name}` stands for one in items and in sources of curves.
+        labels: what the page shows for parts of the names of findings, for all items.
         data: data sets by name.
         curves: published curves by name.
     """
@@ -160,12 +188,16 @@ class Shared(Table, frozen=True):
     introduction: str
     table: str = "agreement.csv"
     items: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
     phrases: dict[str, str] = {}
+    labels: dict[str, str] = {}
     data: dict[str, DataSet] = {}
     curves: dict[str, Curve] = {}
 
     def __post_init__(self) -> None:
-        """Check the name of the file of all numbers."""
+        """Check the name of the file of all numbers, and that the items are given once."""
+        if self.items and self.parts:
+            raise ValueError("give items or parts, not both")
         if self.table not in NUMBERS:
             raise ValueError(f"table: {self.table!r}: no such table{nearest(self.table, NUMBERS)}")
 
@@ -176,6 +208,7 @@ class About(Table, frozen=True):
     Attributes:
         name: what commands and tables call the item; by default the name of its folder.
         title: a heading for readers; by default made of the name.
+        papers: the papers whose results it repeats, if they are not those of the whole book.
         reports: what is reported, with its source.
         chosen: what is not published and was chosen.
         compared: how it is compared.
@@ -185,6 +218,8 @@ class About(Table, frozen=True):
         laptop: overrides of the item's own studies at laptop scale.
         figures: figures of the first study to show, as in a sweep file.
         curves: names of published curves, by the quantity that is compared with them.
+        labels: what the page shows for parts of the names of findings and of its tables; files and criteria
+            keep the names.
         measures: what is measured, see `Measure`; none if the item is shown elsewhere.
         elsewhere: where it is shown, if it is not run here.
     """
@@ -192,6 +227,7 @@ class About(Table, frozen=True):
     reports: str
     name: str = ""
     title: str = ""
+    papers: tuple[Paper, ...] = ()
     chosen: str = ""
     compared: str = ""
     reason: str = ""
@@ -200,5 +236,6 @@ class About(Table, frozen=True):
     laptop: tuple[str, ...] = ()
     figures: tuple[dict[str, Any], ...] = ()
     curves: dict[str, str] = {}
+    labels: dict[str, str] = {}
     measures: tuple[dict[str, Any], ...] = ()
     elsewhere: Elsewhere | None = None

@@ -205,7 +205,11 @@ def diagnose(
 
 def _filled(found: Diagnosis, number: int, drawn: list[Drawn]) -> str:
     shown = [(title, layout.texts(table), _keys(table)) for title, table in found.tables(number)]
-    pictures = [{"title": x.title, "caption": x.caption, "data": x.png()} for x in drawn]
+    images = [x.png() for x in drawn]
+    pictures = [
+        {"title": x.title, "caption": x.caption, "width": layout.shown_width(image), "data": image}
+        for x, image in zip(drawn, images, strict=True)
+    ]
     return layout.fill(TEMPLATE, verdicts=found.verdicts, figures=pictures, tables=shown, note=_note(found))
 
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
 from jaxattn.core.errors import InputError
+from jaxattn.lab.results import turns
 from jaxattn.lab.results.drawn import Drawn
 from jaxattn.lab.results.labels import evenly, file_name, literal, seed_words, settings_label, unknown_metric
 from jaxattn.lab.results.run import LONGEST_LABEL, Run
@@ -75,7 +76,7 @@ def curves(
         blocks = figure.subfigures(len(phases), 1, height_ratios=heights, squeeze=False)[:, 0]
         for block, name in zip(blocks, phases, strict=True):
             if len(phases) > 1:
-                block.suptitle(f"phase: {literal(name)}", x=0.01, ha="left", fontsize=10, color=SOFT)
+                block.suptitle(f"phase: {literal(name)}", x=0.01, ha="left", color=SOFT)
             own = table[table["phase"] == name]
             _block(block, own, present[name], dict(zip(chosen, palette, strict=True)), results.label, x)
             _scale_values(block, own, present[name], scale, negative)
@@ -84,22 +85,37 @@ def curves(
                 figure,
                 [Line2D([], [], color=c, label=label) for c, label in zip(palette, labels, strict=True)],
             )
-    counts = table.loc[table["n"] > 0, "n"]
-    some = f" {len(chosen)} of {len(every)} cells are shown." if len(chosen) < len(every) else ""
-    against = "step" if x == "step" else f"{x} at the same step"
-    words = results.cell_words(chosen[0]) if len(chosen) == 1 else f", {len(chosen)} cells"
     return Drawn(
         file_name("curves", *([phase] if phase else []), *(metrics or []), *([] if x == "step" else [x])),
         "Training curves",
-        f"{'Phase' if len(phases) == 1 else 'Phases'} {', '.join(phases)}{words}: "
-        + (
-            f"mean over seeds against {against}{geometric_words(table)}; the band is its 95 % interval"
-            if counts.max() > 1
-            else f"values against {against}"
-        )
-        + f" ({seed_words(counts)}).{some}",
+        " ".join([_caption(results, table, phases, chosen, x), *_turns(table, present, chosen, x)]),
         figure,
     )
+
+
+def _caption(results: Run, table: pd.DataFrame, phases: Sequence[str], chosen: Sequence[int], x: str) -> str:
+    counts = table.loc[table["n"] > 0, "n"]
+    averaged = counts.max() > 1
+    every = len(results.manifest["cells"])
+    words = results.cell_words(chosen[0]) if len(chosen) == 1 else f", {len(chosen)} cells"
+    return (
+        f"{'Means over' if averaged else 'Values of'} {seed_words(counts)} against "
+        f"{'the step' if x == 'step' else f'{x} at the same step'} in "
+        f"{'phase' if len(phases) == 1 else 'phases'} {', '.join(phases)}{words}"
+        + (f"{geometric_words(table)}. Bands are 95 % intervals." if averaged else ".")
+        + (f" {len(chosen)} of {every} cells are shown." if len(chosen) < every else "")
+    )
+
+
+def _turns(
+    table: pd.DataFrame, present: dict[str, dict[str, list[str]]], chosen: Sequence[int], x: str
+) -> list[str]:
+    """Describe curves over the step that have their minimum or maximum between their ends."""
+    return [
+        sentence.replace("The ", f"In phase {name} the ", 1) if len(present) > 1 else sentence
+        for name, panels in (present if x == "step" else {}).items()
+        for sentence in turns.sentences(table[table["phase"] == name], panels, chosen)
+    ]
 
 
 def _phases(results: Run, phase: str | None, x: str) -> list[str]:

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from jaxattn.core.errors import InputError
+from jaxattn.core.errors import InputError, counted
 from jaxattn.lab.results.drawn import Drawn
 from jaxattn.lab.results.labels import (
     axis_label,
@@ -87,14 +87,14 @@ def diagram(
         for (row, column), value in np.ndenumerate(values) if values.size <= _MOST_NUMBERS else ():
             dark = shade[row, column] < 0.6
             text = minus(format_number(value))
-            at: Any = {"ha": "center", "va": "center", "fontsize": 8, "color": "white" if dark else "black"}
+            at: Any = {"ha": "center", "va": "center", "color": "white" if dark else "black"}
             ax.text(column + 0.5, row + 0.5, text, **at)
         ax.set(xlabel=axis_label(x_axis), ylabel=axis_label(y_axis), title=results.label(metric))
     return Drawn(
         file_name("diagram", metric, y_axis, x_axis, *([] if phase == results.phases[-1] else [phase])),
         f"{metric} over {y_axis} and {x_axis}",
-        f"{metric} at the end of phase {phase}, mean over seeds ({seed_words(table['n'])})"
-        f"{averaged}, for every {y_axis} and {x_axis}.",
+        f"Mean of {metric} over {seed_words(table['n'])}{averaged} at the end of phase {phase}, for every "
+        f"{y_axis} and {x_axis}.",
         figure,
     )
 
@@ -266,13 +266,12 @@ def _points(ax: matplotlib.axes.Axes, diagram: PhaseDiagram, horizontal: _Horizo
 def _words(diagram: PhaseDiagram, theory: str) -> str:
     few = diagram.thresholds["seeds"]
     words = (
-        f"Dots: where half of the seeds have {diagram.condition} ({seed_words(few)}), with the 95 % interval "
-        f"of the median. Small marks: points that were run, darker the more seeds have crossed."
+        f"Dots are the thresholds at which half of the seeds have {diagram.condition} "
+        f"({seed_words(few)}), with 95 % intervals of the median. Small marks are the points that were "
+        "run; a darker mark means that more seeds have crossed."
     )
     if theory:
-        words += f" Dashed: {theory}."
+        words += f" The dashed line is {theory}."
     if turned := int(diagram.thresholds["turned_back"].sum()):
-        words += (
-            f" Seeds that turn back at larger values, so that their threshold is not one number: {turned}."
-        )
+        words += f" {counted(turned, 'seed')} crossed back at larger values, without a single threshold."
     return words

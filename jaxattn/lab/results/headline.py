@@ -78,16 +78,16 @@ def sentences(results: Run) -> tuple[str, str]:
     known: list[tuple[str | None, Callable[[list[_Said]], str]]] = [
         (values, lambda said: _follows(values or "", said)),
         (_first(["important_selected"], names), _selects),
-        (direction, lambda said: f"1 - cos between p and {DIRECTIONS[direction or '']} is {_range(said)}"),
-        *((name, lambda said, name=name: f"{name} is {_range(said)}") for name in asked[:1]),
+        (direction, lambda said: f"1 - cos between p and {DIRECTIONS[direction or '']} {_is(said)}"),
+        *((name, lambda said, name=name: f"{name} {_is(said)}") for name in asked[:1]),
     ]
     rest = [name for name in metrics(results) if name in names and name not in fit]
     wanted = [*dict.fromkeys([*fit, *(x for x, _ in known if x), *rest])]
     table = estimates(results, metrics=wanted)
     found = {name: _said(results, table[table["metric"] == name]) for name in wanted if name in names}
     learned = [words(found[name]) for name, words in known if name and found[name]][:3]
-    learned = learned or [f"{name} is {_range(found[name])}" for name in rest if found[name]][:1]
-    fits = [f"the {name.replace('_', ' ')} is {_range(found[name])}" for name in fit if found[name]]
+    learned = learned or [f"{name} {_is(found[name])}" for name in rest if found[name]][:1]
+    fits = [f"the {name.replace('_', ' ')} {_is(found[name])}" for name in fit if found[name]]
     phases = {said.phase for name in fit for said in found[name]}
     after = f"After phase {phases.pop()}" if len(phases) == 1 else "After the last phase"
     return (
@@ -123,7 +123,12 @@ def _range(said: list[_Said]) -> str:
     low, high = said[0], said[-1]
     if low.text == high.text:
         return low.text
-    return f"{low.text} at {low.settings} to {high.text} at {high.settings}"
+    return f"from {low.text} at {low.settings} to {high.text} at {high.settings}"
+
+
+def _is(said: list[_Said]) -> str:
+    """Return the predicate of a sentence about an estimate: its value, or its range over the cells."""
+    return f"{'is' if said[0].text == said[-1].text else 'ranges'} {_range(said)}"
 
 
 def _follows(metric: str, said: list[_Said]) -> str:
@@ -132,7 +137,7 @@ def _follows(metric: str, said: list[_Said]) -> str:
     how = "correlation with α" if over == "alpha" else f"Spearman correlation over {over}"
     if not any(cell.low == cell.low for cell in said):
         what = "correlation of E·v with α" if over == "alpha" else f"{how} of E·v and importance"
-        return f"the {what} is {_range(said)}"
+        return f"the {what} {_is(said)}"
     yes, against = sum(cell.low > 0 for cell in said), sum(cell.high < 0 for cell in said)
     weakly = " weakly" if yes and max(cell.low for cell in said) < 0.5 else ""
     words = (
@@ -147,7 +152,9 @@ def _follows(metric: str, said: list[_Said]) -> str:
 
 
 def _selects(said: list[_Said]) -> str:
-    return f"attention selects an important token in {_range(said)} of the sequences"
+    if said[0].text == said[-1].text:
+        return f"attention selects an important token in {said[0].text} of the sequences"
+    return f"the share of sequences in which attention selects an important token {_is(said)}"
 
 
 def _begun(text: str) -> str:
@@ -175,10 +182,11 @@ def caveats(results: Run) -> list[str]:
     last = last[~last["metric"].str.contains(r"_bin_\d+$")]
     finite = np.isfinite(last["value"]).groupby([last[key] for key in ("cell", "metric", "phase")]).any()
     reasons: dict[str, dict[str, None]] = {}
+    infinite = "the value is minus infinity, the logarithm of exactly zero"
     for cell, metric, phase in finite.index[~finite]:
         own = last[(last["cell"] == cell) & (last["metric"] == metric) & (last["phase"] == phase)]
         if np.isneginf(own["value"]).all():
-            reasons.setdefault("minus infinity, the logarithm of exactly zero", {})[metric] = None
+            reasons.setdefault(infinite, {})[metric] = None
     for pattern, reason in (
         (_OVER_TOKENS, _few_tokens),
         (_OVER_SIGNED_BINS, _outside_bins),
@@ -246,7 +254,7 @@ def _important(results: Run, cell: int) -> str:
     size, least = known
     words = (
         f"tokens are important if |posterior difference| ≥ {size:g} (probes.important) and they occur at "
-        f"least {least:g} times (probes.min_count)"
+        f"least {'once' if least == 1 else f'{least:g} times'} (probes.min_count)"
     )
     tokens = results.tokens[results.tokens["cell"] == cell]
     tokens = tokens[tokens["phase"] == tokens["phase"].min()]

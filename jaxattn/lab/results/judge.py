@@ -1,6 +1,7 @@
-"""The judge: numbers with 95 % intervals over seeds, held against criteria by one rule.
+"""Verdicts: numbers with 95 % intervals over seeds, compared with criteria by one rule.
 
-The criterion comes from somewhere, its basis; the rule is the same for all, the words are those of the basis:
+The basis of a criterion is its origin. The rule is the same for every basis; the verdict has the words of the
+basis:
 
     basis                               interval within     none of it within   else          no criterion
     promised by the theory              holds               fails               undecided     undecided
@@ -8,10 +9,12 @@ The criterion comes from somewhere, its basis; the rule is the same for all, the
     published numbers and shapes        agrees              differs             cannot tell   measured
     expected by whoever draws a figure  holds               does not hold       undecided     measured
 
-Intervals are Student's for a mean, the jackknife's for a number that all seeds make together, that of Clopper
-and Pearson for a share. There is none where all seeds give the same number, which then stands for it from six
-seeds on. Beyond the theory a share below its criterion that is not zero "holds for some". A promise without
-a criterion is a limit that no finite run reaches.
+The interval is Student's for a mean, a jackknife interval for a statistic of all seeds together, and that of
+Clopper and Pearson for a share. If all seeds give the same number there is no interval; from six seeds on the
+number itself is then compared with the criterion. With the basis "beyond" a share below its criterion that is
+not zero "holds for some". A promise without a criterion is a limit that no finite run reaches.
+
+Tables of data record these words. Pages show the words of `shown`.
 """
 
 import math
@@ -41,6 +44,7 @@ class Words(NamedTuple):
 
 
 HOLDS_FOR_SOME = "holds for some"
+MEASURED, INCONCLUSIVE = "measured", "inconclusive"
 VERDICTS: Mapping[Basis, Words] = MappingProxyType(
     {
         "promised": Words("holds", "fails", "undecided", "undecided"),
@@ -49,10 +53,24 @@ VERDICTS: Mapping[Basis, Words] = MappingProxyType(
         "expected": Words("holds", "does not hold", "undecided", "measured"),
     }
 )
+# The words of pages for those of tables.
+_SHOWN = MappingProxyType(
+    {
+        "cannot tell": INCONCLUSIVE,
+        "undecided": INCONCLUSIVE,
+        "holds there too": "holds",
+        HOLDS_FOR_SOME: "holds for some seeds",
+    }
+)
+
+
+def shown(verdict: str) -> str:
+    """Return the word that pages and figures show for a verdict."""
+    return _SHOWN.get(verdict, verdict)
 
 
 class Criterion(NamedTuple):
-    """Where a number has to lie: low ≤ x ≤ high, and how to write that."""
+    """The range of a number, low ≤ x ≤ high, and its text."""
 
     low: float
     high: float

@@ -145,8 +145,10 @@ def axis_label(axis: str) -> str:
 
 
 def tick_label(value: object) -> str:
-    """Return an axis value for a figure."""
-    return literal(setting(value))
+    """Return an axis value for a figure, with a minus sign if it is a negative number."""
+    if isinstance(value, float) and math.isfinite(value):
+        return minus(brief(value))
+    return minus(str(value)) if isinstance(value, int) else literal(setting(value))
 
 
 def settings_label(settings: Mapping[str, Any]) -> str:

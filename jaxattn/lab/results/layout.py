@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from jaxattn.core.errors import InputError, writing
 from jaxattn.core.settings import markdown_table
 from jaxattn.lab.results.labels import format_number
+from jaxattn.lab.results.typeset import BREAK, breakable, coded, typeset
 from jaxattn.lab.storage import files
 
 
@@ -68,18 +69,13 @@ COLUMN_RULES = "".join(
 )
 # Longer words are broken anywhere.
 LONG = 30
-NUMBER = re.compile(r"[-–−∞]?[\d.,]*(e-?\d+)?(\s?(%|s|GiB))?( \[.*\])?( \(n=\d+\))?|nan")
-# Of what a verdict says the colour tells the worst; its words stand beside it.
+NUMBER = re.compile(r"[-–−∞]?[\d.,]*(e[-−]?\d+)?(\s?(%|s|GiB))?( \[.*\])?( \(n=\d+\))?|nan")
+# The colour of one verdict of the judge, and of the other sentences that pages show as verdicts.
 TONES = (
     ("no", re.compile("differs|fails|does not hold|(below|inside) the null band")),
-    ("open", re.compile("cannot tell|undecided|for some")),
+    ("open", re.compile("inconclusive|cannot tell|undecided|for some")),
     ("yes", re.compile("agrees|holds|above the null band")),
 )
-# Names break behind underscores and dots, but numbers do not.
-BREAK = re.compile(r"(?<=\w\w_)(?=\w\w)|(?<=[A-Za-z]\.)(?=[A-Za-z])")
-
-# Numbers stay with their units, and bounds with each other.
-BOUND = re.compile(r"(?<=\d) (?=(?:s|GiB|%)$)|(?<=,) (?=[-–\d.e]+\])")
 
 
 class Column(NamedTuple):
@@ -135,10 +131,10 @@ def fill(template: Path, **content: Any) -> str:
     """Fill a template.
 
     Args:
-        template: a file in Jinja's language; {{ style }} stands for the style that all pages share,
-            | embedded turns bytes into base64, | coded sets what a text has between backticks as code,
-            | tone names the colour of a verdict, and `shown` of table.html lays out a table of texts.
-        content: what it names.
+        template: a Jinja template. {{ style }} is the style that all pages share. The filter `embedded`
+            encodes bytes as base64, `typeset` prints minus signs, `coded` also marks code between backticks,
+            and `tone` returns the colour of a verdict. The macro `shown` of table.html lays out a table.
+        content: the variables of the template.
 
     Returns:
         HTML; every text of the content is escaped.
@@ -150,8 +146,9 @@ def fill(template: Path, **content: Any) -> str:
     )
     environment.undefined = jinja2.StrictUndefined
     environment.filters["embedded"] = lambda data: base64.b64encode(data).decode()
-    environment.filters["breakable"] = lambda text: Markup("<wbr>").join(map(escape, BREAK.split(text)))
+    environment.filters["breakable"] = breakable
     environment.filters["coded"] = coded
+    environment.filters["typeset"] = typeset
     environment.filters["tone"] = tone
     environment.globals["pieces"] = pieces
     style = Markup(COLUMN_RULES + STYLE.read_text(encoding="utf-8"))
@@ -164,19 +161,14 @@ def texts(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def tone(verdict: str) -> str:
-    """Name the colour of a verdict: "yes", "no", "open"; "" for what is no judgement."""
+    """Return the colour of a verdict: "yes", "no" or "open"; "" for a text that is not a verdict."""
     return next((name for name, words in TONES if words.search(verdict)), "")
 
 
-def coded(text: str) -> Markup:
-    """Set what stands between backticks as code."""
-    parts = text.split("`")
-    if len(parts) % 2 == 0:
-        return escape(text)
-    return Markup("").join(
-        Markup("<code>{}</code>").format(part) if number % 2 else escape(part)
-        for number, part in enumerate(parts)
-    )
+def shown_width(png: bytes) -> int:
+    """Return the width of a PNG file on a page: half of its pixels, so that dense screens show it sharply."""
+    # The header of a PNG file holds the number of its pixels.
+    return int.from_bytes(png[16:20]) // 2
 
 
 def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
@@ -187,7 +179,7 @@ def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
         keys: how many columns at the left every piece begins with.
     """
     columns = [
-        _column(str(name), [BOUND.sub("\N{NO-BREAK SPACE}", str(x)) for x in cells])
+        _column(str(name), [typeset(str(x)) for x in cells])
         for name, cells in zip(table, table.T.to_numpy(), strict=True)
     ]
     piece = columns[:keys]

@@ -27,7 +27,6 @@ TEMPLATE = Path(__file__).with_name("report.html")
 TOP = 20
 # Rows of a table, and failures, that a page shows; the files have all of them.
 ROWS = 1000
-PIXELS_PER_INCH = 138
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], pr
         HTML; every text of the run is escaped.
     """
     shown = [
-        {"title": each.title, "caption": each.caption, "width": _width(image), "data": image}
+        {"title": each.title, "caption": each.caption, "width": layout.shown_width(image), "data": image}
         for each, image in zip(figures, images, strict=True)
     ]
     return layout.fill(
@@ -163,11 +162,6 @@ def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], pr
     )
 
 
-def _width(image: bytes) -> int:
-    """Width on the page of a PNG file, whose header tells how many pixels it has."""
-    return round(int.from_bytes(image[16:20]) * PIXELS_PER_INCH / style.RC["savefig.dpi"])
-
-
 def _facts(manifest: dict[str, Any] | Any) -> dict[str, str]:
     """What was run where, as far as the manifest says so."""
     device, kind = manifest["device"], manifest["device"].get("kind") or manifest["device"].get("platform")
@@ -176,9 +170,9 @@ def _facts(manifest: dict[str, Any] | Any) -> dict[str, str]:
         "cells × seeds": f"{len(manifest['cells'])} × {len(manifest['seeds'])}",
         "status": None if manifest.get("status") == "finished" else manifest.get("status"),
         "device": f"{device.get('count', 1)} × {kind}" if kind else None,
-        "number type": manifest.get("dtype"),
+        "precision": manifest.get("dtype"),
         "wall time": _duration(seconds),
-        "most memory": None if memory is None else f"{memory / 1024:.1f} GiB",
+        "peak memory": None if memory is None else f"{memory / 1024:.1f} GiB",
         "started": manifest.get("started"),
         "config hash": manifest.get("config_hash"),
         "source commit": manifest.get("git_commit"),

@@ -11,10 +11,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
-from jaxattn.core.errors import InputError
+from jaxattn.core.errors import InputError, counted
+from jaxattn.lab.results import turns
 from jaxattn.lab.results.drawn import Drawn
 from jaxattn.lab.results.fits import PowerLaw, power_law
-from jaxattn.lab.results.judge import around, verdict
+from jaxattn.lab.results.judge import around, shown, verdict
 from jaxattn.lab.results.labels import (
     axis_label,
     file_name,
@@ -69,7 +70,7 @@ def scaling(
         phase: which phase; by default the last one that recorded the metric.
         expected: a slope to compare with, drawn as a dashed guide.
         tolerance: how far from it the slope may be: it holds if its whole 95 % interval is that near, does
-            not if none of it is, and is undecided else, or with one seed, which has no interval.
+            not if none of it is, and is inconclusive otherwise. One seed has no interval and is inconclusive.
 
     Returns:
         The figure.
@@ -102,14 +103,17 @@ def scaling(
     verdicts = [sentence(line.settings, line.law, expected, tolerance) for line in series]
     left_out = len(results.cells) - sum(len(line.x) for line in series)
     if left_out:
-        verdicts.append(f"Cells without a positive finite value, not shown: {left_out}.")
+        verdicts.append(
+            f"{counted(left_out, 'cell')} without a positive finite value "
+            f"{'is' if left_out == 1 else 'are'} not shown."
+        )
     counts = [int(n) for line in series for n in line.table["n"] if n > 0]
     return Drawn(
         file_name("scaling", metric, axis, *([] if phase == results.phases[-1] else [phase])),
         f"{metric} against {axis}",
-        f"{metric} at the end of phase {phase} against {axis}, logarithmic axes ({seed_words(counts)}). Dark "
-        f"dots: mean{geometric_words(series[0].table)} with its 95 % interval; light dots: single seeds; "
-        f"line: power law fitted to all seeds. {' '.join(verdicts)}",
+        f"{metric} at the end of phase {phase} against {axis} on logarithmic axes, {seed_words(counts)}. "
+        f"Dark dots are means{geometric_words(series[0].table)} with 95 % intervals, light dots are "
+        f"single seeds, and the line is a power law fitted to all seeds. {' '.join(verdicts)}",
         figure,
     )
 
@@ -211,7 +215,7 @@ def fitted(law: PowerLaw) -> str:
 
 def sentence(settings: dict[str, Any], law: PowerLaw, expected: float | None, tolerance: float | None) -> str:
     """Say what was fitted for which setting, and whether it is what was expected."""
-    name = ", ".join(f"{key} = {setting(value)}" for key, value in settings.items())
+    name = _named(settings)
     text = f"{name}: {fitted(law)}" if name else fitted(law).capitalize()
     if not np.isfinite(law.slope):
         return f"{text}: it needs two points on the x-axis and a seed that is positive at all of them."
@@ -220,7 +224,11 @@ def sentence(settings: dict[str, Any], law: PowerLaw, expected: float | None, to
     if tolerance is None:
         return f"{text}, expected {expected:g}."
     criterion = around(expected, tolerance)
-    return f"{text}, expected {criterion.text}: {verdict(law.estimate, criterion, 'expected')}."
+    return f"{text}, expected {criterion.text}: {shown(verdict(law.estimate, criterion, 'expected'))}."
+
+
+def _named(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{key} = {setting(value)}" for key, value in settings.items())
 
 
 @dataclass(frozen=True)
@@ -238,6 +246,12 @@ class Course:
     x: NDArray[np.float64]
     y: NDArray[np.float64]
     law: PowerLaw
+
+    @property
+    def median(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The medians over seeds of x and of y, where any seed has a value."""
+        filled = np.isfinite(self.y).any(axis=1)
+        return np.nanmedian(self.x[filled], axis=1), np.nanmedian(self.y[filled], axis=1)
 
 
 def convergence(
@@ -286,11 +300,13 @@ def convergence(
             ax.legend(handles=handles[1:], loc="best", labelcolor=SOFT)
     verdicts = [sentence(c.settings, c.law, expected, tolerance) for c in courses] if fits else []
     seeds = [int(np.isfinite(course.y).any(axis=0).sum()) for course in courses]
+    rises = [(_named(c.settings), turns.rise(*c.median, (x, f"the median of {y}"))) for c in courses]
+    verdicts += [f"{f'For {name} {text}' if name else f'T{text[1:]}'}." for name, text in rises if text]
     return Drawn(
         file_name("convergence", y, x, *([] if phase == results.phases[-1] else [phase])),
         f"{y} against {x}",
-        f"{y} against {x} along phase {phase}, logarithmic axes ({seed_words(seeds)}). Thin lines: single "
-        f"seeds; thick line: median over seeds. {' '.join(verdicts)}".strip(),
+        f"{y} against {x} along phase {phase} on logarithmic axes, {seed_words(seeds)}. Thin lines are "
+        f"single seeds, and the thick line is the median over seeds. {' '.join(verdicts)}".strip(),
         figure,
     )
 
@@ -357,9 +373,7 @@ def _course(
 
 def _draw_course(ax: matplotlib.axes.Axes, course: Course, colour: str, fits: bool) -> Line2D:
     ax.plot(course.x, course.y, color=colour, linewidth=0.5, alpha=max(0.06, 0.5 / course.x.shape[1] ** 0.5))
-    filled = np.isfinite(course.y).any(axis=1)
-    middle = (np.nanmedian(z[filled], axis=1) for z in (course.x, course.y))
-    ax.plot(*middle, color=colour, linewidth=1.6, zorder=4)
+    ax.plot(*course.median, color=colour, linewidth=1.6, zorder=4)
     words = [settings_label(course.settings), minus(fitted(course.law)) if fits else ""]
     return Line2D([], [], color=colour, label=": ".join(filter(None, words)))
 

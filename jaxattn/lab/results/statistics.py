@@ -263,11 +263,11 @@ def summary_words(results: Run) -> str:
         return "1 seed, without an interval" if len(counts) else "no seed has a value"
     words = [f"mean over {seed_words(counts)} [95 % interval, Student's t]"]
     for kind, what in (
-        (LOG, "geometric mean [t interval of the logarithm]"),
+        (LOG, "geometric mean [Student's t of the logarithm]"),
         (YES_NO, "share of seeds [Clopper-Pearson]"),
     ):
         if names := list(dict.fromkeys(table.loc[(table["scale"] == kind) & (table["n"] > 0), "metric"])):
-            words.append(f"of {', '.join(names)}: {what}")
+            words.append(f"for {', '.join(names)} the {what}")
     return "; ".join(words)
 
 

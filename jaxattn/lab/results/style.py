@@ -1,4 +1,4 @@
-"""How every figure looks: fonts, colours and legends, and how it is saved."""
+"""Style of all figures: fonts, colours, legends and file formats."""
 
 import re
 import warnings
@@ -15,6 +15,8 @@ from PIL import Image
 
 COLORS = 256
 WIDTH = 6.8  # inches: the text width of most papers
+# The one size of type in all figures, in points; and pixels per inch, twice those of a page.
+SIZE, DPI = 9.0, 220
 INK, SOFT, GRID = "#222222", "#6b6b6b", "#e8e8e8"
 BLUE, RED, GREY = "#2f6db3", "#c8553d", "#9a9a9a"
 # Okabe and Ito's palette without its yellow, which is too pale for lines; distinct for the colour-blind.
@@ -23,9 +25,9 @@ DISTINCT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#
 RC: Any = {
     "font.family": ["STIXGeneral", "DejaVu Sans"],
     "mathtext.fontset": "stix",
-    "font.size": 9.5,
-    "axes.labelsize": 10,
-    "axes.titlesize": 10,
+    "font.size": SIZE,
+    "axes.labelsize": SIZE,
+    "axes.titlesize": SIZE,
     "axes.titlelocation": "left",
     "axes.titlepad": 6,
     "axes.linewidth": 0.6,
@@ -42,8 +44,8 @@ RC: Any = {
     "ytick.color": SOFT,
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
+    "xtick.labelsize": SIZE,
+    "ytick.labelsize": SIZE,
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
     "xtick.minor.width": 0.4,
@@ -55,10 +57,13 @@ RC: Any = {
     "lines.linewidth": 1.4,
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": SIZE,
+    "legend.title_fontsize": SIZE,
+    "figure.titlesize": SIZE,
+    "figure.labelsize": SIZE,
     "legend.handlelength": 1.4,
     "legend.columnspacing": 1.4,
-    "savefig.dpi": 200,
+    "savefig.dpi": DPI,
     "figure.facecolor": "white",
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
@@ -93,10 +98,10 @@ def use_in_notebook() -> None:
 def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
     """Put a legend below the axes, in rows of equal length, and make the figure that much taller."""
     longest = max(len(re.sub(r"[$\\{}]", "", handle.get_label())) for handle in handles)
-    columns = max(1, min(_COLUMNS, int(figure.get_figwidth() / (0.4 + 0.065 * longest))))
+    columns = max(1, min(_COLUMNS, int(figure.get_figwidth() / (0.4 + 0.069 * longest))))
     rows = -(-len(handles) // columns)
     figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // rows))
-    figure.set_figheight(figure.get_figheight() + 0.08 + 0.19 * rows)
+    figure.set_figheight(figure.get_figheight() + 0.08 + 0.2 * rows)
 
 
 def colours(count: int, *, ordered: bool) -> list[str]:
@@ -109,7 +114,14 @@ def colours(count: int, *, ordered: bool) -> list[str]:
 
 
 def png(figure: Figure, dpi: int | None = None) -> bytes:
-    """Render a figure as PNG with a palette, a third of the size; the same figure gives the same bytes."""
+    """Render a figure as PNG with a palette, which takes a third of the bytes.
+
+    The same figure gives the same bytes.
+
+    Args:
+        figure: the figure.
+        dpi: pixels per inch; by default `DPI`.
+    """
     drawn = Image.open(BytesIO(_render(figure, "png", {"Software": None}, dpi)))
     content = BytesIO()
     few = drawn.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)

@@ -20,6 +20,7 @@ from jaxattn.lab.results.tokens import Tokens, at_end, top
 
 MOST_POINTS = 100_000
 MOST_CLASSES = 6
+BAND = " The band reaches from the lowest to the highest mean of a seed."
 
 
 def importance(
@@ -70,25 +71,24 @@ def importance(
                 _bins(ax, means, colour)
                 head = "k" if tokens.names else k
                 name = names[quantity].replace("v$", f"v_{{{head}}}$") if several else names[quantity]
-                of_class = f"   (class {shown(tokens.name(k))})" if several else ""
-                ax.set_title(name + (of_class if quantity == "Ep" else ""))
-                fact = _fact(means, quantity).replace("E·p", scores)
-                facts.append(fact + (f" for class {tokens.name(k)}" if several else ""))
+                head = f"   (class {shown(tokens.name(k))})" if several else ""
+                ax.set_title(name + (head if quantity == "Ep" else ""))
+                of_class = f" for class {tokens.name(k)}" if several else ""
+                facts.append(f"{_fact(means, quantity).replace('E·p', scores)}{of_class}.")
             outside = max(outside, int(len(x) - means["n"].sum()))
         for ax in grid[-1]:
             ax.set_xlabel("posterior difference of token $s$" + (" for the class" if several else ""))
     count = tokens.table["id"].nunique()
-    inside = "" if not outside else f" {outside} points outside that range are drawn but are in no bin."
+    inside = "" if not outside else f" {outside} points outside of this range belong to no bin."
     if label is None and len(labels) < len(tokens.classes):
         inside += f" {len(labels)} of {len(tokens.classes)} classes are shown; option label draws another."
     return Drawn(
         file_name("importance", tokens.phase, *_cell_part(results, cell), *_class_part(label)),
         "Token importance" + (f", cell {cell} of {cells}" if (cells := len(results.cells)) > 1 else ""),
-        f"E·v and {scores} of {count:,} tokens against their posterior difference{tokens.signs} after phase "
-        f"{tokens.phase}{results.cell_words(cell)}, {tokens.over_seeds}. Dots: mean over {bins['bins']} "
-        f"equal bins of [{bins['low']:.3g}, {bins['high']:.3g}]; bars: one standard deviation within the "
-        f"bin{'' if of_seeds is None else '; band: from the lowest to the highest mean of a seed'}.{inside} "
-        f"Over the bins, {'; '.join(facts)}.",
+        f"E·v and {scores} of {count:,} tokens against their posterior difference{tokens.signs} after "
+        f"phase {tokens.phase}{results.cell_words(cell)}, {tokens.over_seeds}. Dots are means over "
+        f"{bins['bins']} equal bins of [{bins['low']:.3g}, {bins['high']:.3g}], and bars are one standard "
+        f"deviation within a bin.{'' if of_seeds is None else BAND}{inside} {' '.join(facts)}",
         figure,
     )
 
@@ -155,10 +155,10 @@ def one_step_law(
         file_name("one_step_law", *_cell_part(results, cell), *_class_part(label)),
         "One-step law",
         f"E·v of {table['id'].nunique():,} tokens after phase {phase}{results.cell_words(cell)} against "
-        f"their average signed frequency α{tokens.signs}, {tokens.over_seeds}; the line is {formula} with "
-        f"η₀ = {format_number(eta)}. Correlation {correlation:.4f}; largest distance to the line "
-        f"{format_number(distance)}, or {format_number(distance / eta)} per unit of η₀, of which E·v before "
-        "the step is part.",
+        f"their average signed frequency α{tokens.signs}, {tokens.over_seeds}. The line is {formula} with "
+        f"η₀ = {format_number(eta)}. The correlation is {correlation:.4f}. The largest distance to the "
+        f"line is {format_number(distance)}, or {format_number(distance / eta)} per unit of η₀; it "
+        "includes E·v before the step.",
         figure,
     )
 
@@ -236,18 +236,18 @@ def _bins(ax: matplotlib.axes.Axes, means: pd.DataFrame, colour: str) -> None:
 
 
 def _fact(means: pd.DataFrame, quantity: str) -> str:
-    """What the theory says of the curve: E·v rises, E·p has its minimum in the middle."""
+    """Return what the theory predicts of the curve: the rise of E·v, and the place of the minimum of E·p."""
     full = means[means["n"] > 0]
     if quantity == "Ep":
         return (
-            f"E·p is smallest at {format_number(full['center'].iloc[full['mean'].argmin()])}"
+            f"E·p is smallest in the bin at {format_number(full['center'].iloc[full['mean'].argmin()])}"
             if len(full)
-            else "E·p is empty"
+            else "No bin has a token"
         )
     if len(full) < 3 or full["mean"].nunique() < 2:
         return "E·v has too few bins for a rank correlation"
     rank = spearman(full[["mean"]].to_numpy().T, full["center"].to_numpy())[0]
-    return f"Spearman of E·v is {rank:.3f}"
+    return f"The Spearman correlation of the bin means of E·v with the bin centres is {rank:.3f}"
 
 
 def _class_part(label: int | str | None) -> list[str]:
@@ -310,7 +310,7 @@ def top_tokens(
         texts.set_axis_off()
         texts.set_xlim(0, len(columns))
         for column, (head, cells) in enumerate(columns.items()):
-            look = {"ha": "right", "va": "center", "fontsize": 8.5}
+            look = {"ha": "right", "va": "center"}
             texts.text(column + 0.9, -0.9, head, color=INK, **(look | {"va": "bottom"}))
             for row, text in enumerate(cells):
                 texts.text(column + 0.9, row, minus(text), color=SOFT, **look)
@@ -324,7 +324,7 @@ def top_tokens(
         file_name("top_tokens", tokens.phase, *_cell_part(results, cell)),
         "Tokens that attention prefers",
         f"The {len(best)} tokens{first} with the largest {scores}{often} after phase {tokens.phase}"
-        f"{results.cell_words(cell)}, {number_of_seeds}; colour: {whose}.",
+        f"{results.cell_words(cell)}, {number_of_seeds}. The colour shows the {whose}.",
         figure,
     )
 

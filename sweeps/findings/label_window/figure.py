@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from jaxattn.lab.results.style import DISTINCT, WIDTH, style
+from jaxattn.lab.results.style import DISTINCT, DPI, WIDTH, style
 
 
 def draw(folder):
@@ -14,7 +14,7 @@ def draw(folder):
         _edges(left, pd.read_csv(folder / "edges.csv"))
         _shares(right, pd.read_csv(folder / "counts.csv"))
         path = folder / "label_window.png"
-        figure.savefig(path, dpi=200)
+        figure.savefig(path, dpi=DPI)
     return path
 
 
@@ -45,6 +45,9 @@ def _shares(ax, table):
         look = {"fmt": "o", "markersize": 3.5, "capsize": 2, "color": color}
         ax.errorbar(cell["eta0"], cell["found"], error, label=f"$d = {name}$", **look)
     ax.set_xscale("log")
+    sizes = sorted(set(table["eta0"]))
+    ax.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
+    ax.minorticks_off()
     ax.set_xlabel(r"$\eta_0$")
     ax.set_ylabel("share of sequences that select their token")
     ax.set_title("Random counts: lines are predictions")

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 import jaxattn as ja
 from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.results import judge
-from jaxattn.lab.results.style import DISTINCT, style
+from jaxattn.lab.results.style import DISTINCT, DPI, style
 from jaxattn.models.reference import padded_sequences
 from jaxattn.theory import Scores, relaxed_max_margin, selection_from_scores
 
@@ -168,8 +168,8 @@ def distances(found: pd.DataFrame) -> Figure:
         for (block, own), color in zip(found.groupby("block", sort=False), DISTINCT, strict=False):
             values = np.maximum(np.sort(own[name].dropna()), 1e-17)
             axes.plot(np.arange(1, len(values) + 1), values, ".", color=color, label=block)
-        axes.set(yscale="log", xlabel="seeds, sorted", title=f"1 - cos {words}")
-    axes.legend(fontsize=7)
+        axes.set(yscale="log", xlabel="seeds, sorted", title=f"1 − cos {words}")
+    axes.legend()
     return figure
 
 
@@ -224,4 +224,4 @@ if __name__ == "__main__":
     everything.to_csv(out / "runs.csv", index=False, float_format="%.6g")
     (out / "table.md").write_text(table(everything), encoding="utf-8")
     with style():
-        distances(everything).savefig(out / "mixture.png", dpi=160)
+        distances(everything).savefig(out / "mixture.png", dpi=DPI)

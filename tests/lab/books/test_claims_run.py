@@ -14,8 +14,9 @@ from jaxattn.lab.books import book as books_module
 from jaxattn.lab.books import read, reproduce
 from jaxattn.lab.books.run import Asked
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.results import layout, load
+from jaxattn.lab.results import judge, layout, load
 from jaxattn.lab.results.judge import VERDICTS, Estimate
+from jaxattn.lab.results.typeset import typeset
 
 SEEDS = 3
 CLAIMS = read("claims")
@@ -98,35 +99,31 @@ def test_the_files_say_what_the_table_says(one):
         "claim,statement,setting,promised,seeds,missing,why,measured,value,low,high,tolerance,verdict,certificate"
     )
     assert table["claim"].tolist() == ["MC"] * 3
-    assert table["verdict"].tolist() == found.agreement["verdict"].tolist()
+    shown_tables = pd.concat(found.agreement.values())
+    assert [judge.shown(x) for x in table["verdict"]] == shown_tables["verdict"].tolist()
     assert table["promised"].tolist() == [finding.basis == "promised" for finding in found.findings]
     for column in ("value", "low", "high", "seeds", "missing"):
         numbers = [getattr(finding.estimate, column) for finding in found.findings]
         np.testing.assert_array_equal(table[column], numbers)
-    assert list(found.agreement) == [
-        "statement",
-        "setting",
-        "measured",
-        "ours",
-        "interval over",
-        "criterion",
-        "verdict",
-    ]
+    assert list(found.agreement) == list(dict.fromkeys(table["statement"]))
+    assert list(shown_tables) == [
+        "setting", "quantity", "result", "interval over", "criterion", "promised", "verdict"
+    ]  # fmt: skip
     for finding in found.findings:
-        assert finding.measured in text
-        assert f"| {finding.text} |" in text
-        assert finding.setting in text
+        assert typeset(finding.measured) in text
+        assert f"| {typeset(finding.text)} |" in text
+        assert typeset(finding.setting) in text
     assert text.startswith(
-        "# The claims of the theory, measured\n\n**Of 2 promised numbers in 1 of 10 items, "
+        "# The claims of the theory, measured\n\n**2 numbers in 1 of 10 items are promised by the theory: "
     )
-    assert "36 seeds or more" in text
+    assert "36\xa0seeds or more" in text
     assert "Made by" not in text
     plain = shown.replace("<wbr>", "").replace("\xa0", " ")
-    for verdict in set(table["verdict"]):
+    for verdict in set(shown_tables["verdict"]):
         tone = layout.tone(verdict)
         cell = f'<td class="{tone}">{verdict}</td>' if tone else f"<td>{verdict}</td>"
-        assert plain.count(cell) == (table["verdict"] == verdict).sum()
-    assert shown.index("Of 2 promised numbers") < shown.index("<nav") < shown.index("<main>")
+        assert plain.count(cell) == (shown_tables["verdict"] == verdict).sum()
+    assert shown.index("promised by the theory") < shown.index("<nav") < shown.index("<main>")
 
 
 def test_versions_and_the_command_are_in_the_manifest(one, folder):
@@ -288,5 +285,5 @@ def test_findings_are_measured_where_their_book_is(one, claims):
     assert [each.item.name for each in page.sections] == ["MC", "cover"]
     assert [len(each.findings) for each in page.sections] == [3, 3]
     text = page.paths[0].read_text(encoding="utf-8")
-    assert "**Of 4 promised numbers in 2 of 2 items, " in text
+    assert "**4 numbers in all 2 items are promised by the theory: " in text
     assert section(page, "cover").findings[2].verdict == "measured"

@@ -11,8 +11,9 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.books import findings, metrics, read, reading
-from jaxattn.lab.books.findings import Finding, mean, share, verdict
+from jaxattn.lab.books.findings import Finding, mean, share
 from jaxattn.lab.books.tables import Expected
+from jaxattn.lab.books.tally import verdict
 from jaxattn.lab.results.judge import Estimate, around, at_least
 from jaxattn.lab.results.run import Run
 
@@ -21,8 +22,8 @@ def test_an_item_agrees_only_if_all_its_findings_do():
     good = Finding("", Estimate(1.0, 1.0, 1.0), "", at_least(0.9))
     bad = Finding("", Estimate(0.0, 0.0, 0.0), "", at_least(0.9))
     lone = Finding("", Estimate(0.0, 0.0, 0.0), "")
-    assert verdict([good, lone]) == "agrees"
-    assert verdict([good, bad, good]) == "agrees in 2, differs in 1"
+    assert verdict([good, lone]) == "1 of 1 agrees"
+    assert verdict([good, bad, good]) == "2 of 3 agree, 1 differs"
     assert verdict([lone]) == "measured"
 
 
@@ -33,9 +34,10 @@ def test_verdicts_of_an_item_are_in_the_words_of_their_bases():
     free = Finding("", Estimate(0.5, 0.4, 0.6, 9), basis="beyond")
     # A promise without a criterion counts, what is only measured does not.
     assert verdict([holds, fails, limit, some, free]) == (
-        "holds in 1, fails in 1, undecided in 1, holds for some in 1"
+        "promised by the theory: 1 of 3 holds, 1 fails, 1 inconclusive; "
+        "not promised: 0 of 1 hold, 1 holds for some seeds"
     )
-    assert verdict([holds, free]) == "holds"
+    assert verdict([holds, free]) == "1 of 1 holds"
 
 
 @pytest.mark.parametrize(("basis", "expected"), [("promised", "holds"), ("beyond", "holds there too")])
@@ -74,7 +76,7 @@ def test_so_many_seeds_decide_a_yes_or_no():
 def test_chances_of_a_wrong_verdict_are_those_of_the_judged():
     free, judged = mean("x", [1.0, 2.0]), mean("x", [1.0, 2.0], criterion=around(0, 1))
     text = reading.chances([free, *[judged] * 30])
-    assert text.startswith("30 of 31 numbers are compared with a criterion.")
+    assert text.startswith("30 of 31 numbers have a criterion.")
     assert "up to 1.5 of these 30 intervals" in text
 
 
@@ -82,15 +84,15 @@ def test_a_page_explains_the_bases_that_it_has():
     def explained(*bases):
         return " ".join(reading.rules([Finding("x", Estimate(1, 0, 2, 9), basis=basis) for basis in bases]))
 
-    assert "A published number agrees if" in explained("published")
+    assert "A number agrees if" in explained("published")
     assert "that the theory promises" not in explained("published")
     both = explained("promised", "beyond")
     assert "that the theory promises holds if" in both
     assert "which 36 seeds or more can show" in both
-    assert "Where the theory promises nothing" in both
-    assert "A published number" not in both
+    assert "numbers that the theory does not promise" in both
+    assert "A number agrees if" not in both
     # Without findings the page has the rule of published numbers.
-    assert "A published number agrees if" in explained()
+    assert "A number agrees if" in explained()
 
 
 BOOK = read(Path(__file__).with_name("tiny"))

@@ -79,8 +79,8 @@ def test_every_item_has_a_row_and_one_was_run(page):
 
 def test_missing_data_is_said_with_its_remedy(page):
     text = page.paths[0].read_text()
-    part = text[text.index("## fig3_imdb") : text.index("## fig3_yelp")]
-    assert "Not run: run `jaxattn reproduce paper --only fig3_imdb --data-dir DIR`, with DIR/tfds" in part
+    part = text[text.index("## Figure 3: one layer on IMDB") : text.index("## Figure 3: one layer on Yelp")]
+    assert "Run `jaxattn reproduce paper --only fig3_imdb --data-dir DIR`, with DIR/tfds" in part
     assert page.summary.set_index("item")["verdict"]["fig3_imdb"] == "not run"
 
 
@@ -115,19 +115,24 @@ def test_a_book_of_others_goes_through_the_same_machine(call, tmp_path):
     assert status == 0
     assert "A tiny book" in printed
     text = (out / "index.md").read_text(encoding="utf-8")
-    verdict = "**Of 2 judged numbers in 2 of 4 items, 2 agree.**"
+    verdict = "**2 numbers in 2 of 4 items are compared with a criterion: 2 agree.**"
     assert text.startswith(f"# A tiny book\n\n{verdict}\n\nNumbers that a note reports, run again.\n")
-    assert "falls like d^(-1/2) (a note of nobody's)." in text
+    assert "falls like d^(−1/2) (a note of nobody's)." in text
     assert "| power of d in the error per unit of η0 |" in text
-    assert "-0.5 ± 0.3 | agrees |" in text
+    assert "| −0.5\xa0±\xa00.3 | agrees |" in text
     assert "| least one_step_error |" in text
-    assert "Not run: run `jaxattn reproduce tiny --only texts --data-dir DIR`, with DIR/texts.csv" in text
-    assert "see [the rows](../claims/index.md)" in text
+    assert "Run `jaxattn reproduce tiny --only texts --data-dir DIR`, with DIR/texts.csv" in text
+    assert "See [the rows](../claims/index.md)." in text
     assert "- sweep file: tiny/step/study.toml" in text
     assert "- overrides: seeds=6" in text
     shutil.rmtree(out / "runs")
     summary = write(read(TINY_BOOK), Place(out, "laptop"))
-    assert summary.summary["verdict"].tolist() == ["agrees", "agrees", "not run", "shown elsewhere"]
+    assert summary.summary["verdict"].tolist() == [
+        "1 of 1 agrees",
+        "1 of 1 agrees",
+        "not run",
+        "shown elsewhere",
+    ]
 
 
 def test_items_left_out_for_want_of_data_are_told_in_a_line(tiny, tmp_path, capsys):
@@ -184,9 +189,9 @@ def test_the_page_holds_figure_table_and_numbers_and_no_place_of_this_machine(pa
         < html.index('href="#fig2_synthetic"')
         < html.index('id="fig2_synthetic"')
     )
-    assert "Of 3 judged numbers in 1 of 31 items" in html
+    assert "3 numbers in 1 of 31 items are compared with a criterion" in html
     assert "<summary>Bin means</summary>" in html
-    assert "Spearman of E·v and the bin centres" in html
+    assert "Spearman correlation of E·v with the bin centres" in html
     for text in (markdown, html):
         assert str(page.paths[0].parent) not in text
     numbers = pd.read_csv(page.paths[2])
@@ -209,7 +214,7 @@ def test_data_that_is_not_where_it_should_be_is_a_failure_with_a_row(page, again
     assert set(made.failed) == {"fig3_yelp"}
     assert "none" in made.failed["fig3_yelp"]
     assert made.status == 1
-    assert "the run failed" in made.paths[0].read_text()
+    assert "The run failed" in made.paths[0].read_text()
 
 
 def test_an_item_that_does_not_fit_is_a_failure_that_names_the_remedy(again, tmp_path):
@@ -425,5 +430,5 @@ def test_runs_that_cannot_be_measured_are_a_failure_in_one_line(call, tmp_path):
         "jaxattn: failed: own: the run cannot be read: criteria: no finding 'least error'; there are least "
         "one_step_error"
     )
-    assert "cannot tell" in printed
+    assert "not readable" in printed
     assert (out / "index.md").is_file()

@@ -12,6 +12,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.diagnosis import diagnose
 from jaxattn.lab.engine.lift import seed_keys
 from jaxattn.lab.results import layout
+from jaxattn.lab.results.typeset import typeset
 
 V, DIM = 60, 32
 FAST = {"min_count": 5, "draws": 20, "resampled": 100}
@@ -364,12 +365,12 @@ def test_the_page_and_the_object_say_the_same(corpus, alpha, tmp_path):
     found = diagnose(*planted(np.abs(alpha), -alpha), corpus, **FAST)
     page = (found.write(tmp_path))[0].read_text(encoding="utf-8")
     assert page == found.html()
-    assert '<span class="no">E·v against α: -1.000 is below' in page
+    assert '<span class="no">E·v against α: −1.000 is below' in page
     assert '<span class="yes">E·p against |α|: 1.000 is above' in page
     for title, table in found.tables():
         assert title in page
         for entry in layout.texts(table).iloc[-1]:
-            assert entry in page.replace("<wbr>", "").replace("\xa0", " ")
+            assert typeset(entry) in page.replace("<wbr>", "")
     assert 'srcdoc="&lt;!DOCTYPE html&gt;' in found._repr_html_()
     assert repr(found).splitlines()[1:] == list(found.verdicts)
     with pytest.raises(InputError, match="head: 1; there are 1"):

@@ -136,11 +136,11 @@ def test_curves_against_another_metric(results):
 
 def test_curves_leave_out_phases_of_one_step_and_share_panels(results):
     drawn = curves(results["one_seed"])
-    assert "Phases joint, late" in drawn.caption
+    assert "in phases joint, late" in drawn.caption
     assert "band" not in drawn.caption
     titles = [ax.get_title(loc="left") for ax in drawn.figure.axes]
     assert titles.count("accuracy") == 2
-    assert "Phase embed" in curves(results["one_seed"], phase="embed").caption
+    assert "in phase embed" in curves(results["one_seed"], phase="embed").caption
 
 
 def test_curves_of_many_cells_show_some(results):
@@ -242,7 +242,7 @@ def test_one_step_law_line(results, name, slope):
     np.testing.assert_allclose(np.asarray(line.get_ydata()), slope * np.asarray(line.get_xdata()))
     table = at_end(results[name], phase="embed", average=False).table
     correlation = np.corrcoef(table["alpha"], table["Ev"])[0, 1]
-    assert f"Correlation {correlation:.4f}" in drawn.caption
+    assert f"The correlation is {correlation:.4f}." in drawn.caption
 
 
 def test_one_step_law_takes_a_swept_step_size(results):
@@ -286,7 +286,7 @@ def test_scaling_of_one_seed_or_one_value(results, folders):
     alone = dataclasses.replace(run, records=run.records[run.records["cell"] == 1])
     drawn = scaling(alone, axis="model.dim")
     assert "No fit" in drawn.caption
-    assert "not shown: 3" in drawn.caption
+    assert "3 cells without a positive finite value are not shown." in drawn.caption
     assert style.png(drawn.figure)
 
 
@@ -294,10 +294,10 @@ def test_scaling_of_one_seed_or_one_value(results, folders):
     ("low", "high", "seeds", "expected"),
     [
         (-0.52, -0.48, 5, "holds"),
-        (-0.6, -0.5, 5, "undecided"),
-        (-0.7, -0.3, 5, "undecided"),
+        (-0.6, -0.5, 5, "inconclusive"),
+        (-0.7, -0.3, 5, "inconclusive"),
         (-0.4, -0.3, 5, "does not hold"),
-        (np.nan, np.nan, 1, "undecided"),
+        (np.nan, np.nan, 1, "inconclusive"),
         (np.nan, np.nan, 6, "holds"),
     ],
 )

@@ -103,8 +103,8 @@ def test_of_several_cells_the_lowest_and_the_highest_are_named():
         phases=("walk",),
     )
     assert headline.sentences(run) == (
-        "After phase walk, the loss is 0.100 at dim = 64 to 0.300 at dim = 16.",
-        "mine is 1.00 at dim = 16 to 3.00 at dim = 256.",
+        "After phase walk, the loss ranges from 0.100 at dim = 64 to 0.300 at dim = 16.",
+        "mine ranges from 1.00 at dim = 16 to 3.00 at dim = 256.",
     )
 
 
@@ -180,7 +180,7 @@ def test_settings_of_probes_that_are_no_numbers_are_passed_over(planted, key, st
 
 def test_it_names_logarithms_of_zero(planted):
     (line,) = caveats(planted(45, log_gradient_norm_of_mine=-np.inf))
-    assert line == "log_gradient_norm_of_mine: minus infinity, the logarithm of exactly zero"
+    assert line == "log_gradient_norm_of_mine: the value is minus infinity, the logarithm of exactly zero"
 
 
 def test_it_counts_tokens_where_they_are_few(planted):
@@ -221,7 +221,8 @@ def test_it_says_which_tokens_are_important_and_by_which_definition(planted):
         assert line.startswith(
             "important_mass, important_selected, important_tied: tokens are important if |"
         )
-        occur = f"they occur at least {least} times (probes.min_count): {words[0]} tokens per seed"
+        often = "once" if least == 1 else f"{least} times"
+        occur = f"they occur at least {often} (probes.min_count): {words[0]} tokens per seed"
         assert f"≥ 0.5 (probes.important) and {occur}" in line
         assert line.endswith(f"excluding {words[1]} rarer ones" if counts[1].any() else "tokens per seed")
     run = planted(1, important_selected=0.5)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from jaxattn.core.errors import RunError
 from jaxattn.lab.books import read, shapes
-from jaxattn.lab.results import layout, load, report, token_figures
+from jaxattn.lab.results import layout, load, report, style, token_figures
 
 TABLE = pd.DataFrame({"metric": ["loss"] * 5000, "mean": range(5000)})
 
@@ -44,7 +45,7 @@ def test_a_linked_file_of_the_users_own_stays_a_link(tmp_path):
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "real.csv"), TABLE)
 
 
-COMMITTED = Path(__file__).parents[3] / "results" / "published" / "paper" / "index.html"
+COMMITTED = Path(__file__).parents[3] / "results" / "published"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 TEMPLATE = '<style>{{ style }}</style>{% from "table.html" import shown %}{{ shown(table, 2) }}'
 # A paper of A4 between margins of 1 cm, in pixels of CSS.
@@ -84,7 +85,7 @@ def test_lines_end_between_words_and_in_names_but_not_in_numbers():
     assert layout._words("-0.95 4.96e-4") == ["-0.95", "4.96e-4"]
     assert layout._words("E·v_2 is U-shaped") == ["E·v_2", "is", "U-", "shaped"]
     (piece,) = layout.pieces(pd.DataFrame({"x": ["1733 s", "0.9 [0.8, 1.0]"], "y": ["5 seeds", "-"]}))
-    assert piece.rows == [("1733\xa0s", "5 seeds"), ("0.9 [0.8,\xa01.0]", "-")]
+    assert piece.rows == [("1733\xa0s", "5\xa0seeds"), ("0.9 [0.8,\xa01.0]", "–")]
     assert [column.number for column in piece.columns] == [True, False]
 
 
@@ -137,7 +138,7 @@ def widths(path, frames, tmp_path, *, printed=False):
         const found = [...document.querySelectorAll("iframe")].map(frame => {
             const page = frame.contentDocument
             page.querySelectorAll("details").forEach(each => { each.open = true })
-            const boxes = [page.documentElement, ...page.querySelectorAll(".table")]
+            const boxes = [page.documentElement, ...page.querySelectorAll(".table, pre, p, li, dd, figure")]
             return boxes.map(box => [box.clientWidth, box.scrollWidth])
         })
         document.title = JSON.stringify(found)
@@ -155,14 +156,14 @@ def widths(path, frames, tmp_path, *, printed=False):
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-@pytest.mark.parametrize("which", ["report", "paper"])
+@pytest.mark.parametrize("which", ["report", "paper", "claims", "neighbours", "findings"])
 def test_no_column_is_cut_off_at_any_width_or_on_paper(which, write, rewrite, tmp_path):
     folder = write(tmp_path / "run", axes=AXES, vocab_size=60)
-    path = COMMITTED if which == "paper" else many_columns(folder, rewrite)
+    path = many_columns(folder, rewrite) if which == "report" else COMMITTED / which / "index.html"
     for frames, printed in (((420, 1000, 1400), False), ((PAPER,), True)):
         for frame, boxes in zip(frames, widths(path, frames, tmp_path, printed=printed), strict=True):
             assert len(boxes) > 5
-            assert all(room > 0.5 * frame for room, _ in boxes)
+            assert boxes[0][0] > 0.9 * frame
             assert [(room, taken) for room, taken in boxes if taken > room] == []
 
 
@@ -185,3 +186,10 @@ def many_columns(folder, rewrite):
 def test_code_is_what_stands_between_backticks():
     assert layout.coded("run `a < b` and `c`") == "run <code>a &lt; b</code> and <code>c</code>"
     assert layout.coded("one ` of <b>") == "one ` of &lt;b&gt;"
+
+
+def test_a_figure_is_shown_at_half_of_its_pixels():
+    with style.style():
+        figure = Figure(figsize=(3, 2))
+    for dpi in (100, style.DPI):
+        assert layout.shown_width(style.png(figure, dpi)) == 3 * dpi // 2

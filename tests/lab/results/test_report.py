@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.lab.results import aggregate, headline, load, report
+from jaxattn.lab.results import aggregate, headline, load, report, style
 from jaxattn.lab.results.statistics import last_steps
+from jaxattn.lab.results.typeset import typeset
 from jaxattn.lab.storage import manifest, provenance
 
 FIGURES = (
@@ -109,7 +110,7 @@ def test_a_page_shows_six_metrics_in_its_table_and_all_of_them_below(written):
     assert all(metric in table for metric in headline.metrics(run))
     assert "p_norm" not in table
     assert all(metric in below for metric in headline.recorded(run))
-    assert all(sentence in first for sentence in headline.sentences(run))
+    assert all(typeset(sentence) in first for sentence in headline.sentences(run))
 
 
 def test_page_escapes_what_the_run_says(written):
@@ -138,7 +139,8 @@ def test_same_folder_gives_the_same_bytes(written, tmp_path):
 def test_pictures_are_ready_for_print(written):
     png, pdf = written.figures[0].read_bytes(), written.figures[1].read_bytes()
     image = Image.open(BytesIO(png))
-    assert image.info["dpi"] == pytest.approx((200, 200), abs=0.1)
+    assert image.info["dpi"] == pytest.approx((style.DPI, style.DPI), abs=0.1)
+    assert f'width="{image.width // 2}"' in written.page.read_text(encoding="utf-8")
     assert np.asarray(image.convert("L")).std() > 5
     assert b"/CIDFontType2" in pdf
     assert b"/Type3" not in pdf
@@ -263,8 +265,8 @@ def test_a_page_of_many_cells_shows_the_first_rows(write, tmp_path, monkeypatch)
     text = Page(made.page.read_text(encoding="utf-8")).text
     assert "The first 3 of 16 rows." in text
     assert "The first 3 of 8 cells." in text
-    assert "5 seeds failed;" in text
-    assert "and 2 more: see manifest.json" in text
+    assert "5 seeds failed." in text
+    assert "manifest.json lists 2 more." in text
     assert len(set(pd.read_csv(made.summary)["cell"])) == 8
     shares = [share for _, share in seen]
     assert min(shares) == 0

@@ -115,7 +115,7 @@ def test_a_diagram_writes_the_mean_over_seeds_into_every_field(planted):
 def test_a_diagram_says_over_which_axes_it_averages(planted):
     cells = tuple({"model.dim": d, "a.b": s, "c": x} for d in (16, 8) for s in (1.0, 30.0) for x in (1, 2))
     drawn = diagram(planted(cells), x_axis="model.dim", y_axis="a.b", metric="margin_ratio")
-    assert " and over c, for every a.b and model.dim." in drawn.caption
+    assert " and over c at the end of phase query, for every a.b and model.dim." in drawn.caption
 
 
 def test_a_diagram_of_values_over_decades_is_coloured_by_their_logarithm(planted):

@@ -291,7 +291,7 @@ def test_summary_of_many_cells_has_a_row_per_cell_and_phase(results):
 
 def test_a_title_says_what_a_summary_shows(results):
     interval = " [95 % interval, Student's t]"
-    geometric = "; of one_step_error: geometric mean [t interval of the logarithm]"
+    geometric = "; for one_step_error the geometric mean [Student's t of the logarithm]"
     dims, failed = results["dims"], results["failed"]
     assert summary_title(dims) == f"Last step of each phase: mean over 6 seeds{interval}{geometric}"
     assert summary_words(failed).startswith(f"mean over 2 to 4 seeds{interval}")

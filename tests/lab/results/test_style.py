@@ -3,8 +3,9 @@
 import matplotlib
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
-from jaxattn.lab.results.style import WIDTH, legend_below, png, style
+from jaxattn.lab.results.style import SIZE, WIDTH, legend_below, png, style
 
 
 @pytest.mark.parametrize(("length", "number"), [(2, 12), (12, 8), (30, 7)])
@@ -37,3 +38,21 @@ def test_the_users_matplotlibrc_changes_no_figure():
     with matplotlib.rc_context(users):
         assert drawn() == expected
         assert matplotlib.rcParams["text.usetex"]
+
+
+def test_all_text_of_a_figure_has_one_size():
+    with style():
+        figure = Figure(figsize=(WIDTH, 2.5), layout="constrained")
+        ax = figure.subplots()
+        ax.plot([1, 2], [-1, 1], label="a")
+        ax.set(xlabel="x", ylabel="y", title="t")
+        ax.legend(title="legend")
+        ax.text(1, 0, "inside")
+        figure.suptitle("above")
+        legend_below(figure, ax.lines)
+        figure.draw_without_rendering()
+    texts = [text for text in figure.findobj(Text) if text.get_text()]
+    assert {text.get_fontsize() for text in texts} == {SIZE}
+    # Ticks have minus signs, not hyphens.
+    assert any(text.get_text().startswith("−") for text in texts)
+    assert not any(text.get_text().startswith("-") for text in texts)

@@ -1,0 +1,153 @@
+"""Sentences on curves that have their minimum or maximum between their ends."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from jaxattn.lab.results.labels import format_number
+
+_NAMES = re.compile(r"(\w+_)?(accuracy|loss|cosine|error)")
+# On logarithmic axes a curve rises after its minimum if its end is higher by this factor.
+_FACTOR = 3.0
+# An extremum is far from both ends if it is by this share of the range of the curve, or of one seed by more.
+_LEAST, _LEAST_OF_ONE_SEED = 0.05, 0.15
+
+
+class Turn(NamedTuple):
+    """A curve that turns: its first, its extreme and its last point.
+
+    Attributes:
+        minimum: whether the extreme point is a minimum.
+        steps: the three steps.
+        values: the three means.
+    """
+
+    minimum: bool
+    steps: tuple[int, int, int]
+    values: tuple[float, float, float]
+
+    def sentence(self, metric: str) -> str:
+        """Return the three points in words."""
+        away, back, kind = ("falls", "rises", "minimum") if self.minimum else ("rises", "falls", "maximum")
+        first, extreme, last = (
+            f"{format_number(value)} at step {step}"
+            for value, step in zip(self.values, self.steps, strict=True)
+        )
+        return (
+            f"The {_words(metric)} {away} from {first} to its {kind} of {extreme}, and then {back} to {last}."
+        )
+
+
+def turn(curve: pd.DataFrame) -> Turn | None:
+    """Find the extremum of a curve that lies beyond both of its ends.
+
+    Args:
+        curve: the rows of an aggregate of one metric, cell and phase, by ascending step.
+
+    Returns:
+        The turn; None if there is none. The 95 % interval of the extremum has to lie beyond those of both
+        ends. Curves of one seed have no intervals, so their extremum has to be further away.
+    """
+    curve = curve[curve["n"] > 0]
+    value = curve["mean"].to_numpy(float)
+    if len(curve) < 3 or not (span := value.max() - value.min()) > 0:
+        return None
+    low, high = (curve[name].fillna(curve["mean"]).to_numpy(float) for name in ("mean_low", "mean_high"))
+    least = (_LEAST if curve["n"].max() > 1 else _LEAST_OF_ONE_SEED) * span
+    for minimum in (True, False):
+        k = int(value.argmin() if minimum else value.argmax())
+        ends = value[[0, -1]]
+        far = (ends.min() - value[k] if minimum else value[k] - ends.max()) >= least
+        apart = high[k] < low[[0, -1]].min() if minimum else low[k] > high[[0, -1]].max()
+        if far and apart:
+            steps = [int(curve["step"].iloc[j]) for j in (0, k, -1)]
+            return Turn(
+                minimum, (steps[0], steps[1], steps[2]), (float(ends[0]), float(value[k]), float(ends[1]))
+            )
+    return None
+
+
+def rise(x: NDArray[np.float64], y: NDArray[np.float64], names: tuple[str, str]) -> str:
+    """Describe a positive curve that ends far above its minimum, and below its start.
+
+    Args:
+        x: (m,) float; where the curve is.
+        y: (m,) float > 0.
+        names: of x and y.
+
+    Returns:
+        A sentence; "" if the end is near the minimum, or the curve does not fall before.
+    """
+    if len(y) < 3:
+        return ""
+    k = int(y.argmin())
+    if min(y[0], y[-1]) < _FACTOR * y[k]:
+        return ""
+    least, place, last, end = (format_number(z) for z in (y[k], x[k], y[-1], x[-1]))
+    at, what = names
+    return f"{what} falls to {least} at {at} = {place} and then rises to {last} at {at} = {end}"
+
+
+def sentences(table: pd.DataFrame, panels: Mapping[str, Sequence[str]], cells: Sequence[int]) -> list[str]:
+    """Describe the turns of accuracies, losses and errors in one phase, one sentence for each panel.
+
+    Args:
+        table: an aggregate of one phase.
+        panels: the metrics of each panel, the most important one first.
+        cells: the cells that are drawn.
+
+    Returns:
+        The points of the curve if there is one cell, else the number of cells whose curve turns.
+    """
+    found = []
+    for names in panels.values():
+        for metric in filter(_NAMES.fullmatch, names):
+            own = table[table["metric"] == metric]
+            turns = {cell: turn(own[own["cell"] == cell].sort_values("step")) for cell in cells}
+            turned = [each for each in turns.values() if each]
+            if not turned:
+                continue
+            if len(cells) == 1:
+                found.append(turned[0].sentence(metric) + _loss_words(table, metric, turned[0]))
+            else:
+                found.append(_count_words(metric, turned, len(cells)))
+            break
+    return found
+
+
+def _count_words(metric: str, turned: Sequence[Turn], cells: int) -> str:
+    counts = [
+        (sum(each.minimum for each in turned), "minimum"),
+        (sum(not each.minimum for each in turned), "maximum"),
+    ]
+    places = [
+        f"its {kind} between the first and the last step in {number} of {cells} cells"
+        for number, kind in counts
+        if number
+    ]
+    return f"The {_words(metric)} has {', and '.join(places)}."
+
+
+def _loss_words(table: pd.DataFrame, metric: str, found: Turn) -> str:
+    """Say that the loss falls where the accuracy does, if it does: a reader would ask."""
+    if not (found.minimum and metric.endswith("accuracy")):
+        return ""
+    prefix = metric.removesuffix("accuracy")
+    for name in (f"{prefix}loss", *(["loss"] if prefix in ("", "train_") else [])):
+        loss = table[table["metric"] == name].set_index("step")["mean"]
+        if set(found.steps[:2]) <= set(loss.index) and loss[found.steps[1]] < loss[found.steps[0]]:
+            before, after = (format_number(loss[step]) for step in found.steps[:2])
+            return (
+                f" The {_words(name)} falls over the same steps, from {before} to {after}. Accuracy "
+                "counts correct labels, whereas the loss also depends on the size of the outputs, so "
+                "both can fall together."
+            )
+    return ""
+
+
+def _words(metric: str) -> str:
+    return metric.replace("_", " ")
