@@ -9,6 +9,7 @@ from jaxattn.attention.scores import Scores
 from jaxattn.core.lazy import lazy
 from jaxattn.theory.certificate import MaxMargin, Status, certify_max_margin
 from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens, tie_classes
+from jaxattn.theory.exact_certificate import write_certificate
 from jaxattn.theory.limit import Limit, certify_limit
 from jaxattn.theory.max_margin import (
     differentiable_direction,
@@ -55,6 +56,7 @@ __all__ = [
     "selection_from_scores",
     "selection_of",
     "tie_classes",
+    "write_certificate",
 ]
 
 # For names of version 0.2 alone, whose errors say where they are.

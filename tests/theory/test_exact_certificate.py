@@ -1,0 +1,228 @@
+"""Certificates in integers, their checker, and forgeries that it has to refuse."""
+
+import ast
+import hashlib
+import json
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.core.errors import InputError, RunError
+from jaxattn.theory import check_certificate
+from jaxattn.theory.check_certificate import check
+
+CHECKER = Path(check_certificate.__file__)
+
+
+@pytest.fixture(scope="module")
+def separable(instances):
+    """Problems without ties that have a solution, and their answers."""
+    found = []
+    for corpus, E, _, chosen in instances:
+        answer = ja.theory.max_margin(ja.theory.Scores(E, corpus), chosen)
+        if answer.feasible and not len(answer.ties):
+            found.append((ja.theory.Scores(E, corpus), chosen, answer))
+    assert len(found) >= 8
+    return found
+
+
+def exact_difference(E, s, t):
+    return [Fraction(float(x)) - Fraction(float(y)) for x, y in zip(E[s], E[t], strict=True)]
+
+
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def pairs_of(scores, bags):
+    """All pairs of the selection, by the scores of every sequence."""
+    return [
+        (max(held, key=scores.__getitem__), t)
+        for held in bags
+        for t in held
+        if t != max(held, key=scores.__getitem__)
+    ]
+
+
+def test_what_a_certificate_claims_is_true_in_rational_arithmetic(instances, separable, loops, tmp_path):
+    bags, _ = loops
+    scores_of = {id(E): scores for _, E, scores, _ in instances}
+    for number, (scores, chosen, answer) in enumerate(separable):
+        path = tmp_path / f"{number}.json"
+        gap = ja.theory.write_certificate(path, scores, chosen, answer)
+        claim = json.loads(path.read_text())
+        p = [Fraction(x) / Fraction(claim["scale"]) for x in claim["p"]]
+        E = scores.keys
+        margins = [
+            dot(exact_difference(E, s, t), p) for s, t in pairs_of(scores_of[id(E)], bags(scores.corpus))
+        ]
+        assert min(margins) == 1
+        w = [Fraction(0)] * len(p)
+        for s, t, weight in claim["multipliers"]:
+            w = [x + weight * y for x, y in zip(w, exact_difference(E, s, t), strict=True)]
+        total = sum(weight for *_, weight in claim["multipliers"])
+        proven = 1 - total**2 / (dot(w, w) * dot(p, p))
+        assert float(proven) == gap
+        assert proven <= Fraction(claim["gap"]) <= proven * Fraction(1002, 1000)
+        # Floating point rounds a gap of a few units in the last place.
+        assert 0 <= gap < 1e-12 + 2 * answer.duality_gap
+        assert check(path) == ""
+
+
+def test_the_checker_runs_without_this_library_or_any_other(separable, tmp_path):
+    ja.theory.write_certificate(tmp_path / "a.json", *separable[0])
+    run = [sys.executable, "-I", "-S", CHECKER, "a.json"]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "accepted: a.json\n", "")
+    claim = json.loads((tmp_path / "a.json").read_text())
+    (tmp_path / "a.json").write_text(json.dumps(claim | {"gap": "0"}))
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout.startswith("refused: the gap is ")
+    tree = ast.parse(CHECKER.read_text(encoding="utf-8"))
+    modules = {x.module for x in ast.walk(tree) if isinstance(x, ast.ImportFrom)}
+    modules |= {name.name for x in ast.walk(tree) if isinstance(x, ast.Import) for name in x.names}
+    assert modules <= sys.stdlib_module_names
+    lines = CHECKER.read_text(encoding="utf-8").partition('"""\n\nimport')[2].splitlines()
+    assert sum(bool(line.strip()) for line in lines) <= 62
+
+
+class Forger:
+    """A certificate on disk, and changes of it."""
+
+    def __init__(self, path, rng):
+        self.path, self.rng = path, rng
+        self.claim, self.data = json.loads(path.read_text()), path.with_suffix(".bin").read_bytes()
+
+    def written(self, **changes):
+        claim, data = self.claim | changes, changes.pop("data_bytes", self.data)
+        claim.pop("data_bytes", None)
+        if changes.pop("sealed", False):
+            claim["sha256"] = hashlib.sha256(data).hexdigest()
+        claim.pop("sealed", None)
+        path = self.path.with_name("forged.json")
+        claim["data"] = "forged.bin"
+        path.with_suffix(".bin").write_bytes(data)
+        path.write_text(json.dumps(claim))
+        return path
+
+    def entry_of_p(self):
+        """A leading digit of a large entry."""
+        p = list(self.claim["p"])
+        place = int(np.argsort(np.abs(np.array(p, float)))[-self.rng.integers(1, 4)])
+        p[place] += p[place] // int(10 ** self.rng.integers(1, 9)) * int(self.rng.choice([-1, 1]))
+        return self.written(p=p)
+
+    def multiplier(self):
+        made = [list(x) for x in self.claim["multipliers"]]
+        if len(made) == 1:  # its scale does not matter
+            return self.pair()
+        row = made[int(np.argmax([x[2] for x in made]))]
+        row[2] += row[2] // int(10 ** self.rng.integers(1, 6)) * int(self.rng.choice([-1, 1]))
+        return self.written(multipliers=made)
+
+    def pair(self):
+        """A pair that no sequence has: the other way round."""
+        made = [list(x) for x in self.claim["multipliers"]]
+        row = made[self.rng.integers(len(made))]
+        row[:2] = row[1::-1]
+        return self.written(multipliers=made)
+
+    def left_out(self):
+        """A token that a multiplier is about is left out of all sequences."""
+        words = 8 * self.claim["tokens"] * self.claim["dimension"]
+        entries = np.frombuffer(self.data[words:], "<i4").tolist()
+        t = self.claim["multipliers"][self.rng.integers(len(self.claim["multipliers"]))][1]
+        kept, place = [], 0
+        while place < len(entries):
+            held = [x for x in entries[place + 1 : place + 1 + entries[place]] if x != -1 - t]
+            kept += [len(held), *held]
+            place += 1 + entries[place]
+        return self.written(data_bytes=self.data[:words] + np.array(kept, "<i4").tobytes(), sealed=True)
+
+    def key(self, sealed=True):
+        """A key of a selected token with a multiplier, moved by a little against p."""
+        s, *_ = self.claim["multipliers"][self.rng.integers(len(self.claim["multipliers"]))]
+        keys = np.frombuffer(self.data[: 8 * self.claim["tokens"] * self.claim["dimension"]], "<f8").copy()
+        row = keys.reshape(self.claim["tokens"], -1)[s]
+        p = np.array(self.claim["p"], float)
+        row -= 1e-6 * p / np.linalg.norm(p)
+        return self.written(data_bytes=keys.tobytes() + self.data[keys.nbytes :], sealed=sealed)
+
+    def key_without_seal(self):
+        return self.key(sealed=False)
+
+    def negative(self):
+        made = [list(x) for x in self.claim["multipliers"]]
+        made[self.rng.integers(len(made))][2] *= -1
+        return self.written(multipliers=made)
+
+    def smaller_gap(self):
+        return self.written(gap=str(Fraction(self.claim["gap"]) / 2 - Fraction(1, 10**20)))
+
+    def larger_scale(self):
+        """A p that is shorter than it has to be."""
+        return self.written(
+            scale=str(Fraction(self.claim["scale"]) * (1 + Fraction(1, 10 ** int(self.rng.integers(1, 15)))))
+        )
+
+    def other_selection(self):
+        """The selected token of a sequence and another one change places."""
+        words = 8 * self.claim["tokens"] * self.claim["dimension"]
+        entries = np.frombuffer(self.data[words:], "<i4").copy()
+        entries[1], entries[2] = -1 - entries[2], -1 - entries[1]
+        return self.written(data_bytes=self.data[:words] + entries.tobytes(), sealed=True)
+
+
+def test_two_hundred_forged_certificates_are_refused(separable, tmp_path):
+    rng, refused = np.random.default_rng(5), 0
+    kinds = [
+        "entry_of_p", "multiplier", "pair", "left_out", "key", "key_without_seal", "negative", "smaller_gap",
+        "larger_scale", "other_selection",
+    ]  # fmt: skip
+    for number in range(20):
+        path = tmp_path / f"{number}.json"
+        ja.theory.write_certificate(path, *separable[number % len(separable)])
+        for kind in kinds:
+            forged = getattr(Forger(path, rng), kind)()
+            reason = check(forged)
+            assert reason, (number, kind)
+            refused += 1
+    assert refused == 200
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1e-12, 1.0, 1e12, 1e100])
+def test_keys_of_any_size_and_of_single_precision(separable, scale, tmp_path):
+    scores, chosen, _ = separable[0]
+    rounded = scores.keys.astype(np.float32).astype(float)
+    for keys in (scale * scores.keys, scale * rounded):
+        scaled = scores.replace(keys=keys)
+        found = ja.theory.max_margin(scaled, chosen)
+        assert ja.theory.write_certificate(tmp_path / "a.json", scaled, chosen, found) < 1e-12
+        assert check(tmp_path / "a.json") == ""
+
+
+def test_what_has_no_exact_certificate_is_refused(instances, separable, tmp_path):
+    path = tmp_path / "a.json"
+    with_ties = [
+        x for x in instances if ja.theory.max_margin(ja.theory.Scores(x.E, x.corpus), x.selection).ties.size
+    ]
+    corpus, E, _, chosen = with_ties[0]
+    scores = ja.theory.Scores(E, corpus)
+    with pytest.raises(InputError, match="tie"):
+        ja.theory.write_certificate(path, scores, chosen, ja.theory.max_margin(scores, chosen))
+    scores, chosen, answer = separable[0]
+    batch = jax.tree.map(lambda x: np.stack([x, x]), answer)
+    with pytest.raises(InputError, match="no single direction"):
+        ja.theory.write_certificate(path, scores, chosen, batch)
+    with pytest.raises(InputError, match="does not separate the selection in exact arithmetic"):
+        ja.theory.write_certificate(path, scores, chosen, answer.replace(p=-answer.p))
+    with pytest.raises(RunError, match="cannot be written"):
+        ja.theory.write_certificate(tmp_path / "missing" / "a.json", scores, chosen, answer)
+    assert not path.exists()
