@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
+import jaxattn as ja
 from jaxattn.lab.api import Study
 from jaxattn.lab.cli import results
 
@@ -398,6 +399,20 @@ def test_the_arrays_of_the_transformer_of_its_page_are_its_logits(tmp_path, monk
     assert (tmp_path / "results/classifier/diagnosis.html").stat().st_size > 10_000
     if trained:
         assert any("is above the null band" in line for line in names["found"].verdicts)
+
+
+def test_the_page_of_the_checker_writes_a_certificate_that_is_accepted(tmp_path, monkeypatch):
+    (cell,) = blocks("reference/checker.md", "python")
+    (command,) = blocks("reference/checker.md", "bash")
+    corpus = ja.data.from_sequences([[0, 1], [0, 2]], [1, -1], vocab_size=3)
+    scores = ja.theory.Scores(np.eye(3), corpus)
+    names = {"ja": ja, "scores": scores, "selection": ja.theory.selection_of(np.arange(3) == 0, corpus)}
+    monkeypatch.chdir(tmp_path)
+    exec(cell, names)
+    _, script, file = command.split()
+    done = subprocess.run([sys.executable, ROOT / script, file], capture_output=True, text=True)
+    assert done.stdout == "accepted: certificate.json\n"
+    assert names["gap"] < 1e-14
 
 
 def test_every_page_with_python_is_run_by_a_test():
