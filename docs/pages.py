@@ -50,6 +50,33 @@ posterior difference, the bins start at 0. A token is important if it has at lea
 an absolute posterior difference of at least `important`."""
 
 
+# Labels of figures are short; these metrics have a full description on the page.
+DESCRIPTIONS = {
+    "test_accuracy_best_on_validation": "test accuracy at the step with the best validation accuracy so far",
+    "important_selected": "share of sequences that select an important token",
+    "important_tied": "share of sequences in which an important token ties for the highest score",
+    "selected_tokens": "number of tokens with the highest score in a sequence",
+    "selects_one": "share of queries that select one token",
+    "head_selected": "share of sequences in which each head selects an important token",
+    "any_head_selected": "share of sequences in which some head selects an important token",
+    "all_heads_selected": "share of sequences in which all heads select an important token",
+    "certified_distance": r"upper bound on $1-\cos$ between $p$ and the true direction",
+    "feasible": "1 if a direction separates the selection, otherwise 0",
+    "relevant_selected": "share of sequences that select a relevant token",
+    "only_relevant_selected": "share of sequences that select the relevant tokens and no others",
+    "relevant_tied": "share of sequences in which a relevant token ties for the highest score",
+    "cover_size": r"number of tokens that have the highest score in a sequence, $r_\mathrm{eff}$",
+    "cover_share": "share of sequences whose highest-scoring token has that role under one label only",
+    "relaxed_certified_distance": r"upper bound on $1-\cos$ between $p$ and the true $p_\mathrm{relax}$",
+    "relaxed_support": r"share of sequences with a tight margin of $v_\mathrm{mm}$",
+    "limit_certified_distance": r"upper bound on $1-\cos$ between $p$ and the true $p_*$",
+    "limit_feasible": "1 if the limit is certified, otherwise 0",
+    "tied_sequences": "share of sequences with tied tokens",
+    "came_to_end": "share of paths that reach their stopping condition",
+    "mismatch": "error of $dp/dt$ if $v$ is computed from $p$",
+}
+
+
 def metrics() -> str:
     """Return the page of metrics: for each probe its description and a row per metric."""
     sections = [
@@ -83,7 +110,15 @@ def _settings() -> str:
 
 
 def _table(labels: Mapping[str, str]) -> str:
-    return markdown_table(["metric", "meaning"], [[f"`{name}`", label] for name, label in labels.items()])
+    rows = [[f"`{name}`", _described(name, label)] for name, label in labels.items()]
+    return markdown_table(["metric", "meaning"], rows)
+
+
+def _described(name: str, label: str) -> str:
+    if match := re.fullmatch(r"Spearman of (.+), (bins|tokens)", label):
+        pair = match[1] if " and " in match[1] else f"{match[1]} and posterior difference"
+        return f"Spearman correlation between {pair} across {match[2]}"
+    return DESCRIPTIONS.get(name, label)
 
 
 OPENING = """# Texts
@@ -169,7 +204,7 @@ TOP = {
     "description": "a sentence that is printed in the report.",
     "seeds": 'the number of seeds, a range such as "0:200", or a list of seeds.',
     "dtype": "floating-point type of parameters and measurements.",
-    "chunk": "number of seeds that run together; by default, as many as fit in memory.",
+    "chunk": "number of seeds that run together; chosen automatically by default.",
     "probes": "the probes; see [Metrics](metrics.md).",
     "axes": "a table with a list of values for each swept key; the cells are all combinations.",
     "zip": "a table with lists of equal length, whose values vary together.",
