@@ -432,8 +432,7 @@ def gallery() -> str:
             each.said,
             f"![{each.title}](../../results/published/{each.study}/figures/{each.file}.png)",
             f"```toml\n{asked}\n```",
-            f"```python\n{call}\n```",
-            f"Data: `jaxattn run sweeps/{each.study}.toml`.",
+            f"```python\n# after jaxattn run sweeps/{each.study}.toml\n{call}\n```",
         ]
     parts += [
         "## Explorer",
