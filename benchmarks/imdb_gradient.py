@@ -132,8 +132,9 @@ def main():
     floors = {name: JOINT_FLOOR if name in (JOINT, JOINT_FLOOR) else FLOOR for name in measured}
     ratios = {name: statistics.median(np.divide(times[name], times[floors[name]])) for name in measured}
     lines = [
-        f"IMDB: {corpus.num_examples:,} reviews, V = {corpus.vocab_size:,}, d = {DIM:,}, float32, "
-        f"{os.cpu_count()} CPU cores, jax {jax.__version__}; medians of {arguments.repeats} runs.",
+        f"The table shows medians of {arguments.repeats} runs on IMDB with {corpus.num_examples:,} reviews, "
+        f"V = {corpus.vocab_size:,}, d = {DIM:,}, float32, {os.cpu_count()} CPU cores "
+        f"and jax {jax.__version__}.",
         "",
         "| operation | median | × lower bound |",
         "|---|---|---|",

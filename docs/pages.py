@@ -43,28 +43,53 @@ STANDARD: dict[str, type[Measurement]] = {
     "after one step on E": OneStepError,
 }
 PROBES_SETTINGS = """\
-Correlations named `spearman_..._tokens` are over tokens with at least `min_count` occurrences in the training
-split. Set a lower value for a small corpus. Correlations named `spearman_..._bins` are over `bins` equal
-intervals of the posterior difference between `low` and `high`, each represented by the mean over its tokens.
-For the absolute posterior difference the intervals start at 0. `important_mass`, `important_selected` and
-`important_tied` are about important tokens: those with at least `min_count` occurrences and an absolute
-posterior difference of at least `important`."""
+The metrics `spearman_..._tokens` are correlations across tokens with at least `min_count` occurrences in the
+training split. Use a lower `min_count` for a small corpus. The metrics `spearman_..._bins` are correlations
+across the means of `bins` equal bins of the posterior difference between `low` and `high`. For the absolute
+posterior difference, the bins start at 0. A token is important if it has at least `min_count` occurrences and
+an absolute posterior difference of at least `important`."""
+
+
+# Labels of figures are short; these metrics have a full description on the page.
+DESCRIPTIONS = {
+    "test_accuracy_best_on_validation": "test accuracy at the step with the best validation accuracy so far",
+    "important_selected": "share of sequences that select an important token",
+    "important_tied": "share of sequences in which an important token ties for the highest score",
+    "selected_tokens": "number of tokens with the highest score in a sequence",
+    "selects_one": "share of queries that select one token",
+    "head_selected": "share of sequences in which each head selects an important token",
+    "any_head_selected": "share of sequences in which some head selects an important token",
+    "all_heads_selected": "share of sequences in which all heads select an important token",
+    "certified_distance": r"upper bound on $1-\cos$ between $p$ and the true direction",
+    "feasible": "1 if a direction separates the selection, otherwise 0",
+    "relevant_selected": "share of sequences that select a relevant token",
+    "only_relevant_selected": "share of sequences that select the relevant tokens and no others",
+    "relevant_tied": "share of sequences in which a relevant token ties for the highest score",
+    "cover_size": r"number of tokens that have the highest score in a sequence, $r_\mathrm{eff}$",
+    "cover_share": "share of sequences whose highest-scoring token has that role under one label only",
+    "relaxed_certified_distance": r"upper bound on $1-\cos$ between $p$ and the true $p_\mathrm{relax}$",
+    "relaxed_support": r"share of sequences with a tight margin of $v_\mathrm{mm}$",
+    "limit_certified_distance": r"upper bound on $1-\cos$ between $p$ and the true $p_*$",
+    "limit_feasible": "1 if the limit is certified, otherwise 0",
+    "tied_sequences": "share of sequences with tied tokens",
+    "came_to_end": "share of paths that reach their stopping condition",
+    "mismatch": "error of $dp/dt$ if $v$ is computed from $p$",
+}
 
 
 def metrics() -> str:
     """Return the page of metrics: for each probe its description and a row per metric."""
     sections = [
         "# Metrics",
-        "The metrics that a study records, by the names that tables, figures and `aggregate --metrics` use. "
-        "`python docs/pages.py` generates this page from the probes. [Intervals](intervals.md) defines means "
-        "over seeds and their intervals.",
+        "This page lists the metrics that a study records. Tables, figures and `aggregate --metrics` use the "
+        "same names. See [Intervals](intervals.md) for means over seeds and their intervals.",
         "## Settings: `[probes]`",
         PROBES_SETTINGS,
         _settings(),
         "## Standard probes",
         *(_section(probe, when) for when, probe in STANDARD.items()),
         "## Further probes",
-        "Each is recorded if its name is in the list `own` of `[probes]`.",
+        "A study uses these probes only if the list `own` of `[probes]` contains their names.",
         *(_section(probe, f"`{name}`") for name, probe in PROBES.items()),
         "## Metrics of flows",
         _table(OF_PHASES),
@@ -85,12 +110,20 @@ def _settings() -> str:
 
 
 def _table(labels: Mapping[str, str]) -> str:
-    return markdown_table(["metric", "meaning"], [[f"`{name}`", label] for name, label in labels.items()])
+    rows = [[f"`{name}`", _described(name, label)] for name, label in labels.items()]
+    return markdown_table(["metric", "meaning"], rows)
+
+
+def _described(name: str, label: str) -> str:
+    if match := re.fullmatch(r"Spearman of (.+), (bins|tokens)", label):
+        pair = match[1] if " and " in match[1] else f"{match[1]} and posterior difference"
+        return f"Spearman correlation between {pair} across {match[2]}"
+    return DESCRIPTIONS.get(name, label)
 
 
 OPENING = """# Texts
 
-Settings of `[data]` for labelled texts. `python docs/pages.py` generates this page from the code.
+This page lists the settings of `[data]` for labelled texts.
 
 ```toml
 [data]                                            # AG News as CSV: class, title, description
@@ -105,22 +138,24 @@ validation = 0.1
 min_count = 5
 ```
 
-`jaxattn data SWEEP` shows the corpora before anything is run. `--set data.columns=null` removes a setting of
-the file. `class_names`, `path`, `test_path` and `data_dir` do not change any number, so a run can be resumed
-after they have changed."""
+`jaxattn data SWEEP` prints a summary of the corpora without running the study. `--set data.columns=null`
+restores the default of a setting. The settings `class_names`, `path`, `test_path` and `data_dir` do not
+affect the results, so a run can be resumed after they have changed."""
 
 WORDS = """## Words
 
-Words consist of lower-case letters, digits and inner apostrophes, in Unicode's normal form NFC. `<br />` tags
-and escaped line breaks separate words. A null text is an empty text; a null, NaN or empty label is a missing
-label, and `empty = "drop"` ignores its row. Decompress compressed files first."""
+Texts are normalised to Unicode NFC and converted to lower case. A word is a sequence of letters, digits and
+inner apostrophes. `<br />` tags and escaped line breaks separate words. A null text is read as an empty text.
+A null, NaN or empty label is a missing label, and `empty = "drop"` drops its row. Compressed files must be
+decompressed first."""
 
 HELD_OUT = """## Held-out texts
 
 The vocabulary is built from the training rows without the validation rows. With a validation split, every
-measured step records `validation_loss` and `validation_accuracy`, and `test_accuracy_best_on_validation` is
-the test accuracy at the step of the phase with the best validation accuracy so far. A step that is selected
-on the test split itself, `test_accuracy_best_on_test`, has a test accuracy that is biased upwards."""
+measured step records `validation_loss` and `validation_accuracy`. The metric
+`test_accuracy_best_on_validation` is the test accuracy at the step with the best validation accuracy so far
+in the phase. The metric `test_accuracy_best_on_test` is biased upwards, because its step is selected on the
+test split itself."""
 
 
 def texts() -> str:
@@ -153,37 +188,41 @@ def texts() -> str:
 
 KEYS = """# Keys of a sweep file
 
-All keys of a sweep file. `python docs/pages.py` generates this page from the code. `jaxattn schema` prints
-it as a JSON schema for editors. [Write a sweep file](../howto/sweep_file.md) explains an example. A
-`kind` can also be your own code, `kind = "mine.py:NAME"`; its keyword arguments are then the keys. The
-settings of labelled texts are on the page [Texts](texts.md), those of `[probes]` on the page
-[Metrics](metrics.md)."""
+This page lists all keys of a sweep file. `jaxattn schema` prints the keys as a JSON schema for editors. See
+[Write a sweep file](../howto/sweep_file.md) for an example, [Texts](texts.md) for labelled texts, and
+[Metrics](metrics.md) for `[probes]`. A `kind` can also refer to custom code, as in `kind = "mine.py:NAME"`.
+The keys are then the keyword arguments of the custom class or function."""
+
+PROBES_ELSEWHERE = "See [Metrics](metrics.md#further-probes) for a description of each probe."
 
 TOP = {
-    "name": "name of the study, and of its folder in `results/`.",
-    "data": "the training data, see below.",
-    "model": "the model, see below; its key `init` sets initial values.",
-    "phases": "the phases of training, in their order, see below.",
-    "loss": "the loss, see below.",
-    "description": "a sentence for the report.",
-    "seeds": 'number of seeds, a range such as "0:200", or a list.',
-    "dtype": "number type of parameters and measurements.",
-    "chunk": "number of seeds that run together; chosen from the available memory by default.",
-    "probes": "the measurements, see [Metrics](metrics.md).",
-    "axes": "a grid: keys, each with a list of values; the cells are all combinations.",
-    "zip": "keys with lists of equal length, whose values vary together.",
-    "halton": "quasi-random cells: their number `points`, and `axes` with `low`, `high`, `log`, `integer`.",
-    "cells": "an explicit list of cells, each a table of keys.",
-    "exclude": "tables of keys; matching cells are removed from the grid.",
-    "blocks": "named variants of the file, each with its own grid.",
-    "figures": "figures of the report: tables with a `kind`.",
+    "name": "name of the study and of its folder in `results/`.",
+    "data": "the data; see `[data]` below.",
+    "model": "the model; see `[model]` below. `init` sets initial values.",
+    "phases": "the phases of training, in order; see `[[phases]]` below.",
+    "loss": "the loss; see below.",
+    "description": "a sentence that is printed in the report.",
+    "seeds": 'the number of seeds, a range such as "0:200", or a list of seeds.',
+    "dtype": "floating-point type of parameters and measurements.",
+    "chunk": "number of seeds that run together; chosen automatically by default.",
+    "probes": "the probes; see [Metrics](metrics.md).",
+    "axes": "a table with a list of values for each swept key; the cells are all combinations.",
+    "zip": "a table with lists of equal length, whose values vary together.",
+    "halton": (
+        "quasi-random cells: `points` is their number, and `axes` contains `low`, `high`, `log` and "
+        "`integer` for each key."
+    ),
+    "cells": "an explicit list of cells; each cell is a table of keys and values.",
+    "exclude": "tables of keys and values; matching cells are removed from the grid.",
+    "blocks": "named variants of the study, each with a separate grid.",
+    "figures": "figures of the report; each is a table with a `kind`. See [Gallery](gallery.md).",
 }
 
 
 def sweep_keys() -> str:
     """Return the page of keys: the top level, then the kinds of data, models, losses, phases and probes."""
     rows = [[f"`{f.encode_name}`", written(_default(f)), TOP[f.name]] for f in msgspec.structs.fields(Tables)]
-    rows.append(["`extends`", "none", "path of another sweep file that this one changes."])
+    rows.append(["`extends`", "none", "path of another sweep file, from which this file inherits all keys."])
     sections = [KEYS, "## Top level", _key_table(rows)]
     for concept in (concept for concept in CONCEPTS if concept.known):
         known = {kind: target for kind, target in concept.known.items() if kind not in READERS}
@@ -196,9 +235,15 @@ def sweep_keys() -> str:
             without = [f"`{kind}`" for kind, rows in tables.items() if not rows]
             but = f", except {' and '.join(without)}" if without else ""
             sections += [f"Keys of every kind{but}:", _key_table(usual)]
+        # The page of metrics describes the probes.
+        probes = concept.known is PROBES
+        if probes:
+            without = [f"`{kind}`" for kind, rows in tables.items() if not rows]
+            sections.append(f"{PROBES_ELSEWHERE} The following probes have no keys: {', '.join(without)}.")
         for kind, rows in tables.items():
-            sections.append(f"### `{kind}`\n\n{_summary(known[kind])}")
             own = [row for row in rows if row not in usual]
+            if own or not probes:
+                sections.append(f"### `{kind}`" if probes else f"### `{kind}`\n\n{_summary(known[kind])}")
             sections += [_key_table(own)] if own else []
     return "\n\n".join(sections) + "\n"
 
@@ -216,9 +261,10 @@ def _rows(target: Any) -> list[list[str]]:
 
 def _summary(target: Any) -> str:
     """Return the first sentence of a docstring, and the formula that follows it."""
-    text = inspect.cleandoc(target.__doc__ or "")
-    formula = text.partition("\n\n")[2].partition("\n\n")[0]
-    first = re.sub("; see `[a-z0-9_]+`\\.$", ".", first_line(target))
+    text = inspect.getdoc(target) or ""
+    summary, _, rest = text.partition("\n\n")
+    formula = rest.partition("\n\n")[0]
+    first = re.sub("; see `[a-z0-9_]+`\\.$", ".", " ".join(summary.split()))
     return f"{first}\n\n{_typeset(formula)}" if formula.startswith("    ") else first
 
 
@@ -234,30 +280,45 @@ def _key_table(rows: list[list[str]]) -> str:
 
 LINE = """# Command line
 
-`jaxattn` lists the commands, and `jaxattn COMMAND --help` prints the text of this page, which
-`python docs/pages.py` generates from the code. `python -m jaxattn` is the same as `jaxattn`, and
-`jaxattn --version` prints the version. The exit status of a command is 0 for success, 1 if something failed
-while it ran, 2 for wrong input, and 130 if it was stopped. An error is one line on standard error, which
-gives the place and the remedy."""
+`jaxattn` lists the commands, `jaxattn COMMAND --help` prints the section of this page for a command, and
+`jaxattn --version` prints the version. `python -m jaxattn` is equivalent to `jaxattn`. The exit status of a
+command is 0 for success, 1 if the command fails, 2 if the input is invalid, and 130 if the command is
+stopped. An error message is one line on standard error, which contains the location and the remedy."""
+
+COMMON = "Each command lists the common options that it accepts."
 
 
 def command_line() -> str:
     """Return the page of all commands with their options."""
-    return "\n\n".join([LINE, *(_command(name, call) for name, call in commands().items())]) + "\n"
+    known = commands()
+    tables = {name: [_option(one) for one in options_of(call)] for name, call in known.items()}
+    every = [row for rows in tables.values() for row in rows if row[0].startswith("`--")]
+    # An option of several commands is documented once, if it has the same default and meaning in each.
+    common = [row for row in {row[0]: row for row in every}.values() if every.count(row) >= 3]
+    parts = [LINE, "## Common options", COMMON, _option_table(common)]
+    parts += [_command(name, call, tables[name], common) for name, call in known.items()]
+    return "\n\n".join(parts) + "\n"
 
 
-def _command(name: str, call: Callable[..., int]) -> str:
+def _command(name: str, call: Callable[..., int], rows: list[list[str]], common: list[list[str]]) -> str:
     said = about(call)
     shown = "\n".join(["```text", *said.examples, "```"])
     parts = [f"## jaxattn {name}", "\n".join([said.summary, *said.details]), shown]
-    rows = [[f"`{one.usage}`", _default_of(one.default), one.meaning] for one in options_of(call)]
-    if rows:
-        parts.append(markdown_table(["option", "default", "meaning"], rows))
+    own = [row for row in rows if row not in common]
+    if own:
+        parts.append(_option_table(own))
+    if shared := [f"{row[0].split()[0].rstrip('`')}`" for row in rows if row in common]:
+        parts.append(f"Common options: {', '.join(shared)}.")
     return "\n\n".join(parts)
 
 
-def _default_of(text: str) -> str:
-    return text if text in ("", "required") else f"`{text}`"
+def _option(one: Any) -> list[str]:
+    default = one.default if one.default in ("", "required") else f"`{one.default}`"
+    return [f"`{one.usage}`", default, one.meaning]
+
+
+def _option_table(rows: list[list[str]]) -> str:
+    return markdown_table(["option", "default", "meaning"], rows)
 
 
 class Shown(NamedTuple):
@@ -291,7 +352,7 @@ GALLERY = (
         "imdb_one_layer",
         1,
         "curves",
-        "Metrics over the steps, with 95 % intervals over seeds.",
+        "Metrics as functions of the training step, with 95 % intervals over seeds.",
     ),
     Shown(
         "Tokens that attention prefers",
@@ -305,28 +366,28 @@ GALLERY = (
         "one_step_law",
         1,
         "one_step_law_cell6",
-        "E·v of every token after one step, and the prediction of Lemma 4.1.",
+        "E·v of every token after one step, compared with the prediction of Lemma 4.1.",
     ),
     Shown(
         "A power law",
         "one_step_law",
         0,
         "scaling_one_step_error_model-dim",
-        "The one-step error decreases like d to the power -1/2. The slope is fitted for each seed.",
+        "The error of the one-step law decreases like d^(-1/2). The slope is fitted for each seed.",
     ),
     Shown(
         "Convergence to the max-margin direction",
         "margin_convergence",
         0,
         "convergence_one_minus_cosine_p_norm",
-        "1 - cos decreases like 1/‖p‖² until the end of the path.",
+        "1 - cos between p and the max-margin direction decreases like 1/‖p‖² until the end of the path.",
     ),
     Shown(
         "Comparison of methods",
         "flow_methods",
         0,
         "convergence_one_minus_cosine_evaluations",
-        "1 - cos over the number of gradient evaluations.",
+        "1 - cos between p and the max-margin direction, against the number of gradient evaluations.",
     ),
     Shown(
         "A phase diagram",
@@ -352,11 +413,11 @@ def gallery() -> str:
     """Return the page of figures, each with the code that draws it."""
     parts = [
         "# Gallery",
-        "The kinds of figures (plots). Each is shown with the table of the sweep file that draws it, and\n"
-        "with the line of Python that draws it from a finished run. Figures are written to `figures/` in\n"
-        "the results folder, as PNG and PDF, with the width of a paper's column of text. The options of a\n"
-        'kind are the keyword arguments of `jaxattn.lab.results.figures.function("KIND")`. A figure can\n'
-        "also be [your own function](../howto/extending.md#a-figure).",
+        "This page shows the kinds of figures. Each figure is shown with its table in the sweep file, and\n"
+        "with the Python expression that plots it from a finished run. Figures are saved as PNG and PDF\n"
+        "files in `figures/` in the results folder. The options of a kind are the keyword arguments of\n"
+        '`jaxattn.lab.results.figures.function("KIND")`. A figure can also be a\n'
+        "[custom function](../howto/extending.md#a-figure).",
     ]
     for each in GALLERY:
         spec = tomllib.loads((ROOT / "sweeps" / f"{each.study}.toml").read_text(encoding="utf-8"))["figures"][
@@ -369,15 +430,15 @@ def gallery() -> str:
         parts += [
             f"## {each.title}",
             each.said,
-            f"![{each.said.rstrip('.')}](../../results/published/{each.study}/figures/{each.file}.png)",
+            f"![{each.title}](../../results/published/{each.study}/figures/{each.file}.png)",
             f"```toml\n{asked}\n```",
-            f"```python\n{call}\n```",
-            f"Data: `jaxattn run sweeps/{each.study}.toml`.",
+            f"```python\n# after jaxattn run sweeps/{each.study}.toml\n{call}\n```",
         ]
     parts += [
         "## Explorer",
-        "An interactive page with a slider along the path of p: attention, phase plane, curves and support\n"
-        "pairs. The notebook [Margin convergence](../../notebooks/margin_convergence.ipynb) contains one.",
+        "`ja.explore` builds an interactive page with a slider along the path of p. The page shows\n"
+        "attention, the phase plane, curves and support pairs. See the notebook\n"
+        "[Margin convergence](../../notebooks/margin_convergence.ipynb) for an example.",
         "![The explorer: attention in twelve sequences, the phase plane, two curves, and the support pairs]"
         "(../images/explorer.png)",
         '```python\nja.explore(scores, path, max_margin).write("page.html")\n```',
@@ -387,8 +448,8 @@ def gallery() -> str:
 
 BENCH = Path(__file__).parents[1] / "results" / "published" / "bench"
 SEND = """\
-`benchmarks/bench.py` times one step of every kind of program, checks that repeated runs are bitwise
-identical, and compares the memory with the estimate of `plan`.
+`benchmarks/bench.py` measures the time of one step for every kind of program, checks that repeated runs are
+bitwise identical, and compares the memory use with the estimate of `jaxattn plan`.
 
 ```text
 python benchmarks/bench.py --out KIND-COUNT.json     # for example h100-1.json; the machine must be idle
@@ -396,8 +457,8 @@ python benchmarks/bench.py --out KIND-COUNT.json     # for example h100-1.json; 
 
 To contribute the timings of a machine, add the file as `results/published/bench/KIND-COUNT.json`, run
 `python docs/pages.py`, and open a pull request that describes the machine. Please also attach the output of
-`JAX_PLATFORMS=cuda,cpu pytest -n 0 -m device` (`tpu,cpu` for a TPU), even if a test fails: it compares times
-and memory with estimates that are based on data sheets."""
+`JAX_PLATFORMS=cuda,cpu pytest -n 0 -m device` (`tpu,cpu` for a TPU), even if a test fails. These tests
+compare times and memory use with estimates that are based on data sheets."""
 
 
 def machines() -> str:
@@ -412,7 +473,7 @@ def machines() -> str:
         shown = "\n".join(f"| {' | '.join(row)} |" for row in rows)
         sections += ["## µs a step and seed", shown, "A whole path of a flow counts as one step."]
     else:
-        sections.append("There are no timings yet.")
+        sections.append("No timings have been contributed yet.")
     return "\n\n".join(sections) + "\n"
 
 
