@@ -401,7 +401,7 @@ WRONG = {
     ),
     "unnamed": (
         {"model": model("Unnamed")},
-        "model.init: parameters: a list has no names; make it a dataclass",
+        "model.init: parameters: a list has no names; Model.init must return a dataclass",
     ),
     "keyless": (
         {"model": model("Keyless")},
