@@ -76,7 +76,7 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
                 )
 
     def check(self) -> None:
-        """Check the values on the host, where traced programs cannot; raise InputError if they are invalid."""
+        """Check the values on the host, where tracing cannot; raises InputError if invalid."""
         self.check_shapes()
 
 
@@ -234,7 +234,7 @@ class CommonData(Spec, frozen=True, kw_only=True):
 
 
 class DrawnData(CommonData, frozen=True, kw_only=True):
-    """Data that are sampled separately for every seed. For bags of tokens, derive from `jaxattn.Generator`."""
+    """Data that are sampled for every seed. For bags of tokens, derive from `jaxattn.Generator`."""
 
     shared: ClassVar[bool] = False
 

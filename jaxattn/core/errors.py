@@ -197,7 +197,7 @@ def counted(number: int, word: str) -> str:
 
 
 def _given(values: Any, inner: str) -> str:
-    """Return ", got VALUE" for a path such as "labels[0]"; "" for "axes[...]", which is not a single value."""
+    """Return ", got VALUE" for a path such as "labels[0]"; "" for "axes[...]", which has no single value."""
     for name, number in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", inner):
         if number == "...":
             return ""

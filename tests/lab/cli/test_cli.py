@@ -466,7 +466,7 @@ def test_a_fifo_in_place_of_a_file_keeps_nobody_waiting(call, tmp_path, command)
     os.mkfifo(tmp_path / "manifest.json")
     status, _, error = call(command, tmp_path)
     assert status == 2
-    assert "manifest.json: no regular file; remove it" in error
+    assert "manifest.json: not a regular file; remove it" in error
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])

@@ -32,7 +32,7 @@ def test_folders_of_another_config_and_strange_folders_are_refused(small_run, tm
     with pytest.raises(InputError, match=r"another config \(model.dim: 16 -> 8\)"):
         go(small_run, study(model={"kind": "one_layer", "dim": 8}))
     (tmp_path / "thesis.txt").write_text("my life's work")
-    with pytest.raises(InputError, match="not empty and no results folder"):
+    with pytest.raises(InputError, match="not empty and not a results folder"):
         go(tmp_path, study())
     assert (tmp_path / "thesis.txt").exists()
 
