@@ -138,9 +138,7 @@ def test_a_batch_of_another_config_is_refused(folder, tmp_path):
     mark = msgspec.structs.replace(batch_state.read(copied, BATCH), origin=by)
     batch_state.write(copied, BATCH, mark)
     path = batch_state.path(copied, BATCH)
-    with pytest.raises(
-        InputError, match=rf"{path}: cell 0 is of another config .*; delete it; run the same"
-    ):
+    with pytest.raises(InputError, match=rf"{path}: cell 0 is of another config .*; delete it; run the same"):
         results.params(cell=0)
     # A choice of cells lists fewer than the batch has.
     assert results.choose(where={"data.vocab_size": SIZES[1]}).params(cell=1).E.shape == (SIZES[1], DIM)
