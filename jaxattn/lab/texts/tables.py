@@ -228,8 +228,8 @@ class Csv(Table, frozen=True, kw_only=True):
         every = self.delimiter.join(fields).splitlines()
         if any(is_row(line.split(self.delimiter)) for line in every[:-1]):
             raise InputError(
-                f"data: {where} form one row whose quotes enclose whole rows; set data.quoting to "
-                '"none" if quotes are ordinary characters there, else to "fields"'
+                f"data: {where} form one row whose quotes enclose whole rows; set data.quoting = "
+                '"none" if quotes are ordinary characters there, else "fields"'
             )
 
     def _hint(self, header: Sequence[str]) -> str:
