@@ -68,7 +68,7 @@ def test_a_damaged_part_is_named_set_aside_and_computed_again(
     (line,) = [line for line in lines if SECOND in line]
     assert line.startswith(f"{path}: ")
     aside = copy / "damaged" / SECOND
-    assert f"set aside in {aside}, computing {SECOND} anew" in line
+    assert f"set aside in {aside}, computing {SECOND} again" in line
     assert (aside / path.name).exists() == (damage != "missing")
     assert other.stat().st_mtime_ns == before
     assert_same(copy, two_batches)
@@ -167,7 +167,7 @@ def test_a_manifest_that_is_lost_is_made_anew_from_the_batches(copy, two_batches
         damage(path)
         outcome, (line,) = go(copy, study())
         assert line.startswith(f"{path}: ")
-        assert line.endswith("; making it anew from what is there")
+        assert line.endswith("; rebuilding it from the batches there")
         assert outcome.batches == 2
         again = manifest.read(copy)
         kept = ("cells", "seeds", "batches", "widths", "config_hash", "failures", "sha256", "status")

@@ -106,7 +106,7 @@ WRONG = {
     ),
     "a take that changes shapes": (
         {"data": "mine.py:flat", "model": "mine.py:Linear"},
-        "data: train: take gives float32[4] of x, float32[6, 2], for 2 examples; keep all axes but the first",
+        "data: train: take returns float32[4] for x, float32[6, 2], with 2 examples; keep all axes except the first",
     ),
     "targets that a loss cannot take": (
         {"loss": "classification"},
@@ -126,11 +126,11 @@ WRONG = {
     ),
     "another kind of data": (
         {"model": {"kind": "one_layer", "dim": 4}},
-        "model: it takes Corpus, and the data are Vectors; choose another model, or other data",
+        "model: it takes Corpus, but the data are Vectors; choose another model or other data",
     ),
     "bags for vectors": (
         {"data": {"kind": "independent", "vocab_size": 9, "relevant": 4, "length": 3, "sequences": 8}},
-        "model: it takes Vectors, and the data are Corpus; choose another model, or other data",
+        "model: it takes Vectors, but the data are Corpus; choose another model or other data",
     ),
     "fresh batches of a function without a size": (
         {"data": "mine.py:unsized", "phases": [DESCENT | {"fresh": 4}]},
@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_said_in_one_line(names, tmp_path, case):
 
 def test_texts_read_in_order_are_refused_by_models_of_bags(names):
     data = {"kind": "lines", "path": "a.txt", "order": "kept"}
-    with pytest.raises(InputError, match=r"model: it takes Corpus, and the data are Sequences"):
+    with pytest.raises(InputError, match=r"model: it takes Corpus, but the data are Sequences"):
         study(names, data=data, model={"kind": "one_layer", "dim": 3}, loss="classification")
 
 

@@ -117,7 +117,9 @@ def test_every_kind_has_its_settings_with_defaults(made):
 
 def test_settings_are_described_in_the_words_of_their_classes(made):
     texts = choices(made, "data")["csv"]["properties"]
-    assert texts["columns"]["description"].startswith("names of the fields of files without a header line")
+    assert texts["columns"]["description"].startswith(
+        "names of the fields, from left to right, for files without a header line"
+    )
     assert texts["min_count"]["description"].startswith("words that occur less often")  # of its base
     probes = made["$defs"]["Tables"]["properties"]["probes"]["properties"]
     assert probes["min_count"]["description"].startswith("tokens that occur less often")
