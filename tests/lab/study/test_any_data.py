@@ -118,7 +118,7 @@ WRONG = {
     ),
     "noise without classes": (
         {"data": {"kind": "mine.py:line", "label_noise": 0.1}},
-        "data: label_noise: the targets are no classes; leave it out",
+        "data: label_noise: the targets are not classes; remove this setting",
     ),
     "outputs of another number": (
         {"model": "mine.py:Wide"},

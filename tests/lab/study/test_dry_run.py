@@ -341,7 +341,7 @@ WRONG = {
         {"model": model("NoOutputs")},
         "model.kind: mine.py:NoOutputs has no 'outputs'; a model must be",
     ),
-    "no call": ({"loss": "mine.py:NoCall"}, "loss.kind: mine.py:NoCall has no '__call__'; a loss wants"),
+    "no call": ({"loss": "mine.py:NoCall"}, "loss.kind: mine.py:NoCall has no '__call__'; a loss must be"),
     "no phase": (
         {"phases": phase("NoPhase")},
         "phases[0].kind: mine.py:NoPhase does not derive from jaxattn.Phase; a phase must be",
@@ -361,7 +361,7 @@ WRONG = {
     ),
     "no measure": (
         {"probes": {"own": ["mine.py:NoMeasure"]}},
-        "probes.own[0].kind: mine.py:NoMeasure has no 'measure'; a probe wants",
+        "probes.own[0].kind: mine.py:NoMeasure has no 'measure'; a probe must be",
     ),
     # settings
     "unknown setting": ({"model": model("Model", dimm=3)}, "model: unknown key 'dimm'; did you mean 'dim'?"),
