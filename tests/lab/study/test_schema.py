@@ -124,7 +124,9 @@ def test_settings_are_described_in_the_words_of_their_classes(made):
         "least number of occurrences in the training split of a word"
     )  # of its base
     probes = made["$defs"]["Tables"]["properties"]["probes"]["properties"]
-    assert probes["min_count"]["description"].startswith("tokens that occur less often")
+    assert probes["min_count"]["description"].startswith(
+        "least number of occurrences of tokens in correlations over tokens"
+    )
 
 
 def test_own_code_is_allowed_everywhere(made):
