@@ -6,10 +6,11 @@ sequence weights the tokens in the band of its largest score and in the next ban
 
 For a batch, one pass over the corpus takes about the same time for one member as for sixteen. All members are
 therefore combined into products of the count matrix with exp(a - h). With a single ceiling h this underflows
-for a sequence whose scores are all far below h, so there is a product for each band, with weights exp(a_s -
-h_b) if a_s ≤ h_b, else 0. A sequence takes its sums from the first band in which it has weight, which is the
-band of its largest score: none of its tokens is above the ceiling, its largest weight is at least e^-w, and
-the softmax is exact to rounding. Members that require too many bands are computed one after the other.
+for a sequence whose scores are all far below h, so there is a product for each band, with weights
+exp(a_s - h_b) if a_s ≤ h_b, else 0. A sequence takes its sums from the first band in which it has weight,
+which is the band of its largest score: none of its tokens is above the ceiling, its largest weight is at
+least e^-w, and the softmax is exact to rounding. Members that require too many bands are computed one after
+the other.
 """
 
 import math
