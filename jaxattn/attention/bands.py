@@ -66,7 +66,7 @@ def factor(ceiling: Array, of_sequence: Array) -> Array:
 
     Args:
         ceiling: h_b of tokens.
-        of_sequence: h_X, ceiling of the largest score of the sequence of each.
+        of_sequence: h_X, the ceiling of the largest score of each token's sequence.
     """
     w = width(ceiling.dtype)
     next_band = jnp.where(ceiling == of_sequence - w, math.exp(-w), 0)

@@ -76,7 +76,7 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
                 )
 
     def check(self) -> None:
-        """Check the values on the host, where tracing cannot; raises InputError if invalid."""
+        """Check the values on the host, outside of traced code; raises InputError if they are invalid."""
         self.check_shapes()
 
 

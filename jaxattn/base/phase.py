@@ -40,8 +40,9 @@ class State:
         params: the model's parameters.
         optimizer: state of optax.
         step: () int32; number of steps taken.
-        failed_at: () int32; the first step whose loss or gradient was not finite, or -1. If vectors are
-            trained, gradients of matrices are not checked: they show in the loss of the next step.
+        failed_at: () int32; the first step whose loss or gradient was not finite, or -1. A phase that trains
+            vectors does not check gradients of matrices, because they make the loss of the next step
+            non-finite.
         key: (2,) uint32; data of the PRNG key that minibatches are sampled with; None for the full batch.
     """
 

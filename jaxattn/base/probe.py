@@ -122,7 +122,7 @@ class Measurement(Spec, frozen=True, kw_only=True):
             phase: the phase.
 
         Returns:
-            The missing requirement, such as "wants targets that are classes". The plan shows it.
+            The missing requirement, such as "requires targets that are classes". The plan shows it.
         """
         return None
 

@@ -38,7 +38,7 @@ class Plan(NamedTuple):
 
     Attributes:
         cells: one row per cell: settings, compile group, finished seeds.
-        groups: one row per compile group: lanes, batches, memory, time.
+        groups: one row per compile group: vmapped runs, batches, memory, time.
         sentence: summary in one sentence.
         metrics: a line for each phase of the first cell with its metrics, and skipped probes with reasons;
             empty for a quick plan.

@@ -87,7 +87,7 @@ def in_span(rows: Rows) -> Rows:
 def basis(
     key: Array, *, vocab_size: int, dim: int, num_classes: int, dtype: DTypeLike
 ) -> Float[Array, "d m"]:
-    """Return Q, which maps the parameters of `start` with this key, at any time, to R^d: x = Q x_m.
+    """Return Q, which maps the parameters of `start`, also after training, to R^d: x = Q x_m.
 
     For d < 16,384 these are the originally sampled vectors; for larger d, Q is a random isometry of the key.
 

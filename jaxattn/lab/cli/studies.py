@@ -145,7 +145,7 @@ def _together(folders: list[Path]) -> Any:
     return combine.combine([load(folder) for folder in folders])
 
 
-# Columns of the tables of a plan, in its legend. What is printed calls "lanes" vmapped runs.
+# Columns of the tables of a plan, in its legend. The column `lanes` is printed as "vmapped runs".
 LEGEND = {
     "group": "cells that share one compiled program for each phase",
     "done": "finished seeds of the cell",

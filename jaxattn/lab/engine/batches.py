@@ -20,7 +20,7 @@ MOST_BATCHES = 100_000
 
 
 class Batch(NamedTuple):
-    """Some seeds of some cells of a compile group, which run together. Each (cell, seed) pair is a lane."""
+    """Some seeds of some cells of a compile group, which run together."""
 
     group: CompileGroup
     cells: tuple[Cell, ...]
@@ -34,12 +34,12 @@ class Batch(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Number of lanes, the vmapped (cell, seed) pairs."""
+        """Number of vmapped runs, one for each seed of each cell."""
         return len(self.cells) * len(self.seeds)
 
     @property
     def lanes(self) -> list[tuple[Cell, int]]:
-        """Cell and seed of every lane, cell after cell."""
+        """Cell and seed of every run, cell after cell."""
         return [(cell, seed) for cell in self.cells for seed in self.seeds]
 
 
@@ -52,7 +52,7 @@ def describe(batch: Batch) -> str:
 
 
 def halved(batch: Batch) -> list[Batch]:
-    """Cut a batch of several lanes in two, by seeds, or by cells if it has a single seed."""
+    """Cut a batch of several runs in two, by seeds, or by cells if it has a single seed."""
     seeds, cells = batch.seeds, batch.cells
     if len(seeds) > 1:
         middle = len(seeds) // 2
@@ -83,11 +83,11 @@ def cut_batches(
         max_memory: memory limit in bytes per device. If it is given, only existing batches are kept, and all
             others are cut again.
         shards: number of shards; each gets at least one batch.
-        raising: numbers of the groups whose code raises, with any number of lanes.
+        raising: numbers of the groups whose code raises, with any number of runs.
         progress: progress callback.
 
     Returns:
-        Number of lanes that run together in every group, and the batches of all shards.
+        Number of runs that are vmapped together in every group, and the batches of all shards.
 
     Raises:
         InputError: a cell does not fit in memory, or the folder holds results of another config.
@@ -118,7 +118,7 @@ def _widths(
     raising: frozenset[int],
     progress: Callable[[str, float], None],
 ) -> list[int]:
-    """Return the number of lanes that run together in every group."""
+    """Return the number of runs that are vmapped together in every group."""
 
     def note(group: CompileGroup) -> None:
         progress(f"memory of compile group {group.number + 1} of {len(groups)}", group.number / len(groups))
@@ -139,14 +139,14 @@ def _widths(
 def cut(
     groups: Sequence[CompileGroup], seeds: Sequence[int], known: Sequence[str], widths: Sequence[int]
 ) -> list[Batch]:
-    """Cut the lanes of every compile group into batches.
+    """Cut the runs of every compile group into batches.
 
     Args:
         groups: compile groups.
         seeds: requested seeds of every cell.
-        known: names of existing batches. They are kept whatever seeds are requested, and only lanes that are
+        known: names of existing batches. They are kept whatever seeds are requested, and only runs that are
             in none of them are cut into new batches.
-        widths: largest number of lanes that may run together, for every group.
+        widths: largest number of runs that may be vmapped together, for every group.
 
     Returns:
         The batches, by group, cells and seeds in ascending order.
@@ -182,7 +182,7 @@ def _held(groups: Sequence[CompileGroup], known: Sequence[str]) -> list[list[Bat
 
 
 def _cut_new(group: CompileGroup, held: Sequence[Batch], seeds: Sequence[int], width: int) -> Iterator[Batch]:
-    """Cut the lanes of a group that are in none of its existing batches."""
+    """Cut the runs of a group that are in none of its existing batches."""
     there: dict[int, tuple[range, ...]] = {}
     for batch in held:
         for cell in batch.cells:
@@ -215,7 +215,7 @@ def share(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
 def check_shards(study: Definition, shards: int) -> None:
     """Raise InputError if some of N shards would be empty for any memory.
 
-    The check uses the smallest possible batches: those of the study's chunk, or of a single lane.
+    The check uses the smallest possible batches: those of the study's chunk, or of a single run.
     """
     groups = compile_groups(study.cells)
     lanes = [len(group.cells) * len(study.seeds) for group in groups]
@@ -234,7 +234,7 @@ def _too_few(shard: str, number: int) -> InputError:
 def _rectangles(
     cells: tuple[Cell, ...], seeds: range, width: int
 ) -> Iterator[tuple[tuple[Cell, ...], range]]:
-    """Cut cells × seeds into rectangles of at most `width` lanes and about equal size."""
+    """Cut cells × seeds into rectangles of at most `width` runs and about equal size."""
     if len(seeds) >= width:
         for cell in cells:
             yield from (((cell,), part) for part in _even(seeds, width))

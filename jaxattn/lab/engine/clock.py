@@ -15,7 +15,7 @@ from jaxattn.lab.engine.batches import Batch, describe
 from jaxattn.lab.engine.progress import Reporter
 
 _PROCESS = Path("/proc/self")
-# Callback with an entry of metrics.jsonl, and the numbers of single seeds by lane and metric, if any.
+# Callback with an entry of metrics.jsonl, and the metrics of single seeds, if there are any.
 Write = Callable[[dict[str, Any], dict[str, dict[str, float]]], None]
 
 
@@ -55,9 +55,9 @@ class Clock:
         self._earlier_s, self._earlier_mib = 0.0, 0.0
         self._stop = threading.Event()
         self._save_at = self._started + intervals.checkpoint_s
-        # Seconds per lane, by the numbers of the group and the phase.
+        # Seconds per vmapped run, by the numbers of the group and the phase.
         self._costs: dict[tuple[int, int], float] = {}
-        # Numbers of lanes that have not started, by the same keys.
+        # Numbers of vmapped runs that have not started, by the same keys.
         self._lanes: Counter[tuple[int, int]] = Counter()
         self._per_step: float | None = None
         forget_peak()
@@ -179,7 +179,7 @@ class Clock:
         self._since = time.monotonic()
 
     def end_phase(self) -> None:
-        """Record the time of the phase per lane, as the estimate for other batches of the same group."""
+        """Record the time of the phase per vmapped run, as an estimate for other batches of the group."""
         if self._is_whole:
             seconds = time.monotonic() - self._phase_began - self._saving_s
             self._costs[self._batch.group.number, self._phase] = seconds / self._batch.width

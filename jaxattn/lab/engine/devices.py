@@ -1,8 +1,8 @@
-"""Distribution of lanes, the vmapped (cell, seed) pairs, over devices.
+"""Distribution of vmapped runs, one for each seed of each cell, over devices.
 
-On an accelerator the lanes of a device are vmapped. On a CPU every core counts as a device, and computes as
-few lanes at a time as fit in its cache, so that their arrays stay in the cache for many steps. Lanes that
-share a large corpus are one batch in either case, because they share its products with the counts.
+On an accelerator all runs of a device are vmapped together. On a CPU every core counts as a device, and
+computes as few runs at a time as fit in its cache, so that their arrays stay in the cache for many steps.
+Runs that share a large corpus are one batch in either case, because they share its products with the counts.
 """
 
 import math
@@ -22,10 +22,10 @@ from jax.sharding import PartitionSpec as P
 from jaxattn.core import backend
 from jaxattn.core.mapping import map_in_equal_parts
 
-# Bytes of a core's first-level cache. Lanes that exceed it together take up to twice as long as one after the
-# other. Lanes below it are faster together, because of the overhead of each operation.
+# Bytes of a core's first-level cache. Runs that exceed it together take up to twice as long as one after the
+# other. Runs below it are faster together, because of the overhead of each operation.
 CACHE = 2**15
-# Value of `per_core`: all lanes of a core at a time.
+# Value of `per_core`: all vmapped runs of a core at a time.
 EVERY = sys.maxsize
 
 
@@ -72,17 +72,17 @@ def vmap_over_devices(
     shared: bool,
     per_core: int | None,
 ) -> Callable[..., Any]:
-    """Lift a function of one lane to lanes on a leading axis, sharded over the local devices.
+    """Lift a function of one run to vmapped runs on a leading axis, sharded over the local devices.
 
     Args:
-        function: pure function of one lane.
-        in_axes: for every argument 0 if each lane has its own, None if all lanes share it.
-        shared: True if the lanes share a corpus.
-        per_core: number of lanes that a CPU core computes at a time, such as `EVERY`. If None, as many as fit
-            in its cache, or all if the lanes share a corpus.
+        function: pure function of one run.
+        in_axes: for every argument 0 if each run has its own, None if all runs share it.
+        shared: True if the vmapped runs share a corpus.
+        per_core: number of runs that a CPU core computes at a time, such as `EVERY`. If None, as many as fit
+            in its cache, or all if the runs share a corpus.
 
     Returns:
-        The function of all lanes. Their number must be one that `pad_to_devices` does not change.
+        The function of all vmapped runs. Their number must be one that `pad_to_devices` does not change.
     """
     every = jax.vmap(function, in_axes=tuple(in_axes))
 
@@ -108,15 +108,15 @@ def vmap_over_devices(
 
 
 def _shard(function: Callable[..., Any], in_axes: Sequence[int | None], shared: bool) -> Callable[..., Any]:
-    """Shard the lanes of a function of many lanes over the local devices."""
+    """Shard the vmapped runs of a function over the local devices."""
     specs = tuple(P() if axis is None else P("lanes") for axis in in_axes)
 
     def call(*arguments: Any) -> Any:
         lanes = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
         if (mesh := _mesh(lanes, shared)) is None:
             return function(*arguments)
-        # Each device runs separate loops of different lengths. There is no reduction over lanes, so nothing
-        # needs to be tracked as replicated. Tracking would sum gradients of inner parameters over lanes.
+        # Each device runs separate loops of different lengths. There is no reduction over runs, so nothing
+        # needs to be tracked as replicated. Tracking would sum gradients of inner parameters over runs.
         every = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P("lanes"), check_vma=False)
         return every(*arguments)
 
@@ -124,7 +124,7 @@ def _shard(function: Callable[..., Any], in_axes: Sequence[int | None], shared: 
 
 
 class Lifted:
-    """A function of one lane, lifted to many lanes over the devices and compiled for its arguments.
+    """A function of one run, lifted to many runs over the devices and compiled for its arguments.
 
     If float64 requires the host, the arguments are moved to the devices of the program.
     """
@@ -142,10 +142,10 @@ class Lifted:
         """Lift a function.
 
         Args:
-            function: pure function of one lane, of pytrees of arrays.
-            in_axes: for every argument 0 if each lane has its own, None if all lanes share it.
-            shared: True if the lanes share a corpus.
-            per_core: number of lanes that a CPU core computes at a time; see `vmap_over_devices`.
+            function: pure function of one run, of pytrees of arrays.
+            in_axes: for every argument 0 if each run has its own, None if all runs share it.
+            shared: True if the vmapped runs share a corpus.
+            per_core: number of vmapped runs that a CPU core computes at a time; see `vmap_over_devices`.
             dtype: "float64" compiles in float64 whatever the session's setting.
             view: function that selects the part of the first argument that is passed on.
             options: options of `jax.jit`.
@@ -182,25 +182,25 @@ class Lifted:
 
 
 def pad_to_devices(lanes: Sequence[Any], shared: bool) -> list[Any]:
-    """Repeat the last lane until all used devices have the same number of lanes."""
+    """Repeat the last run until all used devices have the same number of vmapped runs."""
     used, each = _shape(len(lanes), shared)
     return [*lanes, *[lanes[-1]] * (used * each - len(lanes))]
 
 
 def padded_again(tree: Any, lanes: int, padded: int) -> Any:
-    """Change the padding of lanes from that of other devices to that of these devices.
+    """Change the padding of vmapped runs from that of other devices to that of these devices.
 
     Args:
-        tree: arrays with a leading axis of lanes, including padding.
-        lanes: number of lanes without padding.
-        padded: number of lanes with the padding of `pad_to_devices` on these devices.
+        tree: arrays with a leading axis of vmapped runs, including padding.
+        lanes: number of vmapped runs without padding.
+        padded: number of vmapped runs with the padding of `pad_to_devices` on these devices.
     """
     lane = np.minimum(np.arange(padded), lanes - 1)
     return jax.tree.map(lambda x: x if len(x) == padded else np.asarray(x)[lane], tree)
 
 
 def put(tree: Any, shared: bool) -> Any:
-    """Put arrays with a leading axis of lanes on the devices of their lanes."""
+    """Put arrays with a leading axis of vmapped runs on the devices of their vmapped runs."""
     if backend.has_host():
         return tree  # programs move their arguments
     mesh = _mesh(jax.tree.leaves(tree)[0].shape[0], shared)
@@ -221,10 +221,10 @@ def shapes(tree: Any, lanes: int, in_axis: int | None, shared: bool, computed: b
 
     Args:
         tree: arrays or their shapes.
-        lanes: number of lanes of the program.
-        in_axis: 0 if each lane has its own argument, None if all lanes share it.
-        shared: True if the lanes share a corpus.
-        computed: True if another program computed the argument on the devices of its lanes.
+        lanes: number of vmapped runs of the program.
+        in_axis: 0 if each run has its own argument, None if all runs share it.
+        shared: True if the vmapped runs share a corpus.
+        computed: True if another program computed the argument on the devices of its vmapped runs.
 
     Returns:
         Shapes, with shardings where they are known before the call. Shapes for a described chip always have
@@ -242,12 +242,12 @@ def shapes(tree: Any, lanes: int, in_axis: int | None, shared: bool, computed: b
 
 
 def device_count(shared: bool) -> int:
-    """Return the number of devices for the lanes; a CPU is one device for lanes that share a corpus."""
+    """Return the number of devices for vmapped runs; a CPU is one device if the runs share a corpus."""
     return 1 if shared and backend.platform() == "cpu" else len(backend.local_devices())
 
 
 def _shape(lanes: int, shared: bool) -> tuple[int, int]:
-    """Return the number of used devices, and the number of lanes of each."""
+    """Return the number of used devices, and the number of vmapped runs of each."""
     each = math.ceil(lanes / device_count(shared))
     return math.ceil(lanes / each), each
 
@@ -255,7 +255,7 @@ def _shape(lanes: int, shared: bool) -> tuple[int, int]:
 def _mesh(lanes: int, shared: bool) -> Mesh | None:
     used, each = _shape(lanes, shared)
     if used * each != lanes and backend.is_host():
-        # Lanes are padded for the accelerator; the host computes them with as many devices as fit.
+        # Runs are padded for the accelerator; the host computes them with as many devices as fit.
         used = max(k for k in range(1, used + 1) if lanes % k == 0)
     elif used * each != lanes:
         raise ValueError(f"{lanes} lanes are not what pad_to_devices makes for {used} devices")

@@ -130,7 +130,7 @@ def _traces(directory: Path) -> list[Any]:
 
 
 def _of_cluster() -> tuple[int, int]:
-    """Return the index of this process and the number of processes, and select its GPU of the host.
+    """Return the index of this process and the number of processes, and select the GPU of this process.
 
     Raises:
         InputError: the launcher is unknown, or its variables are not numbers.

@@ -31,7 +31,7 @@ class CompileGroup(NamedTuple):
             largest vocabulary size, to which the others are padded.
         cells: the cells, in the order of the study.
         varying: paths of the numbers that differ between the cells.
-        numbers: all numbers that may differ between lanes, by the number of the cell.
+        numbers: all numbers that may differ between vmapped runs, by the number of the cell.
     """
 
     number: int
@@ -41,7 +41,7 @@ class CompileGroup(NamedTuple):
     numbers: Mapping[int, Hyperparameters]
 
     def hyperparameters(self, cells: Sequence[Cell]) -> Hyperparameters:
-        """Return the varying numbers of some lanes, given the cell of each; arrays (L,)."""
+        """Return the varying numbers of some vmapped runs, given the cell of each; arrays (L,)."""
         return {
             path: jnp.asarray([self.numbers[cell.number][path] for cell in cells], dtype)
             for path, dtype in self.dtypes().items()

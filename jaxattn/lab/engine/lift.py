@@ -1,4 +1,4 @@
-"""Compilation of the functions of `study.seed`, which are for one seed, for many lanes on all devices."""
+"""Compilation of the functions of one seed in `study.seed` for many vmapped runs on all devices."""
 
 import gc
 import os
@@ -29,7 +29,7 @@ THREADS = 4
 
 
 class Program(NamedTuple):
-    """Compiled functions of a phase. All arrays have a leading axis of lanes, except shared corpora.
+    """Compiled functions of a phase. All arrays have a leading axis of vmapped runs, except shared corpora.
 
     Attributes:
         phase: the phase.
@@ -87,7 +87,7 @@ class Programs:
 
     Attributes:
         setting: common setting of the cells of a group.
-        text: data that all lanes share, or their shapes; None if data are sampled for each lane.
+        text: data that all vmapped runs share, or their shapes; None if data are sampled for each run.
     """
 
     def __init__(self, setting: Setting, text: Loaded | None = None) -> None:
@@ -98,16 +98,16 @@ class Programs:
 
     @cached_property
     def drawing(self) -> Lifted:
-        """Function (keys, numbers) -> sampled data of every lane."""
+        """Function (keys, numbers) -> sampled data of every run."""
 
         def draw(key: Array, numbers: Hyperparameters) -> Splits:
             return seed.draw(with_hyperparameters(self.setting, numbers), key)
 
-        # One lane at a time on a CPU: batched sorts take twice as long to compile and are not faster.
+        # One run at a time on a CPU: batched sorts take twice as long to compile and are not faster.
         return Lifted(draw, (0, 0), per_core=1)
 
     def draw(self, keys: Array, numbers: Hyperparameters) -> Loaded:
-        """Sample the data of every lane, or return the data that all lanes share.
+        """Sample the data of every run, or return the data that all vmapped runs share.
 
         Raises:
             InputError: no study can use the data.
@@ -119,7 +119,7 @@ class Programs:
         return loaded
 
     def starting(self, loaded: Loaded) -> Lifted:
-        """Function (keys, numbers) -> initial parameters of every lane."""
+        """Function (keys, numbers) -> initial parameters of every run."""
 
         def draw(key: Array, numbers: Hyperparameters, splits: Splits) -> Any:
             return seed.start(with_hyperparameters(self.setting, numbers), splits, key, loaded.tokens)
@@ -128,13 +128,13 @@ class Programs:
             # Parameters depend only on the shapes of the data.
             first = partial(jax.tree.map, lambda x: x[0])
             one = loaded.splits if loaded.shared else jax.eval_shape(first, loaded.splits)
-            # One lane at a time: batched LAPACK routines deadlock on several CPU devices.
+            # One run at a time: batched LAPACK routines deadlock on several CPU devices.
             return Lifted(partial(draw, splits=one), (0, 0), loaded.shared, per_core=1)
 
         return self._keep("start", make)
 
     def start(self, loaded: Loaded, keys: Array, numbers: Hyperparameters) -> Any:
-        """Sample the initial parameters of every lane."""
+        """Sample the initial parameters of every run."""
         return self.starting(loaded)(keys, numbers)
 
     def phase(self, index: int, loaded: Loaded) -> Program:
@@ -148,7 +148,7 @@ class Programs:
 
         Args:
             group: cells that share the programs.
-            lanes: number of lanes, including the padding of `pad_to_devices`.
+            lanes: number of vmapped runs, including the padding of `pad_to_devices`.
         """
         shared = self.text is not None
         fresh, own = (
@@ -180,14 +180,14 @@ class Programs:
             params = carried.state.params
 
     def corpora(self, group: CompileGroup, lanes: int) -> Loaded:
-        """Return the shapes of the data of some lanes."""
+        """Return the shapes of the data of some vmapped runs."""
         if self.text is not None:
             return self.text
         shapes = self.drawing.shapes(_keys(lanes), _numbers(group, lanes))
         return Loaded(shapes, False, seed.drawn(self.setting).tokens)
 
     def params(self, group: CompileGroup, lanes: int) -> Any:
-        """Return the shapes of the parameters of some lanes."""
+        """Return the shapes of the parameters of some vmapped runs."""
         return self.starting(self.corpora(group, lanes)).shapes(_keys(lanes), _numbers(group, lanes))
 
     def compile(self, group: CompileGroup, lanes: int, phase: int = 0, resumed: bool = False) -> None:
@@ -195,7 +195,7 @@ class Programs:
 
         Args:
             group: cells that share the programs.
-            lanes: number of lanes.
+            lanes: number of vmapped runs.
             phase: index of the first phase that runs.
             resumed: True if this phase resumes from a checkpoint.
         """
@@ -250,7 +250,7 @@ class ProgramCache:
         if self._text is None or self._text[0] != data:
             self._text = data, data.load(self._loading)
             check_data(self._text[1])
-        # Compiled functions hold the data as constants, so they are not kept after the run.
+        # Compiled functions hold the data, so they are not kept after the run.
         return Programs(setting, self._text[1])
 
 

@@ -48,7 +48,7 @@ def opened(folder: Store, name: str, kinds: Sequence[Kind], profile: bool) -> It
 
 
 def writer(kind: Kind, directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
-    """Open a dashboard, with the median over the lanes of a batch and a line for every seed.
+    """Open a dashboard, with the median over the vmapped runs of a batch and a line for every seed.
 
     Args:
         kind: name of the dashboard.

@@ -66,7 +66,7 @@ def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -
 
 
 def of_batches(widths: list[int], every: list[Batch], batches: list[Batch]) -> dict[str, Any]:
-    """Return the manifest entries of the batches: lanes per batch of each group, own and other batches."""
+    """Return the manifest entries of batches: vmapped runs per batch of each group, and batch names."""
     elsewhere = {batch.name for batch in every} - {batch.name for batch in batches}
     return {"widths": widths, "batches": listed(batches), "elsewhere": sorted(elsewhere)}
 

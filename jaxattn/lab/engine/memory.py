@@ -1,4 +1,4 @@
-"""Number of lanes that fit in memory, computed from compiled programs."""
+"""Number of vmapped runs that fit in memory, computed from compiled programs."""
 
 import math
 import resource
@@ -29,22 +29,22 @@ def width(
     budget: int,
     note: Callable[[CompileGroup], None] = lambda group: None,
 ) -> int:
-    """Return the number of lanes of a group that run together.
+    """Return the number of runs of a group that are vmapped together.
 
     Programs are compiled only if the sizes of parameters and data do not decide.
 
     Args:
         group: cells that share programs.
         programs: their programs.
-        lanes: requested number of lanes.
+        lanes: requested number of vmapped runs.
         budget: memory limit in bytes per device.
         note: called before programs are compiled, which takes seconds.
 
     Returns:
-        The number of lanes, at most `lanes`.
+        The number of vmapped runs, at most `lanes`.
 
     Raises:
-        InputError: one lane alone does not fit; the message gives its memory. Or the arrays are too large.
+        InputError: one run alone does not fit; the message gives its memory. Or the arrays are too large.
     """
     used = devices.device_count(group.setting.data.shared)
     each = math.ceil(lanes / used)
@@ -70,17 +70,17 @@ def width(
 
 
 def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> tuple[int, float]:
-    """Return the number of lanes that fit on a device, by linear interpolation of memory in the lanes.
+    """Return the number of vmapped runs that fit on a device, by linear interpolation of memory.
 
     Args:
-        peak: function that compiles for a number of lanes and returns their memory in bytes; infinite if they
-            cannot be compiled.
-        most: first number of lanes to try. It is halved until it fits; the last two memories are then
+        peak: function that compiles for a number of vmapped runs and returns their memory in bytes; infinite
+            if they cannot be compiled.
+        most: first number of vmapped runs to try. It is halved until it fits; the last two memories are then
             interpolated.
         budget: memory of the device in bytes.
 
     Returns:
-        The number of lanes, 0 if none fits; and the memory in bytes of the last program.
+        The number of vmapped runs, 0 if none fits; and the memory in bytes of the last program.
     """
     lanes, needed = most, float(peak(most))
     more, needed_by_more = 0, 0.0
@@ -95,7 +95,7 @@ def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> t
 
 
 def peak(group: CompileGroup, programs: Programs, lanes: int) -> int:
-    """Compile every phase for some lanes and return the peak memory of a device in bytes.
+    """Compile every phase for some vmapped runs and return the peak memory of a device in bytes.
 
     It consists of arguments, results and temporaries: parameters, optimiser states, data and gradients.
     """
@@ -155,7 +155,7 @@ def _of_control_groups(
 
 
 def sizes(group: CompileGroup, programs: Programs, lanes: int) -> tuple[int, int]:
-    """Return the bytes of data that all lanes share, and the bytes of parameters and data of each lane."""
+    """Return the bytes of data that all runs share, and the bytes of parameters and data of each run."""
     with backend.precision(group.setting.dtype):
         loaded = programs.corpora(group, lanes)
         own = devices.size_of(programs.params(group, lanes)) // lanes

@@ -28,7 +28,7 @@ from jaxattn.lab.study import seed
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.setting import Setting
 
-# Number of lanes of a trial run, and its time in seconds.
+# Number of vmapped runs of a trial run, and its time in seconds.
 LANES = 4
 TRIAL_S = 0.3
 
@@ -53,9 +53,9 @@ def plan(
     Returns:
         A table of the cells: settings, group, seeds, and the number of finished seeds. A table of the groups,
         each of which is one compiled program for every phase: its cells, the number of coordinates of its
-        vectors (the dimension of their span if that is less than d), the numbers that are vmapped, lanes,
-        lanes that run together, batches, memory of a device, and estimated time left. And a sentence with
-        the totals.
+        vectors (the dimension of their span if that is less than d), the numbers that are vmapped, the
+        number of runs, the number of runs in a batch, batches, memory of a device, and estimated time left.
+        And a sentence with the totals.
 
     Raises:
         InputError: the sizes of a cell do not match, a cell does not fit in memory, or the folder holds
@@ -235,9 +235,9 @@ def _cells(
 def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[batches.Batch]) -> float:
     """Estimate the time left of a group in seconds.
 
-    A trial run of a few lanes sets up every phase, takes some steps and measures once. The estimate assumes
-    that all steps take as long as these and that time is proportional to the number of lanes, so it is an
-    overestimate on wide devices. Exact limits of phases and figures are not included.
+    A trial sets up every phase for a few runs, takes some steps and measures once. The estimate assumes that
+    all steps take as long as these and that time is proportional to the number of runs, so it is an
+    overestimate on wide devices. The time for phase probes and figures is not included.
 
     Args:
         group: cells that share a program.

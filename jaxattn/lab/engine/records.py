@@ -15,15 +15,15 @@ from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.study.dry_run import NOT_REAL
 
-# Number of lanes with separate lines in dashboards.
+# Number of vmapped runs with separate lines in dashboards.
 SERIES = 32
 
 
 class Records:
-    """Measurements and failed lanes of a batch so far.
+    """Measurements and failed seeds of a batch so far.
 
     Attributes:
-        failures: cell, seed, phase, step and reason of every failed lane.
+        failures: cell, seed, phase, step and reason of every failed seed.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Records:
     def note_failures(
         self, phase: Phase, step: int, failed_at: Array | np.ndarray, losses: Array | np.ndarray
     ) -> None:
-        """Record lanes whose state has failed, or whose loss at a step is not finite."""
+        """Record runs whose state has failed, or whose loss at a step is not finite."""
         before = {(failure["cell"], failure["seed"]) for failure in self.failures}
         lanes = self._batch.lanes
         failed_at = np.asarray(failed_at)[: len(lanes)]
@@ -122,7 +122,7 @@ def with_best(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded: Loaded) -> pd.DataFrame:
-    """Return token columns, (L, V) or (L, V, C), in long form, with a row for each lane, token and class.
+    """Return token columns, (L, V) or (L, V, C), in long form, with a row for each run, token and class.
 
     Returns:
         The table; empty for a model without scores and values of tokens.
@@ -133,7 +133,7 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
     _, vocab_size, classes = columns["Ev"].shape
     shape = (len(lanes), vocab_size, classes)
     ids = np.arange(vocab_size, dtype=np.int32)[None, :, None]
-    # Only with a padded vocabulary are some tokens not used by a lane.
+    # Only with a padded vocabulary are some tokens not used by a run.
     sizes = [cell.setting.data.pads_vocabulary and cell.setting.data.vocab_size for cell, _ in lanes]
     used = np.array([size or vocab_size for size in sizes])
     own = np.broadcast_to(ids < used[:, None, None], shape)
@@ -161,7 +161,7 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
 
 
 def seed_series(measured: Mapping[str, np.ndarray], batch: Batch) -> dict[str, dict[str, float]]:
-    """Return the scalars of the first lanes by "cell C/seed S" and metric, for lines in dashboards."""
+    """Return the scalars of the first runs by "cell C/seed S" and metric, for lines in dashboards."""
     return {
         f"cell {cell.number}/seed {seed}": {
             name: float(x[lane]) for name, x in measured.items() if x.ndim == 1 and np.isfinite(x[lane])
@@ -176,7 +176,7 @@ def log_entry(measured: Mapping[str, np.ndarray], batch: Batch, failures: Sequen
     Args:
         measured: metrics of a step, (L,) or (L, bins).
         batch: the batch.
-        failures: its failed lanes so far.
+        failures: its failed seeds so far.
 
     Returns:
         The median over the batch of every scalar, the finite losses of every cell, and the failures.

@@ -149,7 +149,7 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, clock: Clock) ->
         clock: clock that decides when to show progress, save and stop.
 
     Returns:
-        Cell, seed, phase, step and reason of every failed lane.
+        Cell, seed, phase, step and reason of every failed seed.
 
     Raises:
         Interrupted: the run was asked to stop, and has saved a checkpoint.

@@ -73,7 +73,7 @@ def repeats(table: pd.DataFrame, name: str) -> bool:
 
 
 def _check_size(content: bytes) -> None:
-    """Raise ValueError if a table would use more memory than a file of its size may.
+    """Raise ValueError if a table would use too much memory for the size of its file.
 
     A few bytes can encode any number of equal rows, and long strings.
     """
@@ -98,11 +98,11 @@ def _check_size(content: bytes) -> None:
         else:
             raise ValueError(f"column {field.name!r:.60} holds {kind!s:.60}")
     if packed > most or known.num_rows * widths > most:
-        raise ValueError(f"{known.num_rows:,} rows, more than a table of this size has")
+        raise ValueError(f"it has {known.num_rows:,} rows, too many for a file of this size")
     if texts:
         held = ParquetFile(io.BytesIO(content), read_dictionary=texts).read(columns=texts)
         if known.num_rows * widths + sum(map(_characters, held.columns)) > most:
-            raise ValueError("texts that are longer than those of a table of this size")
+            raise ValueError("its texts are too long for a file of this size")
 
 
 def _characters(column: Any) -> int:

@@ -83,7 +83,7 @@ class Definition:
 
     @property
     def chunk(self) -> int | None:
-        """Number of lanes that run together, if the study sets it."""
+        """Number of runs that are vmapped together, if the study sets it."""
         return self._tables.chunk
 
     @cached_property
@@ -102,7 +102,8 @@ class Definition:
             given = tuple(range(first, end))
         seeds = tuple(range(given)) if isinstance(given, int) else tuple(sorted(given))
         if len(set(seeds)) < len(seeds) or not seeds:
-            raise InputError(f"seeds: {'a seed is listed twice' if seeds else 'no seed'}; list each once")
+            fault = "a seed is listed twice; list each seed once" if seeds else "no seed; give at least one"
+            raise InputError(f"seeds: {fault}")
         return seeds
 
     @property

@@ -42,7 +42,7 @@ def rehearse(
 
     Args:
         setting: common setting of the cells of a program.
-        varying: dtypes of the traced numbers, which differ between the lanes of the program.
+        varying: dtypes of the traced numbers, which differ between the vmapped runs of the program.
         files: source files of the user's code.
         progress: progress callback for reading texts.
 
@@ -150,7 +150,7 @@ class _Rehearsal:
         with self.at("loss", registry.LOSS):
             name, coupled = _name(setting.loss), setting.loss.coupled
             if reason := setting.loss.why_not(outputs, data):
-                raise InputError(f"{name} cannot take these: {reason}")
+                raise InputError(f"{name} does not fit the model and the data: {reason}")
             each = setting.loss(outputs, data.targets)
             why = "for all examples together" if coupled else "one for every example"
             if not coupled and not jnp.ndim(each):

@@ -154,7 +154,9 @@ def halton(wanted: Halton | None) -> list[dict[str, Any]]:
         if not bounds.low < bounds.high:
             raise InputError(f"halton.axes.{key}: low {bounds.low} is not below high {bounds.high}")
         if bounds.log and bounds.low <= 0:
-            raise InputError(f"halton.axes.{key}: a logarithmic axis starts above 0, not at {bounds.low}")
+            raise InputError(
+                f"halton.axes.{key}: low must be positive for a logarithmic axis, got {bounds.low}"
+            )
     from scipy.stats import qmc  # slow to import
 
     unit = qmc.Halton(len(wanted.axes), scramble=True, rng=wanted.seed).random(wanted.points)

@@ -1,7 +1,7 @@
-"""A setting of a study: instances from tables, checked together, and the numbers that lanes may vary.
+"""A setting of a study: instances from tables, checked together, and its numbers that a program may vary.
 
-The lanes of one program may differ in some numbers: the floats of data, model, loss, starts, phases and
-custom probes, unless they are annotated `Static`; and the size of a synthetic vocabulary, by padding.
+The vmapped runs of one program may differ in some numbers: the floats of data, model, loss, starts, phases
+and custom probes, unless they are annotated `Static`; and the size of a synthetic vocabulary, by padding.
 """
 
 import functools
@@ -23,7 +23,7 @@ from jaxattn.lab.study.registry import C, Concept, convert, fields_of, keys_of, 
 from jaxattn.lab.study.tree import merge, place_of_thing
 
 Path = tuple[str | int, ...]
-# Numbers by path, such as ("phases", 0, "step_size"); one number, or one for every lane.
+# Numbers by path, such as ("phases", 0, "step_size"); one number, or one for every run.
 Hyperparameters = Mapping[Path, Any]
 VOCAB_SIZE: Path = ("data", "vocab_size")
 # Paths of parts of a setting in its tables.
@@ -176,7 +176,7 @@ class Reader:
 
 
 def hyperparameters(setting: Setting) -> dict[Path, float | int]:
-    """Return the numbers that may differ between the lanes of a program, by path."""
+    """Return the numbers that may differ between the vmapped runs of a program, by path."""
     parts: dict[Path, Spec] = {
         ("data",): setting.data,
         ("model",): setting.model,
@@ -199,7 +199,7 @@ def pads_vocabulary(setting: Setting) -> bool:
 
 
 def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
-    """Return a setting with the numbers of one lane, which may be traced; shapes still determine V."""
+    """Return a setting with the numbers of one run, which may be traced; shapes still determine V."""
     setting = setting._replace(used=numbers.get(VOCAB_SIZE))
     for path, number in numbers.items():
         if path != VOCAB_SIZE:
@@ -217,7 +217,7 @@ def key_of(setting: Setting, path: Path) -> str:
 
 
 def numbers_of(thing: Spec) -> Iterator[tuple[Path, float]]:
-    """Yield the numbers of one instance that may differ between lanes, by path within it."""
+    """Yield the numbers of one instance that may differ between vmapped runs, by path within it."""
     static = _static(type(thing))
     for name, value in msgspec.structs.asdict(thing).items():
         if name in static:
@@ -311,7 +311,7 @@ def _without(table: Any, key: str, wanted: Any) -> tuple[Any, Any]:
 
 @functools.cache
 def _static(target: type[Spec]) -> frozenset[str]:
-    """Return the names of the settings that cannot differ between lanes."""
+    """Return the names of the settings that cannot differ between vmapped runs."""
     return frozenset(field.name for field in fields_of(target) if _is_static(field.type))
 
 

@@ -110,11 +110,11 @@ WRONG = {
     ),
     "targets that a loss cannot take": (
         {"loss": "classification"},
-        "loss: Classification cannot take these: it wants targets that are classes, one an example, not float32[6]",
+        "loss: Classification does not fit the model and the data: it requires targets that are classes, one for each example, not float32[6]",
     ),
     "classes for a loss of numbers": (
         {"data": "mine.py:signs"},
-        "loss: SquaredError cannot take these: it wants numbers of the outputs' shape (6,) as targets, not int32[6]",
+        "loss: SquaredError does not fit the model and the data: it requires targets that are numbers of the outputs' shape (6,)",
     ),
     "noise without classes": (
         {"data": {"kind": "mine.py:line", "label_noise": 0.1}},
@@ -183,14 +183,16 @@ def test_texts_read_in_order_are_refused_by_models_of_bags(names):
 
 def test_a_plan_says_why_a_probe_that_was_asked_for_applies_to_no_phase(names):
     (line,) = recorded(study(names, probes={"own": ["attention_entropy"]}))
-    assert "attention_entropy, attended_tokens (wants a model with attends_to_tokens = True)" in line
+    assert "attention_entropy, attended_tokens (requires a model with attends_to_tokens = True)" in line
 
 
 def test_a_plan_says_which_metrics_real_targets_have_not(names):
     (line,) = recorded(study(names, data={"kind": "mine.py:line", "test_sequences": 3}))
     names_, _, missing = line.removeprefix("move records ").partition("; not ")
     assert set(names_.split(", ")) == {"loss", "test_loss", "log_gradient_norm", "evaluations"}
-    assert "test_accuracy_best_on_validation, validation_accuracy (wants targets that are classes)" in missing
+    assert (
+        "test_accuracy_best_on_validation, validation_accuracy (requires targets that are classes)" in missing
+    )
 
 
 @pytest.mark.more

@@ -409,7 +409,7 @@ WRONG = {
     ),
     "two logits": (
         {"model": model("TwoColumns")},
-        "loss: Classification cannot take these: it wants outputs (10,) for 10 examples of 2 classes, not float32[10, 2]",
+        "loss: Classification does not fit the model and the data: it requires outputs (10,) for 10 examples of 2 classes, not float32[10, 2]",
     ),
     "values only": (
         {"model": model("ValuesOnly")},
