@@ -96,8 +96,8 @@ def cut_batches(
     kept = known["widths"] if existing and max_memory is None else []
     if existing and not planned:
         # The manifest was lost; the largest batch of each group replaces its entry.
-        held = cut(groups, (), existing, [1] * len(groups))
-        kept = [max((len(b.lanes) for b in held if b.group is group), default=0) for group in groups]
+        old = cut(groups, (), existing, [1] * len(groups))
+        kept = [max((len(b.lanes) for b in old if b.group is group), default=0) for group in groups]
     if len(kept) != len(groups) or not all(kept):
         budget = max_memory or memory.default_budget()
         kept = _widths(study, groups, cache, budget, shards, raising, progress)
@@ -155,9 +155,9 @@ def cut(
         InputError: there are more batches than a folder can hold.
     """
     batches: list[Batch] = []
-    for group, width, held in zip(groups, widths, _held(groups, known), strict=True):
-        new = itertools.islice(_cut_new(group, held, seeds, width), MOST_BATCHES + 1)
-        batches += sorted([*held, *new], key=lambda batch: (batch.cells[0].number, batch.seeds.start))
+    for group, width, old in zip(groups, widths, _existing_batches(groups, known), strict=True):
+        new = itertools.islice(_cut_new(group, old, seeds, width), MOST_BATCHES + 1)
+        batches += sorted([*old, *new], key=lambda batch: (batch.cells[0].number, batch.seeds.start))
         if len(batches) > MOST_BATCHES:
             raise InputError(
                 f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds in batches of {width:,} are more "
@@ -166,25 +166,25 @@ def cut(
     return batches
 
 
-def _held(groups: Sequence[CompileGroup], known: Sequence[str]) -> list[list[Batch]]:
+def _existing_batches(groups: Sequence[CompileGroup], known: Sequence[str]) -> list[list[Batch]]:
     """Return the existing batches of every group, from their names."""
     place = {
         cell.number: (k, index) for k, group in enumerate(groups) for index, cell in enumerate(group.cells)
     }
-    held: list[list[Batch]] = [[] for _ in groups]
+    old: list[list[Batch]] = [[] for _ in groups]
     for between, seeds in map(spans, known):
         # An untrusted name may contain an empty range.
         if between and seeds and between.start in place:
             k, index = place[between.start]
             end = bisect.bisect_left(groups[k].cells, between.stop, key=lambda cell: cell.number)
-            held[k].append(Batch(groups[k], groups[k].cells[index:end], seeds))
-    return held
+            old[k].append(Batch(groups[k], groups[k].cells[index:end], seeds))
+    return old
 
 
-def _cut_new(group: CompileGroup, held: Sequence[Batch], seeds: Sequence[int], width: int) -> Iterator[Batch]:
+def _cut_new(group: CompileGroup, old: Sequence[Batch], seeds: Sequence[int], width: int) -> Iterator[Batch]:
     """Cut the runs of a group that are in none of its existing batches."""
     there: dict[int, tuple[range, ...]] = {}
-    for batch in held:
+    for batch in old:
         for cell in batch.cells:
             there[cell.number] = (*there.get(cell.number, ()), batch.seeds)
 

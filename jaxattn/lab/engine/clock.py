@@ -72,8 +72,8 @@ class Clock:
     def spent(self) -> dict[str, float | None]:
         """Return seconds, and the peak of memory in MiB, over all processes; None for an unknown peak."""
         seconds = self._earlier_s + time.monotonic() - self._started
-        held = max(self._earlier_mib, peak_mib() or 0.0)
-        return {"wall_time_s": round(seconds, 3), "peak_memory_mib": round(held) or None}
+        peak = max(self._earlier_mib, peak_mib() or 0.0)
+        return {"wall_time_s": round(seconds, 3), "peak_memory_mib": round(peak) or None}
 
     # Times to stop and to save.
 

@@ -49,14 +49,14 @@ def width(
     used = devices.device_count(group.setting.data.shared)
     each = math.ceil(lanes / used)
     try:
-        held, own = sizes(group, programs, each * used)
+        common, own = sizes(group, programs, each * used)
     except OverflowError as error:
         raise InputError(
             f"cell {group.cells[0].number}: its arrays are too large to compile ({error}); make them smaller"
         ) from None
-    if held + AMPLE * own * each <= budget:
+    if common + AMPLE * own * each <= budget:
         return lanes
-    each, needed = min(each, (budget - held) // max(own, 1)), float(held + own)
+    each, needed = min(each, (budget - common) // max(own, 1)), float(common + own)
     if each > 0:
         note(group)
         each, needed = fit(lambda n: peak(group, programs, n * used), each, budget)

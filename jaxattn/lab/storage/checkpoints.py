@@ -68,9 +68,9 @@ def save(folder: Path, arrays: Any) -> Checkpoint:
     check_handles()
     _check_room(folder, arrays)
     # Orbax copies NumPy arrays first; with several processes it would treat device arrays as distributed.
-    held = arrays if jax.process_count() == 1 else jax.device_get(arrays)
+    host = arrays if jax.process_count() == 1 else jax.device_get(arrays)
     with _checkpointer() as checkpointer:
-        checkpointer.save(folder, args=ocp.args.PyTreeSave(held), force=True)
+        checkpointer.save(folder, args=ocp.args.PyTreeSave(host), force=True)
     return Checkpoint(int(folder.name), _checksums(arrays), _listed(folder))
 
 
@@ -96,9 +96,9 @@ def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) 
     _check_files(folder, known, directory)
     try:
         with _checkpointer() as checkpointer:
-            held = checkpointer.metadata(folder).item_metadata.tree
-            _check_sizes(held)
-            tree = held if like is None else like
+            saved = checkpointer.metadata(folder).item_metadata.tree
+            _check_sizes(saved)
+            tree = saved if like is None else like
             each = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             arrays = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(like, restore_args=each))
     # Damage, and other failures, can surface as almost any exception of orbax and tensorstore.
@@ -160,9 +160,9 @@ def _check_files(folder: Path, known: Checkpoint, directory: Path) -> None:
                 raise Damaged(f"{path}: damaged (its size differs)")
 
 
-def _check_sizes(held: Any) -> None:
+def _check_sizes(saved: Any) -> None:
     """Raise ValueError if the metadata declare arrays larger than memory, whose allocation would abort."""
-    sizes = [math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(held) if x.shape]
+    sizes = [math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(saved) if x.shape]
     if sum(sizes) > files.memory():
         raise ValueError(f"its metadata declare arrays of {sum(sizes):,} bytes, more than memory holds")
 

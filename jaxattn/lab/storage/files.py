@@ -255,8 +255,8 @@ def parse(text: bytes) -> Any:
         raise ValueError("nested too deeply") from None
     level = [content]
     for _ in range(MOST_NESTED):
-        held = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list))
-        level = [x for each in held for x in each if isinstance(x, dict | list)]
+        inner = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list))
+        level = [x for each in inner for x in each if isinstance(x, dict | list)]
         if not level:
             return content
     raise ValueError("nested too deeply")

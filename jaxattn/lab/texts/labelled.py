@@ -104,13 +104,13 @@ def held_out(source: Any, labelled: Labelled) -> tuple[Labelled, Labelled]:
     """
     # The small addend makes decimal fractions such as 0.29 of 100 rows exact in spite of rounding.
     numbers = np.floor(source.validation * np.bincount(labelled.classes) + 1e-6)
-    held = _place_in_class(labelled.classes) < numbers[labelled.classes]
-    if not held.any():
+    is_held = _place_in_class(labelled.classes) < numbers[labelled.classes]
+    if not is_held.any():
         raise InputError(
-            f"data.validation: {source.validation} of {len(held)} training rows is less than one row of any "
+            f"data.validation: {source.validation} of {len(is_held)} training rows is less than one row of any "
             "class; increase it, or set it to 0"
         )
-    return labelled.keep(~held), labelled.keep(held)
+    return labelled.keep(~is_held), labelled.keep(is_held)
 
 
 def _place_in_class(classes: np.ndarray) -> np.ndarray:

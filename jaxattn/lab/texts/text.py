@@ -200,8 +200,8 @@ def load(
     corpora: dict[str, Corpus | Sequences] = {}
     for split in splits:
         progress("laying out", len(corpora), len(splits))
-        *held, classes = (arrays[f"{split}_{part}"].astype(np.int64) for part in _parts(source))
-        corpora[split] = _laid_out(source, held, classes, len(vocabulary))
+        *stored, classes = (arrays[f"{split}_{part}"].astype(np.int64) for part in _parts(source))
+        corpora[split] = _corpus_of(source, stored, classes, len(vocabulary))
         _check_classes(source, split, classes, note)
     progress("laying out", len(corpora), len(splits))
     return TextCorpora(corpora["train"], corpora.get("test"), vocabulary, corpora.get("validation"))
@@ -211,18 +211,18 @@ def _parts(source: Any) -> tuple[str, ...]:
     return _ORDERED if source.order == "kept" else _BAGS
 
 
-def _laid_out(
-    source: Any, held: Sequence[np.ndarray], classes: np.ndarray, vocab_size: int
+def _corpus_of(
+    source: Any, stored: Sequence[np.ndarray], classes: np.ndarray, vocab_size: int
 ) -> Corpus | Sequences:
     """Build the corpus of a split from its stored arrays."""
     number = len(source.labels)
     labels = class_labels(classes, number)
     if source.order == "kept":
-        ids, lengths = held
+        ids, lengths = stored
         targets = labels.astype(np.int32)
         return sequences.from_flat(ids, lengths, targets, vocab_size=vocab_size, classes=number)
     names = source.class_names or tuple(map(class_name, source.labels))
-    distinct, counts, sizes = held
+    distinct, counts, sizes = stored
     return from_counted(
         distinct, counts, sizes, labels, vocab_size=vocab_size, num_classes=number, class_names=names
     )

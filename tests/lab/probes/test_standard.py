@@ -324,7 +324,7 @@ def test_rows_of_a_path_are_steps_too():
         ({"steps": {"embed": [2]}}, "probes.steps.embed: 2 is beyond the end, the phase has 1"),
         ({"every": {"qury": 2}}, "probes.every.qury: no such phase; phases: embed, query"),
         ({"every": 2, "steps": [1]}, "probes.every: probes.steps sets the steps too; remove one of them"),
-        ({"every": {"query": 2}, "steps": {"query": [1]}}, "probes.every.query: probes.steps.query says"),
+        ({"every": {"query": 2}, "steps": {"query": [1]}}, "probes.every.query: probes.steps.query sets"),
         ({"every": 0}, r"probes.every: .*>= 1"),
         ({"steps": [-1]}, r"probes.steps\[0\]: .*>= 0"),
     ],

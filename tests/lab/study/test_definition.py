@@ -135,7 +135,7 @@ def test_seeds_are_a_number_a_range_or_a_list(tables, seeds, expected):
     ("seeds", "message"),
     [
         ("5:3", "seeds: 5:3 is an empty range; .* such as '3:6'$"),
-        ([], "seeds: no seed; list each once"),
+        ([], "seeds: no seed; give at least one"),
         ([1, 1], "seeds: a seed is listed twice"),
         ("many", "seeds: "),
         (10**7, "seeds"),
