@@ -107,8 +107,8 @@ def held_out(source: Any, labelled: Labelled) -> tuple[Labelled, Labelled]:
     is_held = _place_in_class(labelled.classes) < numbers[labelled.classes]
     if not is_held.any():
         raise InputError(
-            f"data.validation: {source.validation} of {len(is_held)} training rows is less than one row of any "
-            "class; increase it, or set it to 0"
+            f"data.validation: {source.validation} of {len(is_held)} training rows is less than one row of "
+            "any class; increase it, or set it to 0"
         )
     return labelled.keep(~is_held), labelled.keep(is_held)
 
