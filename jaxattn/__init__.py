@@ -1,4 +1,4 @@
-"""Gradient training of softmax attention with trained embeddings, as pure functions and studies of them."""
+"""Gradient training of softmax attention with trained embeddings, as pure functions and as studies."""
 
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,7 @@ __all__ = [
     "theory",
 ]
 
-# Nothing is imported before it is asked for: JAX alone takes most of a second.
+# Modules are imported on first use, because importing JAX alone takes most of a second.
 _NAMES = {
     "Dataset": "jaxattn.base",
     "Generator": "jaxattn.data",
@@ -104,5 +104,5 @@ moved.install()
 
 
 def __dir__() -> list[str]:
-    """List the public names."""
+    """Return the public names."""
     return [*__all__, "__version__"]

@@ -1,4 +1,4 @@
-"""`python -m jaxattn` is `jaxattn`."""
+"""Entry point of `python -m jaxattn`, which is the same as the command `jaxattn`."""
 
 from jaxattn.lab.cli import main
 

@@ -1,4 +1,4 @@
-"""Losses of outputs and targets: settings that compute one number an example, and their means.
+"""Losses of outputs and targets: settings classes that compute one number for each example, and means.
 
 Two classes have one logit f and labels y = ±1, K classes have logits f_k and labels 0 .. K-1:
 
@@ -39,17 +39,17 @@ class _Smoothed(Loss, frozen=True, kw_only=True):
     smoothing: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
     def why_not(self, outputs: Array, data: Dataset) -> str | None:
-        """Say that it takes classes and a logit of each, one for two."""
+        """Return a reason if targets are not classes, or outputs do not have one logit for each class."""
         n, classes = data.num_examples, data.num_classes
         if classes is None or data.targets.shape != (n,):
-            return f"it wants targets that are classes, one an example, not {shown(data.targets)}"
+            return f"it requires targets that are classes, one for each example, not {shown(data.targets)}"
         wanted = (n,) if classes == 2 else (n, classes)
         if outputs.shape != wanted:
-            return f"it wants outputs {wanted} for {n} examples of {classes} classes, not {shown(outputs)}"
+            return f"it requires outputs {wanted} for {n} examples of {classes} classes, not {shown(outputs)}"
         return None
 
     def __call__(self, logits: Float[Array, " n *K"], labels: Int[Array, " n"]) -> Float[Array, " n"]:
-        """Compute the loss of every sequence.
+        """Compute the loss of every example.
 
         Args:
             logits: f, (n,) or (n, K).
@@ -77,12 +77,12 @@ class Classification(_Smoothed, frozen=True, kw_only=True):
 
     @property
     def is_logistic(self) -> bool:
-        """Whether it is the paper's loss, of two classes without smoothing."""
+        """True for the paper's loss: two classes without label smoothing."""
         return isinstance(self.smoothing, float) and self.smoothing == 0
 
     def _of_margin(self, margin: Array, smoothing: Array) -> Array:
         loss = jax.nn.softplus(-margin)
-        # log(1 + e^m) = log(1 + e^-m) + m. A term of zero would still be computed at every step.
+        # log(1 + e^m) = log(1 + e^-m) + m. The branch avoids computing a zero term at every step.
         return loss if self.is_logistic else loss + smoothing / 2 * margin
 
     def _of_target(self, logits: Array, target: Array) -> Array:
@@ -124,7 +124,7 @@ class Exponential(_Smoothed, frozen=True, kw_only=True):
     """
 
     def _of_margin(self, margin: Array, smoothing: Array) -> Array:
-        # A weight of 0 in the exponent: 0 · e^m would be NaN where e^m overflows.
+        # The weight is in the exponent because 0 · e^m would be NaN if e^m overflows.
         return jnp.exp(jnp.log1p(-smoothing / 2) - margin) + jnp.exp(jnp.log(smoothing / 2) + margin)
 
     def _of_target(self, logits: Array, target: Array) -> Array:
@@ -170,10 +170,13 @@ class SquaredError(Loss, frozen=True, kw_only=True):
     """
 
     def why_not(self, outputs: Array, data: Dataset) -> str | None:
-        """Say that it takes targets of the outputs' shape."""
+        """Return a reason if targets are not numbers of the shape of the outputs."""
         if outputs.shape == data.targets.shape and jnp.issubdtype(data.targets.dtype, jnp.floating):
             return None
-        return f"it wants numbers of the outputs' shape {outputs.shape} as targets, not {shown(data.targets)}"
+        return (
+            f"it requires targets that are numbers of the outputs' shape {outputs.shape}, not "
+            f"{shown(data.targets)}"
+        )
 
     def __call__(self, outputs: Float[Array, " n *m"], targets: Float[Array, " n *m"]) -> Float[Array, " n"]:
         """Compute the loss of every example.
@@ -201,7 +204,7 @@ LOSSES: dict[str, type[Loss]] = {
 
 
 def _above(logits: Float[Array, "n K"]) -> Float[Array, "n K K"]:
-    """Compute f_j - f_k at [:, k, j], -inf at j = k."""
+    """Compute f_j - f_k at [:, k, j], and -inf at j = k."""
     own = jnp.eye(logits.shape[1], dtype=bool)
     return jnp.where(own, -jnp.inf, logits[:, None, :] - logits[:, :, None])
 
@@ -210,10 +213,10 @@ def mean(loss: PerSequence, outputs: Array, targets: Array, weights: Weights = N
     """Average a loss over examples, L = (1/n) Σ ℓ(f, y) or Σ w ℓ(f, y).
 
     Args:
-        loss: ℓ, (outputs, targets) -> (n,); or -> (), that of them all, which takes no weights.
+        loss: ℓ, (outputs, targets) -> (n,); or -> () for all examples together, which takes no weights.
         outputs: f, (n, ...).
         targets: y, (n, ...).
-        weights: of the examples, (n,), instead of 1/n for each.
+        weights: (n,) weights of the examples; 1/n for each by default.
 
     Returns:
         The loss, a scalar of the outputs' dtype.
@@ -244,7 +247,7 @@ def classification(logits: Array, labels: Int[Array, " n"], weights: Weights = N
 
 
 def accuracy(logits: Array, labels: Int[Array, " n"]) -> Float[Array, ""]:
-    """Compute the share of right predictions: sign of logits (n,), largest of logits (n, K).
+    """Compute the share of correct predictions, from the sign of logits (n,) or the largest logit (n, K).
 
     A logit of exactly 0 counts as wrong.
     """

@@ -103,11 +103,14 @@ class Concludes(ja.PhaseProbe):
     [
         (
             {"turned": np.zeros((6, 3))},
-            r"Concludes.conclude returns dict; return two dictionaries, of \(S, k\)",
+            r"Concludes.conclude returns dict; return two dictionaries: \(S, k\)",
         ),
-        (({"turned": np.zeros(6)}, {}), r"Concludes.conclude: turned: shape \(6,\); return \(6, 3\)"),
-        (({}, {"ended": np.zeros(99)}), r"Concludes.conclude: ended: shape \(99,\); return \(6,\)"),
-        (({}, {"loss": np.zeros(6)}), r"Concludes.conclude returns 'loss', none of its metrics"),
+        (({"turned": np.zeros(6)}, {}), r"Concludes.conclude: turned: shape \(6,\); return shape \(6, 3\)"),
+        (({}, {"ended": np.zeros(99)}), r"Concludes.conclude: ended: shape \(99,\); return shape \(6,\)"),
+        (
+            ({}, {"loss": np.zeros(6)}),
+            r"Concludes.conclude returns 'loss', which is not in its `metrics`; add it",
+        ),
     ],
 )
 def test_what_a_probe_concludes_has_a_number_for_every_seed(found, message):

@@ -213,8 +213,8 @@ def test_changed_code_is_refused_and_can_be_accepted(copied, call):
     (line,) = error.splitlines()
     assert "lab.py:needle" in line
     assert line.endswith(
-        "changed since this run began; choose another folder with --out, or resume with accept_code=True, "
-        "on the command line --accept-code"
+        "changed since this run started; choose another folder with --out, or resume with accept_code=True "
+        "(command line: --accept-code)"
     )
     assert call(*words, "--accept-code")[0] == 0
     assert call(*words)[0] == 0
@@ -401,9 +401,9 @@ def test_python_may_give_functions_and_arrays_wherever_a_sweep_file_has_names_an
         ({"probes": ja.Probes(own=norm)}, "probes.own: expected a list, got <function norm"),
         (
             {"probes": [lambda params, corpus: 1.0, lambda params, corpus: 2.0]},
-            "tests.test_own:<lambda>: two things",
+            "tests.test_own:<lambda>: two objects",
         ),
-        ({"model": norm}, "is a function; a model wants a class derived from jaxattn.Model with init"),
+        ({"model": norm}, "is a function; a model must be a class derived from jaxattn.Model with init"),
     ],
 )
 def test_what_python_gives_wrongly_is_one_line(changes, message):

@@ -1,10 +1,12 @@
-"""Scores cut into bands of a width w that exp can span, so that no exponential overflows or is lost.
+"""Bands of scores, so narrow that within a band no exponential overflows or underflows.
+
+The ceilings of the bands of width w are
 
     h_b = h - b w,    h = max a, rounded up,    b = 0, 1, ...
 
-A sequence takes the ceiling h_b of the band that its top score lies in as its shift. The ceilings are the
-same numbers wherever they are computed: w is a power of two, and h a multiple of the spacing of floats at
-max |a|, so that no h_b is rounded.
+A sequence uses the ceiling h_b of the band of its largest score as its shift. Wherever the ceilings are
+computed they are the same numbers: w is a power of two, and h is a multiple of the spacing of floats at
+max |a|, so no h_b is rounded.
 """
 
 import math
@@ -15,26 +17,26 @@ from jax import Array
 
 
 def width(dtype: jnp.dtype) -> float:
-    """The width w of a band: 64 in float32, 512 in float64.
+    """Return the width w of a band: 64 in float32, 512 in float64.
 
-    What is lost lies by log(max) - w = 24 or more below a sequence's top score.
+    Neglected scores are by at least log(max) - w = 24 smaller than the largest score of their sequence.
     """
     return 2.0 ** math.floor(math.log2(math.log(jnp.finfo(dtype).max)))
 
 
 def first_ceiling(scores: Array) -> Array:
-    """Compute the first ceiling h of scores (..., V): (...,), no derivative."""
+    """Compute the first ceiling h of scores (..., V): (...,), without derivative."""
     scores = jax.lax.stop_gradient(scores)
-    # Smaller than about 1 the spacing may underflow.
+    # For |a| below about 1 the spacing may underflow.
     largest = jnp.maximum(jnp.abs(scores).max(axis=-1), 1)
     spacing = largest - jnp.nextafter(largest, jnp.zeros_like(largest))
     return spacing * jnp.ceil(scores.max(axis=-1) / spacing)
 
 
 def count(scores: Array, most: int) -> Array:
-    """Count the bands of scores (S, V), 1 to `most`, or `most` + 1 if they need more. Returns (S,).
+    """Return the number of bands of scores (S, V), (S,): 1 to `most`, or `most` + 1 if there are more.
 
-    Scores that hold NaN count as one band: they come out as NaN, and delay nothing else in the batch.
+    Scores with NaN count as one band: their results are NaN, and the rest of the batch is not slowed down.
     """
     spread = first_ceiling(scores) - scores.min(axis=1)
     multiples = width(scores.dtype) * jnp.arange(1, most + 1, dtype=scores.dtype)
@@ -42,16 +44,16 @@ def count(scores: Array, most: int) -> Array:
 
 
 def split(scores: Array) -> tuple[Array, Array]:
-    """Split exp(a_s) = exp(h_b) · exp(a_s - h_b) at the ceiling h_b next above a_s, for any finite spread.
+    """Factor exp(a_s) = exp(h_b) · exp(a_s - h_b) with the smallest ceiling h_b ≥ a_s, for any finite spread.
 
     Args:
         scores: a, (V,).
 
     Returns:
-        h_b of every token, no derivative, (V,); and exp(a - h_b), from e^-w to 1, (V,).
+        h_b of every token, without derivative, (V,); and exp(a - h_b), between e^-w and 1, (V,).
     """
     w, fixed, first = width(scores.dtype), jax.lax.stop_gradient(scores), first_ceiling(scores)
-    # Counted from a ceiling near 0: the difference of two large numbers would lose the band.
+    # Bands are counted from a ceiling near 0, because a difference of two large numbers would be rounded.
     offset = first - w * jnp.floor(first / w)
     ceiling = offset + w * jnp.ceil((fixed - offset) / w)
     ceiling = jnp.where(ceiling < fixed, ceiling + w, ceiling)
@@ -60,11 +62,11 @@ def split(scores: Array) -> tuple[Array, Array]:
 
 
 def factor(ceiling: Array, of_sequence: Array) -> Array:
-    """Compute exp(h_b - h_X) for tokens of a sequence X: in its band 1, in the next e^-w, and 0 below.
+    """Compute exp(h_b - h_X) for tokens of a sequence X: 1 in its band, e^-w in the next, and 0 below.
 
     Args:
         ceiling: h_b of tokens.
-        of_sequence: h_X, of the top score of the sequence that each is in.
+        of_sequence: h_X, the ceiling of the largest score of each token's sequence.
     """
     w = width(ceiling.dtype)
     next_band = jnp.where(ceiling == of_sequence - w, math.exp(-w), 0)
@@ -72,7 +74,7 @@ def factor(ceiling: Array, of_sequence: Array) -> Array:
 
 
 def divide(sums: Array, normaliser: Array) -> Array:
-    """Divide by a normaliser from exp(-w) on, whose square, in the derivative of a ratio, may underflow."""
+    """Divide by a normaliser ≥ exp(-w), whose square, in the derivative of a ratio, may underflow."""
     scale = jax.lax.stop_gradient(normaliser)
-    # Not normaliser / scale: XLA would turn the ratio of two ratios into one, over a square.
+    # Not normaliser / scale, because XLA would combine the two ratios to one with a square.
     return sums / scale / (1 + (normaliser - scale) / scale)

@@ -1,15 +1,16 @@
-"""Attention on a large corpus: for one vector of scores, and for a batch of them, those of many seeds.
+"""Attention on a large corpus, for one vector of scores or for a batch of them, such as those of many seeds.
 
-For one vector it gathers over the two layouts of the corpus. Exponentials are those of V tokens, not of the
-entries of the corpus: every token has exp(a - h_b) for its band of scores, and a sequence weighs what lies in
-the band of its top score and in the next.
+For one vector, gathers over the two layouts of the corpus are used. Exponentials are computed for the V
+tokens and not for the entries of the corpus: every token has exp(a - h_b) for its band of scores, and a
+sequence weights the tokens in the band of its largest score and in the next band.
 
-For a batch, one pass over the corpus costs much the same for one member as for sixteen. All members are
-therefore taken together into products of the count matrix with exp(a - h). For one ceiling h of all sequences
-it underflows for a sequence whose scores all lie far below h, so it is taken once for each band, with weights
-exp(a_s - h_b) where a_s ≤ h_b, else 0. A sequence takes its sums from the first band in which it has weight,
-that is, the band of its top score: no token of it lies above the ceiling, its top weight is e^-w or more, and
-the softmax is exact to rounding. Members that need too many bands are computed one after another.
+For a batch, one pass over the corpus takes about the same time for one member as for sixteen. All members are
+therefore combined into products of the count matrix with exp(a - h). With a single ceiling h this underflows
+for a sequence whose scores are all far below h, so there is a product for each band, with weights
+exp(a_s - h_b) if a_s ≤ h_b, else 0. A sequence takes its sums from the first band in which it has weight,
+which is the band of its largest score: none of its tokens is above the ceiling, its largest weight is at
+least e^-w, and the softmax is exact to rounding. Members that require too many bands are computed one after
+the other.
 """
 
 import math
@@ -29,7 +30,7 @@ from jaxattn.data.ragged import Ragged, take
 
 
 def forward_one(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
-    """Average values over every sequence, in half the time if all scores lie in one band.
+    """Average values over every sequence, in half the time if all scores are in one band.
 
     Args:
         corpus: n sequences over V tokens.
@@ -39,7 +40,7 @@ def forward_one(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, A
     Returns:
         f (K, n); the ceiling h_X of each sequence, (n,); the normaliser Σ_s count_s exp(a_s - h_X), (n,).
     """
-    # Computed outside the branches, vectors cannot be fused into the gathers that read them.
+    # Computed outside the branches, so that XLA cannot fuse the vectors into the gathers that read them.
     ceiling, weighted = split(scores, columns)
 
     def in_one_band() -> tuple[Array, Array, Array]:
@@ -64,7 +65,7 @@ def backward_one(
         columns: γ, (K, V).
         averages: f, (K, n).
         shift: h_X, (n,).
-        d_sums: ∂L/∂f over the normaliser, (K, n): the cotangent of the sums before they are divided by it.
+        d_sums: ∂L/∂f divided by the normaliser, (K, n).
 
     Returns:
         ∂L/∂a (V,), and ∂L/∂γ (K, V).
@@ -84,7 +85,7 @@ def backward_one(
 
 
 def split(scores: Array, columns: Array) -> tuple[Array, Array]:
-    """Compute what `forward_in_bands` gathers.
+    """Return the arrays that `forward_in_bands` gathers.
 
     Returns:
         The ceiling h_b of every token, (V,); exp(a - h_b), and its products with each γ, (1 + K, V).
@@ -94,7 +95,7 @@ def split(scores: Array, columns: Array) -> tuple[Array, Array]:
 
 
 def forward_in_bands(corpus: Corpus, ceiling: Array, weighted: Array) -> tuple[Array, Array, Array]:
-    """Compute what `forward_one` does, whatever the spread of the scores, from their `split`."""
+    """Compute `forward_one` for any spread of the scores, from their `split`."""
     bags = corpus.bags
     token = bags.index.astype(jnp.int32)
     own = take(ceiling, token)
@@ -113,7 +114,7 @@ def backward_in_bands(
     shift: Array,
     d_sums: Array,
 ) -> tuple[Array, Array]:
-    """Compute what `backward_one` does, whatever the spread of the scores; no difference of large sums.
+    """Compute `backward_one` for any spread of the scores, without differences of large sums.
 
     Args:
         corpus: n sequences over V tokens.
@@ -121,8 +122,8 @@ def backward_in_bands(
         below: exp(a - h_b), (V,).
         columns: γ, (K, V).
         averages: f, (K, n).
-        shift: as `forward_in_bands` returns it, (n,).
-        d_sums: ∂L/∂f over the normaliser, (K, n).
+        shift: as returned by `forward_in_bands`, (n,).
+        d_sums: ∂L/∂f divided by the normaliser, (K, n).
     """
     layout = corpus.occurrences
     sequence = layout.index.astype(jnp.int32)
@@ -138,9 +139,9 @@ def backward_in_bands(
 
 
 def _difference(value: Array, average: Array) -> Array:
-    """Compute γ_s - f_X, 0 if f_X is γ_s but for its rounding.
+    """Compute γ_s - f_X, with 0 if the two differ only by rounding.
 
-    A token that has all attention of many sequences would gather that rounding instead of what vanishes.
+    A token with all attention of many sequences would otherwise accumulate that rounding.
     """
     difference = value - average
     rounding = 2 * float(jnp.finfo(value.dtype).eps) * jnp.abs(value)
@@ -148,18 +149,18 @@ def _difference(value: Array, average: Array) -> Array:
     return difference - jax.lax.stop_gradient(noise)
 
 
-# Products with more columns outgrow the cache; a TPU multiplies with 128 in the time of one.
+# Products with more columns exceed the cache; a TPU multiplies 128 columns in the time of one.
 COLUMNS, COLUMNS_OF_DENSE = 64, 256
 
 
 def merged_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let vmapped calls of a function with a batch axis be one call with a larger batch.
+    """Merge vmapped calls of a function with a batch axis into one call with a larger batch.
 
     Args:
         function: (corpus, *arrays) -> arrays; the first axis of all arrays is the batch axis.
 
     Returns:
-        The function, with a rule of its own for `jax.vmap`. Vmapped corpora are taken one after another.
+        The function with a custom rule for `jax.vmap`. Vmapped corpora are processed one after the other.
     """
     merging = custom_vmap(function)
 
@@ -174,7 +175,7 @@ def merged_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
             merged = merging(corpus, *(x.reshape(-1, *x.shape[2:]) for x in full))
             result = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), merged)
         else:
-            # A derivative asks for the plain function and batches it afterwards.
+            # A derivative calls the plain function and batches it afterwards.
             result = function(corpus, *arrays)
             return result, jax.tree.map(lambda _: False, result)
         return result, jax.tree.map(lambda _: True, result)
@@ -183,9 +184,10 @@ def merged_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sequential_vmap_if_large(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `jax.vmap` of a function (corpus, *arrays) loop over the batch if the corpus is large.
+    """Make `jax.vmap` of a function (corpus, *arrays) loop over the batch if the corpus is large.
 
-    For functions with arrays of one number for every entry of the corpus, which would not fit for a batch.
+    Use it for functions whose arrays have a number for every entry of the corpus, because a batch of these
+    would not fit in memory.
     """
     sequential = sequential_vmap(function)
 
@@ -206,7 +208,7 @@ def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array
         columns: γ, (S, K, V).
 
     Returns:
-        f (S, K, n); what the scores of each sequence were shifted by, (S, n); the normaliser, (S, n).
+        f (S, K, n); the shift of the scores of each sequence, (S, n); the normaliser, (S, n).
     """
     if len(scores) > _max_batch(corpus, columns):
         return _in_chunks(forward, corpus, scores, columns)
@@ -229,8 +231,8 @@ def backward(
         scores: a, (S, V).
         columns: γ, (S, K, V).
         averages: f, (S, K, n).
-        shift: as `forward` returns it, (S, n).
-        d_sums: ∂L/∂f over the normaliser, (S, K, n).
+        shift: as returned by `forward`, (S, n).
+        d_sums: ∂L/∂f divided by the normaliser, (S, K, n).
 
     Returns:
         ∂L/∂a (S, V), and ∂L/∂γ (S, K, V).
@@ -263,9 +265,9 @@ def _batch_of_one(function: Callable[..., Any], *arrays: Array) -> Any:
 
 
 def _plan_bands(scores: Array) -> tuple[Array, Array]:
-    """Choose how many bands the batch goes through, (), and which members to compute apart, (S,) bool."""
+    """Return the number of bands for the batch, (), and the members to compute separately, (S,) bool."""
     size = len(scores)
-    # What a band of the whole batch costs, where one member by itself costs 1.
+    # Cost of a band of the whole batch, relative to one separately computed member.
     price = (1 + size / 16) / 2
     most = int(size / price)
     needed = bands.count(scores, most)
@@ -296,13 +298,13 @@ def banded_forward(
         corpus: n sequences over V tokens.
         scores: a, (S, V).
         columns: γ, (S, K, V).
-        num_bands: () int; how many bands to compute. Results for scores with more bands are wrong.
+        num_bands: () int; number of bands. Results for scores with more bands are wrong.
 
     Returns:
         f (S, K, n); the ceiling h of every sequence, (S, n); Σ_s count_s exp(a_s - h), (S, n).
     """
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
-    # Every token of the first band without weight lies below the next ceiling, also after rounding.
+    # All tokens of the first band without weight are below the next ceiling, also after rounding.
     present = math.exp(-bands.width(scores.dtype) - 1)
 
     def band(b: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -337,14 +339,14 @@ def banded_backward(
         scores: a, (S, V).
         columns: γ, (S, K, V).
         averages: f, (S, K, n).
-        shift: (S, n), a ceiling for each sequence.
-        d_sums: ∂L/∂f over the normaliser, (S, K, n).
-        num_bands: () int; how many bands to compute. Results for scores with more bands are wrong.
+        shift: (S, n), ceiling of each sequence.
+        d_sums: ∂L/∂f divided by the normaliser, (S, K, n).
+        num_bands: () int; number of bands. Results for scores with more bands are wrong.
 
     Returns:
-        ∂L/∂a (S, V); ∂L/∂γ (S, K, V); and where cancellation took a third of the digits of ∂L/∂a, (S,) bool.
-        The two sums Σ_X q_s ḡ_X γ_s and Σ_X q_s ḡ_X f_X nearly agree if attention rests on one token of
-        almost every sequence.
+        ∂L/∂a (S, V); ∂L/∂γ (S, K, V); and (S,) bool, True where cancellation lost a third of the digits of
+        ∂L/∂a. The two sums Σ_X q_s ḡ_X γ_s and Σ_X q_s ḡ_X f_X are nearly equal if almost every sequence
+        attends to a single token.
     """
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
     own_shift, d_sums_by_sequence = shift.T, d_sums.transpose(2, 1, 0)
@@ -354,7 +356,7 @@ def banded_backward(
     def band(b: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         d_scores, d_values, largest = carry
         ceiling = _ceiling(top, b)
-        # Beyond 2^30 in float32 one float may be the ceiling of several bands.
+        # Beyond 2^30 in float32 the same float may be the ceiling of several bands.
         own = (own_shift == ceiling) & ((b == 0) | (ceiling < _ceiling(top, b - 1)))
         in_band = jnp.where(own[:, None], by_sequence, 0)
         new = _product(corpus.occurrences, in_band) * _weight(tokens, ceiling)[:, None]

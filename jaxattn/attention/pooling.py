@@ -1,4 +1,4 @@
-"""Softmax attention over whole rows of a table, h_X = Σ_s q_s(X) M_s, for tables too wide for token space."""
+"""Softmax attention over rows of a table, h_X = Σ_s q_s(X) M_s, for tables too wide for token space."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from jaxattn.attention.softmax import require_rows
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import MOST_POSITIONS, Ragged, take
 
-# With up to so many numbers an entry, a product with a dense matrix takes less time than gathers of rows.
+# Up to this ratio of matrix size to entries, a dense product is faster than gathers of rows.
 DENSE = 16
-# Numbers of the table gathered at once; memory does not depend on how many entries the corpus has.
+# Numbers of the table that are gathered at once, so that memory does not depend on the number of entries.
 GATHERED = 1 << 22
-# Numbers held at once of the sums of rows of a layout, of which a segment has several.
+# Numbers of the row sums of a layout that are stored at once; a segment has several rows.
 HELD = 1 << 25
 
 
@@ -28,10 +28,10 @@ def pool(corpus: Corpus, scores: Float[Array, " V"], table: Float[Array, "V m"])
         table: M, (V, m).
 
     Returns:
-        h, (n, m). Its derivative is a hand-written gather.
+        h, (n, m). Its custom derivative uses gathers.
 
     Raises:
-        InputError: scores or rows of another number of tokens.
+        InputError: scores or table have another number of tokens.
     """
     require_rows(corpus, scores=scores, table=table)
     return _pool(corpus, scores, table)
@@ -54,7 +54,7 @@ def _forward(corpus: Corpus, scores: Array, table: Array) -> tuple[Array, Any]:
 
 
 def _backward(residuals: Any, cotangent: Array) -> tuple[Any, ...]:
-    """∂L/∂M_s = Σ_X q_s h̄_X and ∂L/∂a_s = M_s·∂L/∂M_s - Σ_X q_s (h̄_X·h_X)."""
+    """Compute ∂L/∂M_s = Σ_X q_s h̄_X and ∂L/∂a_s = M_s·∂L/∂M_s - Σ_X q_s (h̄_X·h_X)."""
     corpus, scores, table, pooled, top, normaliser = residuals
     by_sequence = (cotangent * pooled).sum(axis=1)
     if _is_dense(corpus):
@@ -79,7 +79,7 @@ def _is_dense(corpus: Corpus) -> bool:
 
 
 def _matrix(bags: Ragged, weight: Array, num_indices: int) -> Array:
-    """Write entries (R, W) of S segments into a matrix (S, I), 0 elsewhere."""
+    """Return entries (R, W) of S segments as a dense matrix (S, I)."""
     size = bags.num_segments * num_indices
     place = bags.owner[:, None] * num_indices + bags.index.astype(jnp.int32)
     place = jnp.where(bags.count > 0, place, size).ravel()
@@ -98,10 +98,10 @@ def _times_exp(count: Array, score: Array) -> Array:
 
 @jax.jit
 def weighted_sums(layout: Ragged, weight: Array, table: Float[Array, "I m"]) -> Float[Array, "S m"]:
-    """Sum rows of a table per segment, Σ_e weight_e M[index_e], a block of columns and of rows at a time.
+    """Sum rows of a table per segment, Σ_e weight_e M[index_e], by blocks of columns and rows.
 
     Args:
-        layout: S segments of entries that point at I rows.
+        layout: S segments of entries with indices of I rows.
         weight: (R, W).
         table: M, (I, m).
 

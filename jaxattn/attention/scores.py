@@ -1,4 +1,4 @@
-"""Scores linear in the trained parameter, a = Φ p, with values given apart, and the bags of their tokens."""
+"""Scores that are linear in the trained parameter, a = Φ p, with the values and bags of their tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +15,9 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus, from_bags
 
-# A second derivative below this, relative to the first, is rounding of float64; so is what Φ p is off by.
+# Relative size below which a second derivative, or a deviation from Φ p, is rounding of float64.
 _ROUNDING = 1e-9
-# Random points at which a function is held against a linear one.
+# Number of random points at which a function is compared with a linear one.
 _POINTS = 3
 
 
@@ -25,13 +25,13 @@ _POINTS = 3
 class Scores(Brief):
     """Scores a = Φ p of m tokens, f(X) = Σ_{s ∈ X} q_s γ_s with q = softmax of a over X. A pytree.
 
-    Tokens that bags hold are E_s of the one-layer model, so that `Scores(E, corpus)` are its scores without a
-    copy; `of_vectors` and `of_query` make each vector of each sequence a token, `linear` takes any function.
+    The tokens of the one-layer model have keys E_s, so `Scores(E, corpus)` are its scores without a copy.
+    `of_vectors` and `of_query` make each vector of each sequence a token, and `linear` accepts any function.
 
     Attributes:
         keys: (m, D) float; Φ.
         corpus: bags of n sequences over the m tokens, with their labels.
-        values: γ, (m,) for two classes and (m, K) for K > 2; None where only scores matter, as in `selection`
+        values: γ, (m,) for two classes and (m, K) for K > 2; None if only scores are used, as in `selection`
             and `max_margin`.
     """
 
@@ -41,7 +41,7 @@ class Scores(Brief):
 
 
 def one_layer(params: Any, corpus: Corpus) -> Scores:
-    """Make the scores of the one-layer model: Φ = E, γ = E v, the latter in float64.
+    """Return the scores of the one-layer model: Φ = E, and γ = E v in float64.
 
     Args:
         params: E (V, d) and v (d,), either with a leading axis of seeds, or v (d, K) for K > 2 classes.
@@ -51,7 +51,7 @@ def one_layer(params: Any, corpus: Corpus) -> Scores:
         The scores; E is not copied.
 
     Raises:
-        InputError: shapes that do not fit.
+        InputError: shapes do not match.
     """
     classes, shape = corpus.num_classes, np.shape(params.v)
     axes = 1 if classes == 2 else 2
@@ -77,20 +77,20 @@ def of_vectors(
     mask: Bool[Array | np.ndarray, "..."] | None = None,
     num_classes: int = 2,
 ) -> Scores:
-    """Make the scores of real tokens under a query p: a_it = x_it·p, each vector a token of its own.
+    """Return the scores of real tokens with a query p: a_it = x_it·p, where each vector is a separate token.
 
     Args:
         X: (n, T, d) float; the tokens of every sequence.
         targets: (n,) int; labels, -1 and +1 for two classes, 0 .. K-1 for more.
         values: γ, (n, T), or (n, T, K) for K > 2 classes.
-        mask: (n, T) bool; which tokens there are, all by default.
+        mask: (n, T) bool; True for actual tokens; all by default.
         num_classes: K.
 
     Returns:
         Scores over m = n T tokens; token t of sequence i is number i T + t. Pure: works under jit and vmap.
 
     Raises:
-        InputError: shapes that do not fit, a sequence without tokens (outside of jit).
+        InputError: shapes do not match, or a sequence has no token (outside of jit).
     """
     if np.ndim(X) != 3 or np.shape(targets) != np.shape(X)[:1]:
         raise InputError(f"X {np.shape(X)}, targets {np.shape(targets)}: give X (n, T, d) and targets (n,)")
@@ -103,7 +103,7 @@ def of_vectors(
         if x is not None and np.shape(x) != wanted:
             raise InputError(f"{name}: shape {np.shape(x)}; give {wanted}, one for each token of X")
     if not traced and not mask.any(axis=1).all():
-        raise InputError(f"mask: sequence {int(np.argmin(mask.any(axis=1)))} holds no token; leave it out")
+        raise InputError(f"mask: sequence {int(np.argmin(mask.any(axis=1)))} holds no token; remove it")
     corpus = from_bags(
         xp.repeat(xp.arange(n), length),
         xp.arange(n * length),
@@ -128,13 +128,13 @@ def of_query(
     mask: Bool[Array | np.ndarray, "..."] | None = None,
     num_classes: int = 2,
 ) -> Scores:
-    """Make the scores of real tokens and a query per sequence under a matrix: a_it = x_itᵀ W z_i.
+    """Return the scores of real tokens and a query per sequence with a matrix W: a_it = x_itᵀ W z_i.
 
         x ᵀ W z = (x ⊗ z)·p,   p = vec W = W.reshape(-1)
 
-    The keys are n T rows of d e numbers. Only inner products matter: where d or e is larger than the number
-    of distinct tokens or queries, first write X and z in orthonormal bases of their spans, X = X' Q_xᵀ and
-    z = z' Q_zᵀ; the W of the small problem then stands for Q_x W Q_zᵀ.
+    The keys are n T rows of d e numbers. They depend only on inner products: if d or e is larger than the
+    number of distinct tokens or queries, first express X and z in orthonormal bases of their spans,
+    X = X' Q_xᵀ and z = z' Q_zᵀ. The W of the small problem then corresponds to Q_x W Q_zᵀ.
 
     Args:
         X: (n, T, d) float; the tokens of every sequence.
@@ -148,7 +148,7 @@ def of_query(
         Scores over m = n T tokens, D = d e.
 
     Raises:
-        InputError: as `of_vectors`.
+        InputError: as for `of_vectors`.
     """
     if np.ndim(X) != 3 or np.ndim(z) != 2 or np.shape(z)[0] != np.shape(X)[0]:
         raise InputError(f"X {np.shape(X)}, z {np.shape(z)}: give X (n, T, d) and z (n, e)")
@@ -166,22 +166,23 @@ def linear(
     *,
     values: Float[Array | np.ndarray, " m *K"] | None = None,
 ) -> Scores:
-    """Make scores of a function of the parameter after seeing that it is linear: a(p) = Φ p, Φ = ∂a/∂p.
+    """Return the scores a(p) = Φ p, Φ = ∂a/∂p, of a linear function of the parameter.
 
-    It has to be 0 at 0, to have a second derivative of 0 at random points along random directions, up to
-    rounding of float64, and to be Φ p there: max(p, 0) has no second derivative and is not linear.
+    The function is tested for linearity: it must be 0 at 0, have zero second derivatives at random points
+    along random directions, up to rounding of float64, and equal Φ p at these points. The last condition
+    excludes functions such as max(p, 0).
 
     Args:
         function: from a parameter to the scores of m tokens, (m,); traceable by JAX.
-        like: a parameter, an array or a pytree of arrays; only shapes matter.
+        like: a parameter, an array or a pytree of arrays, of which only the shapes are used.
         corpus: n sequences over m tokens.
         values: γ, (m,) for two classes and (m, K) for more.
 
     Returns:
-        The scores, float64; their p is `like` with its leaves flattened one after the other, (D,).
+        The scores in float64; their p is `like` with its leaves flattened and concatenated, (D,).
 
     Raises:
-        InputError: scores that are not linear, or not one number for each token.
+        InputError: the scores are not linear, or not one number for each token.
     """
     with backend.float64():
         flat, unravel = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float64), like))
@@ -192,7 +193,7 @@ def linear(
         shape = jax.eval_shape(at, flat).shape
         if shape != (corpus.vocab_size,):
             raise InputError(f"scores: shape {shape}; give ({corpus.vocab_size},), one for each token")
-        # Whichever mode takes fewer passes.
+        # The mode with fewer passes.
         jacobian = jax.jacfwd if len(flat) <= shape[0] else jax.jacrev
         keys = jacobian(at)(jnp.zeros_like(flat))
         _require_linear(at, np.asarray(keys), len(flat))
@@ -200,11 +201,11 @@ def linear(
 
 
 def _require_linear(at: Callable[[Array], Array], keys: np.ndarray, size: int) -> None:
-    """Raise InputError unless a function is the linear one with these keys."""
+    """Raise InputError unless a function is linear with these keys."""
     rng = np.random.default_rng(0)
-    remedy = "give scores a = Φ p, or follow them by descent"
+    remedy = "give linear scores a = Φ p, or train by descent"
     if (offset := float(jnp.abs(at(jnp.zeros(size))).max())) != 0:
-        raise InputError(f"scores: {offset:.3g} at parameter 0, so not linear; {remedy}")
+        raise InputError(f"scores: {offset:.3g} at parameter 0, so they are not linear; {remedy}")
     for p, u, w in rng.normal(size=(_POINTS, 3, size)):
 
         def slope(x: Array, u: Any = u) -> Array:
@@ -215,17 +216,17 @@ def _require_linear(at: Callable[[Array], Array], keys: np.ndarray, size: int) -
         scale = max(float(np.abs(first).max()), float(largest.max()), np.finfo(float).tiny)
         bent = float(np.abs(second).max()) / scale
         if not bent <= _ROUNDING:
-            raise InputError(f"scores: not linear, second derivative {bent:.3g} of the first; {remedy}")
+            raise InputError(f"scores: not linear, relative second derivative {bent:.3g}; {remedy}")
         off = float(np.abs(np.asarray(at(jnp.asarray(p))) - keys @ p).max()) / scale
         if not off <= _ROUNDING:
-            raise InputError(f"scores: not linear, {off:.3g} away from their derivative; {remedy}")
+            raise InputError(f"scores: not linear, relative deviation {off:.3g} from Φ p; {remedy}")
 
 
 def require_values(scores: Scores) -> None:
-    """Raise InputError unless there are values, of shapes that fit two classes or more."""
+    """Raise InputError unless there are values with the shape for the number of classes."""
     classes, tokens = scores.corpus.num_classes, scores.corpus.vocab_size
     wanted = (tokens,) if classes == 2 else (tokens, classes)
     shape = None if scores.values is None else np.shape(scores.values)
     if shape is None or shape[len(shape) - len(wanted) :] != wanted:
         given = "none" if shape is None else f"shape {shape}"
-        raise InputError(f"scores.values: {given}; give {wanted}, those of a model by one_layer")
+        raise InputError(f"scores.values: {given}; give {wanted}, such as those of a model by one_layer")

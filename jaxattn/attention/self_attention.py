@@ -1,17 +1,16 @@
-"""Self-attention before the read-out: only tokens that meet in a sequence are multiplied.
+"""Self-attention before the read-out, with products only for tokens of the same sequence.
 
-A block of sequences gathers its rows Q_X and K_X and takes G_X = Q_X K_Xᵀ, a product of matrices for each
-sequence. Scalars x are mixed by it, and never rows. The backward pass takes G_X again where it was not kept,
-and
+A block of sequences gathers its rows Q_X and K_X and computes G_X = Q_X K_Xᵀ, a matrix product for each
+sequence. It mixes scalars x and never rows. The backward pass recomputes G_X if it was not kept, and
 
     ∂L/∂Q_X = D K_X,   ∂L/∂K_X = Dᵀ Q_X,   D_sr = w_sr Σ_x x̄'_s (x_r - x'_s),
 
-are products again, whose rows are summed by token. No array of V² numbers is ever formed, nor one of a large
-corpus's pairs, and on accelerators nothing is added by a scatter.
+are again products, whose rows are summed by token. No array of V² numbers is ever formed, nor one of all
+pairs of a large corpus, and on accelerators nothing is added by a scatter.
 
-A block holds sequences of about the same size, in the order of the number of rows of the bags that they take.
-Sizes are rounded up to one of a few, each with a program of its own whose number of blocks is known at run
-time only: what is computed follows the sequences there are, and not the longest one there could be.
+A block contains sequences of about the same size, sorted by their number of rows of the bags. Sizes are
+rounded up to one of a few, each with a separate program whose number of blocks is known only at run time.
+Hence the cost depends on the actual sequences, and not on the longest possible one.
 """
 
 import math
@@ -30,20 +29,20 @@ from jaxattn.core import backend
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import MOST_POSITIONS, Ragged, positions, ragged, take
 
-# How many times as many rows the next size has: on an accelerator a program more costs compile time.
+# Ratio of successive sizes in rows; on an accelerator every further program costs compile time.
 GROWTH, GROWTH_ON_ACCELERATORS = 1.2, 2.0
-# Numbers held at once of rows of a table and of pairs: as many as a cache keeps, or as occupy a chip.
+# Numbers of table rows and of pairs that are stored at once: as many as a cache holds, or as occupy a chip.
 NUMBERS, NUMBERS_ON_ACCELERATORS = 1 << 19, 1 << 26
 
 
 class Block(NamedTuple):
-    """B sequences in as many rows of the bags each; U entries in the rows of one.
+    """B sequences with m rows of the bags and U entries each.
 
     Attributes:
         rows: (B, m) int32; rows of the bags, R for rows that do not exist.
-        tokens: (B, U) int32; ids, of any token where nothing is.
-        counts: (B, U); multiplicities, 0 where nothing is.
-        place: () int32; how many numbers earlier blocks have for their pairs, B U² each.
+        tokens: (B, U) int32; token ids, arbitrary for missing entries.
+        counts: (B, U); multiplicities, 0 for missing entries.
+        place: () int32; total number of pairs of earlier blocks, B U² each.
     """
 
     rows: Array
@@ -52,31 +51,31 @@ class Block(NamedTuple):
     place: Array
 
     def take(self, entries: Array) -> Array:
-        """Gather what entries of the bags have, (R, W), as (B, U); any of it where nothing is."""
+        """Gather values of the entries of the bags, (R, W), as (B, U); arbitrary for missing entries."""
         return entries[jnp.minimum(self.rows, len(entries) - 1)].reshape(self.tokens.shape)
 
     def put(self, into: Array, entries: Array) -> Array:
-        """Write (B, U) to where it belongs among the entries of the bags, (R, W)."""
+        """Write (B, U) to their positions among the entries of the bags, (R, W)."""
         values = entries.reshape(*self.rows.shape, -1)
         return into.at[self.rows].set(values, mode="drop", unique_indices=True)
 
 
 class _Size(NamedTuple):
-    """Sequences of up to so many rows of the bags, and how many of them are a block."""
+    """Largest number of rows of the sequences of a block, and number of sequences of a block."""
 
     rows: int
     together: int
 
 
 def is_one(bags: Ragged, width: int) -> bool:
-    """Tell whether all sequences are one block; see `fold`."""
+    """Return True if all sequences are in one block; see `fold`."""
     (first, *others) = _sizes(bags, width)
     return not others and first.together == bags.num_segments
 
 
 def most_pairs(bags: Ragged, width: int) -> int:
-    """Bound how many numbers all blocks have for their pairs; see `fold`."""
-    # The last block of every size may be filled up.
+    """Return an upper bound on the total number of pairs of all blocks; see `fold`."""
+    # The last block of every size may be padded.
     every = [(size, (size.rows * bags.index.shape[1]) ** 2) for size in _sizes(bags, width)]
     if is_one(bags, width):
         return bags.num_segments * every[0][1]
@@ -84,18 +83,18 @@ def most_pairs(bags: Ragged, width: int) -> int:
 
 
 def largest(bags: Ragged, width: int) -> int:
-    """Tell how many numbers the largest block has for its pairs; see `fold`."""
+    """Return the number of pairs of the largest block; see `fold`."""
     return max(size.together * (size.rows * bags.index.shape[1]) ** 2 for size in _sizes(bags, width))
 
 
 def fold(bags: Ragged, width: int, visit: Callable[[Any, Block], Any], carry: Any) -> Any:
-    """Fold over all sequences, a block at a time, carry = visit(carry, block).
+    """Fold over all sequences by blocks: carry = visit(carry, block).
 
     Args:
         bags: n sequences.
-        width: numbers that are held for an entry beside those for its pairs; blocks are cut to fit.
-        visit: what to do with a block; entries of some of its sequences may be missing.
-        carry: to start with.
+        width: numbers that are stored for an entry in addition to its pairs; it limits the size of blocks.
+        visit: function of the carry and a block; entries of some of its sequences may be missing.
+        carry: initial carry.
 
     Returns:
         The last carry.
@@ -139,7 +138,7 @@ def _block(bags: Ragged, first: Array, present: Array, rows: int, place: Array) 
 def _sizes(bags: Ragged, width: int) -> list[_Size]:
     on_cpu = backend.platform() == "cpu"
     growth = GROWTH if on_cpu else GROWTH_ON_ACCELERATORS
-    # A block of one sequence may have more.
+    # A block with a single sequence may exceed this number.
     numbers = NUMBERS if on_cpu else NUMBERS_ON_ACCELERATORS
     longest = math.prod(level.shape[1] for level in bags.tree)
     found: list[_Size] = []
@@ -152,9 +151,9 @@ def _sizes(bags: Ragged, width: int) -> list[_Size]:
     return found
 
 
-# Products of pairs that a CPU keeps for the backward pass; an accelerator takes them again.
+# Number of pair products that a CPU keeps for the backward pass; an accelerator recomputes them.
 KEPT = 1 << 25
-# Entries in a row of the layout that sums by token: most tokens are in few of the sequences of a block.
+# Row width of the layout for sums by token: most tokens are in few of the sequences of a block.
 WIDTH = 8
 
 
@@ -168,7 +167,7 @@ def two_layer_attention(
     *,
     residual: bool,
 ) -> Array:
-    """Mix scores and values by self-attention, x' = Softmax(Q_X K_Xᵀ) x_X, then attend to what was mixed.
+    """Mix scores and values by self-attention, x' = Softmax(Q_X K_Xᵀ) x_X, then attend to the mixed values.
 
     Args:
         corpus: n sequences over V tokens.
@@ -176,13 +175,13 @@ def two_layer_attention(
         keys: K, (V, d); Q if None.
         scores: a, (V,); any finite spread.
         values: γ, (V,) or (V, K).
-        residual: add what was mixed, x' + x_X.
+        residual: True to use x' + x_X instead of x'.
 
     Returns:
         f, (n,) or (n, K).
 
     Raises:
-        InputError: queries, keys, scores or values of another number of tokens.
+        InputError: queries, keys, scores or values have another number of tokens.
     """
     keyed = {} if keys is None else {"keys": keys}
     require_rows(corpus, queries=queries, scores=scores, values=values, **keyed)
@@ -206,7 +205,7 @@ def attend_within(
         residual: add x_s.
 
     Returns:
-        One x', (R, W), per column; any finite number at padding.
+        One x', (R, W), per column; arbitrary finite numbers at padding.
     """
     return _forward(corpus, queries, keys, columns, residual)[0]
 
@@ -231,12 +230,12 @@ attend_within.defvjp(_forward, _backward)
 def _one_by_one_if_many_blocks(
     function: Callable[..., Any], corpus: Corpus, queries: Array
 ) -> Callable[..., Any]:
-    """Let `jax.vmap` loop where there are loops already, which would all end with the longest."""
+    """Make `jax.vmap` loop if the function has loops, because batched loops run as long as the longest."""
     return function if is_one(corpus.bags, queries.shape[1]) else sequential_vmap(function)
 
 
 def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, residual: bool) -> Any:
-    """Compute x' per column, and G of all blocks end to end, as many of its numbers as are kept."""
+    """Compute x' per column, and the kept part of G of all blocks end to end."""
 
     def visit(carry: Any, block: Block) -> Any:
         out, kept = carry
@@ -244,7 +243,7 @@ def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, 
         _, values, mixed = _attention(block, gram, columns)
         mixed = mixed + values if residual else mixed
         out = tuple(block.put(x, mixed[:, :, k]) for k, x in enumerate(out))
-        # What has no place is written over the end, where nothing is read.
+        # Products without space are written past the end, where they are not read.
         place = (jnp.minimum(block.place, most),)
         return out, jax.lax.dynamic_update_slice(kept, gram.ravel(), place) if most else kept
 
@@ -266,7 +265,7 @@ def _cotangents(
     residual: bool,
 ) -> Any:
     def again(block: Block, q: Array, k: Array) -> Array:
-        """Compute G, or look it up."""
+        """Return G, recomputed or from the kept products."""
         shape = (*block.tokens.shape, block.tokens.shape[1])
         if most == 0:
             return _products(q, k)
@@ -301,7 +300,7 @@ def _cotangents(
 
 
 def _most_kept(corpus: Corpus, queries: Array) -> int:
-    """Tell how many numbers of G are kept: twice those of sequences of equal size, or none."""
+    """Return the number of kept products: twice those for sequences of equal size, or 0."""
     most, width = most_pairs(corpus.bags, queries.shape[1]), queries.shape[1]
     if is_one(corpus.bags, width):
         return most
@@ -324,7 +323,7 @@ def _attention(block: Block, gram: Array, columns: tuple[Array, ...]) -> tuple[A
     """Compute w, (B, U, U), and x and x', (B, U, columns)."""
     count = block.counts[:, None, :].astype(gram.dtype)
     logit = jnp.where(count > 0, gram, -jnp.inf)
-    # A sequence that is not there has no top.
+    # A missing sequence has no largest logit.
     top = jnp.maximum(logit.max(axis=2, keepdims=True), jnp.finfo(gram.dtype).min)
     weight = optimization_barrier(count * jnp.exp(logit - top))
     normaliser = weight.sum(axis=2, keepdims=True)

@@ -1,10 +1,10 @@
-"""Softmax attention in token space: everything the loss needs of E is two V-vectors.
+"""Softmax attention in token space: the loss depends on E only by two vectors of length V.
 
 f(X) = Σ_s q_s(X) γ_s,   q_s(X) = count_s(X) exp(a_s) / Σ_r count_r(X) exp(a_r),
 
 with scores a = E p and values γ = E v. No array of shape (n, T, d) or (n, V) is ever formed, and both
-directions are gathers over the corpus's two layouts or, on a large corpus, products with them. There all
-scores and values that a `jax.vmap` runs over, those of many seeds for example, share these products.
+directions are gathers over the two layouts of the corpus or, on a large corpus, products with them. In the
+latter case, all scores and values of a `jax.vmap`, such as those of many seeds, share these products.
 """
 
 from typing import Any
@@ -30,11 +30,11 @@ def attend(corpus: Corpus, scores: Float[Array, " V"], values: Array) -> Array:
         values: γ, (V,) or (V, K).
 
     Returns:
-        f, (n,) or (n, K). Its derivative is hand-written in token space and has no scatter. On a large
-        corpus a second derivative must be taken forward over reverse.
+        f, (n,) or (n, K). Its custom derivative is computed in token space without scatters. On a large
+        corpus second derivatives must be computed forward over reverse.
 
     Raises:
-        InputError: scores or values of another number of tokens.
+        InputError: scores or values have another number of tokens.
     """
     require_rows(corpus, scores=scores, values=values)
     columns = values[None] if values.ndim == 1 else values.T
@@ -47,7 +47,7 @@ def attend(corpus: Corpus, scores: Float[Array, " V"], values: Array) -> Array:
 
 
 def require_rows(corpus: Corpus, **arrays: Array) -> None:
-    """Raise InputError unless arrays have a row for every token: a gather takes others for those missing."""
+    """Raise InputError unless arrays have V rows, because gathers do not check their bounds."""
     for name, x in arrays.items():
         if jnp.ndim(x) == 0 or len(x) != corpus.vocab_size:
             raise InputError(
@@ -83,7 +83,7 @@ _attend.defvjp(_forward, _backward)
 def _forward_small(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
     """Average values over every sequence of a small corpus on an accelerator.
 
-    The backward pass computes every exponential again, which costs less there than to write and read it.
+    The backward pass recomputes all exponentials, which is faster on an accelerator than to store them.
 
     Args:
         corpus: n sequences over V tokens.
@@ -91,7 +91,7 @@ def _forward_small(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array
         columns: γ, (K, V).
 
     Returns:
-        f (K, n); the top score of each sequence, (n,); the normaliser Σ_s count_s exp(a_s - top), (n,).
+        f (K, n); the largest score of each sequence, (n,); the normaliser Σ_s count_s exp(a_s - top), (n,).
     """
     token = corpus.bags.index.astype(jnp.int32)
     columns_by_entry = (take(x, token) for x in columns)
@@ -109,8 +109,8 @@ def _backward_small(
         scores: a, (V,).
         columns: γ, (K, V).
         averages: f, (K, n).
-        top: (n,), as `_forward_small` returns it.
-        d_sums: ∂L/∂f over the normaliser, (K, n): the cotangent of the sums before they are divided by it.
+        top: as returned by `_forward_small`, (n,).
+        d_sums: ∂L/∂f divided by the normaliser, (K, n).
 
     Returns:
         ∂L/∂a (V,), and ∂L/∂γ (K, V).
@@ -130,7 +130,7 @@ def _backward_small(
 
 @jax.custom_vjp
 def per_entry(corpus: Corpus, per_token: Array) -> Array:
-    """Give every entry of the bags the number of its token.
+    """Return the value of its token for every entry of the bags.
 
     Args:
         corpus: n sequences over V tokens; bags of R rows of W entries.
@@ -157,15 +157,15 @@ per_entry.defvjp(lambda corpus, per_token: (_per_entry(corpus, per_token), corpu
 
 @jax.custom_vjp
 def attend_entries(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Average entries with softmax attention, f = Σ_e q_e γ_e: `attend` where every entry has its own score.
+    """Average entries with softmax attention, f = Σ_e q_e γ_e: `attend` with a separate score per entry.
 
     Args:
-        bags: which tokens a sequence holds, R rows of W entries.
+        bags: bags of n sequences, R rows of W entries.
         score: a, (R, W); any finite spread.
         columns: γ, (R, W) each.
 
     Returns:
-        One f, (n,), per column. Its derivative is hand-written and needs no scatter.
+        One f, (n,), per column. Its custom derivative uses no scatter.
     """
     return bags.softmax(score, *columns)[0]
 
@@ -176,7 +176,7 @@ def _forward_entries(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> 
 
 
 def _backward_entries(residuals: Any, cotangents: Any) -> tuple[Any, ...]:
-    """∂L/∂γ_e = q_e ḡ and ∂L/∂a_e = q_e ḡ (γ_e - f), summed over columns."""
+    """Compute ∂L/∂γ_e = q_e ḡ and ∂L/∂a_e = q_e ḡ (γ_e - f), summed over columns."""
     bags, columns, averages, normaliser, weight = residuals
     d_columns = tuple(weight * bags.spread(g / normaliser) for g in cotangents)
     d_score = [

@@ -1,21 +1,21 @@
-"""What a study is made of: one base class for each concept, which built-in things and the user's derive from.
+"""Base classes of the parts of a study: data, models, losses, starts, phases, probes and figures.
 
-Built-in things have no privilege. A class that derives from one of these can be named in a sweep file by its
-import path, or given to `Study`. Its settings are its annotated fields, its optional abilities are the
-attributes below, which have defaults: override those that it has. All methods are pure, and traced where they
-take arrays. Float settings may be traced too, unless they are annotated `jaxattn.Static[float]`.
+Built-in and custom classes derive from the same bases. Name a custom class in a sweep
+file by its import path, or pass an instance to `Study`. The annotated fields of the class are its settings.
+Attributes with a default describe optional abilities; override those that the class has. All methods are
+pure, and methods that take arrays are traced. Float settings may also be traced, unless they are annotated
+`jaxattn.Static[float]`.
 
-A plain function will do where one method is all there is. When it is loaded it becomes a class of its
-settings, which are its keyword-only arguments:
+A plain function can replace a class with a single method. Its keyword-only arguments become the settings:
 
-    data that is drawn    (key, *, settings) -> Dataset
+    data sampled per seed (key, *, settings) -> Dataset
     data that is shared   (*, settings) -> Dataset
     loss                  (outputs, targets, *, settings) -> (n,)
     start                 (key, drawn, *, settings) -> array like drawn
     probe                 (params, data, *, settings) -> (), (m,) or a dictionary of them
     figure                (results, *, settings) -> matplotlib figure or Drawn
 
-Letters: n examples, V tokens, K classes, d the width of the model.
+Notation: n examples, V tokens, K classes, embedding dimension d.
 """
 
 from jaxattn.base.data import CommonData, Dataset, DrawnData, SharedData, silent

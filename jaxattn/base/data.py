@@ -1,4 +1,4 @@
-"""Data: examples with targets, the splits that a seed runs on, and where they come from, drawn or shared."""
+"""Data of a study: examples with targets, the splits of a seed, and base classes of data sources."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -17,23 +17,23 @@ from jaxattn.core.settings import Spec
 
 
 class Dataset(Brief, struct.PyTreeNode, repr=False):
-    """n examples with targets. A frozen pytree: a subclass is one by the fields that it names.
+    """n examples with targets, as a frozen pytree. The annotated fields of a subclass are its arrays.
 
         class Pairs(ja.Dataset):
             left: jax.Array
             right: jax.Array
 
-    By default all its arrays have n rows, one for each example.
+    By default every array has n rows, one for each example.
 
     Attributes:
-        targets: (n, ...) what a loss compares outputs with: classes, tokens, numbers or vectors.
+        targets: (n, ...) values that the loss compares the outputs with: classes, tokens, numbers or vectors.
     """
 
     targets: Leaf
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Make a subclass a frozen pytree of its fields, written in a few lines."""
-        parent: Any = super()  # flax, which has no types
+        """Make the subclass a frozen pytree of its fields with a short printed form."""
+        parent: Any = super()  # flax has no type annotations
         parent.__init_subclass__(**{"repr": False} | options)
 
     @property
@@ -43,31 +43,31 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
 
     @property
     def num_classes(self) -> int | None:
-        """The number of classes K that the targets name, -1 and +1 if K = 2; None if they are no classes."""
+        """Number of classes K, with targets -1 and +1 if K = 2; None if the targets are not classes."""
         return None
 
     def take(self, index: Array) -> Self:
-        """Take some examples, inside jit and under vmap: a minibatch.
+        """Return a minibatch of examples. It works inside jit and under vmap.
 
         Args:
-            index: (B,) int; numbers of distinct examples.
+            index: (B,) int indices of distinct examples.
 
         Returns:
-            B examples of the same kind.
+            B examples of the same type.
         """
         taken: Self = jax.tree.map(lambda x: x[index], self)
         return taken
 
     def arrays(self) -> Iterator[tuple[str, Array]]:
-        """List its arrays with their names."""
+        """Yield the name and the value of each array."""
         for path, x in jax.tree_util.tree_flatten_with_path(self)[0]:
             yield jax.tree_util.keystr(path, simple=True, separator="."), x
 
     def check_shapes(self) -> None:
-        """Check what shapes tell, of traced arrays too.
+        """Check the shapes, which are known for traced arrays too.
 
         Raises:
-            InputError: arrays without a row for every example.
+            InputError: an array does not have one row for each example.
         """
         for name, x in self.arrays():
             if np.ndim(x) == 0 or len(x) != self.num_examples:
@@ -76,7 +76,7 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
                 )
 
     def check(self) -> None:
-        """Check on the host what programs cannot; raises InputError."""
+        """Check the values on the host, outside of traced code; raises InputError if they are invalid."""
         self.check_shapes()
 
 
@@ -85,12 +85,12 @@ D = TypeVar("D", bound=Dataset)
 
 @struct.dataclass(repr=False)
 class TokenStatistics(Brief):
-    """Statistics of the V tokens of a corpus; arrays (V, C) have one column for two classes, else K.
+    """Statistics of the V tokens of a corpus. C is 1 for two classes and K for K > 2 classes.
 
     Attributes:
         count: (V,) occurrences.
         alpha: (V, C) average signed frequency.
-        posterior_difference: (V, C), NaN where a token never occurs.
+        posterior_difference: (V, C), NaN for a token that never occurs.
     """
 
     count: Leaf
@@ -98,9 +98,11 @@ class TokenStatistics(Brief):
     posterior_difference: Leaf
 
     def important(self, size: float | Array, min_count: int | Array) -> Bool[Array, " V"]:
-        """Mark the important tokens: |posterior difference| ≥ `size` for a class, `min_count` occurrences.
+        """Return the mask of the important tokens.
 
-        The posterior difference of a rare token is noise: that of a token that occurs once is 1.
+        A token is important if it occurs at least `min_count` times and its |posterior difference| is at
+        least `size` for some class. The posterior difference of a rare token is noise: it is 1 for a token
+        that occurs once.
 
         Args:
             size: least |posterior difference|.
@@ -116,15 +118,15 @@ class TokenStatistics(Brief):
 
 @struct.dataclass(repr=False)
 class Splits(Brief):
-    """Data of one seed, or with a leading axis of seeds: a `Dataset` each.
+    """Data of one seed, or of several seeds along a leading axis. Each split is a `Dataset`.
 
     Attributes:
-        train: the training data.
-        tokens: token statistics of training data that are bags, None of all others.
-        test: the test data, None if there are none.
-        validation: the validation data, None if there are none.
-        task_key: (2,) uint32; data of the PRNG key of what all draws of a seed share, such as a planted
-            teacher; None if they share nothing. `CommonData.batch` is called with this key.
+        train: training data.
+        tokens: token statistics of the training data; None if these are not bags of tokens.
+        test: test data, or None.
+        validation: validation data, or None.
+        task_key: (2,) uint32; data of the PRNG key for everything that all samples of a seed share, such as a
+            planted teacher; None if they share nothing. `CommonData.batch` is called with this key.
     """
 
     train: Leaf
@@ -134,9 +136,9 @@ class Splits(Brief):
     task_key: Leaf = None
 
     def sampled(self, most: int | None) -> "Splits":
-        """Keep so many sequences of each corpus, evenly spaced; all of a smaller one, and of any if None.
+        """Return at most `most` evenly spaced examples of each split; all of them if `most` is None.
 
-        The statistics of the tokens stay those of the whole training corpus.
+        The token statistics remain those of all training data.
         """
 
         def some(corpus: Any) -> Any:
@@ -149,11 +151,11 @@ class Splits(Brief):
 
 
 class Loaded(NamedTuple):
-    """Data as a study holds them.
+    """Data of a study.
 
     Attributes:
         splits: the data: those that all seeds share, or with a leading axis of seeds.
-        shared: whether all seeds share them.
+        shared: True if all seeds share the data.
         tokens: names of the V tokens.
     """
 
@@ -162,25 +164,25 @@ class Loaded(NamedTuple):
     tokens: Sequence[str]
 
 
-# Told what is read, how much of it, and of how much, None if nobody knows; 0 of 0 makes it a remark.
+# Progress callback (what, done, total). `total` is None if unknown; done = total = 0 prints `what` as a note.
 Progress = Callable[[str, int, int | None], None]
 
 
 def silent(what: str, done: int, total: int | None) -> None:
-    """Tell nobody."""
+    """Report no progress."""
 
 
 class CommonData(Spec, frozen=True, kw_only=True):
-    """What data that is drawn and data that is shared have in common: derive from one of these two.
+    """Common base of `DrawnData` and `SharedData`; derive from one of these two.
 
     Attributes:
-        pads_vocabulary: whether cells of different V may share a program.
-        inert: names of settings that change no number, such as where files lie.
-        gives: the kind of data, None if only drawing tells.
-        draws_batches: whether batches of any size can be drawn afresh.
-        held_out: whether there are validation data.
-        vocab_size: V, None if only reading tells.
-        num_classes: K.
+        pads_vocabulary: True if cells with different V may share one compiled program.
+        inert: names of settings that do not change any number, such as the folder of the files.
+        gives: type of the data, or None if it is not known before sampling.
+        draws_batches: True if new batches of any size can be sampled.
+        held_out: True if there are validation data.
+        vocab_size: vocabulary size V, or None if it is not known before the data are read.
+        num_classes: number of classes K.
     """
 
     may_be_settings: ClassVar[frozenset[str]] = frozenset({"vocab_size", "num_classes"})
@@ -190,39 +192,39 @@ class CommonData(Spec, frozen=True, kw_only=True):
 
     @property
     def gives(self) -> type[Dataset] | None:
-        """The kind of data, None if only drawing tells."""
+        """Type of the data, or None if it is not known before sampling."""
         return None
 
     @property
     def draws_batches(self) -> bool:
-        """Whether batches of any size can be drawn afresh."""
+        """True if new batches of any size can be sampled."""
         return False
 
     @property
     def held_out(self) -> bool:
-        """Whether there are validation data."""
+        """True if there are validation data."""
         return False
 
     @property
     def vocab_size(self) -> int | None:
-        """V, None if only reading tells."""
+        """Vocabulary size V, or None if it is not known before the data are read."""
         return None
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """Number of classes K."""
         return 2
 
     def batch(
         self, key: Array, examples: int, used: Array | None = None, task_key: Array | None = None
     ) -> Dataset:
-        """Draw new examples of the distribution that a seed trains on; may be left out.
+        """Sample new examples of the distribution that a seed trains on. Implementing it is optional.
 
         Args:
             key: () PRNG key, different in every call.
-            examples: how many.
+            examples: number of examples.
             used: as in `DrawnData.draw`.
-            task_key: () PRNG key, the same in every call of a seed. Given only if `draw` returns
+            task_key: () PRNG key, the same in every call of a seed. It is passed only if `draw` returns
                 `Splits.task_key`.
 
         Returns:
@@ -232,49 +234,49 @@ class CommonData(Spec, frozen=True, kw_only=True):
 
 
 class DrawnData(CommonData, frozen=True, kw_only=True):
-    """Data that are drawn afresh for every seed; `jaxattn.Generator` has all but `generate`, for bags."""
+    """Data that are sampled for every seed. For bags of tokens, derive from `jaxattn.Generator`."""
 
     shared: ClassVar[bool] = False
 
     @property
     def draws_batches(self) -> bool:
-        """Whether batches of any size can be drawn afresh."""
+        """True if new batches of any size can be sampled."""
         return type(self).batch is not CommonData.batch
 
     @property
     def tokens(self) -> Sequence[str]:
-        """Names of the V tokens; none if there are no tokens."""
+        """Names of the V tokens; empty if there are no tokens."""
         return ()
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
-        """Draw the data of one seed.
+        """Sample the data of one seed.
 
         Args:
-            key: () PRNG key of the seed's data. Each split is drawn with a key of its own, derived from this
-                one. What all splits and fresh batches share is drawn with another one, `task_key`.
-            used: () int32, how many of the V tokens to draw from; all if None. Given only to data that
-                `pads_vocabulary`.
+            key: () PRNG key of the seed's data. Derive a separate key from it for each split, and the key
+                `task_key` for everything that all splits and fresh batches share.
+            used: () int32, number of the V tokens to sample from; None for all. It is passed only if
+                `pads_vocabulary` is True.
 
         Returns:
-            Training data, with token statistics if they are bags, test and validation data if any, and the
-            data of `task_key` if there is one.
+            Training data, with token statistics if they are bags; test and validation data, if any; and the
+            data of `task_key`, if there is one.
         """
         raise NotImplementedError(f"{type(self).__name__}.draw")
 
 
 class SharedData(CommonData, frozen=True, kw_only=True):
-    """Data that all seeds share, such as texts; `jaxattn.data.Source` has all but the reading of rows."""
+    """Data that all seeds share, such as texts. For labelled texts, derive from `jaxattn.data.Source`."""
 
     shared: ClassVar[bool] = True
 
     def load(self, progress: Progress = silent) -> Loaded:
-        """Read the data on the host; called again, the same ones.
+        """Read the data on the host. Every call returns the same data.
 
         Args:
-            progress: told how far the reading is.
+            progress: progress callback.
 
         Returns:
-            The data, and names of the V tokens.
+            The data, and the names of the V tokens.
         """
         raise NotImplementedError(f"{type(self).__name__}.load")
 

@@ -1,4 +1,4 @@
-"""Models, where their parameters start, and losses of what they compute."""
+"""Base classes of models, losses and initial values of parameters."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Literal, Protocol, runtime_checkable
@@ -8,13 +8,13 @@ from jax import Array
 from jaxattn.base.data import D, Dataset
 from jaxattn.core.settings import Spec
 
-# Named arrays: a dataclass, a NamedTuple or a dict of them.
+# Named arrays: a dataclass, a NamedTuple or a dict.
 Params = Any
 
 
 @runtime_checkable
 class LinearScores(Protocol):
-    """Scores a = Φ p of m tokens with what they are scores of, such as `jaxattn.theory.Scores`."""
+    """Linear scores a = Φ p of m tokens with their corpus and values, such as `jaxattn.theory.Scores`."""
 
     @property
     def keys(self) -> Any:
@@ -22,26 +22,27 @@ class LinearScores(Protocol):
 
     @property
     def corpus(self) -> Any:
-        """Bags of n sequences over the m tokens, with their labels; a `jaxattn.data.Corpus`."""
+        """Bags of n sequences over the m tokens, with their labels: a `jaxattn.data.Corpus`."""
 
     @property
     def values(self) -> Any:
-        """γ, (m,) for two classes and (m, K) for K > 2; None where only scores matter."""
+        """γ, (m,) for two classes and (m, K) for K > 2; None if only the scores are used."""
 
 
 class Model(Spec, Generic[D], frozen=True, kw_only=True):
-    """A function of data. Its parameters are named arrays: a dataclass, NamedTuple or dict.
+    """Function of data with named parameters, which are a dataclass, a NamedTuple or a dict of arrays.
 
     Attributes:
-        takes: the kind of data that it takes; any other is refused before anything is compiled.
-        parameters: their names, so that wrong ones are found before anything is drawn; () says nothing.
-        token_rows: names of the parameters with a row for every token, so that V can be swept in one program.
-        attends_to_tokens: whether the scores are those of its softmax over the tokens of a sequence.
-        cuts_batches: whether a step on a minibatch is given a corpus of its sequences alone, for models whose
-            outputs of a whole corpus cost more than laying out a new one.
-        linear_in: name of the parameter that `scores` are linear in; None for a model without them.
-        is_one_layer: whether scores are E·p, values E·v and outputs their attention, as theory takes them.
-        dim: d, the embedding dimension.
+        takes: type of data that the model accepts; other types are rejected before compilation.
+        parameters: names of the parameters, for early error messages about wrong names; () if unknown.
+        token_rows: names of the parameters with one row for each token, so that one program can sweep V.
+        attends_to_tokens: True if the scores are those of the softmax over the tokens of a sequence.
+        cuts_batches: True if a minibatch step gets a corpus of its sequences alone, for models whose outputs
+            on a whole corpus are more expensive than laying out a new corpus.
+        linear_in: name of the parameter that `scores` are linear in; None for a model without `scores`.
+        is_one_layer: True for the one-layer model of the theory, with scores E·p, values E·v and the
+            attention-weighted mean of the values as output.
+        dim: embedding dimension d.
     """
 
     may_be_settings: ClassVar[frozenset[str]] = frozenset({"dim"})
@@ -53,41 +54,41 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
 
     @property
     def linear_in(self) -> str | None:
-        """Name of the parameter that `scores` are linear in; None for a model without them."""
+        """Name of the parameter that `scores` are linear in; None for a model without `scores`."""
         return None
 
     @property
     def is_one_layer(self) -> bool:
-        """Whether scores are E·p, values E·v and outputs their attention, as theory takes them."""
+        """True for the one-layer model of the theory: scores E·p, values E·v, attention-weighted output."""
         return False
 
     @property
     def dim(self) -> int | Literal["inf"] | None:
-        """The width d, the embedding dimension."""
+        """Embedding dimension d."""
         return None
 
     @property
     def has_scores(self) -> bool:
-        """Whether its tokens have scores and values, for tables, figures and probes of tokens."""
+        """True if tokens have scores and values, which token tables, figures and probes require."""
         return type(self).scores_and_values is not Model.scores_and_values
 
     @property
     def has_heads(self) -> bool:
-        """Whether its attention is softmax over the scores of several heads or queries."""
+        """True if the attention is a softmax over the scores of several heads or queries."""
         return type(self).head_scores is not Model.head_scores
 
     @property
     def shows_attention(self) -> bool:
-        """Whether it tells its attention over the tokens of each example."""
+        """True if the model can return its attention over the tokens of each example."""
         return type(self).attention is not Model.attention
 
     def init(self, key: Array, like: D, *, dtype: Any) -> Params:
-        """Draw the parameters of one seed.
+        """Sample the parameters of one seed.
 
         Args:
             key: () PRNG key.
-            like: the training data, of which only shapes and sizes may be used, such as V and K of a corpus.
-            dtype: of all parameters.
+            like: the training data. Only shapes and sizes, such as V and K of a corpus, may be used.
+            dtype: dtype of all parameters.
 
         Returns:
             The parameters.
@@ -95,10 +96,10 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.init")
 
     def outputs(self, params: Params, data: D) -> Array:
-        """Compute what the loss compares with the targets.
+        """Compute the outputs, which the loss compares with the targets.
 
         Args:
-            params: as `init` returns them.
+            params: parameters, as returned by `init`.
             data: n examples.
 
         Returns:
@@ -107,31 +108,31 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.outputs")
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute scores a (V,) and values γ (V,) or (V, K) of the tokens of bags; may be left out."""
+        """Compute scores a (V,) and values γ (V,) or (V, K) of tokens. Implementing it is optional."""
         raise NotImplementedError(f"{type(self).__name__}.scores_and_values")
 
     def head_scores(self, params: Params) -> Array:
-        """Compute the scores of each head or query over the tokens of bags, (H, V); may be left out."""
+        """Compute the token scores of each head or query, (H, V). Implementing it is optional."""
         raise NotImplementedError(f"{type(self).__name__}.head_scores")
 
     def attention(self, params: Params, data: D) -> Array:
-        """Compute attention over the tokens of each example; may be left out.
+        """Compute the attention over the tokens of each example. Implementing it is optional.
 
         Args:
-            params: as `init` returns them.
+            params: parameters, as returned by `init`.
             data: n examples.
 
         Returns:
-            (n, ..., T): of one query, or of several heads and queries. Rows of NaN are no queries, such as
-            those of padding.
+            (n, ..., T): the attention of one query, or of several heads and queries. Rows of NaN mark
+            positions that are not queries, such as padding.
         """
         raise NotImplementedError(f"{type(self).__name__}.attention")
 
     def scores(self, params: Params, data: D) -> LinearScores:
-        """Write scores as a = Φ p, p the parameter `linear_in` in one row, with values; may be left out.
+        """Return the scores as a = Φ p, where p is the flattened parameter `linear_in`. Optional.
 
         Args:
-            params: as `init` returns them.
+            params: parameters, as returned by `init`.
             data: n examples.
 
         Returns:
@@ -140,60 +141,60 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.scores")
 
     def in_span(self) -> "Model[D]":
-        """Return the same model in coordinates of the span of its parameters; itself if it has none."""
+        """Return the model in coordinates of the span of its parameters, or the model itself."""
         return self
 
 
 class Loss(Spec, frozen=True, kw_only=True):
-    """The loss of an example, of which a study minimises the mean; or of a batch of them.
+    """Loss of each example, whose mean a study minimises; or one loss of a whole batch.
 
     Attributes:
-        coupled: whether it is one number of a whole batch, as contrastive and ranking losses are. A step on a
-            minibatch then is given the examples of the batch alone.
+        coupled: True if the loss is one number for a whole batch, as contrastive and ranking losses are. A
+            minibatch step is then computed on the examples of the batch alone.
     """
 
     coupled: ClassVar[bool] = False
 
     @property
     def is_logistic(self) -> bool:
-        """Whether it is the logistic loss of two classes, without smoothing."""
+        """True for the logistic loss of two classes without label smoothing."""
         return False
 
     def why_not(self, outputs: Array, data: Dataset) -> str | None:
-        """Say what outputs and targets lack for it, by their shapes and dtypes; None if it takes them."""
+        """Return the reason why the loss does not fit these outputs and targets; None if it fits."""
         return None
 
     def __call__(self, outputs: Array, targets: Array) -> Array:
-        """Compute ℓ of every example.
+        """Compute the loss of every example.
 
         Args:
-            outputs: (n, ...) what the model computes; f (n,) for two classes, (n, K) for more.
-            targets: (n, ...); of classes -1 and +1 if they are two, 0 .. K-1 if more.
+            outputs: (n, ...) outputs of the model; f (n,) for two classes, (n, K) for more.
+            targets: (n, ...); two classes are -1 and +1, and K > 2 classes are 0 .. K-1.
 
         Returns:
-            (n,), of the outputs' dtype; () if it is `coupled`.
+            (n,) of the outputs' dtype; () if the loss is `coupled`.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")
 
 
 class Start(Spec, frozen=True, kw_only=True):
-    """Where one parameter starts, if not where the model draws it.
+    """Initial value of one parameter, which replaces the one that the model samples.
 
     Attributes:
-        rotation_invariant: whether it commutes with rotations of R^d, so that it may start in a span.
+        rotation_invariant: True if it commutes with rotations of R^d, so that it works in span coordinates.
     """
 
     rotation_invariant: ClassVar[bool] = False
 
     def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Array:
-        """Make the start of a parameter.
+        """Return the initial value of a parameter.
 
         Args:
-            key: () PRNG key, the seed's and the parameter's own.
-            drawn: what the model draws.
+            key: () PRNG key, different for every seed and every parameter.
+            drawn: the value that the model samples.
             tokens: names of the V tokens.
 
         Returns:
-            An array of the shape and dtype of `drawn`.
+            Array of the shape and dtype of `drawn`.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")

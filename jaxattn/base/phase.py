@@ -1,4 +1,4 @@
-"""Phases: which parameters move, by which dynamics, until when."""
+"""Phases of training: which parameters are trained, by which dynamics, for how long."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -17,13 +17,13 @@ from jaxattn.core.settings import Spec
 
 
 class Task(NamedTuple):
-    """What a phase works on.
+    """Model, loss and data of one seed.
 
     Attributes:
         model: the model.
-        loss: of every example, (outputs, targets) -> (n,), or of a batch.
+        loss: loss of every example, (outputs, targets) -> (n,), or of a batch.
         data: training, validation and test data of one seed.
-        fresh: draws data like those of training, (key, examples=how many); None where they cannot be drawn.
+        fresh: function (key, examples=number) that samples new training data; None if that is impossible.
     """
 
     model: Model[Any]
@@ -34,15 +34,16 @@ class Task(NamedTuple):
 
 @struct.dataclass
 class State:
-    """What a descent carries.
+    """State of a gradient descent.
 
     Attributes:
         params: the model's parameters.
-        optimizer: optax's state.
-        step: () int32; steps taken.
-        failed_at: () int32; the first step whose loss or gradient was not finite, -1 if none. Where vectors
-            move, gradients of matrices are left out: they show in the loss of the next step.
-        key: (2,) uint32; data of the PRNG key that batches are drawn with, None for the full batch.
+        optimizer: state of optax.
+        step: () int32; number of steps taken.
+        failed_at: () int32; the first step whose loss or gradient was not finite, or -1. A phase that trains
+            vectors does not check gradients of matrices, because they make the loss of the next step
+            non-finite.
+        key: (2,) uint32; data of the PRNG key that minibatches are sampled with; None for the full batch.
     """
 
     params: Leaf
@@ -53,12 +54,12 @@ class State:
 
 
 class Goal(NamedTuple):
-    """What steps lead to, where their number does not tell how far a phase is.
+    """Target that the steps of a phase lead to, for phases whose progress is not the number of steps.
 
     Attributes:
-        metric: the metric that grows, of the phase's own.
-        label: how it is written.
-        value: where it ends.
+        metric: the growing metric, one of the phase's own metrics.
+        label: printed name of the metric.
+        value: value at which the phase ends.
     """
 
     metric: str
@@ -67,24 +68,26 @@ class Goal(NamedTuple):
 
 
 class Phase(Spec, frozen=True, kw_only=True):
-    """Which parameters move, by which dynamics, until when: pure functions of one seed.
+    """Part of the training of one seed, as pure functions: trained parameters, dynamics and length.
 
-    Subclasses have `train` and `steps`, and write `step`, which `advance` repeats, or `init` and `advance`. A
-    state is a pytree with at least `params`, `step` and `failed_at`, the step at which it failed or -1;
+    Subclasses define `train`, `steps`, and either `step`, which `advance` repeats, or `init` and `advance`.
+    A state is a pytree with at least `params`, `step` and `failed_at`, the step at which it failed or -1;
     `State` is one.
 
     Attributes:
         name: name of the phase in tables and figures.
         train: names of the parameters that are trained.
         steps: number of steps.
-        failure: what it means that a seed failed.
-        dtype: the precision of its state in every study; that of the study if None.
-        seeds_per_core: how many seeds a core of a CPU takes at a time; as many as its cache holds if None.
-        refines: metrics of standard probes that its own ones replace: its state knows them to more digits.
-        one_step: whether it is one full gradient step of `step_size`, of which the one-step law speaks.
-        batch_size: examples of a step, None for all.
-        rotation_invariant: whether a rotation of R^d before it is the same as one after it, so that it may
-            run in coordinates of a span.
+        failure: reason that is recorded for a failed seed.
+        dtype: dtype of the state in every study; None for the dtype of the study.
+        seeds_per_core: number of seeds that a CPU core computes at a time; None for as many as its cache
+            holds.
+        refines: metrics of standard probes that the phase's own metrics replace, because the state knows
+            them to more digits.
+        one_step: True for one full gradient step of `step_size`, which the one-step law describes.
+        batch_size: number of examples in a step; None for all.
+        rotation_invariant: True if the phase commutes with rotations of R^d, so that it can run in span
+            coordinates.
     """
 
     may_be_settings: ClassVar[frozenset[str]] = frozenset({"train", "steps", "batch_size", "step_size"})
@@ -98,50 +101,50 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def train(self) -> Sequence[str]:
-        """Names of the parameters that move."""
+        """Names of the parameters that are trained."""
         raise NotImplementedError(f"{type(self).__name__}.train")
 
     @property
     def steps(self) -> int:
-        """How many steps it has."""
+        """Number of steps."""
         raise NotImplementedError(f"{type(self).__name__}.steps")
 
     @property
     def step_size(self) -> float:
-        """The size of its one step."""
+        """Step size of a one-step phase."""
         raise NotImplementedError(f"{type(self).__name__}.step_size")
 
     @property
     def batch_size(self) -> int | None:
-        """Examples of a step, None for all."""
+        """Number of examples in a step; None for all."""
         return None
 
     @property
     def rotation_invariant(self) -> bool:
-        """Whether it may run in coordinates of a span."""
+        """True if the phase can run in span coordinates."""
         return False
 
     @property
     def goal(self) -> Goal | None:
-        """What its steps lead to, if they are not alike: no time that is left is foretold from them."""
+        """Target of the phase if its steps take unequal times; the remaining time is then not predicted."""
         return None
 
     @property
     def beginning(self) -> str:
-        """What its start does, in words for whoever waits for it."""
+        """Description of the start of the phase, which the progress line shows."""
         return "begins"
 
     def probe_steps(self, per_decade: int) -> list[int]:
-        """List the steps to measure at, ascending, 0 and the last among them."""
+        """Return the steps to measure at in ascending order, including step 0 and the last step."""
         return log_spaced(self.steps, per_decade)
 
     def init(self, task: Task, params: Any, key: Array) -> Any:
-        """Make the state that the phase starts with.
+        """Return the initial state of the phase.
 
         Args:
             task: the model, the loss and the data of one seed.
-            params: the parameters that the phase before left.
-            key: () PRNG key, for what is drawn on the way; keep it in the state.
+            params: the parameters at the end of the previous phase.
+            key: () PRNG key for random numbers during the phase; keep it in the state.
 
         Returns:
             The state.
@@ -150,25 +153,25 @@ class Phase(Spec, frozen=True, kw_only=True):
         return State(params, (), zero, zero - 1)
 
     def step(self, task: Task, state: Any) -> Any:
-        """Take one step: return a state of the same structure, shapes and dtypes."""
+        """Take one step and return a state of the same structure, shapes and dtypes."""
         raise NotImplementedError(f"{type(self).__name__}.step")
 
     def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
-        """Take a number of steps, which may be traced; one call with k + l equals two with k and l."""
+        """Take `steps` steps, a number that may be traced; k steps and then l steps equal k + l steps."""
         return jax.lax.fori_loop(0, steps, lambda _, here: self.step(task, here), state)
 
     def parameter(self, state: Any, name: str) -> Array:
-        """Look up a parameter in its full precision."""
+        """Return a parameter in its full precision."""
         found: Array = pytrees.get(state.params, name)
         return found
 
     def metrics(self, state: Any) -> dict[str, Array]:
-        """Tell what the state itself knows: numbers () by name."""
+        """Return the metrics that the state itself holds: numbers () by name."""
         return {"evaluations": state.step}
 
 
 def log_spaced(steps: int, per_decade: int) -> list[int]:
-    """List steps to probe at: 0, log-spaced in between, and the last."""
+    """Return the steps to measure at: 0, log-spaced steps in between, and the last step."""
     count = int(np.ceil(np.log10(max(steps, 1)) * per_decade)) + 1
     spaced = np.unique(np.rint(np.geomspace(1, steps, count)).astype(int))
     return sorted({0, *spaced.tolist(), steps})

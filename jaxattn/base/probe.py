@@ -1,4 +1,4 @@
-"""What is measured on the way and at the end, and what is drawn of it."""
+"""Base classes of probes, which measure during and after training, and of figures."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -20,23 +20,23 @@ Metrics = Mapping[str, np.ndarray]
 
 
 class Columns(NamedTuple):
-    """Scores and values of the V tokens with one column for each class: one for two classes, else K."""
+    """Scores and values of the V tokens, (V, C) each: C is 1 for two classes and K for K > 2."""
 
     scores: Array
     values: Array
 
 
 class ProbeContext:
-    """The parameters of one seed at one step, and where they are.
+    """Parameters of one seed at one step, with the model, loss, data and phase.
 
     Attributes:
         params: the model's parameters.
         model: the model.
-        loss: of every example, (outputs, targets) -> (n,), or of a batch.
+        loss: loss of every example, (outputs, targets) -> (n,), or of a batch.
         data: the training, test and validation data of the seed.
-        phase: the phase that moves the parameters.
-        memory: what the probe that looks remembers of the phase's start.
-        sample: how many sequences of each corpus losses and gradients are computed on; None for all.
+        phase: the phase that trains the parameters.
+        memory: value that `Probe.remember` returned at the start of the phase.
+        sample: number of examples of each split that losses and gradients are computed on; None for all.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ProbeContext:
         memory: Any = None,
         sample: int | None = None,
     ) -> None:
-        """Look at parameters; nothing is computed yet."""
+        """Store the parameters and their task; nothing is computed yet."""
         self.params, self.phase, self.memory = params, phase, memory
         self.model: Model[Any] = task.model
         self.loss: Loss = task.loss
@@ -57,12 +57,12 @@ class ProbeContext:
 
     @property
     def train(self) -> Sequence[str]:
-        """The parameters that the phase moves."""
+        """Names of the parameters that the phase trains."""
         return self.phase.train
 
     @cached_property
     def scores_and_values(self) -> tuple[Array, Array]:
-        """The model's scores (V,), and values (V,) or (V, K)."""
+        """Scores (V,) and values (V,) or (V, K) of the model."""
         return self.model.scores_and_values(self.params)
 
     @cached_property
@@ -74,12 +74,12 @@ class ProbeContext:
 
     @cached_property
     def sampled(self) -> Splits:
-        """The data that losses, accuracies and gradients are computed on, `sample` examples of each."""
+        """Data for losses, accuracies and gradients: at most `sample` examples of each split."""
         return self.data.sampled(self.sample)
 
     @cached_property
     def loss_and_gradients(self) -> tuple[Array, dict[str, Array]]:
-        """The training loss and its gradients by the parameters that the phase moves."""
+        """Training loss and its gradients with respect to the trained parameters."""
         data = self.sampled.train
 
         def loss(params: Params) -> Array:
@@ -88,25 +88,25 @@ class ProbeContext:
         return gradients_by_name(loss, self.params, self.train)
 
     def outputs(self, data: Dataset) -> Array:
-        """Outputs of the model on some data."""
+        """Return the outputs of the model on some data."""
         if id(data) not in self._outputs:
             self._outputs[id(data)] = self.model.outputs(self.params, data)
         return self._outputs[id(data)]
 
     def with_memory(self, memory: Any) -> "ProbeContext":
-        """Look with another memory; what has been computed stays."""
+        """Return a context with another memory that shares all computed values."""
         other = object.__new__(ProbeContext)
         other.__dict__ = self.__dict__ | {"memory": memory}
         return other
 
 
 class Measurement(Spec, frozen=True, kw_only=True):
-    """What probes of single steps and of whole phases have in common: derive from one of these two.
+    """Common base of `Probe` and `PhaseProbe`; derive from one of these two.
 
     Attributes:
-        labels: what figures call its metrics, by name.
-        scales: the scales of its metrics, by name; linear without bounds for the others.
-        rotation_invariant: whether it measures the same in coordinates of a span.
+        labels: printed names of its metrics, by metric.
+        scales: scales of its metrics, by metric; the default is linear without bounds.
+        rotation_invariant: True if it measures the same in span coordinates.
     """
 
     labels: ClassVar[Mapping[str, str]] = {}
@@ -114,124 +114,126 @@ class Measurement(Spec, frozen=True, kw_only=True):
     rotation_invariant: ClassVar[bool] = False
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
-        """Say what a phase lacks for it, of which it then measures nothing; None if it applies.
+        """Return the reason why this probe does not apply to a phase; None if it applies.
 
         Args:
-            task: the model, the loss, and the data of one seed or of many, of which kinds and static sizes
-                may be used, not shapes.
+            task: the model, the loss, and the data of one seed or of many. Types and static sizes of the
+                data may be used, but not shapes.
             phase: the phase.
 
         Returns:
-            What is missing, for a plan, such as "wants targets that are classes".
+            The missing requirement, such as "requires targets that are classes". The plan shows it.
         """
         return None
 
 
 class Probe(Measurement, frozen=True, kw_only=True):
-    """What is measured at single steps.
+    """Measurement at single steps.
 
     Attributes:
-        from_step: the first step of a phase that it speaks of.
+        from_step: first step of a phase at which the metrics are defined.
     """
 
     from_step: ClassVar[int] = 0
 
     def remember(self, params: Any) -> Any:
-        """Keep something of the start of a phase, which is `context.memory` in `measure`; None is nothing."""
+        """Return a value of the start of a phase that `measure` finds in `context.memory`; None for none."""
         return None
 
     def measure(self, context: ProbeContext) -> Mapping[str, Array]:
         """Measure one seed.
 
         Args:
-            context: a `jaxattn.lab.probes.ProbeContext`: parameters, model, loss, data, phase, and what
-                follows from them, each computed once for all probes.
+            context: a `jaxattn.lab.probes.ProbeContext`: parameters, model, loss, data, phase, and derived
+                quantities, each of which is computed once for all probes.
 
         Returns:
-            Numbers (), or vectors (m,), by names that no other probe has.
+            Numbers (), or vectors (m,), by metric. No other probe may use the same names.
         """
         raise NotImplementedError(f"{type(self).__name__}.measure")
 
 
 class PhaseProbe(Measurement, frozen=True, kw_only=True):
-    """What is measured of a whole phase when it has ended.
+    """Measurement of a whole phase after its end.
 
     Attributes:
-        metrics: names of all that it measures.
+        metrics: names of its metrics.
     """
 
     @property
     def metrics(self) -> Sequence[str]:
-        """Names of all that it measures."""
+        """Names of its metrics."""
         raise NotImplementedError(f"{type(self).__name__}.metrics")
 
     def observe(self, phase: Phase, state: Any) -> Array:
-        """Look at the state of one seed at a probe step; an array of any shape, the same at every step."""
+        """Return an array for the state of one seed at a probe step, with the same shape at every step."""
         raise NotImplementedError(f"{type(self).__name__}.observe")
 
     def conclude(
         self, history: np.ndarray, params: Params, model: Model[Any], loaded: Loaded
     ) -> tuple[Metrics, Metrics]:
-        """Measure all seeds, on the host.
+        """Compute the metrics of all seeds, on the host.
 
         Args:
-            history: (S, k, ...) float64; what was observed of S seeds at k probe steps.
-            params: the parameters at the end, with a leading axis of seeds.
+            history: (S, k, ...) float64; values of `observe` for S seeds at k probe steps.
+            params: the final parameters, with a leading axis of seeds.
             model: the model.
-            loaded: data, shared by the seeds or those of each.
+            loaded: the data, shared by the seeds or separate for each.
 
         Returns:
-            Two dictionaries by the names of metrics: what belongs to every probe step, (S, k) each, and to
-            the phase as a whole, (S,) each.
+            Two dictionaries by metric: values at every probe step, (S, k) each, and values of the whole
+            phase, (S,) each.
         """
         raise NotImplementedError(f"{type(self).__name__}.conclude")
 
 
 def concluded(probe: PhaseProbe, found: Any, seeds: int, points: int) -> tuple[Metrics, Metrics]:
-    """Check what a probe concludes of a phase.
+    """Check the return value of `PhaseProbe.conclude`.
 
     Args:
         probe: the probe.
-        found: what its `conclude` returned.
-        seeds: S.
-        points: probe steps k.
+        found: return value of its `conclude`.
+        seeds: number of seeds S.
+        points: number of probe steps k.
 
     Returns:
-        The same, as arrays.
+        The same dictionaries, with arrays as values.
 
     Raises:
-        InputError: not two dictionaries of (S, k) and (S,) numbers, or metrics that it does not name.
+        InputError: `found` is not two dictionaries of (S, k) and (S,) numbers, or has undeclared metrics.
     """
     name = f"{probe.kind or type(probe).__name__}.conclude"
     if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(x, Mapping) for x in found)):
         raise InputError(
-            f"{name} returns {shown(found)}; return two dictionaries, of (S, k) numbers at the probe steps "
-            "and of (S,) numbers of the phase"
+            f"{name} returns {shown(found)}; return two dictionaries: (S, k) values at the probe steps, "
+            "and (S,) values of the whole phase"
         )
     wanted = (seeds, points), (seeds,)
     if others := {metric for part in found for metric in part} - set(probe.metrics):
-        raise InputError(f"{name} returns {min(map(str, others))!r}, none of its metrics; name it there")
+        raise InputError(
+            f"{name} returns {min(map(str, others))!r}, which is not in its `metrics`; add it there"
+        )
     made = tuple({metric: np.asarray(x) for metric, x in part.items()} for part in found)
     for part, shape in zip(made, wanted, strict=True):
         for metric, x in part.items():
             if x.shape != shape:
                 raise InputError(
-                    f"{name}: {metric}: shape {x.shape}; return {shape}, a number for every seed"
+                    f"{name}: {metric}: shape {x.shape}; return shape {shape}, with one row for every seed"
                 )
     return made[0], made[1]
 
 
 class Figure(Spec, frozen=True, kw_only=True):
-    """A figure of a finished run, drawn on the host."""
+    """Figure of a finished run, drawn on the host."""
 
     def __call__(self, results: Any) -> Any:
-        """Draw it.
+        """Draw the figure.
 
         Args:
             results: a `jaxattn.Results`.
 
         Returns:
-            A matplotlib figure, which gets the class's name and the first line of its docstring; or a
-            `jaxattn.lab.results.drawn.Drawn` with words of its own.
+            A matplotlib figure, whose name is that of the class and whose caption is the first line of its
+            docstring; or a `jaxattn.lab.results.drawn.Drawn` with a custom name and caption.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")

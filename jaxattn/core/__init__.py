@@ -1,1 +1,1 @@
-"""What all rooms stand on: errors, settings, parameters by name, mapping, the backend."""
+"""Shared foundations of all subpackages: errors, settings, named parameters, mapping and the backend."""

@@ -1,4 +1,4 @@
-"""Which devices programs are made for: those of this process, or those of a chip that is not here."""
+"""Choice of the devices that programs are compiled for, and of the JAX options that all studies use."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -10,11 +10,11 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-# Platforms whose float64 has the exponents of float32 and no factorisations.
+# Platforms whose float64 has the exponent range of float32, and no matrix factorisations.
 WITHOUT_FLOAT64 = ("tpu",)
 
-# JAX's options that change numbers, or that raise where a program is right, at the values that every study
-# uses. JAX reads them from the environment too, for example JAX_DEFAULT_PRNG_IMPL.
+# JAX options that change numbers, or that raise errors in correct programs, with the values that every study
+# uses. JAX also reads them from environment variables such as JAX_DEFAULT_PRNG_IMPL.
 PINNED: Mapping[str, Any] = {
     "jax_default_prng_impl": "threefry2x32",
     "jax_threefry_partitionable": True,
@@ -39,9 +39,9 @@ _CHOSEN: ContextVar[tuple[Any, ...] | None] = ContextVar("devices", default=None
 
 @contextmanager
 def made_for(devices: Sequence[Any]) -> Iterator[None]:
-    """Let programs be made for some devices, described ones too.
+    """Compile programs for the given devices, which may be described devices of an absent chip.
 
-    Functions that were traced before keep what they chose then: a described chip wants a process of its own.
+    Functions that are already traced keep their devices. Use a separate process for a described chip.
     """
     token = _CHOSEN.set(tuple(devices))
     try:
@@ -51,36 +51,36 @@ def made_for(devices: Sequence[Any]) -> Iterator[None]:
 
 
 def local_devices() -> Sequence[Any]:
-    """List the devices that programs are made for."""
+    """Return the devices that programs are compiled for."""
     return _CHOSEN.get() or jax.local_devices()
 
 
 @cache
 def mesh_of(devices: tuple[Any, ...]) -> Mesh:
-    """Put devices in a row; what runs on one talks to no other."""
-    # Not jax.make_mesh, which wants a rectangle of a TPU's chips.
+    """Return a one-dimensional mesh of devices."""
+    # `jax.make_mesh` is not used because it requires a rectangle of a TPU's chips.
     return Mesh(np.array(devices), ("lanes",), axis_types=(AxisType.Auto,))
 
 
 def platform() -> str:
-    """Tell their kind: "cpu", "gpu" or "tpu"."""
+    """Return the platform that programs are compiled for: "cpu", "gpu" or "tpu"."""
     chosen = _CHOSEN.get()
     return jax.default_backend() if chosen is None else chosen[0].platform
 
 
 def are_described() -> bool:
-    """Tell whether they are only described, so that programs for them can be compiled but not run."""
+    """Return True if the devices are only described: programs can be compiled for them, but not run."""
     chosen = _CHOSEN.get()
     return chosen is not None and chosen[0].client.runtime_type == "compile_only_runtime"
 
 
 def has_host() -> bool:
-    """Tell whether what needs float64 runs on the host's CPU, beside what runs on this process's devices."""
+    """Return True if float64 computations run on the host's CPU, because the devices lack float64."""
     return jax.default_backend() in WITHOUT_FLOAT64
 
 
 def is_host() -> bool:
-    """Tell whether programs are made for the host's CPU in place of this process's devices."""
+    """Return True if programs are compiled for the host's CPU although the process has an accelerator."""
     return has_host() and platform() == "cpu"
 
 
@@ -94,7 +94,7 @@ def pinned() -> Iterator[None]:
 
 
 def _option(name: str, value: Any) -> AbstractContextManager[Any]:
-    """Set one option of JAX: in this thread where JAX has a context manager for it, else in the process."""
+    """Set a JAX option in this thread, or in the whole process if JAX has no context manager for it."""
     manager = getattr(jax, name.removeprefix("jax_"), None)
     return _updated(name, value) if manager is None else manager(value)
 
@@ -124,7 +124,7 @@ def float64() -> Iterator[None]:
 
 @contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """Compute in the precision of a study, with exact products of matrices and the options of `PINNED`."""
+    """Compute in the dtype of a study, with full-precision matrix products and the options of `PINNED`."""
     double = dtype == "float64"
     with pinned(), float64() if double else jax.enable_x64(False), jax.default_matmul_precision("highest"):
         yield

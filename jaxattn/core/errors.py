@@ -1,4 +1,4 @@
-"""Errors of a user: one line that names the place and the remedy, also of what msgspec says."""
+"""Error classes and helpers for one-line error messages that name the place and the remedy."""
 
 import difflib
 import itertools
@@ -10,9 +10,10 @@ from typing import Any
 
 
 def plain(text: str) -> str:
-    """Return a text as one printable line: line breaks, and what a terminal would obey, are written out.
+    """Return a text as one printable line, with line breaks and control characters escaped.
 
-    Everything that is printed passes through here, as users and folders give names with any characters.
+    All printed output passes through this function, because names from users and from results folders may
+    contain any character.
     """
     if text.isprintable():
         return text
@@ -25,44 +26,45 @@ class _OneLine(Exception):
 
 
 class InputError(_OneLine, ValueError):
-    """Something the user gave is wrong: a key, a value, a file. Exit status 2."""
+    """Invalid input of the user, such as a key, a value or a file. The exit status is 2."""
 
 
 class RunError(_OneLine, RuntimeError):
-    """Something failed while running: a full disk, a folder in the way, NaN everywhere. Exit status 1."""
+    """Failure at run time, such as a full disk or a seed with NaN. The exit status is 1."""
 
 
 class UserCodeError(RunError):
-    """Code of the user's own raised an exception, which is the cause of this error."""
+    """Exception raised by the user's code. The original exception is the cause of this error."""
 
     def __init__(self, message: str, files: frozenset[str] = frozenset()) -> None:
-        """Say where; `files` are the source files of the user's code."""
+        """Store the message, and the source files of the user's code."""
         super().__init__(message)
         self.files = files
 
     def below(self, place: str) -> "UserCodeError":
-        """Return the same error with its place in front, to be raised from the same cause."""
+        """Return the same error with a place prepended to its message; raise it from the same cause."""
         return UserCodeError(f"{place}: {self}", self.files)
 
     @property
     def trace(self) -> str:
-        """The user's own traceback: from the first frame in their code on."""
+        """Traceback that starts at the first frame in the user's code."""
         cause = self.__cause__
         if cause is None:
             return ""
         every = traceback.extract_tb(cause.__traceback__)
-        # A syntax error has no frame of the user's, but its own lines.
+        # A syntax error has no frame in the user's code, but it prints the line itself.
         frames = [frame for frame in every if not frame.filename.startswith("<frozen ")]
         own = [frame for frame in frames if frame.filename in self.files]
         if not (own or isinstance(cause, SyntaxError)):
             own = frames[-1:]
         lines = ["Traceback (in your code):\n", *traceback.format_list(own)]
-        said = traceback.format_exception_only(cause)
-        # JAX writes pages on where a traced array comes from.
-        return "".join([*lines, *(said[:1] if remedy(cause) else said)]).partition("\nThe error occurred")[0]
+        summary = traceback.format_exception_only(cause)
+        # JAX appends a long explanation of where a traced array comes from.
+        summary = summary[:1] if remedy(cause) else summary
+        return "".join([*lines, *summary]).partition("\nThe error occurred")[0]
 
 
-# What to write instead where JAX cannot trace code, by its exception.
+# Remedies for code that JAX cannot trace, by the name of the exception.
 _REMEDIES = {
     "TracerArrayConversionError": "use jax.numpy in place of numpy",
     "TracerBoolConversionError": "use jax.numpy.where in place of if",
@@ -72,7 +74,7 @@ _REMEDIES = {
 
 
 def remedy(error: BaseException) -> str:
-    """Return how to fix an exception of JAX in traced code, or a misspelt setting, after a semicolon."""
+    """Return the remedy for a JAX tracing error or a misspelt setting, after a semicolon, or ""."""
     if misspelt := re.fullmatch(r"Unexpected keyword argument ('\w+')", str(error)):
         return f"; there is no setting {misspelt[1]}, check its spelling"
     words = _REMEDIES.get(type(error).__name__)
@@ -80,7 +82,7 @@ def remedy(error: BaseException) -> str:
 
 
 def in_user_code(error: BaseException, files: frozenset[str], place: str) -> UserCodeError | None:
-    """Tell whether an exception comes from code of the user's; if so, return it with its place."""
+    """Return an exception of the user's code as a `UserCodeError` with its place; None for any other."""
     own = [step for step in traceback.walk_tb(error.__traceback__) if step[0].f_code.co_filename in files]
     if not own or isinstance(error, InputError | RunError):
         return None
@@ -94,7 +96,7 @@ def in_user_code(error: BaseException, files: frozenset[str], place: str) -> Use
 
 @contextmanager
 def from_user_code(files: frozenset[str], place: str) -> Iterator[None]:
-    """Raise what comes from code of the user's as `in_user_code` says it, and all else as it is."""
+    """Convert exceptions of the user's code with `in_user_code`; re-raise all others unchanged."""
     try:
         yield
     except Exception as error:
@@ -105,7 +107,7 @@ def from_user_code(files: frozenset[str], place: str) -> Iterator[None]:
 
 @contextmanager
 def writing(place: object, remedy: str = "") -> Iterator[None]:
-    """Raise RunError for what cannot be written, with its place and a remedy."""
+    """Convert an OSError into a RunError that names the place and the remedy."""
     try:
         yield
     except OSError as error:
@@ -114,15 +116,15 @@ def writing(place: object, remedy: str = "") -> Iterator[None]:
 
 
 def shown(value: object) -> str:
-    """Write what something is in a message: type and shape of an array, the type of all else."""
+    """Return the dtype and shape of an array, or the type name of any other object, for a message."""
     return f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__  # type: ignore[attr-defined]
 
 
 class at:
-    """Prefix the message of any InputError or UserCodeError with the place it was found at."""
+    """Context manager that prefixes the message of an InputError or UserCodeError with a place."""
 
     def __init__(self, place: str) -> None:
-        """Name the place."""
+        """Store the place."""
         self.place = place
 
     def __enter__(self) -> None:
@@ -145,19 +147,19 @@ def explain(
     patterns: Mapping[str, str] = {},
     required: Iterable[str] = (),
 ) -> str:
-    """Put msgspec's message key first and make it a remedy.
+    """Rewrite a validation message of msgspec: the key first, then the fault and its remedy.
 
     Args:
-        message: what msgspec says.
-        place: where the settings stand in the sweep file.
-        values: the settings; one that is out of its bounds is shown.
-        keys: the right keys, of which an unknown one is told the nearest.
-        choices: the right values of keys that have few.
-        patterns: patterns in words, by key.
-        required: the keys that there must be; all that are missing are told at once.
+        message: message of msgspec.
+        place: key of the settings in the sweep file.
+        values: the settings. The message shows a value that is out of bounds.
+        keys: valid keys, from which the nearest to an unknown key is suggested.
+        choices: valid values of the keys that have a fixed set of values.
+        patterns: description of the pattern that a value must match, by key.
+        required: required keys. One message lists all that are missing.
 
     Returns:
-        The message.
+        The rewritten message.
     """
     text, _, inner = message.partition(" - at `$")
     inner = inner.rstrip("`").lstrip(".")
@@ -183,19 +185,19 @@ def explain(
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-    """Suggest the nearest right name, or list all."""
+    """Return the most similar valid name as a suggestion, or the list of all valid names."""
     known = list(known)
     near = difflib.get_close_matches(given, known, 1, cutoff=0.4)
     return f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}" if known else ""
 
 
 def counted(number: int, word: str) -> str:
-    """Write how many there are of something: "1 cell", "2 batches"."""
+    """Return a count with its noun in singular or plural, such as "1 cell" or "2 batches"."""
     return f"{number} {word if number == 1 else word + ('es' if word.endswith('ch') else 's')}"
 
 
 def _given(values: Any, inner: str) -> str:
-    """Show the value at a path such as "axes[...]" or "labels[0]", if it tells which one that is."""
+    """Return ", got VALUE" for a path such as "labels[0]"; "" for "axes[...]", which has no single value."""
     for name, number in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", inner):
         if number == "...":
             return ""
@@ -204,12 +206,12 @@ def _given(values: Any, inner: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Join names with commas in one line, the first twenty of them."""
+    """Join at most the first twenty names with commas, in one line."""
     first = [f"{name:.40}" for name in itertools.islice(names, 21)]
     first[20:] = ["..."] * len(first[20:])
     return " ".join(", ".join(first).split()) or "none"
 
 
 def first_line(error: Exception) -> str:
-    """First line of a library's message."""
+    """Return the first line of an exception's message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(" .:")

@@ -1,7 +1,7 @@
-"""Names of a package that are imported on first use.
+"""Lazy imports of the public names of a package.
 
-Importing JAX and all of the package takes seconds. A package that lists its public names here imports a
-module only when one of its names is asked for. Type checkers read the same imports below `if TYPE_CHECKING`.
+Importing JAX and the whole package takes seconds. A package that lists its public names here imports a module
+when one of its names is first used. Type checkers read the same imports below `if TYPE_CHECKING`.
 """
 
 import importlib
@@ -17,12 +17,12 @@ def lazy(
     """Return the functions `__getattr__` and `__dir__` of a package.
 
     Args:
-        package: the full name of the package.
-        names: the module that defines each public name.
-        modules: the full name of each public module.
+        package: full name of the package.
+        names: module that defines each public name.
+        modules: full name of each public module.
 
     Returns:
-        Functions to be assigned to these names in the package's `__init__`.
+        The two functions. Assign them to these names in the package's `__init__`.
     """
 
     def find(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Work over many items: some at a time as one compiled loop, one on each core, or as one product."""
+"""Maps over many items: as a compiled loop over parts, one item per core, or on threads."""
 
 import math
 import os
@@ -17,18 +17,18 @@ from jaxattn.core import backend
 
 
 def map_in_equal_parts(function: Callable[[Any], Any], items: Any, most: int) -> Any:
-    """Map a function over the leading axis of a pytree, at most so many items at a time.
+    """Map a function over the leading axis of a pytree, at most `most` items at a time.
 
-    All parts have one size, for which the last items may be computed twice: a smaller part at the end, as
-    `jax.lax.map` makes of a remainder, is the same function traced and compiled a second time.
+    All parts have the same size, so some of the last items may be computed twice. A smaller last part, which
+    `jax.lax.map` uses for a remainder, would trace and compile the function a second time.
 
     Args:
         function: pure function of one item.
         items: pytree of arrays (S, ...).
-        most: items that are vmapped at a time, at least 1.
+        most: largest number of items that are vmapped together, at least 1.
 
     Returns:
-        pytree of arrays (S, ...).
+        Pytree of arrays (S, ...).
     """
     size = jax.tree.leaves(items)[0].shape[0]
     parts = math.ceil(size / most)
@@ -41,22 +41,22 @@ def map_in_equal_parts(function: Callable[[Any], Any], items: Any, most: int) ->
 
 
 def map_one_by_one(function: Callable[[Any], Any], items: Any) -> Any:
-    """Map a function over the leading axis of a pytree, one after the other on each core.
+    """Map a function over the leading axis of a pytree, one item at a time on each core.
 
-    Inside jit; on an accelerator all at once.
+    Call it inside jit. On an accelerator all items are vmapped.
 
     Args:
-        function: pure function of one item, small enough for a core's cache.
-        items: pytree of arrays (S, ...); as many cores work as S can be divided by.
+        function: pure function of one item whose working set fits a core's cache.
+        items: pytree of arrays (S, ...). The number of cores used is the largest one that divides S.
 
     Returns:
-        pytree of arrays (S, ...).
+        Pytree of arrays (S, ...).
     """
     if backend.platform() != "cpu":
         return jax.vmap(function)(items)
     devices, size = backend.local_devices(), jax.tree.leaves(items)[0].shape[0]
     used = max(k for k in range(1, len(devices) + 1) if size % k == 0)
-    # Batches of LAPACK's routines on several devices at once would wait for each other for ever.
+    # Batched LAPACK routines that run on several devices at once would deadlock.
     each = partial(jax.lax.map, function)
     if used == 1:
         return each(items)
@@ -67,16 +67,16 @@ def map_one_by_one(function: Callable[[Any], Any], items: Any) -> Any:
 def map_on_cores(function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
     """Map a function over items on threads, in order.
 
-    NumPy and SciPy compute without Python's lock. Meanwhile BLAS has one thread, for small matrices are not
-    worth two: these wait for each other, on a busy machine a hundred times as long as they compute.
+    NumPy and SciPy release Python's global lock. BLAS is limited to one thread meanwhile: several threads do
+    not speed up products of small matrices, and on a busy machine they can be a hundred times slower.
 
     Args:
-        function: called with one of each. It must not run programs of JAX: on a CPU two at once may wait for
-            each other for ever.
-        items: iterables of one length.
+        function: function of one item of each iterable. It must not run JAX programs, because two JAX
+            programs at once may deadlock on a CPU.
+        items: iterables of the same length.
 
     Returns:
-        What it returned.
+        The results, in the order of the items.
     """
     with _controller().limit(limits=1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(function, *items))
@@ -85,7 +85,8 @@ def map_on_cores(function: Callable[..., Any], *items: Iterable[Any]) -> list[An
 def sum_of_outer_products(left: Float[Array, "n k"], right: Float[Array, "n m"]) -> Float[Array, "k m"]:
     """Compute Σ_i left_i right_iᵀ = leftᵀ right.
 
-    XLA's product along the rows of both takes two to three times as long on a CPU as one with a copy.
+    On a CPU XLA's product that contracts the rows of both factors takes two to three times as long as a
+    product with an explicitly transposed copy.
     """
     columns = left.T
     return (jax.lax.optimization_barrier(columns) if backend.platform() == "cpu" else columns) @ right
@@ -93,7 +94,7 @@ def sum_of_outer_products(left: Float[Array, "n k"], right: Float[Array, "n m"])
 
 @cache
 def _controller() -> ThreadpoolController:
-    # SciPy's BLAS is another library than NumPy's, and is loaded when it is first needed.
+    # SciPy has a separate BLAS library, which is loaded when scipy.linalg is first imported.
     import scipy.linalg  # noqa: F401
 
     return ThreadpoolController()

@@ -1,4 +1,4 @@
-"""What version 0.3 moved: old names, and where they are now. Nothing old works; errors name the new place."""
+"""Names that version 0.3 moved, and their new places. The old names raise errors that name the new ones."""
 
 import sys
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ COMMANDS = {
     "plan --target": "a script of the repository: python benchmarks/chips/plan.py SWEEP --target CHIP",
     "reproduce --book": "the first argument: jaxattn reproduce BOOK",
 }
-# Keys of item.toml, with the tables of all books.
+# Keys of item.toml, with the table that replaces each.
 KEYS = {
     "measure": "[[measures]]",
     "criteria": "[measures.criteria]",
     "needs": "needs below [[measures]]",
 }
-# Modules, by their full names; those below them moved with them.
+# Modules by their full names. Their submodules moved with them.
 MODULES = {
     **{
         f"jaxattn.{name}": f"jaxattn.lab.{name}"
@@ -40,7 +40,7 @@ MODULES = {
     "jaxattn.theory.joint_direction": "sweeps/findings/which_mixture/joint_direction.py of the repository",
     "jaxattn.theory.lq_margin": "sweeps/neighbours/lq_margin.py of the repository",
 }
-# Public names of modules that are still there.
+# Public names that left a module that still exists.
 NAMES = {
     "jaxattn.theory": {
         "TokenCover": "jaxattn.theory.cover",
@@ -56,7 +56,7 @@ NAMES = {
 
 
 def place_of(module: str) -> str:
-    """Return where a module is now, "" if it did not move."""
+    """Return the new name of a module, or "" if it did not move."""
     for old, new in MODULES.items():
         if module == old or (module.startswith(f"{old}.") and new.startswith("jaxattn.")):
             return new + module.removeprefix(old)
@@ -64,14 +64,14 @@ def place_of(module: str) -> str:
 
 
 def hint(package: str, name: str) -> str:
-    """Return the end of an error about a name that a package does not have, "" if the name did not move."""
+    """Return the end of an error message about a missing name, or "" if the name did not move."""
     old = NAMES.get(package, {}).get(name) or f"{package}.{name}"
     new = place_of(old)
     return f"; version 0.3 moved it to {new}" if new else ""
 
 
 class Finder:
-    """An importer that finds nothing: its error names where a module of version 0.2 is now."""
+    """Importer that finds no module. It raises an error with the new name of a module that moved."""
 
     @staticmethod
     def find_spec(
@@ -84,6 +84,6 @@ class Finder:
 
 
 def install() -> None:
-    """Put the finder behind all others, so that it is asked for modules that are nowhere."""
+    """Append the finder to `sys.meta_path`, so that it is asked only for modules that do not exist."""
     if Finder not in sys.meta_path:
         sys.meta_path.append(Finder)

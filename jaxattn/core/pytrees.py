@@ -1,4 +1,4 @@
-"""Frozen pytrees, whatever holds them: parameters by name, and short texts without entries of arrays."""
+"""Access to parameters by name in any kind of frozen pytree, and short printed forms of dataclasses."""
 
 import dataclasses
 import textwrap
@@ -12,28 +12,28 @@ from jax import Array
 
 from jaxattn.core.errors import InputError, shown
 
-# A field of a pytree: an array, or whatever a tree transformation puts in an array's place. The shapes
-# stand in the docstrings of the classes and are checked where functions take the arrays.
+# A field of a pytree: an array, or the object that a tree transformation substitutes for an array. Docstrings
+# of the classes give the shapes, and functions that take the arrays check them.
 Leaf = Any
 
 P = TypeVar("P")
 
 
 def names(params: Any) -> tuple[str, ...]:
-    """List the names of parameters, in their order; static fields of a dataclass are none.
+    """Return the names of parameters, in order, without the static fields of a dataclass.
 
     Raises:
-        InputError: something else than a dataclass, a NamedTuple or a dict.
+        InputError: the parameters are not a dataclass, a NamedTuple or a dict.
     """
     if isinstance(params, dict):
         return tuple(params)
     if hasattr(params, "_fields"):
         return tuple(params._fields)
     if not dataclasses.is_dataclass(params):
-        what = f"an array {shown(params)}" if hasattr(params, "dtype") else f"a {type(params).__name__}"
+        kind = f"an array {shown(params)}" if hasattr(params, "dtype") else f"a {type(params).__name__}"
         raise InputError(
-            f"parameters: {what} has no names; make it a dataclass, a NamedTuple or a dict of arrays, "
-            "which a model's init returns"
+            f"parameters: {kind} has no names; Model.init must return a dataclass, a NamedTuple or a dict "
+            "of arrays"
         )
     fields = dataclasses.fields(params)
     return tuple(
@@ -42,10 +42,10 @@ def names(params: Any) -> tuple[str, ...]:
 
 
 def get(params: Any, name: str) -> Any:
-    """Look a parameter up by its name.
+    """Return the parameter with a name.
 
     Raises:
-        InputError: there is none of this name.
+        InputError: no parameter has this name.
     """
     if name not in (known := names(params)):
         raise InputError(f"{name}: not a parameter of the model; it has {', '.join(known)}")
@@ -55,18 +55,18 @@ def get(params: Any, name: str) -> Any:
 def gradients_by_name(
     function: Callable[[P], Array], params: P, train: Sequence[str]
 ) -> tuple[Array, dict[str, Array]]:
-    """Differentiate a function of parameters by some of them.
+    """Return the value of a function and its gradients with respect to some of the parameters.
 
     Args:
         function: params -> ().
         params: a frozen dataclass, NamedTuple or dict of arrays.
-        train: names of those to differentiate by.
+        train: names of the parameters to differentiate with respect to.
 
     Returns:
-        The function's value, and its derivative by every named parameter.
+        The function's value, and its gradient for each of these names.
 
     Raises:
-        InputError: a name that the parameters do not have.
+        InputError: no parameter has one of these names.
     """
 
     def of_trained(trained: dict[str, Array]) -> Array:
@@ -76,10 +76,10 @@ def gradients_by_name(
 
 
 def replaced(params: P, **changes: Any) -> P:
-    """Copy parameters with some of them replaced.
+    """Return a copy of the parameters with some of them replaced.
 
     Raises:
-        InputError: there is no parameter of this name.
+        InputError: no parameter has one of these names.
     """
     for name in changes:
         get(params, name)
@@ -94,10 +94,10 @@ WIDTH = 100
 
 
 class Brief:
-    """Base of dataclasses of arrays that are written in a few lines, without the entries of their arrays."""
+    """Base of dataclasses of arrays whose printed form gives shapes and dtypes instead of entries."""
 
     def brief(self) -> str:
-        """Say what it holds, in words."""
+        """Return a one-line description of the fields."""
         shown = [field for field in dataclasses.fields(self) if field.repr]  # type: ignore[arg-type]
         return ", ".join(f"{field.name} {_written(getattr(self, field.name))}" for field in shown)
 
@@ -110,12 +110,12 @@ class Brief:
 
 
 def is_concrete(x: Any) -> bool:
-    """Tell whether an array holds numbers, and is not traced."""
+    """Return True if an array holds numbers and is not traced."""
     return isinstance(x, np.ndarray | np.generic | jax.Array) and not isinstance(x, jax.core.Tracer)
 
 
 def _written(x: Any) -> str:
-    """Write a number, or the shape and dtype of an array; of anything else its type."""
+    """Return a number, the shape and dtype of an array, or the type name of any other object."""
     if is_concrete(x) and x.shape == () and not jax.numpy.issubdtype(x.dtype, jax.dtypes.extended):
         x = x.item()
     if isinstance(x, float):

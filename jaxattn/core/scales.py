@@ -1,15 +1,15 @@
-"""The scale of a metric."""
+"""Scales on which the means and intervals of metrics are computed."""
 
 import math
 from typing import Literal, NamedTuple
 
 
 class Scale(NamedTuple):
-    """The scale of a metric, on which its mean and interval are computed.
+    """Scale on which the mean and the interval of a metric are computed.
 
     Attributes:
-        kind: "linear"; "log", positive and spread over decades; or "yes/no", 0 or 1 for every seed.
-        low, high: what it can be at all; intervals stay inside.
+        kind: "linear"; "log" for positive values that span decades; or "yes/no" for 0 or 1 per seed.
+        low, high: smallest and largest possible values; intervals are clipped to them.
     """
 
     kind: Literal["linear", "log", "yes/no"] = "linear"

@@ -1,4 +1,4 @@
-"""Corpora: bags of token counts, vocabularies, generators, readers, importance."""
+"""Data: corpora of token counts, sequences, generators, readers of texts, and token importance."""
 
 from typing import TYPE_CHECKING
 
@@ -118,6 +118,6 @@ _NAMES = {
     "topics": "jaxattn.data.synthetic",
     "xor": "jaxattn.data.interactions",
 }
-# Readers of texts belong to the lab.
+# The readers of texts are in `jaxattn.lab`.
 _MODULES = {"readers": "jaxattn.lab.texts.readers", "text": "jaxattn.lab.texts.text"}
 __getattr__, __dir__ = lazy(__name__, _NAMES, _MODULES)

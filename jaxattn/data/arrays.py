@@ -1,4 +1,4 @@
-"""Arrays from files: FILE.npy, or a tensor of FILE.safetensors."""
+"""Arrays of FILE.npy, or tensors of FILE.safetensors."""
 
 import os
 import warnings
@@ -20,11 +20,11 @@ def read_array(place: str | Path) -> np.ndarray:
         place: FILE.npy, or FILE.safetensors:KEY.
 
     Returns:
-        The array; that of a .safetensors file is read from its own bytes alone, however large the file.
+        The array. From a .safetensors file only the bytes of this array are read.
 
     Raises:
-        InputError: no such file or key, a file that cannot be read or whose size is not what it says, numbers
-            that are not floating-point.
+        InputError: the file or key does not exist, the file cannot be read or has a wrong size, or the
+            numbers are not floating-point.
     """
     place = os.fspath(place)
     path, separator, key = place.rpartition(".safetensors:")
@@ -38,12 +38,12 @@ def read_array(place: str | Path) -> np.ndarray:
         if not Path(path).is_file():
             raise InputError(f"{path}: there is no such file")
         with warnings.catch_warnings():
-            # Of headers that are odd and can be read all the same.
+            # NumPy warns about unusual headers that it can read.
             warnings.simplefilter("ignore")
             return _npy(path) if path.endswith(".npy") else _tensor(path, key if separator else None)
     except InputError:
         raise
-    # A flipped bit can surface as almost any exception of the parsers of headers.
+    # A flipped bit can surface as almost any exception of the header parsers.
     except Exception as error:
         raise InputError(f"{path}: cannot be read ({first_line(error)}); write the file again") from error
 
@@ -52,7 +52,7 @@ def _npy(path: str) -> np.ndarray:
     with open(path, "rb") as file:
         numbers = np.lib.format.read_array(file, allow_pickle=False)
         if file.read(1):
-            raise ValueError(f"it goes on after the {numbers.nbytes:,} bytes of its array")
+            raise ValueError(f"it has more than the {numbers.nbytes:,} bytes of its array")
     if not jnp.issubdtype(numbers.dtype, jnp.floating):
         raise InputError(f"{path}: holds {numbers.dtype}, not floating-point numbers; save it as float32")
     return numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
@@ -62,7 +62,7 @@ def _tensor(path: str, key: str | None) -> np.ndarray:
     with safe_open(path, framework="numpy") as file:
         names = sorted(file.keys())
         if key is None:
-            raise InputError(f"{path}: name one of its arrays, {path}:KEY; it holds {listed(names)}")
+            raise InputError(f"{path}: give one of its arrays as {path}:KEY; it holds {listed(names)}")
         if key not in names:
             raise InputError(f"{path}: no array {key!r}; it holds {listed(names)}")
         kind = file.get_slice(key).get_dtype()

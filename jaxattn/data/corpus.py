@@ -1,4 +1,4 @@
-"""The one corpus type: labelled bags of token counts, ready for gather-only attention in both directions."""
+"""Corpora: labelled bags of token counts, in a layout for attention by gathers in both directions."""
 
 import math
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ class Corpus(Dataset):
 
     Attributes:
         targets: (n,) int32 labels; -1 or +1 for two classes, 0 .. K-1 for K > 2.
-        bags: count[X, s] by sequence: which tokens a sequence holds.
-        occurrences: the same counts by token: which sequences hold a token.
-        occurrence_to_bag: int32, shaped like the entries of `occurrences`; where each lies in the flattened
+        bags: count[X, s] by sequence, for sums over the tokens of a sequence.
+        occurrences: the same counts by token, for sums over the sequences of a token.
+        occurrence_to_bag: int32, shaped like the entries of `occurrences`; position of each in the flattened
             entries of `bags`, so that values per entry are summed by token with a gather. 0 for padding.
         lengths: (n,) int32; tokens per sequence, T(X).
         vocab_size: V (static).
         num_classes: K ≥ 2 (static).
-        class_names: K names, of the class of label -1 first for two classes; None if they have none (static).
-        mean_entries: of a batch that was cut out, how many entries such batches have on average; its bags
-            have room for more. None for other corpora (static).
+        class_names: K names, for two classes that of label -1 first; None if they have no names (static).
+        mean_entries: for a minibatch, the average number of entries of such minibatches; its bags have room
+            for more. None for other corpora (static).
     """
 
     bags: Leaf
@@ -43,7 +43,7 @@ class Corpus(Dataset):
     mean_entries: int | None = struct.field(pytree_node=False, default=None)
 
     def brief(self) -> str:
-        """Say how many sequences and tokens there are; of a batch of corpora, how many corpora."""
+        """Return the numbers of sequences, tokens and classes; for stacked corpora, also of corpora."""
         sizes = f"V = {self.vocab_size:,}, {self.num_classes} classes"
         if not isinstance(self.targets, np.ndarray | jax.Array):
             return sizes
@@ -58,32 +58,32 @@ class Corpus(Dataset):
 
     @property
     def num_examples(self) -> int:
-        """The number of sequences n, also with a leading axis of seeds."""
+        """Number of sequences n, also with a leading axis of seeds."""
         return self.targets.shape[-1]
 
     @property
     def num_entries(self) -> int:
-        """How many entries the bags have, with a few of padding; of a batch that was cut out, on average."""
+        """Number of entries of the bags, including some padding; for a minibatch, the average number."""
         return self.bags.index.size if self.mean_entries is None else self.mean_entries
 
     @property
     def num_pairs(self) -> int:
-        """About how many pairs of entries are in one sequence: as many as if all sequences were equal."""
+        """Approximate number of pairs of entries of the same sequence, as if all sequences were equal."""
         return math.ceil(self.num_entries**2 / self.num_examples)
 
     @property
     def class_index(self) -> Array:
-        """Labels as class numbers 0 .. K-1, int32 (n,); for two classes -1 is class 0 and +1 is class 1."""
+        """Class numbers 0 .. K-1, int32 (n,); for two classes -1 is class 0 and +1 is class 1."""
         return class_index(self.targets, self.num_classes)
 
     def take(self, index: Array) -> "Corpus":
-        """Make a corpus of some sequences, inside jit and under vmap: a minibatch.
+        """Return the corpus of some sequences, such as a minibatch. It works inside jit and under vmap.
 
-        Its bags have room for the longest sequences. What a program does not look at is not computed, such as
-        the layout by token, which takes a sort.
+        Its bags have room for the longest sequences. Unused parts are not computed inside jit, such as the
+        layout by token, which requires a sort.
 
         Args:
-            index: (B,) int; numbers of distinct sequences.
+            index: (B,) int indices of distinct sequences.
 
         Returns:
             B sequences of the same tokens and classes.
@@ -114,16 +114,16 @@ class Corpus(Dataset):
         return cut.replace(lengths=self.lengths[index], mean_entries=mean)
 
     def check_shapes(self) -> None:
-        """Check nothing: rows of bags are no examples."""
+        """Check nothing, because rows of bags are not examples."""
 
     def check(self) -> None:
-        """Check on the host: labels are classes and tokens lie within the vocabulary; of one seed or of many.
+        """Check labels and tokens on the host, for the data of one seed or of many.
 
         Raises:
-            InputError: a label that is not -1 or +1, or 0 .. K-1 for K > 2 classes; a token not in 0 .. V-1.
+            InputError: a label is not -1 or +1, or 0 .. K-1 for K > 2 classes; a token is not in 0 .. V-1.
         """
         check_classes(self.targets, self.num_classes)
-        # What lies beyond the vocabulary is missing where sequences are listed by token.
+        # The layout by token has no entries for tokens beyond the vocabulary.
         held = np.asarray(self.occurrences.count).sum() == np.asarray(self.lengths).sum()
         if not held or np.asarray(self.bags.index).max() >= self.vocab_size:
             raise InputError(f"a sequence holds a token that is not one of 0 to {self.vocab_size - 1}")
@@ -137,7 +137,7 @@ def check_classes(targets: Array | np.ndarray, num_classes: int) -> None:
         num_classes: K; two classes are -1 and +1.
 
     Raises:
-        InputError: a target that is none.
+        InputError: a target is not a class.
     """
     allowed = [-1, 1] if num_classes == 2 else list(range(num_classes))
     if wrong := sorted(set(np.unique(np.asarray(targets)).tolist()) - set(allowed)):
@@ -146,12 +146,12 @@ def check_classes(targets: Array | np.ndarray, num_classes: int) -> None:
 
 
 def class_labels(index: Any, num_classes: int) -> Any:
-    """Turn class numbers 0 .. K-1 into labels: -1 and +1 for two classes, unchanged for more."""
+    """Convert class numbers 0 .. K-1 to labels: -1 and +1 for two classes, unchanged for more."""
     return 2 * index - 1 if num_classes == 2 else index
 
 
 def class_index(labels: Any, num_classes: int) -> Any:
-    """Turn labels into class numbers 0 .. K-1; see `class_labels`."""
+    """Convert labels to class numbers 0 .. K-1; see `class_labels`."""
     return (labels + 1) // 2 if num_classes == 2 else labels
 
 
@@ -167,24 +167,24 @@ def from_bags(
     most_occurrences: int,
     class_names: tuple[str, ...] | None = None,
 ) -> Corpus:
-    """Lay out (sequence, token, count) entries in both directions. NumPy or traced JAX arrays.
+    """Build a corpus from (sequence, token, count) entries of NumPy or traced JAX arrays.
 
     Args:
         sequence: (N,) int, sorted.
         token: (N,) int, ascending and distinct within a sequence.
-        count: (N,) int ≥ 0; entries with count 0 are left out.
+        count: (N,) int ≥ 0; entries with count 0 are dropped.
         labels: (n,) int; see `Corpus`.
         vocab_size: V.
         num_classes: K, number of classes.
         longest_bag: upper bound on the distinct tokens of one sequence.
-        most_occurrences: upper bound on the sequences that hold one token.
+        most_occurrences: upper bound on the sequences that contain one token.
         class_names: see `Corpus`.
 
     Returns:
         The corpus, without any check of its entries.
 
     Raises:
-        InputError: too large for 32-bit numbers.
+        InputError: there are more entries than 32-bit indices.
     """
     check_positions("corpus", max(len(count), vocab_size))
     xp = count.__array_namespace__()
@@ -238,7 +238,7 @@ def from_sequences(
     """Build a corpus from lists of token ids.
 
     Args:
-        sequences: n lists of token ids in [0, vocab_size); order within a list does not matter.
+        sequences: n lists of token ids in [0, vocab_size); their order within a list does not matter.
         labels: n labels: -1 or +1 for two classes, 0 .. K-1 for more.
         vocab_size: V.
         num_classes: K, number of classes.
@@ -247,17 +247,17 @@ def from_sequences(
         The corpus, on the default device.
 
     Raises:
-        InputError: an empty corpus or sequence, a token id that is no whole number, a token id or label out
-            of range, lengths that differ.
+        InputError: the corpus or a sequence is empty, a token id is not an integer, a token id or label is
+            out of range, or the numbers of sequences and labels differ.
     """
     lengths = np.array([len(tokens) for tokens in sequences], np.int64)
-    # Empty, a list has no type of its own.
+    # An empty list has no dtype.
     tokens = np.array([t for tokens in sequences for t in tokens] or np.zeros(0, int))
     return from_flat(tokens, lengths, labels, vocab_size=vocab_size, num_classes=num_classes)
 
 
 def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_classes: int = 2) -> Corpus:
-    """Build a corpus from all sequences' token ids end to end: `from_sequences` for large data.
+    """Build a corpus from the token ids of all sequences end to end; faster than `from_sequences`.
 
     Args:
         tokens: (Σ T,) int; the token ids of all sequences, one sequence after the other.
@@ -270,7 +270,7 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
         The corpus, on the default device.
 
     Raises:
-        InputError: as `from_sequences`.
+        InputError: as for `from_sequences`.
     """
     tokens, lengths, labels = np.asarray(tokens), np.asarray(lengths), np.asarray(labels)
     for name, x in (("token ids", tokens), ("lengths", lengths), ("labels", labels)):
@@ -288,7 +288,9 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
     if (lengths < 1).any():
         raise InputError(f"sequence {int(np.argmin(lengths))}: it holds no token; remove it from the corpus")
     if lengths.sum() != len(tokens):
-        raise InputError(f"lengths: {lengths.sum()} in all for {len(tokens)} tokens; give those of sequences")
+        raise InputError(
+            f"lengths: their sum is {lengths.sum()} for {len(tokens)} tokens; give one per sequence"
+        )
     allowed = class_labels(np.arange(num_classes), num_classes)
     if not np.isin(labels, allowed).all():
         where = int(np.argmin(np.isin(labels, allowed)))
@@ -315,7 +317,8 @@ def count_tokens(
         vocab_size: V.
 
     Returns:
-        The distinct ids of every sequence, ascending, end to end; their counts; and (n,) how many there are.
+        The distinct ids of every sequence, ascending, end to end; their counts; and the number of distinct
+        ids of each sequence, (n,).
     """
     pair = np.min_scalar_type(len(lengths) * vocab_size)
     owner = np.repeat(np.arange(len(lengths), dtype=pair), lengths)
@@ -334,7 +337,7 @@ def from_counted(
     num_classes: int,
     class_names: tuple[str, ...] | None = None,
 ) -> Corpus:
-    """Lay out what `count_tokens` returned, with labels as in `Corpus`, on the default device; unchecked."""
+    """Build a corpus from the result of `count_tokens` on the default device, without any check."""
     corpus = from_bags(
         np.repeat(np.arange(len(sizes), dtype=np.int32), sizes),
         distinct,
@@ -357,15 +360,15 @@ def from_draws(
     Args:
         tokens: (n, T) int; token ids, repetitions allowed.
         labels: (n,) int; see `Corpus`.
-        mask: (n, T) bool; which places hold a token, all if None.
+        mask: (n, T) bool; True for positions that hold a token; all if None.
         vocab_size: V.
         num_classes: K, number of classes.
 
     Returns:
-        The corpus; each bag is one row of T entries at most.
+        The corpus; each bag is one row of at most T entries.
     """
     sequences, length = tokens.shape
-    # Beyond the vocabulary, places without a token are the last of their row.
+    # The id `vocab_size` sorts positions without a token to the end of their row.
     ordered = jnp.sort(tokens if mask is None else jnp.where(mask, tokens, vocab_size), axis=1)
     position = jnp.broadcast_to(jnp.arange(length), ordered.shape)
     first = jnp.concatenate([jnp.ones((sequences, 1), bool), ordered[:, 1:] != ordered[:, :-1]], axis=1)
@@ -387,7 +390,7 @@ def from_draws(
 
 
 def shapes(*, vocab_size: int, num_classes: int = 2) -> Corpus:
-    """Make a corpus of shapes alone, of one sequence: what `Model.init` has to know of data.
+    """Return an abstract corpus of one sequence, with the sizes that `Model.init` requires.
 
     Args:
         vocab_size: V.

@@ -1,4 +1,4 @@
-"""Synthetic corpora as settings: each class names its settings, checks them and draws the corpora."""
+"""Synthetic corpora: settings classes that sample corpora for each seed."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,36 +22,36 @@ from jaxattn.data.synthetic import (
     topics,
 )
 
-# What a study makes of any generator, not the generator itself.
+# Settings of every generator that the study handles.
 _OF_THE_STUDY = ("test_sequences", "validation_sequences", "label_noise")
 
 
 class Numbered(Sequence[str]):
-    """The numbers 0 to V - 1 as names of tokens, written when they are asked for."""
+    """The numbers 0 to V - 1 as names of tokens, converted to text on access."""
 
     def __init__(self, vocab_size: int) -> None:
-        """Name V tokens."""
+        """Store V."""
         self._numbers = range(vocab_size)
 
     def __len__(self) -> int:
-        """Tell V."""
+        """Return V."""
         return len(self._numbers)
 
     def __getitem__(self, place: Any) -> Any:
-        """Write one number, or some."""
+        """Return one number, or a list for a slice."""
         found = self._numbers[place]
         return [str(s) for s in found] if isinstance(place, slice) else str(found)
 
 
 class Generator(DrawnData, frozen=True, kw_only=True):
-    """A corpus that is drawn afresh for every seed. Subclasses write `generate`.
+    """Synthetic corpus that is sampled for every seed. Subclasses define `generate`.
 
-    `label_noise` replaces each training label with this probability by another class; the validation
-    sequences are like the training sequences, label noise included, and the test sequences are clean.
+    `label_noise` replaces each training label with this probability by another class. The validation
+    sequences are sampled like the training sequences, including label noise; the test labels have no noise.
 
     Attributes:
         pads_vocabulary: whether `generate` takes `used`, so that cells of different V share a program.
-        function: the pure function behind `generate`, for those that have one.
+        function: the pure function that `generate` calls, if there is one.
         vocab_size: V, number of tokens.
         length: T, length of a sequence.
         sequences: n, number of training sequences.
@@ -72,29 +72,29 @@ class Generator(DrawnData, frozen=True, kw_only=True):
 
     @property
     def gives(self) -> type[Dataset]:
-        """The kind of data."""
+        """Type of the data."""
         return Corpus
 
     @property
     def held_out(self) -> bool:
-        """Whether there are validation data."""
+        """True if there are validation data."""
         return self.validation_sequences > 0
 
     @property
     def tokens(self) -> Sequence[str]:
-        """Names of the V tokens: their numbers."""
+        """Names of the V tokens, which are their numbers."""
         return Numbered(self.vocab_size)
 
     def generate(self, key: Array, sequences: int, used: Array | None = None) -> Corpus:
-        """Draw one corpus with clean labels; pure, for jit and vmap.
+        """Sample one corpus with clean labels. The function is pure, for jit and vmap.
 
-        A subclass may have a further argument `task_key`: a PRNG key that is the same for all draws of a
-        seed, for what they share.
+        A subclass may have another argument `task_key`: a PRNG key that is the same for all samples of a
+        seed.
 
         Args:
             key: PRNG key, different for training, test and validation data and for every fresh batch.
             sequences: number of sequences n.
-            used: how many of the V tokens to draw from, may be traced; all if None.
+            used: number of the V tokens to sample from, may be traced; all if None.
 
         Returns:
             The corpus.
@@ -105,7 +105,7 @@ class Generator(DrawnData, frozen=True, kw_only=True):
         return type(self).function(key, **settings | {"sequences": sequences, "used": used})  # type: ignore[misc]
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
-        """Draw the corpora of one seed; see `draw_splits`."""
+        """Sample the corpora of one seed; see `draw_splits`."""
         task_key = task_key_of(key) if takes_task_key(self.generate) else None
         return draw_splits(
             self._drawing(used, task_key),
@@ -120,11 +120,11 @@ class Generator(DrawnData, frozen=True, kw_only=True):
     def batch(
         self, key: Array, examples: int, used: Array | None = None, task_key: Array | None = None
     ) -> Dataset:
-        """Draw new sequences; see `draw_batch`."""
+        """Sample new sequences; see `draw_batch`."""
         return draw_batch(self._drawing(used, task_key), key, examples, self.label_noise)
 
     def _drawing(self, used: Array | None, task_key: Array | None) -> Callable[[Array, int], Corpus]:
-        # A user's generator need not have the arguments of padding and of a shared task.
+        # A custom generator may lack the arguments for padding and for a shared task.
         given: dict[str, Any] = {"used": used, "task_key": task_key}
         return partial(self.generate, **{name: x for name, x in given.items() if x is not None})
 
@@ -134,12 +134,12 @@ class Generator(DrawnData, frozen=True, kw_only=True):
             if (tokens := sequences * self.length) > MOST:
                 raise InputError(
                     f"length: {sequences:,} sequences of {self.length:,} are {tokens:,} tokens, more than "
-                    f"{MOST:,}; give fewer or shorter ones"
+                    f"{MOST:,}; use fewer or shorter sequences"
                 )
             self.check_sizes(sequences)
 
     def check_sizes(self, sequences: int) -> None:
-        """Raise InputError if no corpus of some sequences has these sizes."""
+        """Raise InputError if no corpus with this number of sequences has these sizes."""
 
 
 class _Classes(Generator, frozen=True, kw_only=True):
@@ -153,11 +153,11 @@ class _Classes(Generator, frozen=True, kw_only=True):
 
     @property
     def relevant_per_sequence(self) -> int:
-        """How many relevant tokens a sequence has."""
+        """Number of relevant tokens of a sequence."""
         return 1
 
     def check_sizes(self, sequences: int) -> None:
-        """Raise InputError, naming the size, if no corpus has these sizes."""
+        """Raise InputError with the size if no corpus has these sizes."""
         sizes = (self.vocab_size, self.relevant, self.length, sequences, self.num_classes)
         check_sizes(*sizes, relevant_per_sequence=self.relevant_per_sequence)
 
@@ -195,7 +195,7 @@ class Topics(_Classes, frozen=True, kw_only=True):
     max_purity: Share = 1.0
 
     def check_sizes(self, sequences: int) -> None:
-        """Raise InputError, naming the size, if no corpus has these sizes."""
+        """Raise InputError with the size if no corpus has these sizes."""
         sizes = (self.vocab_size, self.relevant, self.topic_words, self.length, sequences, self.num_classes)
         check_topics(*sizes)
 
@@ -209,7 +209,7 @@ class Xor(Generator, frozen=True, kw_only=True):
     pairs: PositiveInt = 1
 
     def check_sizes(self, sequences: int) -> None:
-        """Raise InputError, naming the size, if no corpus has these sizes."""
+        """Raise InputError with the size if no corpus has these sizes."""
         check_xor(self.vocab_size, self.length, sequences, self.pairs)
 
 
@@ -223,7 +223,7 @@ class Negation(Generator, frozen=True, kw_only=True):
     negated: Share = 0.5
 
     def check_sizes(self, sequences: int) -> None:
-        """Raise InputError, naming the size, if no corpus has these sizes."""
+        """Raise InputError with the size if no corpus has these sizes."""
         check_negation(self.vocab_size, self.relevant, self.length, sequences)
 
 

@@ -1,4 +1,4 @@
-"""How much a token says about the label: the statistics that one gradient step writes into E·v."""
+"""Importance of tokens for the label: the statistics that one gradient step writes into E·v."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,8 @@ def average_signed_frequency(corpus: Corpus) -> Float[Array, " V"] | Float[Array
         Definition of α_s in arXiv 2505.17282; K classes from its public review thread.
     """
     longest = corpus.lengths.max()
-    # Relative to the longest sequence, equal lengths weigh exactly 1: sums of counts are then exact.
+    # Weights are relative to the longest sequence, so that with equal lengths they are exactly 1 and sums of
+    # counts are exact.
     weight = longest / corpus.lengths.astype(float)
     scale = 1 / (corpus.num_examples * longest.astype(float))
     if corpus.num_classes == 2:
@@ -36,7 +37,7 @@ def average_signed_frequency(corpus: Corpus) -> Float[Array, " V"] | Float[Array
 
 @jax.jit
 def class_counts(corpus: Corpus) -> Float[Array, "V K"]:
-    """Count the occurrences of every token under every class; for two classes -1 comes first."""
+    """Count the occurrences of every token in every class; for two classes -1 comes first."""
     return jnp.stack(corpus.occurrences.dot(*_indicators(corpus)), axis=1)
 
 
@@ -71,14 +72,14 @@ def posterior_difference(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V
 
 @jax.jit
 def completely_relevant(corpus: Corpus) -> Bool[Array, "V K"]:
-    """Mark tokens that occur under one class only; for two classes the columns are negative, positive."""
+    """Return the mask of tokens that occur in one class only; two classes are ordered negative, positive."""
     counts = class_counts(corpus)
     return (counts > 0) & (counts == counts.sum(axis=1, keepdims=True))
 
 
 @jax.jit
 def irrelevant(corpus: Corpus) -> Bool[Array, " V"]:
-    """Mark tokens whose average signed frequency is exactly 0 for every class."""
+    """Return the mask of tokens whose average signed frequency is exactly 0 for every class."""
     alpha = average_signed_frequency(corpus)
     return alpha == 0 if alpha.ndim == 1 else (alpha == 0).all(axis=1)
 

@@ -1,7 +1,7 @@
-"""Generators of corpora whose labels no single token tells: pure functions of a key, for jit and vmap.
+"""Generators of corpora whose labels no single token determines: pure functions for jit and vmap.
 
-Tokens that a label depends on come first in the vocabulary, all others are irrelevant. Labels are those of
-two classes.
+Tokens that the label depends on come first in the vocabulary; all others are irrelevant. There are two
+classes.
 """
 
 from functools import partial
@@ -24,15 +24,15 @@ def xor(
     pairs: int = 1,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Label every sequence by whether two of its tokens agree: α_s = 0 exactly for every token.
+    """Sample sequences whose label is whether two of their tokens agree; α_s = 0 exactly for every token.
 
-    Tokens 4j, 4j+1 are a_0, a_1 and tokens 4j+2, 4j+3 are b_0, b_1 of the j-th couple of pairs. A sequence
-    holds one a and one b of the same couple, and irrelevant tokens otherwise:
+    Tokens 4j, 4j+1 are a_0, a_1 and tokens 4j+2, 4j+3 are b_0, b_1 of the j-th XOR problem. A sequence
+    contains one a and one b of the same problem, and irrelevant tokens otherwise:
 
-    y = +1 if it holds (a_0, b_0) or (a_1, b_1), else -1.
+    y = +1 if it contains (a_0, b_0) or (a_1, b_1), else -1.
 
     Sequences come in groups of four, one for each choice of a and b, that share their irrelevant tokens; the
-    couples take turns from group to group.
+    problems alternate from group to group.
 
     Args:
         key: PRNG key.
@@ -40,13 +40,13 @@ def xor(
         length: tokens per sequence T ≥ 2.
         sequences: number of sequences n, a multiple of 4.
         pairs: number of independent XOR problems, each with four relevant tokens.
-        used: draw from the first tokens only, as in `independent`.
+        used: number of tokens to sample from, as in `independent`.
 
     Returns:
         The corpus.
 
     Raises:
-        InputError: sizes that do not fit.
+        InputError: no corpus has these sizes.
 
     Source:
         The exclusive or, for which the first-order statistic of arXiv 2505.17282 vanishes; the construction
@@ -64,7 +64,7 @@ def xor(
 
 
 def check_xor(vocab_size: int, length: int, sequences: int, pairs: int = 1) -> None:
-    """Raise InputError, naming the size and the remedy, if `xor` has no corpus of these sizes."""
+    """Raise InputError with the size and the remedy if `xor` has no corpus of these sizes."""
     check_multiple("pairs", pairs, 1, "1")
     check_multiple("sequences", sequences, 4, "4, one for each choice of the two tokens")
     check_room(vocab_size, length, special=4 * pairs, held=2)
@@ -81,17 +81,17 @@ def negation(
     negated: float | Array = 0.5,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Label every sequence by its one relevant token, the other way round if it holds the negation token.
+    """Sample sequences with one relevant token, whose class is flipped if they contain the negation token.
 
     Even tokens below `relevant` are negative, odd ones positive, and token `relevant` is the negation:
 
     y = sign(relevant token) · (-1)^[the negation is in the sequence].
 
-    Sequences come in pairs, one with a negative and one with a positive token, that are both negated or both
-    not and share all other tokens: α_s = 0 holds exactly for the negation and every irrelevant token. Two
-    pairs in a row have the same relevant tokens, of which one is negated if `negated` is 1/2: then α_s = 0
-    exactly for the relevant tokens too. In general their α is (1 - 2 negated) times what it is without
-    negation, up to the rounding of the number of negated pairs.
+    Sequences come in pairs, one with a negative and one with a positive token. Both or none are negated, and
+    they share all other tokens: α_s = 0 holds exactly for the negation and every irrelevant token. Two
+    successive pairs have the same relevant tokens. If `negated` is 1/2, one of the two pairs is negated, and
+    α_s = 0 holds exactly for the relevant tokens too. In general their α is (1 - 2 negated) times its value
+    without negation, up to the rounding of the number of negated pairs.
 
     Args:
         key: PRNG key.
@@ -101,16 +101,16 @@ def negation(
         sequences: number of sequences n, a multiple of 4.
         negated: share of the sequences that contain the negation token, in [0, 1]; the number of sequences is
             rounded down to an even number.
-        used: draw from the first tokens only, as in `independent`.
+        used: number of tokens to sample from, as in `independent`.
 
     Returns:
         The corpus.
 
     Raises:
-        InputError: sizes that do not fit.
+        InputError: no corpus has these sizes.
 
     Source:
-        Chosen here, as the least corpus in which a word turns another one round.
+        Chosen here as the smallest corpus in which one token reverses the meaning of another.
     """
     check_negation(vocab_size, relevant, length, sequences)
     used = vocab_size if used is None else used
@@ -118,7 +118,7 @@ def negation(
     own_key, shared_key = jax.random.split(key)
     which = jax.random.randint(own_key, (sequences // 4, 2), 0, relevant // 2)
     own = jnp.repeat(2 * which + jnp.arange(2)[None], 2, axis=0).reshape(-1, 1)
-    # Whole numbers below i · negated grow at evenly spread pairs, every second one for 1/2.
+    # floor(i · negated) increases at evenly spaced pairs, for 1/2 at every second pair.
     full = jnp.floor(jnp.arange(pairs + 1) * negated)
     turned = full[1:] > full[:-1]
     irrelevant = relevant + 1
@@ -132,9 +132,9 @@ def negation(
 
 
 def check_negation(vocab_size: int, relevant: int, length: int, sequences: int) -> None:
-    """Raise InputError, naming the size and the remedy, if `negation` has no corpus of these sizes."""
+    """Raise InputError with the size and the remedy if `negation` has no corpus of these sizes."""
     check_multiple("relevant", relevant, 2, "2, the classes")
-    check_multiple("sequences", sequences, 4, "4: both classes, negated and not")
+    check_multiple("sequences", sequences, 4, "4, for both classes with and without negation")
     check_room(vocab_size, length, special=relevant + 1, held=2)
-    # Where the negation is not, an irrelevant token stands in its place.
+    # Sequences without the negation have an irrelevant token in its position.
     check_room(vocab_size, length, special=relevant + 1, held=1)

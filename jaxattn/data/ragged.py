@@ -1,7 +1,7 @@
-"""Segments of varying length in rows of fixed width, so that sums over segments need gathers only.
+"""Sparse matrices as segments of varying length in rows of fixed width, with sums by gathers only.
 
 A scatter-add is slow and not deterministic on GPUs. Here a segment of k entries takes ceil(k / W) rows
-of W entries; each row is reduced on its own, and a short tree of gathers adds up the rows of a segment.
+of W entries. Each row is reduced separately, and a short tree of gathers adds the rows of a segment.
 All shapes are static given the number of entries, so the layout can be built inside jit and under vmap.
 """
 
@@ -20,27 +20,27 @@ from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 
-# Positions are 32-bit numbers.
+# Positions are 32-bit integers.
 MOST_POSITIONS = 2**31 - 1
 WIDTH = 32
 
-# From this many entries on a matrix is large.
+# Number of entries from which a matrix is large.
 LARGE = 1 << 18
-# An accelerator has no cache that so many outgrow, and takes seeds with corpora of their own side by side
-# far beyond, as long as their arrays fit in its memory.
+# The same on an accelerator. It has no cache that larger matrices would exceed, so seeds with separate
+# corpora are vmapped as long as their arrays fit in its memory.
 LARGE_ON_ACCELERATORS = 1 << 24
 
-# The compressed rows of a large matrix: no more entries than this are added up one after the other, in
-# the first product, and in the products that add up partial sums.
+# Row lengths of the compressed factors of a large matrix: at most this many entries are added in sequence in
+# the first product, and in the products that add partial sums.
 RUN, FAN = 256, 16
 
-# An accelerator compares so many pairs of numbers sooner than it starts the kernels of a bisection.
+# Number of pairs below which an accelerator compares all pairs faster than it runs a bisection.
 COMPARED = 1 << 29
 
-# Largest matrix, in bytes, that a TPU holds with its zeros, and largest count that bfloat16 holds exactly.
+# Largest dense matrix in bytes on a TPU, and largest count that bfloat16 represents exactly.
 DENSE, EXACT = 1 << 30, 255
 
-# Eigen's kernel takes columns eight at a time, and leftovers one by one, each as slowly as the eight.
+# Eigen's kernel computes columns eight at a time; a remaining column takes as long as eight.
 PACKET = 8
 
 
@@ -49,19 +49,18 @@ class Ragged(Brief):
     """A sparse matrix of multiplicities count[segment, index] in rows of fixed width.
 
     Attributes:
-        index: (R, W) unsigned; what each entry points at, 0 where count is 0.
-        count: (R, W) int; multiplicity of each entry, 0 marks padding.
-        owner: (R,) int32; the segment a row belongs to, `num_segments` for an unused row.
-        tree: (R_k, W) int32 each; the rows of the level below that make up a row of this level, the
-            number of rows below marking padding. Empty when every segment is one row.
+        index: (R, W) unsigned; index of each entry, 0 where count is 0.
+        count: (R, W) int; multiplicity of each entry, 0 for padding.
+        owner: (R,) int32; segment of each row, `num_segments` for an unused row.
+        tree: (R_k, W) int32 each; indices of the rows of the level below that make up a row of this level;
+            the number of rows below marks padding. Empty if every segment is one row.
         num_segments: number of segments S (static).
-        factors: the same matrix in compressed rows, for products with many columns, as a product of sparse
-            matrices, the first to apply first. Each is its entries, float32 (N,), their columns, int32 (N,),
-            and where its rows start in them, int32 (rows + 1,). None unless the matrix is large and was
-            laid out on the host.
-        dense: one array (num_segments, num_indices) uint8, the same matrix with its zeros, which a TPU
-            multiplies with many columns in less time than it gathers them. Empty unless the matrix is large,
-            was laid out for a TPU, and fits.
+        factors: factors of the same matrix as compressed sparse rows, for products with many columns; the
+            first factor is applied first. Each consists of entries, float32 (N,), column indices, int32 (N,),
+            and row starts, int32 (rows + 1,). None unless the matrix is large and was built on the host.
+        dense: one array (num_segments, num_indices) uint8 with the dense matrix, which a TPU multiplies with
+            many columns faster than it gathers them. Empty unless the matrix is large, was built for a TPU,
+            and fits.
     """
 
     index: Leaf
@@ -74,12 +73,12 @@ class Ragged(Brief):
 
     @property
     def is_large(self) -> bool:
-        """Whether choosing between ways of computing pays, and many arrays of this shape would not fit."""
+        """True if the matrix is large: several methods are worth comparing, and copies would not fit."""
         own = self.factors is None and backend.platform() != "cpu"
         return self.index.size >= (LARGE_ON_ACCELERATORS if own else LARGE)
 
     def dot(self, *columns: Array) -> tuple[Array, ...]:
-        """Multiply the count matrix with vectors, reading it once: Σ_e count_e x[index_e] per segment.
+        """Multiply the matrix with vectors, reading it once: Σ_e count_e x[index_e] per segment.
 
         Args:
             columns: vectors x, each (num_indices,).
@@ -91,7 +90,7 @@ class Ragged(Brief):
         return self.sum(*(count * take(x, index) for x in columns))
 
     def matmul(self, dense: Array) -> Array:
-        """Multiply the count matrix with a matrix: `dot` for many columns.
+        """Multiply the matrix with a dense matrix.
 
         Args:
             dense: (num_indices, C); neighbouring columns share a cache line.
@@ -110,7 +109,7 @@ class Ragged(Brief):
         )
 
     def gathered_sums(self, dense: Array) -> Array:
-        """Multiply the count matrix with a matrix as accelerators do it well, whatever the layout.
+        """Multiply the matrix with a dense matrix by gathers, the best method on most accelerators.
 
         Args:
             dense: (num_indices, C).
@@ -133,14 +132,14 @@ class Ragged(Brief):
         return dense[:, :columns]
 
     def _matmul_at_once(self, dense: Array) -> Array:
-        # A GPU adds up what it gathers as it gathers it: no array (R, W, C) is ever formed.
+        # A GPU sums the entries while it gathers them, so the array (R, W, C) is never stored.
         entries = self.count[:, :, None].astype(dense.dtype) * take(dense, self.index.astype(jnp.int32))
         return self._climb(entries.sum(axis=1), 0.0, jnp.sum)
 
     def _matmul_dense(self, columns: Array) -> Array:
-        # Counts up to `EXACT` are whole in one pass of bfloat16; columns take three, which hold all digits.
+        # One pass of bfloat16 is exact for counts up to `EXACT`; columns take three passes for all digits.
         precision = jax.lax.Precision.DEFAULT, jax.lax.Precision.HIGHEST
-        # Reshaped columns would make it a convolution that multiplies with padding.
+        # Without the barrier, a reshape of the columns would turn it into a padded convolution.
         columns = jax.lax.optimization_barrier(columns)
         dense = jnp.asarray(self.dense[0]).astype(columns.dtype)
         return jax.lax.optimization_barrier(jnp.matmul(dense, columns, precision=precision))
@@ -151,7 +150,7 @@ class Ragged(Brief):
             count = jax.lax.dynamic_index_in_dim(self.count, j, 1).astype(dense.dtype)
             return rows + count * take(dense, index)
 
-        # All entries at once would be an array (R, W, C).
+        # Processing all entries at once would store an array (R, W, C).
         rows = jnp.zeros((len(self.owner), dense.shape[1]), dense.dtype)
         rows = jax.lax.fori_loop(0, self.index.shape[1], add, rows)
         return self._climb(rows, 0.0, jnp.sum)
@@ -166,12 +165,12 @@ class Ragged(Brief):
             One (S,) vector per argument.
         """
         zeros = tuple(jnp.zeros((), x.dtype) for x in entries)
-        # One variadic reduction streams index and count once for all columns; separate sums would not.
+        # One variadic reduction reads index and count once for all columns, in contrast to separate sums.
         rows = jax.lax.reduce(entries, zeros, _add, (1,))
         return tuple(self._climb(x, 0.0, jnp.sum) for x in rows)
 
     def max(self, entries: Array) -> Array:
-        """Take the maximum per segment, leaving out NaN; -inf for an empty segment.
+        """Return the maximum per segment, ignoring NaN; -inf for an empty segment.
 
         Args:
             entries: values per entry, (R, W).
@@ -183,27 +182,27 @@ class Ragged(Brief):
         return self._climb(rows, -jnp.inf, jnp.max)
 
     def softmax(self, score: Array, *columns: Array) -> tuple[tuple[Array, ...], Array, Array, Array]:
-        """Average entries per segment with weights count · exp(score), whatever the spread of scores.
+        """Average entries per segment with weights count · exp(score), stable for any spread of scores.
 
         Args:
             score: (R, W).
-            columns: what to average, (R, W) each.
+            columns: values to average, (R, W) each.
 
         Returns:
-            One (S,) average per column; the shift of every segment, its top score, (S,); the sum of its
-            shifted weights, (S,); and these weights, (R, W). The shift is kept apart from the sum: added up
-            in logarithms they would round away what tells close scores of size 1e4 apart in float32.
+            One (S,) average per column; the shift of every segment, its largest score, (S,); the sum of its
+            shifted weights, (S,); and these weights, (R, W). The shift is separate from the sum, because
+            their sum in logarithms would round away the differences of close scores of size 1e4 in float32.
         """
         score = jnp.where(self.count > 0, score, -jnp.inf)
         top = self.max(score)
-        # A padding segment has no entry; a shift of 0 keeps its weights at exp(-inf) = 0.
+        # Padding segments have no entry; a shift of 0 keeps their weights at exp(-inf) = 0.
         top = jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
         weight = self.count.astype(score.dtype) * jnp.exp(score - self.spread(top))
         normaliser, *sums = self.sum(weight, *(weight * x for x in columns))
         return tuple(x / normaliser for x in sums), top, normaliser, weight
 
     def spread(self, per_segment: Array) -> Array:
-        """Give every row the value of its segment: (S,) to (R, 1)."""
+        """Return the value of its segment for every row: (S,) to (R, 1)."""
         return take(per_segment, jnp.minimum(self.owner, self.num_segments - 1))[:, None]
 
     def _climb(self, rows: Array, padding: float, reduce: Callable[..., Array]) -> Array:
@@ -218,12 +217,12 @@ def _add(x: tuple[Array, ...], y: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def _larger(x: Array, y: Array) -> Array:
-    # `maximum` also passes NaN on, at half the speed; who looks for a top score meets NaN in its weights.
+    # `maximum` propagates NaN at half the speed; here NaN of a score shows in its weight.
     return jnp.where(x > y, x, y)
 
 
 def take(x: Array, index: Array) -> Array:
-    """Gather x[index] for indices known to be in bounds."""
+    """Gather x[index] for indices that are in bounds."""
     if backend.platform() != "gpu":
         return _take(x, index)
     return _take_flat(x, index) if jnp.issubdtype(x.dtype, jnp.inexact) else _take_by_lane(x, index)
@@ -240,7 +239,7 @@ def _take_by_lane(x: Array, index: Array) -> Array:
 
 @_take_by_lane.def_vmap
 def _rule(size: int, batched: list[bool], x: Any, index: Any) -> tuple[Array, bool]:
-    """Gather from the lanes laid end to end: XLA writes out pairs of lane and index for a GPU otherwise."""
+    """Gather from the concatenated batch, because XLA would store pairs of batch and index on a GPU."""
     axes = tuple(0 if mapped else None for mapped in batched)
     if not all(batched) or size * x.shape[1] > MOST_POSITIONS:
         return jax.vmap(_take, axes, axis_size=size)(x, index), True
@@ -255,7 +254,7 @@ def _take_flat(x: Array, index: Array) -> Array:
 
 @_take_flat.defjvp
 def _take_derivative(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    # In plain gathers, which can be transposed.
+    # Plain gathers can be transposed.
     return _take_flat(*primals), _take(tangents[0], primals[1])
 
 
@@ -269,23 +268,23 @@ def ragged(
     longest: int,
     width: int = WIDTH,
 ) -> tuple[Ragged, Any]:
-    """Lay out entries sorted by segment. NumPy arrays stay on the host, JAX arrays may be traced.
+    """Build a matrix from entries sorted by segment, from NumPy arrays or traced JAX arrays.
 
     Args:
-        segment: (N,) int, sorted; `segments` or more marks an entry to leave out.
+        segment: (N,) int, sorted; entries with `segments` or more are dropped.
         index: (N,) int, each in [0, indices).
-        count: (N,) int, multiplicities; those of a traced array keep its type, others get the smallest one.
+        count: (N,) int, multiplicities. Traced arrays keep their dtype, others get the smallest one.
         segments: number of segments S.
-        indices: number of things an index can point at.
-        longest: an upper bound on the entries of one segment.
-        width: W, or less if `longest` is.
+        indices: number of possible indices.
+        longest: upper bound on the entries of one segment.
+        width: W, reduced to `longest` if that is smaller.
 
     Returns:
-        The layout; R = ceil(N / W) + S rows at most, S rows if `longest` ≤ W. And (R, W) which of the N
-        entries went where, N for padding.
+        The matrix, with at most R = ceil(N / W) + S rows, and S rows if `longest` ≤ W. And (R, W) the number
+        of the entry at each position, N for padding.
 
     Raises:
-        InputError: more entries, padding included, than positions can be 32-bit numbers.
+        InputError: there are more entries, including padding, than 32-bit positions.
     """
     xp = segment.__array_namespace__()
     width = max(1, min(width, longest))
@@ -315,16 +314,16 @@ def ragged(
 
 
 def check_positions(name: str, number: int) -> None:
-    """Raise InputError if an array has more places than 32-bit numbers can say."""
+    """Raise InputError if an array has more entries than 32-bit positions."""
     if number > MOST_POSITIONS:
         raise InputError(
-            f"{name}: {number:,} entries, and positions are 32-bit numbers of at most {MOST_POSITIONS:,}; "
-            "take fewer or shorter sequences, or a smaller vocabulary"
+            f"{name}: {number:,} entries, but 32-bit positions allow at most {MOST_POSITIONS:,}; use fewer "
+            "or shorter sequences, or a smaller vocabulary"
         )
 
 
 def positions(ordered: Any, values: Any, side: Literal["left", "right"] = "left") -> Any:
-    """Find where values belong in an ascending array, as `searchsorted` does."""
+    """Return the insertion positions of values in an ascending array, as `searchsorted` does."""
     if isinstance(ordered, np.ndarray):
         return np.searchsorted(ordered, values, side=side)
     every = backend.platform() != "cpu" and ordered.size * values.size <= COMPARED
@@ -337,8 +336,8 @@ def _factors(segment: Any, index: Any, count: Any, segments: int) -> Any:
     start = np.searchsorted(segment, np.arange(segments + 1))
     entries, index = count[: start[-1]].astype(np.float32), index[: start[-1]].astype(np.int32)
     factors = []
-    # The kernel adds up a row entry by entry: over the 25,000 sequences that hold a frequent token, float32
-    # would lose two digits. Sums of partial sums lose none.
+    # The kernel sums a row sequentially: over the 25,000 sequences of a frequent token, float32 would lose
+    # two digits. Sums of partial sums lose none.
     width = RUN
     while (sizes := np.diff(start)).max(initial=0) > width:
         rows = -(-sizes // width)
@@ -363,7 +362,7 @@ def _dense(segment: Any, index: Any, count: Any, shape: tuple[int, int]) -> tupl
 
 
 def _rows(xp: Any, segment: Any, segments: int, width: int, longest: int) -> tuple[Any, Any, Any]:
-    """Cut sorted entries into rows: entry number (R, W), owner (R,), and which entries exist (R, W)."""
+    """Cut sorted entries into rows: entry number (R, W), segment (R,), and mask of actual entries (R, W)."""
     start = positions(segment, xp.arange(segments + 1))
     if longest <= width:
         owner = xp.arange(segments)

@@ -1,4 +1,4 @@
-"""Sequences in order: of tokens by their ids, and of real vectors with a query of their own."""
+"""Ordered sequences: of token ids, and of real vectors with a query for each sequence."""
 
 from typing import Any
 
@@ -18,10 +18,10 @@ class Sequences(Dataset):
     """n sequences of at most T tokens in order.
 
     Attributes:
-        ids: (n, T) int32; token ids in [0, V), any where `mask` is False.
-        mask: (n, T) bool; which positions hold a token.
-        targets: (n,) classes as of a `Corpus`, (n,) or (n, T) tokens, or what else a loss takes.
-        query: (n,) int32; the position that asks, such as that of the last token. None if none does.
+        ids: (n, T) int32; token ids in [0, V), arbitrary where `mask` is False.
+        mask: (n, T) bool; True for positions that hold a token.
+        targets: (n,) classes as in a `Corpus`, (n,) or (n, T) tokens, or any other targets of a loss.
+        query: (n,) int32; position of the query token, such as the last token. None if there is none.
         vocab_size: V (static).
         classes: K, if the targets are classes (static).
     """
@@ -34,37 +34,37 @@ class Sequences(Dataset):
 
     @property
     def num_classes(self) -> int | None:
-        """The number of classes K that the targets name; None if they are no classes."""
+        """Number of classes K of the targets; None if they are not classes."""
         return self.classes
 
     @property
     def lengths(self) -> Array:
-        """Tokens of every sequence T(X), (n,) int32."""
+        """Tokens per sequence T(X), (n,) int32."""
         return self.mask.sum(axis=1, dtype=jnp.int32)
 
     @property
     def causal(self) -> Array:
-        """Which positions a position sees, (n, T, T) bool: tokens at its own position and before it."""
+        """Causal mask, (n, T, T) bool: True for tokens at the same or an earlier position."""
         order = jnp.arange(self.ids.shape[1])
         return self.mask[:, None, :] & (order[None, :] <= order[:, None])
 
     def bags(self) -> Corpus:
-        """Count the tokens of every sequence, inside jit and under vmap.
+        """Count the tokens of every sequence. It works inside jit and under vmap.
 
         Returns:
-            The corpus of the same sequences without their order; of targets that are classes.
+            The corpus of the same sequences without their order. The targets must be classes.
 
         Raises:
-            InputError: the targets are no classes.
+            InputError: the targets are not classes.
         """
         if self.classes is None:
-            raise InputError("bags: the targets are no classes; give Sequences their number, classes=K")
+            raise InputError("bags: the targets are not classes; set classes=K in Sequences")
         return from_draws(
             self.ids, self.targets, mask=self.mask, vocab_size=self.vocab_size, num_classes=self.classes
         )
 
     def check(self) -> None:
-        """Check on the host: a row for every example, ids within the vocabulary, a query on a token."""
+        """Check rows, token ids and query positions on the host; raises InputError."""
         super().check()
         if self.classes is not None:
             check_classes(self.targets, self.classes)
@@ -84,7 +84,9 @@ class Sequences(Dataset):
             asks &= np.take_along_axis(mask, np.where(asks, query, 0)[:, None], axis=1)[:, 0]
             if not asks.all():
                 where = int(np.argmin(asks))
-                raise InputError(f"query {query[where]} of sequence {where}: there is no token")
+                raise InputError(
+                    f"query {query[where]} of sequence {where}: there is no token; use a token's position"
+                )
 
 
 def from_flat(
@@ -95,12 +97,12 @@ def from_flat(
     vocab_size: int,
     classes: int | None = None,
 ) -> Sequences:
-    """Build sequences from all token ids end to end, without any check.
+    """Build sequences from the token ids of all sequences end to end, without any check.
 
     Args:
-        tokens: the token ids of all sequences, one sequence after the other.
+        tokens: token ids of all sequences, one sequence after the other.
         lengths: tokens per sequence.
-        targets: (n, ...) see `Sequences`.
+        targets: (n, ...), see `Sequences`.
         vocab_size: V.
         classes: K, if the targets are classes.
 
@@ -125,9 +127,9 @@ class Vectors(Dataset):
 
     Attributes:
         X: (n, T, d) tokens.
-        targets: (n,) -1 or +1, classes 0 .. K-1, numbers, or (n, ...) what else a loss takes.
+        targets: (n,) -1 or +1, classes 0 .. K-1, numbers, or any other targets (n, ...) of a loss.
         z: (n, d) query of each sequence; None if there is none.
-        mask: (n, T) bool; which tokens there are. None if all.
+        mask: (n, T) bool; True for existing tokens; all if None.
         classes: K, if the targets are classes (static).
     """
 
@@ -138,29 +140,28 @@ class Vectors(Dataset):
 
     @property
     def num_classes(self) -> int | None:
-        """The number of classes K that the targets name; None if they are no classes."""
+        """Number of classes K of the targets; None if they are not classes."""
         return self.classes
 
     @property
     def dim(self) -> int:
-        """The dimension d of the tokens."""
+        """Dimension d of the tokens."""
         return self.X.shape[-1]
 
     def dot(self, u: Leaf) -> Leaf:
         """Compute x_nt·u_n, (n, T), with one vector u (d,) for all sequences or one for each, (n, d).
 
-        As batched products, which XLA takes less time for on CPUs than for a matrix times a vector, and for
-        their derivatives.
+        Batched products are faster on CPUs than a matrix times a vector, also for derivatives.
         """
         u = jnp.broadcast_to(u, (self.X.shape[0], self.X.shape[2]))
         return jnp.einsum("ntd,nd->nt", self.X, u)
 
     def masked(self, scores: Leaf) -> Leaf:
-        """Put -∞ in place of the scores (n, T) of tokens that are not there."""
+        """Replace the scores (n, T) of missing tokens by -∞."""
         return scores if self.mask is None else jnp.where(self.mask, scores, -jnp.inf)
 
     def check(self) -> None:
-        """Check on the host: a row for every example, a token in each, queries of the tokens' dimension."""
+        """Check rows, tokens and the dimension of queries on the host; raises InputError."""
         super().check()
         if self.classes is not None:
             check_classes(self.targets, self.classes)
@@ -169,4 +170,6 @@ class Vectors(Dataset):
         if self.z is not None and np.shape(self.z) != (self.num_examples, self.dim):
             raise InputError(f"z: {shown(self.z)} for tokens of dimension {self.dim}; give queries (n, d)")
         if self.mask is not None and not np.asarray(self.mask).any(axis=1).all():
-            raise InputError(f"sequence {int(np.argmin(np.asarray(self.mask).any(axis=1)))}: it has no token")
+            raise InputError(
+                f"sequence {int(np.argmin(np.asarray(self.mask).any(axis=1)))}: it has no token; remove it"
+            )

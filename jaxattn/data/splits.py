@@ -1,4 +1,4 @@
-"""Data of one seed put together: splits drawn with keys of their own, noise in labels, token statistics."""
+"""Splits of one seed: sampling with separate keys, label noise, and token statistics."""
 
 import inspect
 from collections.abc import Callable
@@ -18,27 +18,27 @@ from jaxattn.data.importance import average_signed_frequency, posterior_differen
 
 
 def flip_labels(key: Array, data: D, label_noise: float | Array) -> D:
-    """Replace each label with some probability by another class, all others being equally likely.
+    """Replace each label with some probability by another class, chosen uniformly.
 
     P(ỹ = y) = 1 - label_noise,  P(ỹ = k) = label_noise / (K-1) for every k ≠ y.
 
     Args:
         key: PRNG key.
         data: n examples of K classes.
-        label_noise: the probability, in [0, 1]; may be traced. 0 leaves every label as it is.
+        label_noise: the probability, in [0, 1]; may be traced. 0 changes no label.
 
     Returns:
-        The data with the labels ỹ, all else unchanged.
+        The data with the labels ỹ; everything else is unchanged.
 
     Raises:
-        InputError: the targets are no classes.
+        InputError: the targets are not classes.
 
     Source:
         Label noise as in Sakamoto & Sato, arXiv 2409.17625; K > 2 classes chosen here.
     """
     classes, targets = data.num_classes, data.targets
     if classes is None:
-        raise InputError("label_noise: the targets are no classes; leave it out")
+        raise InputError("label_noise: the targets are not classes; remove this setting")
     whether, which = jax.random.split(key)
     flipped = jax.random.uniform(whether, targets.shape) < label_noise
     shift = jax.random.randint(which, targets.shape, 1, classes)
@@ -65,24 +65,24 @@ def splits_of(
     validation: Dataset | None = None,
     task_key: Array | None = None,
 ) -> Splits:
-    """Put data together, with token statistics where they are bags."""
+    """Return the splits, with token statistics if the training data are bags."""
     tokens = token_statistics(train) if isinstance(train, Corpus) else None
     shared = None if task_key is None else jax.random.key_data(task_key)
     return Splits(train, tokens, test, validation, shared)
 
 
 def task_key_of(key: Array) -> Array:
-    """Derive the key of what all draws of a seed share from the key of the seed's data."""
+    """Derive the key that all samples of a seed share from the key of the seed's data."""
     return jax.random.fold_in(key, 5)
 
 
 def takes_task_key(function: Callable[..., Any]) -> bool:
-    """Return whether a function that draws data asks for a `task_key`."""
+    """Return True if a sampling function takes a `task_key`."""
     return "task_key" in inspect.signature(function).parameters
 
 
 def noisy(key: Array, data: Dataset, label_noise: float | Array) -> Dataset:
-    """Flip labels, see `flip_labels`; without noise data of any targets stay as they are."""
+    """Flip labels, see `flip_labels`; without noise, targets need not be classes."""
     is_none = isinstance(label_noise, float) and label_noise == 0
     return data if is_none and data.num_classes is None else flip_labels(key, data, label_noise)
 
@@ -97,22 +97,22 @@ def draw_splits(
     validation_sequences: int = 0,
     label_noise: float | Array = 0.0,
 ) -> Splits:
-    """Draw training, test and validation data with keys of their own.
+    """Sample training, test and validation data with separate keys.
 
     Args:
         generate: (key, number of examples) -> data with clean labels.
         key: PRNG key of the seed's data.
-        task_key: PRNG key of what all draws of the seed share, kept for fresh batches; None if there is none.
-        sequences: examples to train on.
-        test_sequences: examples to test on, with clean labels; none for 0.
-        validation_sequences: examples to validate on, with noisy labels as in training; none for 0.
+        task_key: PRNG key that all samples of the seed share, kept for fresh batches; None if there is none.
+        sequences: number of training examples.
+        test_sequences: number of test examples, with clean labels; 0 for none.
+        validation_sequences: number of validation examples, with the label noise of training; 0 for none.
         label_noise: probability that a label is replaced by another class.
 
     Returns:
-        The data; what a split holds does not depend on whether the others are drawn.
+        The splits. The content of each does not depend on whether the others are sampled.
 
     Raises:
-        InputError: something else than a dataset is drawn, or noise is asked for where there are no classes.
+        InputError: `generate` does not return a dataset, or there is label noise but no classes.
     """
 
     def draw(key: Array, number: int) -> Dataset:
@@ -135,6 +135,6 @@ def draw_splits(
 def draw_batch(
     generate: Callable[[Array, int], Dataset], key: Array, examples: int, label_noise: float | Array
 ) -> Dataset:
-    """Draw examples afresh, with noisy labels as in training."""
+    """Sample new examples, with the label noise of training."""
     batch_key, noise_key = jax.random.split(key)
     return noisy(noise_key, generate(batch_key, examples), label_noise)

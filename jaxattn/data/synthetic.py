@@ -1,4 +1,4 @@
-"""Generators of synthetic corpora: pure functions of a key, usable under jit and vmap.
+"""Generators of synthetic corpora: pure functions of a key, for jit and vmap.
 
 Tokens 0 .. relevant-1 are relevant and token s belongs to class s mod K (two classes: even tokens are
 negative, odd ones positive); all other tokens are irrelevant.
@@ -29,13 +29,13 @@ def independent(
     num_classes: int = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Draw tokens independently given the label.
+    """Sample tokens that are independent given the label.
 
     P(s | y) = base_s (1 + δ_s c(s, y)),  c = 1 if s belongs to class y, else -1/(K-1),
 
-    with base uniform over the relevant tokens and over the irrelevant ones. The j-th of the m relevant
-    tokens of a class has δ = max_posterior_difference · j/m, the irrelevant ones δ = 0; for two classes
-    the posterior difference of token s is then ±δ_s in expectation. Labels are balanced.
+    where base is uniform over the relevant tokens and over the irrelevant ones. The j-th of the m relevant
+    tokens of a class has δ = max_posterior_difference · j/m, and irrelevant tokens have δ = 0. For two
+    classes the posterior difference of token s is then ±δ_s in expectation. Labels are balanced.
 
     Args:
         key: PRNG key.
@@ -47,14 +47,14 @@ def independent(
         relevant_mass: probability that a token in a sequence is relevant; defaults to `relevant /
             vocab_size`.
         num_classes: K, number of classes.
-        used: draw from the first tokens only, as if V were this; V by default. May be traced: corpora of
-            different vocabularies then have the same shapes.
+        used: number of tokens to sample from, as if V were this number; V by default. It may be traced, so
+            that corpora with different vocabularies have the same shapes.
 
     Returns:
         The corpus.
 
     Raises:
-        InputError: sizes that do not fit.
+        InputError: no corpus has these sizes.
 
     Source:
         Eq. 15 of arXiv 2505.17282; the values of δ and the base are not published and chosen here.
@@ -92,14 +92,15 @@ def topics(
     num_classes: int = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Give every sequence some words of its topic, which is its label, and common words otherwise.
+    """Sample sequences of some words of their topic, which is the label, and common words otherwise.
 
-    P(s | y) = (1 - π_s + K π_s 1[s belongs to y]) / relevant   for each topic word,
+    P(s | y) = (1 - π_s + K π_s 1[s belongs to y]) / relevant   for each topic word.
 
-    that is, with probability π_s, its purity, a topic word comes from its own topic, else from any. The
-    posterior difference of a topic word is its purity in expectation, for every K: for two classes ±π_s.
-    The purities of a topic's words lie evenly from `min_purity` to `max_purity`. Common words are uniform;
-    they are drawn for every sequence anew, so their α_s is 0 in expectation only. Topics are balanced.
+    That is, with probability π_s, the purity of s, a topic word comes from the topic of the sequence, else
+    from any topic. The posterior difference of a topic word is its purity in expectation for every K; for
+    two classes it is ±π_s. The purities of a topic's words are evenly spaced from `min_purity` to
+    `max_purity`. Common words are uniform and sampled independently for every sequence, so their α_s is 0 in
+    expectation only. Topics are balanced.
 
     Args:
         key: PRNG key.
@@ -112,17 +113,18 @@ def topics(
             was sampled from its own topic.
         max_purity: largest purity of a topic word, in [0, 1].
         num_classes: K topics.
-        used: draw from the first tokens only, as in `independent`.
+        used: number of tokens to sample from, as in `independent`.
 
     Returns:
         The corpus.
 
     Raises:
-        InputError: sizes that do not fit.
+        InputError: no corpus has these sizes.
 
     Source:
         Topic and common words as in Lu, Mao & Nayak, arXiv 2011.10036, whose task has one pure topic word in
-        a sentence (`topic_words` 1, both purities 1); the law of words of other purity is chosen here.
+        a sentence (`topic_words` 1, both purities 1); the distribution of words with other purities is
+        chosen here.
     """
     check_topics(vocab_size, relevant, topic_words, length, sequences, num_classes)
     used = vocab_size if used is None else used
@@ -139,7 +141,7 @@ def topics(
 
 
 def _invert(cumulative: Array, uniform: Array) -> Array:
-    """Invert one distribution function a row, (n, M) up to a factor, at numbers in [0, 1), (n, N)."""
+    """Invert one distribution function per row, (n, M) up to a factor, at numbers in [0, 1), (n, N)."""
     position = uniform * cumulative[:, -1:]
     picked = jax.vmap(lambda row, x: jnp.searchsorted(row, x, side="right"))(cumulative, position)
     return jnp.minimum(picked, cumulative.shape[1] - 1)
@@ -157,7 +159,7 @@ def multi_relevant(
     num_classes: int = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Give every sequence r distinct relevant tokens of its own class, and irrelevant ones otherwise.
+    """Sample sequences of r distinct relevant tokens of their class, and irrelevant tokens otherwise.
 
     Sequences come in groups of K, one for each class, that share their irrelevant tokens: α_s = 0 holds
     exactly for every irrelevant token, while relevant tokens occur under one label only.
@@ -170,13 +172,13 @@ def multi_relevant(
         length: tokens per sequence T ≥ r.
         sequences: number of sequences n, a multiple of K.
         num_classes: K, number of classes.
-        used: draw from the first tokens only, as in `independent`.
+        used: number of tokens to sample from, as in `independent`.
 
     Returns:
         The corpus.
 
     Raises:
-        InputError: sizes that do not fit.
+        InputError: no corpus has these sizes.
     """
     check_sizes(vocab_size, relevant, length, sequences, num_classes, relevant_per_sequence)
     used = vocab_size if used is None else used
@@ -201,10 +203,10 @@ def assumption1(
     num_classes: int = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Build a corpus that satisfies Assumption 1 exactly.
+    """Sample a corpus that satisfies Assumption 1 exactly.
 
-    Every sequence holds exactly one relevant token, which occurs under one label only; all its other
-    tokens are irrelevant with α_s = 0 exactly.
+    Every sequence has exactly one relevant token, which occurs under one label only; all its other tokens
+    are irrelevant with α_s = 0 exactly.
 
     Args:
         key: PRNG key.
@@ -213,13 +215,13 @@ def assumption1(
         length: tokens per sequence T.
         sequences: number of sequences n, a multiple of K.
         num_classes: K, number of classes.
-        used: draw from the first tokens only, as in `independent`.
+        used: number of tokens to sample from, as in `independent`.
 
     Returns:
         The corpus.
 
     Raises:
-        InputError: sizes that do not fit.
+        InputError: no corpus has these sizes.
 
     Source:
         Assumption 1 of arXiv 2505.17282; the construction by groups that share tokens is this library's.
@@ -237,7 +239,7 @@ def assumption1(
 
 
 def labelled(tokens: Array, class_index: Array, vocab_size: int, num_classes: int) -> Corpus:
-    """Build the corpus of drawn sequences (n, T), given the class number of each, (n,)."""
+    """Build the corpus of sampled sequences (n, T), given the class number of each, (n,)."""
     labels = class_labels(class_index, num_classes)
     return from_draws(tokens, labels, vocab_size=vocab_size, num_classes=num_classes)
 
@@ -250,7 +252,7 @@ def check_sizes(
     num_classes: int,
     relevant_per_sequence: int = 1,
 ) -> None:
-    """Raise InputError, naming the size and the remedy, if no corpus has these sizes."""
+    """Raise InputError with the size and the remedy if no corpus has these sizes."""
     _check_classes(relevant, sequences, num_classes)
     if not 1 <= relevant_per_sequence <= relevant // num_classes:
         raise InputError(
@@ -263,7 +265,7 @@ def check_sizes(
 def check_topics(
     vocab_size: int, relevant: int, topic_words: int, length: int, sequences: int, num_classes: int
 ) -> None:
-    """Raise InputError, naming the size and the remedy, if `topics` has no corpus of these sizes."""
+    """Raise InputError with the size and the remedy if `topics` has no corpus of these sizes."""
     _check_classes(relevant, sequences, num_classes)
     check_multiple("topic_words", topic_words, 1, "1")
     check_room(vocab_size, length, special=relevant, held=topic_words)
@@ -277,26 +279,26 @@ def _check_classes(relevant: int, sequences: int, num_classes: int) -> None:
 
 
 def check_multiple(name: str, value: int, of: int, unit: str) -> None:
-    """Raise InputError unless a size is a positive multiple of `of`, which `unit` puts into words."""
+    """Raise InputError unless a size is a positive multiple of `of`, which `unit` describes."""
     if value < of or value % of:
         raise InputError(f"{name}: {value} is not a positive multiple of {unit}")
 
 
 def check_room(vocab_size: int, length: int, special: int, held: int) -> None:
-    """Raise InputError if tokens do not fit.
+    """Raise InputError if the vocabulary or the sequences are too small.
 
     Args:
         vocab_size: V.
         length: tokens per sequence.
-        special: how many tokens of the vocabulary play a part of their own.
-        held: how many of those a sequence holds.
+        special: number of tokens of the vocabulary that the label depends on.
+        held: number of those in a sequence.
 
     Raises:
-        InputError: naming the size that is too small.
+        InputError: a size is too small; the message gives the size.
     """
     if length < held:
         raise InputError(f"length: {length} tokens cannot hold {held} relevant ones")
     if vocab_size < special or (vocab_size == special and length > held):
         raise InputError(
-            f"vocab_size: {vocab_size} leaves no irrelevant token beside the {special} relevant ones"
+            f"vocab_size: {vocab_size} leaves no irrelevant token in addition to the {special} relevant ones"
         )

@@ -1,1 +1,1 @@
-"""Studies: from a sweep file or Python to tables, figures and a page. The library imports nothing of it."""
+"""Studies, from a sweep file or Python to tables, figures and reports; the library does not import it."""

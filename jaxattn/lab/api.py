@@ -1,4 +1,4 @@
-"""A study as an object: made in Python or read from a sweep file, planned, run, and read back."""
+"""Studies as Python objects: created or read from a sweep file, planned, run, and loaded."""
 
 import shlex
 import sys
@@ -30,18 +30,18 @@ Progress = Callable[[str, float], None]
 
 
 def _silent(description: str, share: float) -> None:
-    """Tell nobody."""
+    """Report no progress."""
 
 
 class Plan(NamedTuple):
-    """What a study will do.
+    """Plan of a study.
 
     Attributes:
-        cells: a row per cell: settings, compile group, seeds that are done.
-        groups: a row per compile group: lanes, batches, memory, time.
-        sentence: the whole in words.
-        metrics: a line for every phase of the first cell: what it records, what it does not, and why; none
-            of a quick plan.
+        cells: one row per cell: settings, compile group, finished seeds.
+        groups: one row per compile group: vmapped runs, batches, memory, time.
+        sentence: summary in one sentence.
+        metrics: a line for each phase of the first cell with its metrics, and skipped probes with reasons;
+            empty for a quick plan.
     """
 
     cells: pd.DataFrame
@@ -59,10 +59,10 @@ class Plan(NamedTuple):
 
 
 class Study(Definition):
-    """Data × model × phases × probes, for many seeds and settings at once.
+    """Data × model × phases × probes, for many seeds and settings.
 
-    Whatever has a kind in a sweep file may be given as an instance of its class, as a function, as a table
-    or as the name of its kind; classes and functions of one's own as well.
+    Wherever a sweep file says `kind = ...`, pass an instance of the class, a function, a table or the name of
+    the kind. Custom classes and functions are passed in the same way.
     """
 
     def __init__(
@@ -78,22 +78,22 @@ class Study(Definition):
         figures: Sequence[Any] = (),
         **rest: Any,
     ) -> None:
-        """Check a study.
+        """Create and check a study.
 
         Args:
-            name: its name; results go to results/NAME by default.
+            name: name of the study; results are written to results/NAME by default.
             data: a generator or reader.
             model: a model.
-            phases: what moves, one after the other; at least one.
-            loss: the loss of a sequence, (outputs, targets) -> (n,).
-            init: starts of parameters by name, where they are not as the model draws them.
-            probes: what is measured, a `Probes`; or a list of probes beside the standard ones.
+            phases: phases of training, in order; at least one.
+            loss: loss of each example, (outputs, targets) -> (n,).
+            init: initial values of parameters by name, which replace those that the model samples.
+            probes: a `Probes` with all measurements, or a list of probes in addition to the standard ones.
             figures: figures to draw: names, tables, or functions (results, *, settings).
             rest: seeds, dtype, axes, zip, halton, cells, exclude, blocks, description, chunk as in a sweep
                 file.
 
         Raises:
-            InputError: a wrong setting; names it and a near right one.
+            InputError: a setting is invalid. The message gives the setting and a similar valid one.
         """
         names = ImportPaths()
         tables = {
@@ -118,7 +118,7 @@ class Study(Definition):
 
     @classmethod
     def of_tables(cls, tables: Mapping[str, Any], names: ImportPaths | None = None) -> "Study":
-        """Make a study of the tables of a sweep file."""
+        """Create a study from the tables of a sweep file."""
         study = cls.__new__(cls)
         Definition.__init__(study, tables, names)
         study._check_figures()
@@ -133,7 +133,7 @@ class Study(Definition):
         """Write the study as a sweep file.
 
         Raises:
-            InputError: something that has no import path, such as a class of a notebook.
+            InputError: an object has no import path, such as a class of a notebook.
             RunError: the file cannot be written.
         """
         self._check_names("no sweep file")
@@ -147,19 +147,19 @@ class Study(Definition):
         quick: bool = False,
         progress: Progress = _silent,
     ) -> Plan:
-        """Return what the study will run, and what of it a results folder already has.
+        """Return what the study will run, and which part of it is finished in a results folder.
 
         Args:
             directory: the results folder, or its address in a bucket; results/NAME by default.
-            max_memory: bytes that may be used on a device; chosen for the device by default.
-            quick: leave out memory and time, for which every group is compiled and tried.
-            progress: called with what is compiled, and with the share of compile groups done.
+            max_memory: memory limit in bytes per device; by default that of the device.
+            quick: skip memory and time, which require compiling and running every group.
+            progress: callback with the current compile group and the finished fraction.
 
         Returns:
             The plan.
 
         Raises:
-            InputError: a cell that does not fit, or a folder of another config.
+            InputError: a cell does not fit in memory, or the folder holds results of another config.
         """
         from jaxattn.lab.engine.plan import plan, recorded
 
@@ -182,26 +182,27 @@ class Study(Definition):
         profile: bool = False,
         log: Sequence[Dashboard] = (),
     ) -> Results:
-        """Run the study, or continue it, draw its figures and page, and read it back.
+        """Run or resume the study, write its report, and return the results.
 
         Args:
             directory: the results folder, or an address in a bucket, s3://BUCKET/NAME or gs://BUCKET/NAME;
                 results/NAME by default.
             quiet: show no progress.
-            shard: I and N: run the I-th of N shares, in a folder of its own.
-            max_memory: bytes that may be used on a device; chosen for the device by default.
-            on_failure: what to do when a batch ends in NaN, or the machine or code of yours fails it: "stop",
-                "continue" with the next batch, or "retry" it twice from its start before that.
-            accept_code: continue although code of yours has changed since the run began.
+            shard: I and N for shard I of N, in a separate folder.
+            max_memory: memory limit in bytes per device; by default that of the device.
+            on_failure: reaction to a batch that ends in NaN or raises an error: "stop", "continue" with the
+                next batch, or "retry" the batch from its start up to twice before continuing.
+            accept_code: resume although custom code has changed since the run started.
             profile: write a JAX trace of the run into the folder, for TensorBoard or Perfetto.
-            log: dashboards that get every measurement too, "tensorboard" or "wandb" (offline).
+            log: dashboards that also get every measurement, "tensorboard" or "wandb" (offline).
 
         Returns:
-            The results; seeds that failed are in `.failures`.
+            The results; failed seeds are in `.failures`.
 
         Raises:
-            InputError: data that cannot be used, a cell that does not fit, a folder of another config.
-            RunError: nothing could be run, or the folder cannot be written.
+            InputError: the data cannot be used, a cell does not fit in memory, or the folder holds results of
+                another config.
+            RunError: no batch could be run, or the folder cannot be written.
         """
         from jaxattn.lab.engine.progress import Reporter
 
@@ -224,18 +225,18 @@ class Study(Definition):
         return replace(load(finished.outcome.directory), models=models, dataset_of=self.dataset)
 
     def dataset(self, seed: int = 0, cell: int = 0) -> Splits:
-        """Return the data of one seed of one cell, as a run has them.
+        """Return the data of one seed of one cell, as in a run.
 
         Args:
-            seed: whose data; where all seeds share them, these.
-            cell: which cell.
+            seed: the seed; ignored if all seeds share the data.
+            cell: number of the cell.
 
         Returns:
-            Training, test and validation corpus (None for none), and statistics of the training tokens. Of
-            a vocabulary that cells of a sweep pad to a common size, the cell's own tokens alone.
+            Training, test and validation data (None if there are none), and statistics of the training
+            tokens. If a sweep pads vocabularies to a common size, only the tokens of this cell are included.
 
         Raises:
-            InputError: no such cell or seed, data that cannot be read.
+            InputError: there is no such cell or seed, or the data cannot be read.
         """
         from jaxattn.lab.study.seed import dataset, swept_settings
 
@@ -248,7 +249,7 @@ class Study(Definition):
         return dataset(setting.data, seed, self.dtype, swept).splits
 
     def folder(self, directory: str | Path | None = None) -> Path:
-        """Say where the results go."""
+        """Return the results folder."""
         return Path(directory) if directory is not None else Path("results") / self.name
 
     def _repr_html_(self) -> str:
@@ -258,14 +259,14 @@ class Study(Definition):
 
     @property
     def own_figures(self) -> dict[str, Callable[..., Any]]:
-        """The user's own figure functions by their import paths."""
+        """Custom figure functions by their import paths."""
         kinds = [figure["kind"] for figure in self.figures]
         return {kind: self.names.load(kind) for kind in kinds if ":" in kind}
 
-    def _check_names(self, who: str) -> None:
+    def _check_names(self, reader: str) -> None:
         for name in self.own_kinds:
             if name.startswith("__main__:") or "<locals>" in name:
-                raise InputError(f"{name}: {who} can import it; move it to a file, such as mine.py")
+                raise InputError(f"{name}: {reader} can import it; move it to a file, such as mine.py")
 
     def _check_metrics(self) -> None:
         """Raise InputError for a figure of a metric that the study does not measure."""
@@ -286,8 +287,8 @@ class Study(Definition):
         phases = dict.fromkeys(phase.name for cell in self.cells for phase in cell.setting.phases)
         axes = dict.fromkeys(key for cell in self.cells for key in cell.settings)
         built_in = {k: figure for k, figure in enumerate(self.figures) if ":" not in str(figure.get("kind"))}
-        blind = {cell.number for cell in self.cells if not cell.setting.model.has_scores}
-        figures.check(built_in, phases=list(phases), axes=list(axes), without_tokens=blind)
+        without_tokens = {cell.number for cell in self.cells if not cell.setting.model.has_scores}
+        figures.check(built_in, phases=list(phases), axes=list(axes), without_tokens=without_tokens)
         for number, figure in enumerate(self.figures):
             if number not in built_in:
                 make(registry.FIGURE, figure, f"figures[{number}]", self.names)
@@ -297,8 +298,8 @@ class Finished(NamedTuple):
     """A run and its report.
 
     Attributes:
-        outcome: what the run left; see `engine.run.Outcome`.
-        report: the files of the report, None if no batch could be run, or nothing was new.
+        outcome: result of the run; see `engine.run.Outcome`.
+        report: files of the report; None if no batch could be run, or nothing has changed.
     """
 
     outcome: Any
@@ -308,20 +309,20 @@ class Finished(NamedTuple):
 def run(
     study: Study, directory: Path, *, reporter: Any, command: str | None = None, **options: Any
 ) -> Finished:
-    """Run a study in a folder and draw its report.
+    """Run a study in a folder and write its report.
 
     Args:
-        study: what to run.
+        study: the study.
         directory: the results folder.
-        reporter: where progress goes.
+        reporter: reporter of progress.
         command: the command line, for the manifest.
-        options: as `engine.run.run`.
+        options: options of `engine.run.run`.
 
     Returns:
         The outcome and the report.
 
     Raises:
-        InputError, RunError, Interrupted: as `engine.run.run`.
+        InputError, RunError, Interrupted: as for `engine.run.run`.
     """
     from jaxattn.lab.engine import devices
     from jaxattn.lab.engine.run import run as execute

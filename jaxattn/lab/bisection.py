@@ -1,13 +1,14 @@
-"""A phase diagram: for each value of one key, where half of the seeds cross over as another key grows.
+"""Phase diagrams by bisection: for each value of one key, the value of another where half of the seeds cross.
 
-A seed has the same random numbers at all values y of the key, so that it has a threshold T of its own: it has
-crossed where y ≥ T. With n independent seeds, k(y) of them have crossed at y, and the median of T lies where
+A seed has the same random numbers at all values y of the key, so it has a threshold T: it has crossed if
+y ≥ T. With n independent seeds, k(y) of them have crossed at y. The confidence interval of the median of T
+consists of all y for which
 
-    the interval of Clopper and Pearson for k(y) of n contains 1/2,
+    the Clopper-Pearson interval for k(y) of n contains 1/2.
 
-with at least the coverage of that interval, whatever the law of T: it is the sign test, turned round. As k(y)
-is only known where seeds were run, the ends are those values that were run just outside of it. A logistic
-curve would give a narrower interval only if T had that law.
+Its coverage is at least that of the Clopper-Pearson interval for any distribution of T, because it inverts
+the sign test. Since k(y) is known only where seeds were run, the ends of the interval are the nearest such
+values outside it. A logistic curve would give a narrower interval only if T had a logistic distribution.
 """
 
 import hashlib
@@ -51,39 +52,41 @@ def phase_diagram(
     folder: str | Path | None = None,
     quiet: bool = False,
 ) -> PhaseDiagram:
-    """Find, for each x, the y at which half of the seeds come to a level, by bisection.
+    """Find by bisection, for each x, the y at which half of the seeds reach a level.
 
-    A seed has crossed where its metric is `level` or more at the end of a phase (with `falls`, where it is
-    less, or not finite). It is assumed to stay so at larger y; `thresholds["turned_back"]` counts the seeds
-    that do not. All seeds are run at both ends of y and at points between, then between the neighbours that
-    hold the median threshold and each end of its interval, until those are neighbours among the values. See
-    `jaxattn.lab.bisection` for the interval, which takes six seeds.
+    A seed has crossed if its metric is at least `level` at the end of a phase (with `falls`, if it is
+    smaller, or not finite). The method assumes that a seed that has crossed also crosses at larger y;
+    `thresholds["turned_back"]` counts the seeds that do not. All seeds are run at both ends of y and at
+    points between, then between the neighbours of the median threshold and of each end of its interval, until
+    these are neighbours among the values. `jaxattn.lab.bisection` defines the interval, which requires six
+    seeds.
 
-    Each round of points is a study in a folder of its own. Points and seeds that are in one of these, of the
-    same settings and code, are not run again: with more seeds, other x or y, another level or metric only
-    those that are missing are run, and a killed call continues where it was.
+    Each round of points is a study in a separate folder. Points and seeds of earlier rounds with the same
+    settings and code are not run again. Hence a call with more seeds, other x or y, another level or another
+    metric runs only missing points, and a killed call resumes.
 
     Args:
-        study: all but the two keys; its seeds are those of each point. No grid of its own.
+        study: the study without the two keys and without a grid; its seeds are those of each point.
         x: the key of the horizontal axis and its values.
         y: the key to bisect and its values, ascending, such as those of `numpy.geomspace`. The threshold is
-            known up to neighbours among them.
-        metric: what is measured.
-        level: from where on it counts.
-        falls: whether seeds lose the level as y grows, as at the upper end of a window.
-        parts: into how many parts a round cuts what is left. Each round compiles: 2 takes the fewest points,
-            more of them fewer rounds.
-        phase: which phase; by default the last one that recorded the metric.
-        folder: where the rounds are; results/NAME_phase_diagram by default.
+            located between neighbouring values.
+        metric: the metric.
+        level: value of the metric at which a seed crosses.
+        falls: True if seeds fall below the level as y grows, as at the upper end of a window.
+        parts: number of parts into which a round divides an interval. Every round compiles: 2 requires the
+            fewest points, larger numbers require fewer rounds.
+        phase: name of the phase; by default the last one that recorded the metric.
+        folder: folder of the rounds; results/NAME_phase_diagram by default.
         quiet: show no progress.
 
     Returns:
-        The thresholds and all that was run.
+        The thresholds, and the outcomes of all points.
 
     Raises:
-        InputError: a study with a grid, more keys than one, values that do not ascend, an unknown metric.
+        InputError: the study has a grid, x or y has several keys, values do not ascend, or the metric is
+            unknown.
         RunError: a round could not be run.
-        Interrupted: SIGINT or SIGTERM came; the same call continues.
+        Interrupted: SIGINT or SIGTERM was received; the same call resumes.
     """
     (x_key, columns), (y_key, values) = _axis("x", x), _axis("y", y)
     _check(study, y_key, values, parts)
@@ -117,12 +120,12 @@ def phase_diagram(
 
 
 class Ranks(NamedTuple):
-    """How many seeds have to have crossed.
+    """Numbers of crossed seeds at the median of the threshold and at the ends of its interval.
 
     Attributes:
-        low: at the lower end of the interval of the median; 0 if there are too few seeds for one.
-        middle: at the median.
-        high: at the upper end of the interval; n + 1 if there are too few seeds for one.
+        low: number at the lower end; 0 if there are too few seeds for an interval.
+        middle: number at the median.
+        high: number at the upper end; n + 1 if there are too few seeds for an interval.
     """
 
     low: int
@@ -131,11 +134,11 @@ class Ranks(NamedTuple):
 
 
 class Bracket(NamedTuple):
-    """Two neighbours among some values: fewer than k seeds have crossed at `below`, k or more at `above`.
+    """Two neighbouring values: fewer than k seeds have crossed at `below`, and at least k at `above`.
 
     Attributes:
-        below: place of the value; -1 if there is none so low.
-        above: place of the value; the number of values if there is none so high.
+        below: index of the value; -1 if there is no such value.
+        above: index of the value; the number of values if there is no such value.
     """
 
     below: int
@@ -144,13 +147,14 @@ class Bracket(NamedTuple):
 
 @lru_cache(maxsize=64)
 def ranks(seeds: int) -> Ranks:
-    """Count the seeds that have crossed at the median and at the ends of its 95 % interval.
+    """Return the numbers of crossed seeds at the median and at the ends of its 95 % interval.
 
     Args:
         seeds: n.
 
     Returns:
-        The smallest k with k ≥ n/2, the smallest whose share may be 1/2, and the smallest that is above it.
+        The smallest k with k ≥ n/2, the smallest k whose interval contains 1/2, and the smallest k whose
+        interval is above 1/2.
     """
     low, high = clopper_pearson(np.arange(seeds + 1), seeds)
     below, above = np.flatnonzero(high < 0.5), np.flatnonzero(low > 0.5)
@@ -159,15 +163,15 @@ def ranks(seeds: int) -> Ranks:
 
 
 def bracket(crossed: Mapping[int, int], rank: int, number: int) -> Bracket:
-    """Say between which values a number of seeds is reached, as far as is known.
+    """Return the values between which k seeds are reached, as far as is known.
 
     Args:
-        crossed: how many seeds have crossed, by the places of values that were run.
+        crossed: number of crossed seeds, by the index of the values that were run.
         rank: k.
-        number: how many values there are, ascending.
+        number: number of values.
 
     Returns:
-        The lowest value at which k seeds have crossed, and the highest below it at which fewer have.
+        The lowest value at which k seeds have crossed, and the highest lower value at which fewer have.
     """
     above = min((place for place, count in crossed.items() if count >= rank), default=number)
     below = max((place for place, count in crossed.items() if place < above and count < rank), default=-1)
@@ -175,16 +179,16 @@ def bracket(crossed: Mapping[int, int], rank: int, number: int) -> Bracket:
 
 
 def wanted(crossed: Mapping[int, int], seeds: int, number: int, parts: int = 2) -> set[int]:
-    """List the places of the values to run next: the ends, and what cuts brackets into equal parts.
+    """Return the indices of the values to run next: the ends, and points that divide brackets equally.
 
     Args:
         crossed: as in `bracket`.
         seeds: n.
-        number: how many values there are.
-        parts: into how many parts.
+        number: number of values.
+        parts: number of parts of a bracket.
 
     Returns:
-        The places; none if all is known.
+        The indices; empty if the thresholds are known.
     """
 
     def cuts(low: int, high: int) -> set[int]:
@@ -198,16 +202,17 @@ def wanted(crossed: Mapping[int, int], seeds: int, number: int, parts: int = 2) 
 
 
 def threshold(crossed: Mapping[int, int], seeds: int, values: Sequence[int | float]) -> dict[str, Any]:
-    """Look up the median threshold and its interval.
+    """Return the median threshold and its interval.
 
     Args:
-        crossed: as in `bracket`, after all that is `wanted`.
+        crossed: as in `bracket`, after all points of `wanted` were run.
         seeds: n.
-        values: ascending; by factors if they grow like that.
+        values: ascending values, linear or geometric.
 
     Returns:
-        threshold, the middle of its bracket, NaN outside of the values; `above` and `at_most`, the bracket;
-        low and high, the interval, ∞ on a side on which it goes beyond the values, NaN for too few seeds.
+        threshold, the middle of its bracket, geometric for geometric values, NaN outside the values; `above`
+        and `at_most`, the bracket; low and high, the interval, infinite on a side on which it exceeds the
+        values, NaN for too few seeds.
     """
     ends = [-np.inf, *map(float, values), np.inf]
     low, middle, high = (bracket(crossed, rank, len(values)) for rank in ranks(seeds))
@@ -225,28 +230,28 @@ def threshold(crossed: Mapping[int, int], seeds: int, values: Sequence[int | flo
 
 
 def counts(outcomes: pd.DataFrame, places: Mapping[Any, int]) -> dict[int, int]:
-    """Count the seeds that have crossed at each value: columns y and crossed, one row a seed."""
+    """Count the crossed seeds at each value, from columns y and crossed with one row per seed."""
     return {places[y]: int(own["crossed"].sum()) for y, own in outcomes.groupby("y", sort=False)}
 
 
 def turned_back(outcomes: pd.DataFrame) -> int:
-    """Count the seeds that have crossed at some value and not at a larger one: columns y, seed, crossed."""
+    """Count the seeds that crossed at some value but not at a larger one, from columns y, seed, crossed."""
     falls = outcomes.sort_values("y").groupby("seed")["crossed"].agg(lambda x: (np.diff(1 * x) < 0).any())
     return int(falls.sum())
 
 
 def _check(study: Study, y_key: str, values: list[Any], parts: int) -> None:
-    """Raise InputError for a study with a grid, values that do not ascend, and parts that are none."""
+    """Raise InputError for a study with a grid, values that do not ascend, or fewer than two parts."""
     if len(values) < 2 or any(later <= sooner for sooner, later in itertools.pairwise(values)):
-        raise InputError(f"y: values of {y_key} have to ascend, two at least")
+        raise InputError(f"y: give at least two values of {y_key}, in ascending order")
     if parts < 2:
         raise InputError(f"parts: {parts}; give 2 or more")
     if grid := [key for key in (*GRID, "blocks") if study.tree.get(key)]:
-        raise InputError(f"study: it has {grid[0]}; give one without, as x and y are varied here")
+        raise InputError(f"study: it has {grid[0]}; remove it, because x and y are the axes")
 
 
 def _axis(name: str, given: Values) -> tuple[str, list[Any]]:
-    """Split an axis into its key and values; NumPy's numbers become Python's, as tables hold them."""
+    """Return the key and the values of an axis, with NumPy's numbers converted to Python's."""
     if len(given) != 1:
         raise InputError(f"{name}: {len(given)} keys; give one key with its values")
     ((key, values),) = given.items()
@@ -254,21 +259,21 @@ def _axis(name: str, given: Values) -> tuple[str, list[Any]]:
 
 
 class _Measured:
-    """What seeds of points measured, by the hash of their settings: run, or read from earlier rounds."""
+    """Measured values of seeds by the hash of their settings, from new runs or from earlier rounds."""
 
     def __init__(self, study: Study, folder: Path, metric: str, phase: str | None) -> None:
         self._study, self._folder = study, folder
         self._metric, self._phase = metric, phase
         self._code = {name: study.names.code_hash(name) for name in study.own_kinds}
         self._values: dict[tuple[str, int], float] = {}
-        # Code without a hash may have changed since.
+        # Code without a hash may have changed.
         known = [] if None in self._code.values() else sorted(folder.glob("round-*/manifest.json"))
         for manifest in known:
             if load(manifest.parent).finished:
                 self._read(manifest.parent)
 
     def outcomes(self, cells: list[dict[str, Any]], reporter: Reporter) -> pd.DataFrame:
-        """Return a row for each cell and seed: settings, seed and value; what is missing is run."""
+        """Return settings, seed and value for each cell and seed; missing ones are run."""
         made = self._with(cells, self._study.seeds).cells
         missing: dict[tuple[int, ...], list[dict[str, Any]]] = {}
         for cell in made:
@@ -296,18 +301,18 @@ class _Measured:
         outcome = execute(study, folder, command="jaxattn.phase_diagram", reporter=reporter)
         if outcome.errors:
             raise RunError(f"{folder}: {outcome.errors[0]['reason']}")
-        # Its tables are all that is read, and many rounds are many checkpoints.
+        # Only the tables are needed, and the checkpoints of many rounds are large.
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         self._read(folder)
 
     def _read(self, folder: Path) -> None:
-        """Remember what a finished round measured, if it is of the same code."""
+        """Read the values of a finished round, if it was made by the same code."""
         results = load(folder)
         if results.manifest.get("code", {}) != self._code:
             return
         hashes = {cell["cell"]: cell["config_hash"] for cell in results.manifest["cells"]}
         last, _ = metric_at_end(results.records, self._metric, self._phase)
-        # A seed that failed before the phase has no row.
+        # A seed that failed in an earlier phase has no row.
         seeds = results.manifest["seeds"]
         self._values |= dict.fromkeys(itertools.product(hashes.values(), seeds), math.nan)
         self._values |= {

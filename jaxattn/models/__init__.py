@@ -1,4 +1,4 @@
-"""Models: settings with pure functions of parameters and a corpus."""
+"""Models: settings classes, and pure functions of parameters and data."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The mean loss of a model on data, and its gradients by named parameters."""
+"""Mean loss of a model on data, and its gradients with respect to named parameters."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -27,8 +27,8 @@ def loss(
     Args:
         params: the model's parameters.
         data: n examples.
-        outputs: the model.
-        weights: of the sequences, (n,), instead of 1/n for each.
+        outputs: the model, a function (params, data) -> (n, ...).
+        weights: (n,) weights of the examples; 1/n for each by default.
         per_sequence: (outputs, targets) -> (n,); logistic for two classes and cross-entropy for K by default.
 
     Returns:
@@ -45,21 +45,21 @@ def loss_and_gradients(
     weights: Array | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> tuple[Array, dict[str, Array]]:
-    """Differentiate the loss by the named parameters only.
+    """Compute the loss and its gradients with respect to the named parameters.
 
     Args:
         params: a frozen dataclass, NamedTuple or dict of arrays.
         data: n examples.
-        train: names of the parameters to differentiate by.
-        outputs: the model.
-        weights: of the sequences, (n,), instead of 1/n for each.
+        train: names of the parameters to differentiate with respect to.
+        outputs: the model, a function (params, data) -> (n, ...).
+        weights: (n,) weights of the examples; 1/n for each by default.
         per_sequence: see `loss`.
 
     Returns:
         The loss and ∂L/∂θ for every named θ.
 
     Raises:
-        InputError: a name that the parameters do not have.
+        InputError: no parameter has one of these names.
     """
 
     def of_params(params: P) -> Array:

@@ -44,28 +44,28 @@ def init(
     dtype: DTypeLike = jnp.float32,
     weights: Weights = "identity",
 ) -> Params:
-    """Draw E, p and v as for the one-layer model; W starts at the identity or with entries N(0, 1/d).
+    """Sample E, p and v as for the one-layer model; W is the identity or has entries N(0, 1/d).
 
     Args:
         key: PRNG key.
-        vocab_size: V. A larger V leaves the rows of a smaller one unchanged.
+        vocab_size: V. A larger V does not change the rows of a smaller one.
         dim: d.
         num_classes: K; two classes share one head.
-        dtype: of all parameters.
-        weights: "identity" starts as the one-layer model.
+        dtype: dtype of all parameters.
+        weights: "identity" for a model that starts as the one-layer model, or "normal".
 
     Returns:
-        The parameters; E, p and v are the one-layer model's for this key.
+        The parameters; E, p and v are those of the one-layer model for this key.
 
     Raises:
-        InputError: a size below 1, fewer than two classes, or another start of the weights.
+        InputError: a size is below 1, there are fewer than two classes, or `weights` is unknown.
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
     return Params(E=E, p=p, v=v, W=square(jax.random.fold_in(key, 1), dim, dtype, weights))
 
 
 def scores_and_values(params: Params) -> tuple[Array, Array]:
-    """Project the embeddings: scores a = E W p, (V,), and values γ = E v, (V,) or (V, K)."""
+    """Compute scores a = E W p, (V,), and values γ = E v, (V,) or (V, K)."""
     return params.E @ (params.W @ params.p), params.E @ params.v
 
 
@@ -80,7 +80,7 @@ def outputs(params: Params, data: Corpus) -> Array:
         (n,) for two classes, (n, K) for K heads.
 
     Source:
-        The attention of Tarzanagh et al. (arXiv 2306.13596) with W and p apart, on trained embeddings.
+        The attention of Tarzanagh et al. (arXiv 2306.13596) with separate W and p, on trained embeddings.
     """
     scores, values = scores_and_values(params)
     return attend(data, scores, values)
@@ -102,7 +102,7 @@ class KeyQuery(Model[Corpus], frozen=True, kw_only=True):
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W")
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Draw the parameters, see the module's `init`."""
+        """Sample the parameters, see the module's `init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype, weights=self.weights)
 
     outputs = staticmethod(outputs)

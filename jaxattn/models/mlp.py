@@ -1,4 +1,4 @@
-"""One hidden layer after the attention: f = v·relu(h W + b) with h = Σ_i q_i E_{x_i}."""
+"""Model with one hidden layer after the attention: f = v·relu(h W + b) with h = Σ_i q_i E_{x_i}."""
 
 from functools import partial
 from typing import ClassVar
@@ -19,14 +19,14 @@ from jaxattn.models.initial import Weights, embeddings_query_head, sizes, square
 
 @struct.dataclass(repr=False)
 class Params(Brief):
-    """Parameters of the model with a hidden layer as wide as the embeddings, so that E v is defined.
+    """Parameters of the model with a hidden layer. Its width is d, so that E v is defined.
 
     Attributes:
         E: (V, d) embeddings.
         p: (d,) embedding of `<cls>`, the only query.
         v: (d,) head, or (d, K) heads for K > 2 classes; unit norm each at initialisation.
         W: (d, d) weights of the hidden layer.
-        b: (d,) its offsets.
+        b: (d,) bias of the hidden layer.
     """
 
     E: Leaf
@@ -46,24 +46,24 @@ def init(
     dtype: DTypeLike = jnp.float32,
     weights: Weights = "normal",
 ) -> Params:
-    """Draw E, p and v as for the one-layer model; W has entries N(0, 1/d), or is 1, and b = 0.
+    """Sample E, p and v as for the one-layer model; W has entries N(0, 1/d), or is the identity; b = 0.
 
     Args:
         key: PRNG key.
-        vocab_size: V. A larger V leaves the rows of a smaller one unchanged.
+        vocab_size: V. A larger V does not change the rows of a smaller one.
         dim: d.
         num_classes: K; two classes share one head.
-        dtype: of all parameters.
-        weights: "normal" or "identity", the start of W.
+        dtype: dtype of all parameters.
+        weights: initial W, "normal" or "identity".
 
     Returns:
-        The parameters; E, p and v are the one-layer model's for this key.
+        The parameters; E, p and v are those of the one-layer model for this key.
 
     Raises:
-        InputError: a size below 1, fewer than two classes, or another start of W.
+        InputError: a size is below 1, there are fewer than two classes, or `weights` is unknown.
 
     Source:
-        The start of W and b is not published; it is chosen here.
+        The initial values of W and b are not published; they are chosen here.
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
     W = square(jax.random.fold_in(key, 1), dim, dtype, weights)
@@ -71,7 +71,7 @@ def init(
 
 
 def scores_and_values(params: Params) -> tuple[Array, Array]:
-    """Project the embeddings: scores a = E p, (V,), and values γ = E v, (V,) or (V, K)."""
+    """Compute scores a = E p, (V,), and values γ = E v, (V,) or (V, K)."""
     return params.E @ params.p, params.E @ params.v
 
 
@@ -83,14 +83,14 @@ def outputs(params: Params, data: Corpus) -> Array:
         data: n sequences over V tokens.
 
     Returns:
-        (n,) for two classes, (n, K) for K heads. On the way it needs arrays of n d numbers.
+        (n,) for two classes, (n, K) for K heads. Intermediate arrays have n d numbers.
 
     Source:
         The experiment with one MLP layer after the softmax, hidden width d, in the public review of
         arXiv 2505.17282; the activation is not published and is a ReLU here.
     """
     scores = params.E @ params.p
-    # Of a minibatch there are fewer averages than tokens to multiply with W.
+    # A minibatch has fewer averages than the vocabulary has tokens, so W multiplies the averages.
     few = data.num_examples < data.vocab_size
     hidden = pool(data, scores, params.E) @ params.W if few else pool(data, scores, params.E @ params.W)
     return jax.nn.relu(hidden + params.b) @ params.v
@@ -114,7 +114,7 @@ class Mlp(Model[Corpus], frozen=True, kw_only=True):
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W", "b")
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Draw the parameters, see the module's `init`."""
+        """Sample the parameters, see the module's `init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype, weights=self.weights)
 
     outputs = staticmethod(outputs)

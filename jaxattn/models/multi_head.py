@@ -20,7 +20,7 @@ from jaxattn.models.initial import embeddings_query_head, sizes
 
 @struct.dataclass(repr=False)
 class Params(Brief):
-    """Parameters of the one-layer model with H attention heads, each with a query and a read-out of its own.
+    """Parameters of the one-layer model with H attention heads, each with a separate query and read-out.
 
     Attributes:
         E: (V, d) embeddings.
@@ -43,36 +43,36 @@ def init(
     num_classes: int = 2,
     dtype: DTypeLike = jnp.float32,
 ) -> Params:
-    """Draw E_s, p_h ~ N(0, I/d) and v_h uniform on the unit sphere.
+    """Sample E_s, p_h ~ N(0, I/d) and v_h uniform on the unit sphere.
 
     Args:
         key: PRNG key.
-        vocab_size: V. A larger V leaves the rows of a smaller one unchanged.
+        vocab_size: V. A larger V does not change the rows of a smaller one.
         dim: d.
-        heads: H. A larger H leaves the heads of a smaller one unchanged.
-        num_classes: K; two classes share one read-out a head.
-        dtype: of all parameters.
+        heads: H. A larger H does not change the heads of a smaller one.
+        num_classes: K; two classes share one read-out in each head.
+        dtype: dtype of all parameters.
 
     Returns:
-        The parameters; E, p_0 and v_0 are the one-layer model's for this key.
+        The parameters; E, p_0 and v_0 are those of the one-layer model for this key.
 
     Raises:
-        InputError: a size below 1, or fewer than two classes.
+        InputError: a size is below 1, or there are fewer than two classes.
     """
     if heads < 1:
         raise InputError(f"heads: {heads}; it must be at least 1")
     draw = partial(embeddings_query_head, dim=dim, num_classes=num_classes, dtype=dtype)
     E, p, v = draw(key, vocab_size=vocab_size)
-    # Of a head's own draw only p and v are used.
+    # Each further head uses only p and v of its sample.
     others = [draw(jax.random.fold_in(key, h), vocab_size=1) for h in range(1, heads)]
     queries, readouts = [p, *(x[1] for x in others)], [v, *(x[2] for x in others)]
     return Params(E=E, p=jnp.stack(queries), v=jnp.stack(readouts))
 
 
 def scores_and_values(params: Params) -> tuple[Array, Array]:
-    """Average over heads: scores (1/H) Σ_h E p_h, (V,), and values (1/H) Σ_h E v_h, (V,) or (V, K).
+    """Compute mean scores (1/H) Σ_h E p_h, (V,), and mean values (1/H) Σ_h E v_h, (V,) or (V, K).
 
-    The outputs are no softmax average of these unless H = 1.
+    The outputs are not a softmax average of these unless H = 1.
     """
     return params.E @ params.p.mean(axis=0), params.E @ params.v.mean(axis=0)
 
@@ -109,7 +109,7 @@ class MultiHead(Model[Corpus], frozen=True, kw_only=True):
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v")
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Draw the parameters, see the module's `init`."""
+        """Sample the parameters, see the module's `init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype, heads=self.heads)
 
     outputs = staticmethod(outputs)

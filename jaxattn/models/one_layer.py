@@ -24,7 +24,7 @@ from jaxattn.models.span import Dim, infinite_by_name
 
 
 def project(E: Array | np.ndarray, p: Array | np.ndarray, v: Array | np.ndarray) -> tuple[Array, Array]:
-    """Project embeddings on the query and the head.
+    """Compute the products of the embeddings with the query and the head.
 
     Args:
         E: (V, d).
@@ -32,10 +32,10 @@ def project(E: Array | np.ndarray, p: Array | np.ndarray, v: Array | np.ndarray)
         v: (d,), or (d, K) heads.
 
     Returns:
-        E p, (V,), and E v, (V,) or (V, K). A derivative of a derivative must be taken forward over reverse.
+        E p, (V,), and E v, (V,) or (V, K). Second derivatives must be computed forward over reverse.
     """
     if backend.platform() != "cpu":
-        # Compilers for accelerators fuse the two products, and what reads them, by themselves.
+        # Compilers for accelerators fuse the two products with the operations that read them.
         return jnp.matmul(E, p), jnp.matmul(E, v)
     scores, values = _project(E, p, v if v.ndim == 2 else v[:, None])
     return scores, values if v.ndim == 2 else values[:, 0]
@@ -47,20 +47,20 @@ def _product(E: Any, p: Any, heads: Any) -> tuple[Array, Array]:
 
 
 def _forward(E: Any, p: Any, heads: Any) -> tuple[tuple[Array, Array], Any]:
-    # What is not differentiated by takes no part in the product of the backward pass.
+    # Arguments without a tangent are left out of the product of the backward pass.
     wanted = (() if p.perturbed else None, () if heads.perturbed else None)
     return _product(E.value, p.value, heads.value), (E.value, p.value, heads.value, wanted)
 
 
 def _backward(residuals: Any, cotangents: Any) -> tuple[Any, Any, Any]:
-    """∂L/∂E = ∂L/∂a pᵀ + ∂L/∂γ vᵀ, ∂L/∂p = Eᵀ ∂L/∂a and ∂L/∂v = Eᵀ ∂L/∂γ."""
+    """Compute ∂L/∂E = ∂L/∂a pᵀ + ∂L/∂γ vᵀ, ∂L/∂p = Eᵀ ∂L/∂a and ∂L/∂v = Eᵀ ∂L/∂γ."""
     E, p, heads, wanted = residuals
     shapes = E.shape[:1], (E.shape[0], heads.shape[1])
     d_scores, d_values = (
         jnp.zeros(shape, E.dtype) if isinstance(x, SymbolicZero) else x
         for x, shape in zip(cotangents, shapes, strict=True)
     )
-    # Outer products are fused into what reads ∂L/∂E, where a product of matrices would write it out.
+    # Outer products are fused into the reader of ∂L/∂E; a matrix product would store the result.
     d_E = d_scores[:, None] * p
     d_E = d_E + (d_values * heads[:, 0] if heads.shape[1] == 1 else d_values @ heads.T)
     if wanted == ((), None):
@@ -94,23 +94,23 @@ class Params(Brief):
 def init(
     key: Array, *, vocab_size: int, dim: Dim, num_classes: int = 2, dtype: DTypeLike = jnp.float32
 ) -> Params:
-    """Draw initial parameters: E_s, p ~ N(0, I/d) and v uniform on the unit sphere.
+    """Sample the initial parameters: E_s, p ~ N(0, I/d) and v uniform on the unit sphere.
 
     Args:
         key: PRNG key.
-        vocab_size: V. A larger V leaves the rows of a smaller one unchanged.
-        dim: d; at "inf" in coordinates of the span, see `span.start`.
+        vocab_size: V. A larger V does not change the rows of a smaller one.
+        dim: d; for "inf" the parameters are in span coordinates, see `span.start`.
         num_classes: K; two classes share one head.
-        dtype: of all parameters.
+        dtype: dtype of all parameters.
 
     Returns:
         The parameters.
 
     Raises:
-        InputError: a size below 1, or fewer than two classes.
+        InputError: a size is below 1, or there are fewer than two classes.
 
     Source:
-        Section on the model in arXiv 2505.17282; the direction of v is not published and drawn here.
+        Section on the model in arXiv 2505.17282; the direction of v is not published and sampled here.
     """
     given: dict[str, Any] = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
     if dim == "inf":
@@ -119,7 +119,7 @@ def init(
 
 
 def scores_and_values(params: Params) -> tuple[Array, Array]:
-    """Project the embeddings: scores a = E p, (V,), and values γ = E v, (V,) or (V, K)."""
+    """Compute scores a = E p, (V,), and values γ = E v, (V,) or (V, K)."""
     return project(params.E, params.p, params.v)
 
 
@@ -155,35 +155,35 @@ class OneLayer(Model[Corpus], frozen=True, kw_only=True):
 
     @property
     def is_one_layer(self) -> bool:
-        """Whether scores are E·p and values E·v, as theory takes them: not where a subclass has its own."""
+        """True for scores E·p and values E·v, as in the theory; False if a subclass redefines them."""
         own = type(self)
         return own.outputs is OneLayer.outputs and own.scores_and_values is OneLayer.scores_and_values
 
     @property
     def linear_in(self) -> str | None:
-        """Name of the parameter that `scores` are linear in; None where a subclass has its own."""
+        """Name of the parameter that `scores` are linear in; None if a subclass redefines the scores."""
         return "p" if self.is_one_layer else None
 
     def scores(self, params: Params, data: Corpus) -> Scores:
-        """Write scores as E p with values E v, see `theory.scores.one_layer`."""
+        """Return the scores as E p with values E v, see `theory.scores.one_layer`."""
         return linear_scores(params, data)
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Draw the parameters, see the module's `init`."""
+        """Sample the parameters, see the module's `init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype)
 
     outputs = staticmethod(outputs)
     scores_and_values = staticmethod(scores_and_values)
 
     def in_span(self) -> "OneLayer":
-        """Return the same model in coordinates of the span of its parameters, see `models.span`."""
-        # What a subclass computes may see the axes of R^d.
+        """Return the model in coordinates of the span of its parameters, see `models.span`."""
+        # A subclass may depend on the axes of R^d.
         return OneLayerInSpan(dim=self.dim) if type(self) is OneLayer else self
 
 
 class OneLayerInSpan(OneLayer, frozen=True, kw_only=True):
-    """`OneLayer` in coordinates of the span of E, p and v, where these are fewer than d."""
+    """`OneLayer` in coordinates of the span of E, p and v, if these are fewer than d."""
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Draw the parameters, see `span.start`."""
+        """Sample the parameters, see `span.start`."""
         return Params(*span.start(key, **sizes(like), dim=self.dim, dtype=dtype))

@@ -1,4 +1,4 @@
-"""The textbook forms of the models, kept as oracles: gathers E[x], arrays of (n, T, d) and (n, T, T)."""
+"""Reference implementations of the models for tests, with arrays E[x] of (n, T, d) and (n, T, T)."""
 
 from functools import partial
 
@@ -15,22 +15,22 @@ from jaxattn.models import key_query, mlp, multi_head, one_layer, two_layer_weig
 def padded_sequences(
     corpus: Corpus, longest: int | None = None
 ) -> tuple[Int[Array, "n T"], Bool[Array, "n T"]]:
-    """Write bags out as padded sequences, repeated tokens side by side.
+    """Expand bags to padded sequences with repeated tokens next to each other.
 
     Args:
         corpus: n sequences.
-        longest: T, at least the longest length; that length if None. Under jit and vmap it has to be given.
+        longest: T, at least the largest length, which is the default. It is required under jit and vmap.
 
     Returns:
-        Token ids (n, T) with 0 as padding, and a mask (n, T) of the real tokens.
+        Token ids (n, T) with 0 as padding, and a mask (n, T) of the actual tokens.
 
     Raises:
-        InputError: lengths that are traced, and no `longest`.
+        InputError: the lengths are traced, and `longest` is None.
     """
     if longest is None:
         if isinstance(corpus.lengths, jax.core.Tracer):
             raise InputError("padded_sequences: lengths are traced; give longest=..., the largest of them")
-        # On the host: inside jit also what is no tracer would become one.
+        # Computed by NumPy, because inside jit JAX would trace even concrete arrays.
         longest = int(np.asarray(corpus.lengths).max())
     return _padded(corpus, longest)
 
@@ -40,7 +40,7 @@ def _padded(corpus: Corpus, longest: int) -> tuple[Array, Array]:
     bags, lengths = corpus.bags, jnp.asarray(corpus.lengths)
     place = jnp.arange(longest)
     mask = place < lengths[:, None]
-    # Entries lie in the order of their sequences: that of position j ends after more than j tokens.
+    # Entries are in the order of their sequences; the entry of position j ends after more than j tokens.
     ends = jnp.cumsum(bags.count.astype(jnp.int32).ravel())
     first = jnp.cumsum(lengths) - lengths
     entry = jnp.searchsorted(ends, first[:, None] + place, side="right")
@@ -56,7 +56,7 @@ def outputs(
     Args:
         params: as for `one_layer.outputs`.
         ids: token ids, (n, T).
-        mask: real tokens, (n, T).
+        mask: actual tokens, (n, T).
 
     Returns:
         (n,) or (n, K).
@@ -71,12 +71,12 @@ def two_layer_outputs(
     *,
     residual: bool = False,
 ) -> Float[Array, " n *K"]:
-    """Compute H = Softmax(E[x] W1 E[x]ᵀ) E[x] (+ E[x]) position by position and read it out with W2 p and v.
+    """Compute H = Softmax(E[x] W1 E[x]ᵀ) E[x] (+ E[x]) by position, and its read-out with W2 p and v.
 
     Args:
-        params: as for `two_layer.outputs`, W1 and W2 then being the identity, or `two_layer_weights.outputs`.
+        params: as for `two_layer.outputs`, where W1 and W2 are the identity, or `two_layer_weights.outputs`.
         ids: token ids, (n, T).
-        mask: real tokens, (n, T).
+        mask: actual tokens, (n, T).
         residual: add E[x].
 
     Returns:
@@ -99,7 +99,7 @@ def mlp_outputs(
     Args:
         params: as for `mlp.outputs`.
         ids: token ids, (n, T).
-        mask: real tokens, (n, T).
+        mask: actual tokens, (n, T).
 
     Returns:
         (n,) or (n, K).
@@ -116,7 +116,7 @@ def key_query_outputs(
     Args:
         params: as for `key_query.outputs`.
         ids: token ids, (n, T).
-        mask: real tokens, (n, T).
+        mask: actual tokens, (n, T).
 
     Returns:
         (n,) or (n, K).
@@ -129,12 +129,14 @@ def key_query_outputs(
 def multi_head_outputs(
     params: multi_head.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
 ) -> Float[Array, " n *K"]:
-    """Compute f(X) = (1/H) Σ_h of the one-layer model with p_h and v_h, position by position.
+    """Compute the average over heads of the one-layer model with p_h and v_h, position by position.
+
+    f(X) = (1/H) Σ_h f_h(X)
 
     Args:
         params: as for `multi_head.outputs`.
         ids: token ids, (n, T).
-        mask: real tokens, (n, T).
+        mask: actual tokens, (n, T).
 
     Returns:
         (n,) or (n, K).

@@ -1,13 +1,13 @@
-"""Coordinates of the span of E, p and v: training at any d, also infinite, at the cost of V.
+"""Coordinates of the span of E, p and v, for training at any d, including infinity, at a cost set by V.
 
-A loss of E p and E v moves E, p and v within the span of their first rows, and knows them by their inner
-products only. An isometry onto m = V + 1 + K coordinates (K = 1 for one head) changes no number that does
-not depend on the axes of R^d:
+A loss of E p and E v moves E, p and v only within the span of their initial rows, and depends on them only by
+their inner products. An isometry onto m = V + 1 + K coordinates (K = 1 for one head) changes no number that
+does not depend on the axes of R^d:
 
     [p; v; E] = L Qᵀ,   L (m, m) lower triangular,   Q (d, m) with orthonormal columns.
 
 Source:
-    Bartlett's decomposition for the law of L where the rows are normal.
+    Bartlett's decomposition for the distribution of L if the rows are normal.
 """
 
 import math
@@ -22,9 +22,9 @@ from jaxtyping import Array, Float
 from jaxattn.core.settings import PositiveInt
 from jaxattn.models.initial import embeddings_query_head
 
-# d of a model; at "inf" the rows of E, p and v begin as orthonormal vectors.
+# Embedding dimension of a model; for "inf" the initial rows of E, p and v are orthonormal.
 Dim = PositiveInt | Literal["inf"]
-# From here on a start is drawn in its span at once: (V, d) numbers would cost more than all else of a study.
+# From this d on, initial values are sampled in span coordinates, because (V, d) numbers cost too much.
 LARGE = 16_384
 
 
@@ -37,37 +37,37 @@ class Rows(NamedTuple):
 
 
 def coordinates(vocab_size: int, num_classes: int) -> int:
-    """Count the coordinates of the span, m = V + 1 + K; two classes share one head."""
+    """Return the number of coordinates of the span, m = V + 1 + K; two classes share one head."""
     return vocab_size + 1 + (1 if num_classes == 2 else num_classes)
 
 
 def dimensions(dim: Dim, vocab_size: int, num_classes: int) -> int:
-    """Count the coordinates that `start` draws, the smaller one of d and m."""
+    """Return the number of coordinates of `start`, min(d, m)."""
     m = coordinates(vocab_size, num_classes)
     return m if dim == "inf" else min(dim, m)
 
 
 def infinite_by_name(model: Any) -> None:
-    """Write an infinite `dim` of a model that is being made as "inf", as a sweep file does."""
+    """Replace an infinite float `dim` of a new model by "inf", as in a sweep file."""
     if isinstance(model.dim, float) and math.isinf(model.dim):
         msgspec.structs.force_setattr(model, "dim", "inf")
 
 
 def start(key: Array, *, vocab_size: int, dim: Dim, num_classes: int, dtype: DTypeLike) -> Rows:
-    """Draw E, p and v as `embeddings_query_head` does, in coordinates of their span if these are fewer.
+    """Sample E, p and v like `embeddings_query_head`, in coordinates of their span if these are fewer.
 
-    Below d = 16,384 they are the same vectors, rotated. From there on they have the same law but are other
-    draws for the same key, since nothing of size d is made. At d = ∞ nothing is random.
+    For d < 16,384 they are the same vectors, rotated. For larger d they have the same distribution but other
+    values for the same key, because no array of size d is created. For d = ∞ nothing is random.
 
     Args:
         key: PRNG key.
-        vocab_size: V. A larger V leaves the inner products of a smaller one unchanged.
+        vocab_size: V. A larger V does not change the inner products of a smaller one.
         dim: d, or "inf".
         num_classes: K; two classes share one head.
-        dtype: of all parameters.
+        dtype: dtype of all parameters.
 
     Returns:
-        E (V, m), p (m,) and v, (m,) or (m, K); of d coordinates where d ≤ m.
+        E (V, m), p (m,) and v, (m,) or (m, K); with d coordinates if d ≤ m.
     """
     m = coordinates(vocab_size, num_classes)
     if dim == "inf":
@@ -80,23 +80,23 @@ def start(key: Array, *, vocab_size: int, dim: Dim, num_classes: int, dtype: DTy
 
 
 def in_span(rows: Rows) -> Rows:
-    """Write E, p and v in coordinates of their span: the same inner products in fewer numbers."""
+    """Return E, p and v in coordinates of their span, with the same inner products."""
     return _apart(_factor(_together(rows)), 2 if rows.v.ndim == 1 else rows.v.shape[1])
 
 
 def basis(
     key: Array, *, vocab_size: int, dim: int, num_classes: int, dtype: DTypeLike
 ) -> Float[Array, "d m"]:
-    """Make Q, which brings what `start` draws with this key, and all that it becomes, to R^d: x = Q x_m.
+    """Return Q, which maps the parameters of `start`, also after training, to R^d: x = Q x_m.
 
-    Below d = 16,384 these are the vectors that were drawn; from there on Q is a random isometry of the key.
+    For d < 16,384 these are the originally sampled vectors; for larger d, Q is a random isometry of the key.
 
     Args:
         key: as for `start`.
         vocab_size: V.
         dim: d > m.
         num_classes: K.
-        dtype: of the result.
+        dtype: dtype of the result.
     """
     sizes: dict[str, Any] = {"vocab_size": vocab_size, "dim": dim, "num_classes": num_classes, "dtype": dtype}
     Q, R = jnp.linalg.qr(_together(Rows(*embeddings_query_head(key, **sizes))).T)
@@ -104,10 +104,10 @@ def basis(
 
 
 def _factor(rows: Float[Array, "m d"]) -> Float[Array, "m m"]:
-    """Find the lower triangular L with a positive diagonal and L Lᵀ = X Xᵀ, for rows X."""
+    """Return the lower triangular L with positive diagonal and L Lᵀ = X Xᵀ, for rows X."""
     m, d = rows.shape
     if 2 * m <= d:
-        # Normal rows are far from dependent then, and a product is ten times as fast as reflections.
+        # Normal rows are then well conditioned, and a product is ten times as fast as reflections.
         return jnp.linalg.cholesky(jnp.matmul(rows, rows.T, precision="highest"))
     R = jnp.linalg.qr(rows.T, mode="r")
     return R.T * _signs(R)
@@ -118,7 +118,7 @@ def _signs(R: Float[Array, "m m"]) -> Float[Array, " m"]:
 
 
 def _together(rows: Rows) -> Float[Array, "m d"]:
-    # p and v come first: the triangle of a larger V begins with that of a smaller one.
+    # p and v come first, so that the triangle of a larger V starts with that of a smaller one.
     return jnp.concatenate([rows.p[None], jnp.atleast_2d(rows.v.T), rows.E])
 
 
@@ -129,11 +129,11 @@ def _apart(rows: Float[Array, "m k"], num_classes: int) -> Rows:
 
 
 def _bartlett(key: Array, m: int, dim: int, num_classes: int, dtype: DTypeLike) -> Float[Array, "m m"]:
-    """Draw L where rows are N(0, I/d): √d L has normals below a diagonal of χ_d, χ_(d-1), ..."""
+    """Sample L for rows N(0, I/d): √d L has normal entries below a diagonal of χ_d, χ_(d-1), ..."""
 
     def row(i: Array) -> Array:
         below, diagonal = jax.random.split(jax.random.fold_in(key, i))
-        # A chi-squared variable of k degrees of freedom is twice a gamma variable of k/2.
+        # A chi-squared variable with k degrees of freedom is twice a gamma variable of shape k/2.
         chi = jnp.sqrt(2 * jax.random.gamma(diagonal, ((dim - i) / 2).astype(dtype)))
         return jnp.where(columns < i, jax.random.normal(below, (m,), dtype), jnp.where(columns == i, chi, 0))
 

@@ -1,4 +1,4 @@
-"""Two attention layers: a first one without parameters, H = Softmax(E_X E_Xᵀ) E_X, then the read-out of H."""
+"""Two attention layers: first H = Softmax(E_X E_Xᵀ) E_X without parameters, then the read-out of H."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from jaxattn.models.initial import sizes
 from jaxattn.models.one_layer import Params, init, scores_and_values
 from jaxattn.models.span import Dim, infinite_by_name
 
-# The parameters, their start and what the paper plots of them, E p and E v, are the one-layer model's.
+# The parameters, their initial values, and the plotted E p and E v are those of the one-layer model.
 __all__ = ["Params", "TwoLayer", "init", "outputs", "scores_and_values"]
 
 
@@ -23,13 +23,13 @@ def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     Args:
         params: E (V, d), p (d,), v (d,) or (d, K).
         corpus: n sequences over V tokens.
-        residual: H = Softmax(E_X E_Xᵀ) E_X + E_X instead.
+        residual: True for H = Softmax(E_X E_Xᵀ) E_X + E_X.
 
     Returns:
         (n,) for two classes, (n, K) for K heads.
 
     Source:
-        The two-layer experiment of arXiv 2505.17282; whether it adds a residual is not published.
+        The two-layer experiment of arXiv 2505.17282, which does not say whether there is a residual.
     """
     scores, values = scores_and_values(params)
     return two_layer_attention(corpus, params.E, None, scores, values, residual=residual)
@@ -54,7 +54,7 @@ class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
         infinite_by_name(self)
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Draw the parameters, see the module's `init`."""
+        """Sample the parameters, see the module's `init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype)
 
     def outputs(self, params: Params, data: Corpus) -> Array:
@@ -64,14 +64,14 @@ class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
     scores_and_values = staticmethod(scores_and_values)
 
     def in_span(self) -> "TwoLayer":
-        """Return the same model in coordinates of the span of its parameters, see `models.span`."""
-        # What a subclass computes may see the axes of R^d.
+        """Return the model in coordinates of the span of its parameters, see `models.span`."""
+        # A subclass may depend on the axes of R^d.
         return TwoLayerInSpan(dim=self.dim, residual=self.residual) if type(self) is TwoLayer else self
 
 
 class TwoLayerInSpan(TwoLayer, frozen=True, kw_only=True):
-    """`TwoLayer` in coordinates of the span of E, p and v, where these are fewer than d."""
+    """`TwoLayer` in coordinates of the span of E, p and v, if these are fewer than d."""
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Draw the parameters, see `span.start`."""
+        """Sample the parameters, see `span.start`."""
         return Params(*span.start(key, **sizes(like), dim=self.dim, dtype=dtype))

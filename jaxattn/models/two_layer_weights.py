@@ -48,24 +48,24 @@ def init(
     dtype: DTypeLike = jnp.float32,
     weights: Weights = "identity",
 ) -> Params:
-    """Draw E, p and v as for the one-layer model; W1 and W2 start at the identity or with entries N(0, 1/d).
+    """Sample E, p and v as for the one-layer model; W1 and W2 are the identity or have entries N(0, 1/d).
 
     Args:
         key: PRNG key.
-        vocab_size: V. A larger V leaves the rows of a smaller one unchanged.
+        vocab_size: V. A larger V does not change the rows of a smaller one.
         dim: d.
         num_classes: K; two classes share one head.
-        dtype: of all parameters.
-        weights: "identity" starts as the two-layer model without weights.
+        dtype: dtype of all parameters.
+        weights: "identity" for a model that starts as the two-layer model without weights, or "normal".
 
     Returns:
-        The parameters; E, p and v are the one-layer model's for this key.
+        The parameters; E, p and v are those of the one-layer model for this key.
 
     Raises:
-        InputError: a size below 1, fewer than two classes, or another start of the weights.
+        InputError: a size is below 1, there are fewer than two classes, or `weights` is unknown.
 
     Source:
-        The start of W1 and W2 is not published; both are chosen here.
+        The initial values of W1 and W2 are not published; they are chosen here.
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
     W1, W2 = (square(jax.random.fold_in(key, number), dim, dtype, weights) for number in (1, 2))
@@ -73,7 +73,7 @@ def init(
 
 
 def scores_and_values(params: Params) -> tuple[Array, Array]:
-    """Project the embeddings: scores a = E W2 p, (V,), and values γ = E v, (V,) or (V, K)."""
+    """Compute scores a = E W2 p, (V,), and values γ = E v, (V,) or (V, K)."""
     return params.E @ (params.W2 @ params.p), params.E @ params.v
 
 
@@ -83,7 +83,7 @@ def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     Args:
         params: E (V, d), p (d,), v (d,) or (d, K), W1 and W2 (d, d).
         corpus: n sequences over V tokens.
-        residual: H = Softmax(E_X W1 E_Xᵀ) E_X + E_X instead.
+        residual: True for H = Softmax(E_X W1 E_Xᵀ) E_X + E_X.
 
     Returns:
         (n,) for two classes, (n, K) for K heads.
@@ -112,7 +112,7 @@ class TwoLayerWeights(Model[Corpus], frozen=True, kw_only=True):
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W1", "W2")
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Draw the parameters, see the module's `init`."""
+        """Sample the parameters, see the module's `init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype)
 
     def outputs(self, params: Params, data: Corpus) -> Array:
@@ -122,14 +122,14 @@ class TwoLayerWeights(Model[Corpus], frozen=True, kw_only=True):
     scores_and_values = staticmethod(scores_and_values)
 
 
-# Rows multiplied at once.
+# Number of rows that are multiplied at once.
 ROWS = 512
 
 
 def held_token_product(
     corpus: Corpus, table: Float[Array, "V d"], matrix: Float[Array, "d m"]
 ) -> Float[Array, "V m"]:
-    """Multiply the rows of tokens that a corpus holds with a matrix, E W.
+    """Multiply the embeddings of the tokens of a corpus with a matrix, E W.
 
     Args:
         corpus: n sequences over V tokens.
@@ -137,8 +137,8 @@ def held_token_product(
         matrix: W, (d, m).
 
     Returns:
-        (V, m), 0 for tokens that a minibatch does not hold. All rows are multiplied for other corpora, which
-        hold most tokens, and for small tables.
+        (V, m), with rows of 0 for tokens that a minibatch does not contain. For other corpora, which contain
+        most tokens, and for small tables all rows are multiplied.
     """
     if corpus.mean_entries is None or len(table) <= ROWS:
         return table @ matrix
@@ -161,7 +161,7 @@ def _forward(corpus: Corpus, table: Array, matrix: Array) -> tuple[Array, Any]:
 
 
 def _backward(residuals: Any, cotangent: Array) -> tuple[Any, ...]:
-    """∂L/∂E_s = Ḡ_s Wᵀ and ∂L/∂W = Σ_s E_s Ḡ_sᵀ, for tokens s of the corpus."""
+    """Compute ∂L/∂E_s = Ḡ_s Wᵀ and ∂L/∂W = Σ_s E_s Ḡ_sᵀ, for tokens s of the corpus."""
 
     def compute(corpus: Corpus, table: Array, matrix: Array, cotangent: Array) -> Any:
         def visit(tokens: Array, own: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -180,12 +180,12 @@ _held_product.defvjp(_forward, _backward)
 
 
 def _fold(corpus: Corpus, visit: Any, carry: Any) -> Any:
-    """Fold over the tokens of a corpus, some at a time, carry = visit(tokens, existing ones, carry)."""
+    """Fold over blocks of the tokens of a corpus: carry = visit(tokens, tokens clipped to V - 1, carry)."""
     bags, size = corpus.bags, corpus.vocab_size
     token = jnp.where(bags.count > 0, bags.index.astype(jnp.int32), size)
-    # As numbers: a GPU has no atomic operation on booleans, and would compare and swap.
+    # Integers, because a GPU has no atomic operation on booleans.
     is_held = jnp.zeros(size, jnp.int32).at[token].set(1, mode="drop") > 0
-    # Filled up with a token that does not exist, which scatters drop.
+    # Padded with the id V, which does not exist and which scatters drop.
     held = jnp.full(-(-size // ROWS) * ROWS, size, jnp.int32)
     place = jnp.where(is_held, jnp.cumsum(is_held, dtype=jnp.int32) - 1, len(held))
     held = held.at[place].set(jnp.arange(size, dtype=jnp.int32), mode="drop", unique_indices=True)

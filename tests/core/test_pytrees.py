@@ -51,7 +51,7 @@ def test_parameters_are_found_and_replaced_by_name(kind):
 def test_something_without_names_is_refused():
     with pytest.raises(InputError, match="a list has no names"):
         pytrees.names([1, 2])
-    wanted = "an array float32.3. has no names; make it a dataclass, a NamedTuple or a dict of arrays"
+    wanted = "an array float32.3. has no names; Model.init must return a dataclass"
     with pytest.raises(InputError, match=wanted):
         jax.eval_shape(pytrees.names, jnp.zeros(3))
 

@@ -97,7 +97,7 @@ def test_padded_sequences_give_the_tokens_back(rng):
         ([[0], [1]], [1, "a"], {}, "label 1 of sequence 0"),
         ([[0]], [1], {"num_classes": 1}, "needs at least 2"),
         ([[0]], [1], {"vocab_size": 0}, "at least one token"),
-        ([[0]], [1], {"vocab_size": 10**30}, "32-bit numbers"),
+        ([[0]], [1], {"vocab_size": 10**30}, "32-bit positions"),
     ],
 )
 def test_bad_input_is_named(sequences, labels, sizes, message):
@@ -109,7 +109,7 @@ def test_bad_input_is_named(sequences, labels, sizes, message):
     ("tokens", "lengths", "labels", "message"),
     [
         ([0, 1], [1, 1], [1], "1 labels for 2 sequences"),
-        ([0], [1, 1], [1, 1], "2 in all for 1 tokens"),
+        ([0], [1, 1], [1, 1], "their sum is 2 for 1 tokens"),
         ([0, 1], [3, -1], [1, 1], "sequence 1: it holds no token"),
         ([0, 1], [1.0, 1.0], [1, 1], "lengths: float64"),
         ([[0, 1]], [1, 1], [1, 1], r"token ids: int64\[1, 2\]"),
@@ -156,7 +156,7 @@ def test_a_token_may_fill_a_sequence_of_any_length(x64, length):
 )
 def test_what_32_bit_positions_cannot_say_is_refused(sequences, length, vocab_size):
     tokens, labels = (jax.ShapeDtypeStruct(shape, "int32") for shape in ((sequences, length), (sequences,)))
-    with pytest.raises(InputError, match="32-bit numbers of at most 2,147,483,647; take fewer"):
+    with pytest.raises(InputError, match="32-bit positions allow at most 2,147,483,647; use fewer"):
         jax.eval_shape(partial(from_draws, vocab_size=vocab_size, num_classes=2), tokens, labels)
 
 

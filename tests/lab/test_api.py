@@ -187,7 +187,7 @@ def test_code_that_no_file_can_import_is_not_written(tmp_path):
             {"axes": {"model.dims": [3]}},
             r"cell 0 \(model.dims = 3\): model: unknown key 'dims'; did you mean 'dim'",
         ),
-        ({"init": {"q": "zero"}}, "model.init: the model has no 'q'"),
+        ({"init": {"q": "zero"}}, "model.init: the model has no parameter 'q'"),
         ({"figures": ["nosuch"]}, "nosuch"),
         ({"figures": [{"kind": "curves", "phase": "nosuch"}]}, "nosuch"),
         ({"figures": [{"kind": f"{SWEEPS / 'mine.py'}:last_losses", "metri": "x"}]}, "did you mean 'metric'"),

@@ -55,13 +55,13 @@ def test_rows_find_their_tokens_by_name(started, tmp_path):
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        ({"file": "short.npy"}, r"short.npy: \(3, 4\); the model wants \(20, 4\)"),
+        ({"file": "short.npy"}, r"short.npy: shape \(3, 4\); the model requires \(20, 4\)"),
         ({"file": "nosuch.npy"}, "nosuch.npy"),
         (
             {"file": "short.npy", "vocabulary": "two.txt"},
-            r"\(3, 4\); the model and the vocabulary want \(2, 4\)",
+            r"shape \(3, 4\); the model and the vocabulary require \(2, 4\)",
         ),
-        ({"file": "short.npy", "vocabulary": "three.txt"}, "it names no token of the corpus"),
+        ({"file": "short.npy", "vocabulary": "three.txt"}, "has no token of the corpus"),
         ({"file": "short.npy", "vocabulary": "none.txt"}, "none.txt: cannot be read as text"),
     ],
 )

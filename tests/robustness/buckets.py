@@ -173,7 +173,7 @@ def _requests(scene: Scene, count: int) -> None:
             if said:
                 assert fault in ENDING, said
                 assert "\n" not in said, said
-                assert "refused; give" in said or "have ended; renew" in said, said
+                assert "access denied; use" in said or "have expired; renew" in said, said
                 scene.check(place, ended=False, study=True)
                 assert not _run_here(place)
         scene.check(place, ended=True, study=True)

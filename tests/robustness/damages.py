@@ -139,7 +139,7 @@ def _suffer(folder: Path, path: Path, before: Reading, after: Reading, content: 
         refused = _refused(folder)
         if refused:
             # Another run's manifest or mark is whole: it is told apart by its config, and may be deleted.
-            assert "of another config" in refused or path.name in refused, refused
+            assert "another config" in refused or path.name in refused, refused
             path.unlink()
             _run(folder)
         if resealed and not damaged and not refused:
@@ -179,8 +179,8 @@ def _compare(folder: Path, path: Path, expected: Reading) -> None:
         return
     # A manifest names tables and marks that another one does not know.
     apart = (
-        "records.parquet", "tokens.parquet", "of another config than the manifest says",
-        "nothing was measured yet", "that the manifest lacks",
+        "records.parquet", "tokens.parquet", "has another config than in the manifest",
+        "nothing was measured yet", "that are not in the manifest", "that the manifest lacks",
     )  # fmt: skip
     batch = path.name.partition(".")[0] if path.parent.name == "parts" else path.name
     assert any(each in line for each in (batch, *(apart if path.name == "manifest.json" else ()))), line

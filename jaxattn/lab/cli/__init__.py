@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
 from typing import Any
 
-# Tracing allocates many small objects that stay alive; searching them for cycles as often as Python does by
-# default takes a fifth of the time of tracing.
+# Tracing allocates many small objects that stay alive. With Python's default thresholds, the search for
+# reference cycles takes a fifth of the time of tracing.
 RARELY = 50_000, 20, 20
 
 
@@ -143,7 +143,7 @@ def _open_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # Takes this number, the lowest free one, which a file of the results would take otherwise.
+            # Occupies this number, the lowest free one, which would otherwise be given to a results file.
             os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

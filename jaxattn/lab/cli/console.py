@@ -14,14 +14,14 @@ from jaxattn.core.errors import plain
 if TYPE_CHECKING:
     import pandas as pd
 
-# Rows that are printed of a table, and the preferred width of a column of text.
+# Largest number of printed rows of a table, and the preferred width of a column of text.
 ROWS = 1000
 LONG = 40
 GAP = 2
-# Failed runs that are printed: per cell and phase, and in all.
+# Largest numbers of printed failures: per cell and phase, and in total.
 OF_A_PLACE, FAILURES = 3, 12
-# Breaks of lines would separate a number from its unit (31.4 kB, 174 µs), the ends of an interval, or those
-# of a family of metrics (Ep_bin_00 .. 19).
+# Text between line breaks: a line break must not separate a number from its unit (31.4 kB, 174 µs), the ends
+# of an interval, or the range of a family of metrics (Ep_bin_00 .. 19).
 _WORD = re.compile(
     r"\d\S* (?:[kMGTPmµn]i?[Bs]?|[Bsh]|min)(?!\S)|\[[^\s\]]+, [^\s\]]+\]\S*|\S+ \.\. \d+\S*|\S+"
 )
@@ -51,10 +51,10 @@ def say_aligned(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def filled(text: str, width: int, indent: int = 0) -> str:
-    """Wrap a paragraph between words; width 0 does not wrap, indent is that of the lines after the first."""
+    """Wrap a paragraph between words; width 0 does not wrap, `indent` is for lines after the first."""
     if not width:
         return text
-    # Line breaks are allowed at spaces only, and no-break spaces are none to textwrap.
+    # Lines break only at spaces, and textwrap does not break at no-break spaces.
     whole = _WORD.sub(lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
     lines = textwrap.wrap(
         whole, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
@@ -63,12 +63,12 @@ def filled(text: str, width: int, indent: int = 0) -> str:
 
 
 def aligned(rows: Iterable[tuple[str, str]], width: int, of_all: int) -> list[str]:
-    """Lay out terms and their explanations in two columns, indented by two spaces.
+    """Format terms and their explanations in two columns, indented by two spaces.
 
     Args:
         rows: the terms and explanations.
-        width: of the first column; a longer term has a line of its own.
-        of_all: of the text, 0 for no limit.
+        width: width of the first column; a longer term gets a separate line.
+        of_all: width of the text, 0 for no limit.
 
     Returns:
         The lines.
@@ -200,10 +200,10 @@ def print_learned(results: Any) -> None:
 
 
 def _fitting(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, "pd.DataFrame"]]:
-    """Lay out a summary in one table if that fits, else in one table per metric."""
+    """Yield a summary as one table if it fits the terminal, else as one table per metric."""
     from jaxattn.lab.results.statistics import turned
 
-    # Transposed, every row takes a column.
+    # In the transposed table, every row becomes a column.
     ways = [rows, turned(rows, keys)] if len(rows) <= _width() else [rows]
     for table in ways[::-1] if len(rows.columns) - len(keys) > len(rows) else ways:
         if _together(_full_widths(table)) <= _width():
@@ -236,7 +236,7 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
     between words, and headings between words and after dots. If that is not enough, every row is printed over
     several lines. No word is broken.
     """
-    # The help of a command needs none of these.
+    # Imported here because the help of a command does not need them.
     import pandas as pd
     from rich import box
     from rich.console import Console
@@ -264,7 +264,7 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
             table.add_column(head, justify=justify, overflow="fold", width=width)
         for row in piece.itertuples(index=False):
             table.add_row(*(Text(_written(x)) for x in row))
-        # Names that users give are not markup.
+        # Names from users must not be read as markup.
         Console(width=_width(), highlight=False).print(table)
     say()
     if len(frame) > ROWS:

@@ -31,7 +31,7 @@ def read(sweep: Path, overrides: Sequence[str] = ()) -> Study:
 
 
 def describe(study: Definition, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:
-    """Describe the data of a study: those of seed 0 if every seed has its own.
+    """Describe the data of a study; for data sampled per seed, those of seed 0.
 
     Args:
         study: the study; its axes are ignored, and only the base setting is described.
@@ -84,8 +84,8 @@ def _one_step(study: Definition, held: Splits) -> tuple[str, pd.DataFrame]:
     advice = advise(held.train, alpha, important, tokens.count > 0, dim)
     if advice is None:
         return f"One step on E: no advice, because no token is important ({which})", pd.DataFrame()
-    begin = float(f"{advice.step_size:.2g}")
-    sizes = [begin / 4, begin, 4 * begin]
+    start = float(f"{advice.step_size:.2g}")
+    sizes = [start / 4, start, 4 * start]
     table = pd.DataFrame(
         {
             "step_size": sizes,
@@ -98,12 +98,12 @@ def _one_step(study: Definition, held: Splits) -> tuple[str, pd.DataFrame]:
     most = f"{advice.important / advice.others:.2g}" if advice.others else "any number of"
     bound = f"the median |E·v| of important tokens ({important.sum():,} with {which})"
     limit = f"{most} times the spread of the other tokens"
-    said = (
+    result = (
         f"Steps of this order can make E·p U-shaped: as the step size grows, {bound} approaches {limit}"
         if advice.is_enough
         else f"No step size makes E·p U-shaped on these data: {bound} is at most {limit}"
     )
-    return f"One step on E, d = {dim:g}: start with step_size = {begin:g}. {said}", table
+    return f"One step on E, d = {dim:g}: start with step_size = {start:g}. {result}", table
 
 
 def _sizes(name: str, split: Dataset) -> dict[str, object]:

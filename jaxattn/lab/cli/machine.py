@@ -65,7 +65,7 @@ def examine(compiled: Path) -> list[Finding]:
         try:
             findings.append(Finding(name, *check()))
         except InputError as error:
-            # Starting a device would end this process.
+            # A device must not be initialised now, because that would end this process.
             return [*findings, Finding(name, "broken", str(error))]
         except Exception as error:  # anything wrong with the machine is a finding
             findings.append(Finding(name, "broken", f"{type(error).__name__}: {error}".partition("\n")[0]))
@@ -105,7 +105,7 @@ def _float64() -> tuple[str, str]:
     with jax.enable_x64(True):
         if not float(jnp.float64(1) + jnp.float64(1e-15)) > 1:
             lacking.append("1 + 1e-15 is 1")
-        # Beyond the exponents of float32.
+        # A number below the exponent range of float32.
         if not abs(float(jnp.exp(jnp.float64(-200.0))) / math.exp(-200) - 1) < 1e-12:
             lacking.append("exp(-200) is wrong")
         try:

@@ -156,7 +156,7 @@ def check_moved(arguments: Sequence[str]) -> None:
 
 
 def check_once(arguments: Sequence[str]) -> None:
-    """Raise InputError for an option that is given twice, because only the last one would count."""
+    """Raise InputError for an option that is given twice, because only the last one would be used."""
     names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
     for name in dict.fromkeys(names):
         if names.count(name) > 1 and name not in _APPENDED:
@@ -205,19 +205,19 @@ def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]
     found: list[Path] = []
     missing: list[Path] = []
     for directory in directories:
-        begun = {directory / name for name in _shards(directory)}
-        counts = {int(n[1]) for path in begun if (n := re.fullmatch(r"shard-\d+-of-(\d+)", path.name))}
+        started = {directory / name for name in _shards(directory)}
+        counts = {int(n[1]) for path in started if (n := re.fullmatch(r"shard-\d+-of-(\d+)", path.name))}
         if not counts:
             found.append(directory)
         for folder in (directory / f"shard-{k}-of-{n}" for n in sorted(counts) for k in range(1, n + 1)):
             if not is_address(directory):
                 files.inside(folder, directory)
-            (found if folder in begun else missing).append(folder)
+            (found if folder in started else missing).append(folder)
     return found, missing
 
 
 def _shards(directory: Path) -> list[str]:
-    """Return the names of the shards that were started in a folder; none if it is a run itself."""
+    """Return the names of the started shards in a folder; empty if the folder is a run itself."""
     if is_address(directory):
         return bucket.shards(directory)
     is_run = (directory / "manifest.json").exists()

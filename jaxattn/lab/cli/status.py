@@ -57,8 +57,8 @@ def _status(
     for number, own in sorted((known or {cell: [""] for cell in settings}).items()):
         progress(f"cell {number}", len(rows) / len(settings))
         done = [folder.is_finished(name) if name else manifest["status"] == "finished" for name in own]
-        begun = [latest[name] for name in own if name in latest]
-        now = begun[-1] if begun else None
+        started = [latest[name] for name in own if name in latest]
+        now = started[-1] if started else None
         parts = [
             1.0 if whole else latest.get(name, {}).get("share", 0.0)
             for name, whole in zip(own, done, strict=True)
@@ -68,7 +68,7 @@ def _status(
             {
                 "cell": number,
                 **settings[number],
-                "state": "failed" if number in broken else _state(all(done), bool(begun), running),
+                "state": "failed" if number in broken else _state(all(done), bool(started), running),
                 "done": f"{100 * sum(parts) / len(parts):.0f} %",
                 "phase": ((not all(done) and now["doing"]) or now["phase"]) if now else "",
                 "step": f"{now['step']:,} of {now['steps']:,}" if now else "",
@@ -92,27 +92,27 @@ def _by_cell(batches: list[dict[str, Any]]) -> dict[int, list[str]]:
     return cells
 
 
-def _loss(cell: int, begun: list[dict[str, Any]]) -> str:
+def _loss(cell: int, lines: list[dict[str, Any]]) -> str:
     """Format the median loss of a cell, over the seeds at the phase and step of its last batch.
 
     Args:
         cell: number of the cell.
-        begun: the last log line with losses of each batch of the cell; without lines the text is empty.
+        lines: the last log line with losses of each batch of the cell; without lines the text is empty.
     """
-    places = [(line["phase"], line["step"]) for line in begun]
+    places = [(line["phase"], line["step"]) for line in lines]
     found = [
         loss
-        for line, place in zip(begun, places, strict=True)
+        for line, place in zip(lines, places, strict=True)
         if place == places[-1]
         for loss in line["losses"].get(str(cell), [])
     ]
     return f"{statistics.median(found):.4g}" if found else ""
 
 
-def _state(finished: bool, begun: bool, running: bool) -> str:
+def _state(finished: bool, started: bool, running: bool) -> str:
     if finished:
         return "finished"
-    return ("running" if running else "stopped") if begun else "waiting"
+    return ("running" if running else "stopped") if started else "waiting"
 
 
 def _left(latest: dict[str, Any]) -> str:

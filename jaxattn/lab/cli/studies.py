@@ -103,7 +103,7 @@ def run(
 
 
 def _other_seeds(outcome: Any, study: Any) -> str:
-    """Return the end of a note on the seeds of a folder that has more than the requested ones, else ""."""
+    """Return the end of a note on a folder that has more seeds than requested, else ""."""
     from jaxattn.lab.results.labels import listed
     from jaxattn.lab.storage import manifest
 
@@ -118,8 +118,8 @@ def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
 
     Args:
         outcome: the outcome of the run.
-        report: its report, None if that was not drawn again.
-        folders: results folders to print together, several if this was one process of many.
+        report: its report; None if it was not drawn again.
+        folders: results folders to print together; several for one of several processes.
         every: print all metrics and all paths.
     """
     for error in outcome.errors:
@@ -145,7 +145,7 @@ def _together(folders: list[Path]) -> Any:
     return combine.combine([load(folder) for folder in folders])
 
 
-# Columns of the tables of a plan, in its legend. What is printed calls "lanes" vmapped runs.
+# Columns of the tables of a plan, in its legend. The column `lanes` is printed as "vmapped runs".
 LEGEND = {
     "group": "cells that share one compiled program for each phase",
     "done": "finished seeds of the cell",
@@ -349,16 +349,16 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
     folders, missing = read_folders(directories)
     if verify and _damage(folders):
         return 1
-    told: list[dict[str, Any]] = []
+    printed: list[dict[str, Any]] = []
     for folder in folders:
         with Reporter() as reporter:
             table, whole = look(folder, patient(reporter.update))
-        told.append({"folder": shown(folder), "summary": whole, "cells": rows_of(table)})
+        printed.append({"folder": shown(folder), "summary": whole, "cells": rows_of(table)})
         if not as_json:
             print_table(f"{shown(folder)}: {whole}" if len(folders) > 1 else whole, table)
         print_made_by(provenance.differs(provenance.makers(manifest.read(bucket.here(folder)))))
     if as_json:
-        print_json(told + [{"folder": shown(folder), "summary": "not started"} for folder in missing])
+        print_json(printed + [{"folder": shown(folder), "summary": "not started"} for folder in missing])
         return 0
     for folder in missing:
         say(f"{shown(folder)}: not started")

@@ -84,10 +84,10 @@ def about(call: Command) -> About:
 
 
 def help_of(words: Sequence[str], groups: Groups) -> str | None:
-    """Return the help that a command line asks for, None if it asks for none.
+    """Return the help that a command line asks for, or None.
 
     Args:
-        words: the words after `jaxattn`; no words ask for the list of commands.
+        words: the words after `jaxattn`; without words the list of commands is returned.
         groups: the commands by name, by group.
     """
     if not words or words[0] in HELP:
@@ -118,7 +118,7 @@ def overview(groups: Groups) -> str:
 
 def help_of_command(name: str, call: Command) -> str:
     """Return the help of a command: usage, description, an example, options by group."""
-    said, options = about(call), list(options_of(call))
+    described, options = about(call), list(options_of(call))
     needed = [_in_usage(one) for one in options if one.positional or one.default == "required"]
     sections: dict[str, list[tuple[str, str]]] = {}
     for one in options:
@@ -131,9 +131,9 @@ def help_of_command(name: str, call: Command) -> str:
     return "\n\n".join(
         [
             _usage(["Usage: jaxattn", name, *needed, "[OPTIONS]"]),
-            *map(_prose, (said.summary, *said.details)),
-            # Copied from the terminal, so on one line each, whatever the width.
-            "\n".join(["Example:", *(f"  {example}" for example in said.examples)]),
+            *map(_prose, (described.summary, *described.details)),
+            # One line each, whatever the width, so that they can be copied from the terminal.
+            "\n".join(["Example:", *(f"  {example}" for example in described.examples)]),
             *(_section(title, section, 24) for title, section in sections.items()),
         ]
     )
@@ -142,7 +142,7 @@ def help_of_command(name: str, call: Command) -> str:
 def check_words(words: Sequence[str], commands: Mapping[str, Command]) -> None:
     """Raise InputError for an unknown command or option, with the nearest known one."""
     first = words[0]
-    # Completion scripts of shells are tyro's.
+    # tyro handles these options of shell completion.
     if first.startswith("--tyro-"):
         return
     if first.startswith("-"):
@@ -161,7 +161,7 @@ def check_words(words: Sequence[str], commands: Mapping[str, Command]) -> None:
 
 
 def later(call: Command) -> Callable[..., Callable[[], int]]:
-    """Return a function with the arguments of a command that returns the call, ready to be made."""
+    """Return a function with the arguments of a command that returns the call without making it."""
 
     @functools.wraps(call)
     def bound(*arguments: Any, **options: Any) -> Callable[[], int]:
@@ -174,8 +174,8 @@ def one_line(printed: str, command: str) -> str:
     """Convert an error message of tyro, which is a box, to one line.
 
     Args:
-        printed: the box, with a title. Its borders are blank if stdout is not UTF-8. The lines below the
-            first rule inside of it are not needed.
+        printed: the box, with a title. Its borders are blank if stdout is not UTF-8. Lines below the first
+            rule inside the box are dropped.
         command: the name of the command.
     """
 
@@ -186,7 +186,7 @@ def one_line(printed: str, command: str) -> str:
     lines = list(itertools.dropwhile(is_rule, lines))
     message = " ".join(itertools.takewhile(lambda line: not is_rule(line), lines))
     if missing := re.match(r"Missing from jaxattn \S+: ", message):
-        # Every option in it is followed by its value and its help, which ends with "(required)".
+        # Each option is followed by its value and its help, which ends with "(required)".
         options = message[missing.end() :].split("(required)")
         message = f"missing {', '.join(option.split()[0] for option in options if option.strip())}"
     message = " ".join(message.split()).rstrip(".").replace(". Expected", ", expected")
@@ -236,7 +236,7 @@ def _width() -> int:
 
 def _nearest(given: str, known: Iterable[str]) -> str:
     """Return "did you mean NAME?" with the nearest known name, "" if none is near."""
-    # The dashes of options would make all of them similar.
+    # Leading dashes would make all options similar.
     plain = {name.lstrip("-"): name for name in known}
     given = given.lstrip("-").replace("_", "-")
     starting = [name for name in plain if given and name.startswith(given)]

@@ -1,4 +1,4 @@
-"""Diagnosis: what the paper's figures say of a classifier of one's own."""
+"""Diagnosis of a trained attention classifier with the statistics of the paper's figures."""
 
 from jaxattn.lab.diagnosis.diagnose import Diagnosis, diagnose
 from jaxattn.lab.diagnosis.inputs import read_corpus

@@ -1,7 +1,8 @@
-"""What the paper's figures mean for somebody's own model: does E·v know importance, does E·p select it?
+"""Diagnosis of custom weights: do E·v and E·p of a classifier reflect the importance of tokens?
 
-Whatever classifier E, p and v come from, its numbers are held against two references on the same corpus: the
-null band, what random E, p and v of that shape give, and the healthy reference, what one gradient step gives.
+The statistics of any E, p and v are compared with two references on the same corpus: the null band, which is
+the range of the statistics for random E, p and v of the same shapes, and the statistics after one gradient
+step.
 """
 
 from collections.abc import Sequence
@@ -27,26 +28,26 @@ from jaxattn.lab.results.tokens import with_classes
 
 TEMPLATE = Path(__file__).with_name("page.html")
 NOTE = (
-    "The null band holds 95 % of random models E_s, p ~ N(0, I/d), v on the sphere, on this corpus. One "
-    "step: what a gradient step on E adds to E·v in such a model; it leaves E·p alone. Intervals are 95 % "
-    "bootstrap intervals (BCa) over tokens, for the share of sequences that of Clopper and Pearson; "
-    "correlations over bins have none. Bins of α hold equally many tokens, those "
+    "The null band holds 95 % of random models E_s, p ~ N(0, I/d), v uniform on the sphere, on this corpus. "
+    "One step: the change of E·v by one gradient step on E in such a model; the step does not change E·p. "
+    "Intervals are 95 % bootstrap intervals (BCa) over tokens, and Clopper-Pearson intervals for the share "
+    "of sequences; correlations over bins have no interval. Bins of α hold equally many tokens; those "
     f"of the posterior difference are {BINS} equal intervals."
 )
 
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Measured):
-    """What a model knows of the importance of tokens: `measure.Measured`, and what can be asked of it.
+    """Relation of a model's scores and values to the importance of tokens, with tables, figures and pages.
 
-    A notebook shows the page that `write` makes, with the same content.
+    The fields are those of `measure.Measured`. A notebook shows the page that `write` writes.
     """
 
     def tables(self, number: int = 15) -> list[tuple[str, pd.DataFrame]]:
-        """Lay out for reading: titles and tables of sizes, quantities, classes and preferred tokens.
+        """Return titles and tables of sizes, statistics, classes and preferred tokens.
 
         Args:
-            number: how many tokens to list, of each attention head.
+            number: number of tokens to list for each attention head.
         """
         facts = [(name, _number(x)) for name, x in self.facts.items()]
         sizes = pd.DataFrame(facts, columns=["what", "value"])
@@ -55,7 +56,7 @@ class Diagnosis(Measured):
             laid.append(("Correlations of E·v with importance for each class", _by_class(self)))
         for h in self.heads:
             of_head = self.tokens[self.tokens["head"] == h]
-            # Of every token the row of the class that it speaks for most.
+            # For every token, keep the row of the class with the largest α.
             tokens = of_head.sort_values("alpha", ascending=False, kind="stable").drop_duplicates("id")
             top = tokens.sort_values(["Ep", "id"], ascending=[False, True])
             chosen = tokens[tokens["selected"] > 0].sort_values(["selected", "id"], ascending=[False, True])
@@ -72,15 +73,15 @@ class Diagnosis(Measured):
         """Draw E·v and E·p of every token against its posterior difference, as in the paper's Figure 3.
 
         Args:
-            head: which attention head.
+            head: index of the attention head.
 
         Raises:
-            InputError: no such attention head.
+            InputError: there is no such attention head.
         """
         if head not in self.heads:
             raise InputError(f"head: {head}; there are {len(self.heads)}, numbered from 0")
         tokens = self.tokens[self.tokens["head"] == head].assign(cell=0, seed=0, phase="model")
-        # A model is what a run of one cell and one phase leaves.
+        # The figure function takes the results of a run with one cell and one phase.
         results = Run(
             Path(),
             {
@@ -101,10 +102,10 @@ class Diagnosis(Measured):
         )
 
     def html(self, number: int = 15) -> str:
-        """Write the page: verdicts, figures and tables, with all that it shows.
+        """Return the self-contained HTML page with verdicts, figures and tables.
 
         Args:
-            number: how many tokens to list, of each attention head.
+            number: number of tokens to list for each attention head.
         """
         return _filled(self, number, [self.figure(h) for h in self.heads])
 
@@ -112,8 +113,8 @@ class Diagnosis(Measured):
         """Write diagnosis.html, diagnosis.md, tokens.csv and a figure of each attention head.
 
         Args:
-            directory: the folder; made if it is not there.
-            number: how many tokens the page lists.
+            directory: the folder; created if it does not exist.
+            number: number of tokens that the page lists.
 
         Returns:
             The paths.
@@ -140,7 +141,7 @@ class Diagnosis(Measured):
         return "\n".join([f"{type(self).__name__} over {self.over}", *self.verdicts])
 
     def _repr_html_(self) -> str:
-        # In a frame the page's style stays its own.
+        # A frame isolates the style of the page.
         style = "width:100%;height:60rem;border:0"
         return f'<iframe title="Diagnosis" srcdoc="{escape(self.html())}" style="{style}"></iframe>'
 
@@ -158,35 +159,37 @@ def diagnose(
     resampled: int = 1000,
     seed: int = 0,
 ) -> Diagnosis:
-    """Hold E·v and E·p of a trained model against the importance of tokens in a corpus.
+    """Compare E·v and E·p of a trained model with the importance of tokens in a corpus.
 
-    Importance is α and the posterior difference. E·v should rise with both, E·p with their size: attention
-    selects tokens that speak for any class. For K > 2 classes E·v_k is held against class k, each alone and
-    averaged; E·p is held against the largest size over the classes. Of H attention heads each is measured.
+    The importance of a token is its α and its posterior difference. E·v should increase with both, and E·p
+    with their absolute values, because attention selects tokens that are evidence for any class. For K > 2
+    classes E·v_k is compared with the importance for class k, for each class and averaged over the classes;
+    E·p is compared with the largest absolute value over the classes. H attention heads are measured
+    separately.
 
     The null band holds 95 % of the models E_s, p ~ N(0, I/d), v uniform on the sphere. The healthy reference
-    of E·v is what one gradient step on E adds to it in such a model, (E¹ - E⁰)·v, whatever the step size.
+    of E·v is its change by one gradient step on E in such a model, (E¹ - E⁰)·v, whatever the step size.
 
     Args:
         embedding: E, (V, d) float; row s is token s of the corpus.
-        query: p, (d,) float, or (H, d) for H attention heads: of keys W E_s and a query x, Wᵀ x.
-        head: v, (d,) or (d, K) float, or (K, d) as PyTorch's linear layers store it; a square one is (d, K).
-            Two columns for two classes stand for their difference. With a leading axis of H, one for each
-            attention head.
+        query: p, (d,) float, or (H, d) for H attention heads. For keys W E_s and a query x, pass Wᵀ x.
+        head: v, (d,) or (d, K) float, or (K, d) as PyTorch's linear layers store it; a square array is read
+            as (d, K). For two classes, two columns are replaced by their difference. A leading axis of
+            length H gives a separate v for each attention head.
         corpus: n labelled sequences over V tokens.
-        tokens: V names; the numbers of the tokens by default.
-        min_count: tokens that occur less often are in no statistic.
-        important: tokens with |posterior difference| of at least this, and frequent enough, are important.
+        tokens: V names; the token ids by default.
+        min_count: least number of occurrences of a token in the statistics.
+        important: least |posterior difference| of an important token; it must also be frequent enough.
         draws: number of random models.
-        resampled: number of bootstrap resamples of tokens, for correlations.
-        seed: seed of all that is random.
+        resampled: number of bootstrap resamples of tokens for the correlations.
+        seed: seed of all random numbers.
 
     Returns:
         The diagnosis.
 
     Raises:
-        InputError: shapes that do not fit or can be read in two ways, NaN or inf, fewer than three tokens
-            that are frequent enough.
+        InputError: shapes do not match or are ambiguous, arrays have NaN or inf, or fewer than three tokens
+            are frequent enough.
 
     Source:
         Figures 1-3, Lemma 4.1 and Section 4 of arXiv 2505.17282.
@@ -223,11 +226,11 @@ def _markdown(found: Diagnosis, number: int, drawn: list[Drawn]) -> str:
 def _note(found: Diagnosis) -> str:
     if len(found.heads) == 1:
         return NOTE
-    return f"{NOTE} Of {len(found.heads)} attention heads one in twenty leaves a null band by chance."
+    return f"{NOTE} With {len(found.heads)} attention heads, one in twenty is outside a null band by chance."
 
 
 def _keys(table: pd.DataFrame) -> int:
-    """Count the columns that say what a row is of."""
+    """Return the number of leading columns that identify a row."""
     return max(1, sum(name in ("head", "class", "quantity", "statistic") for name in table.columns[:4]))
 
 
@@ -235,7 +238,7 @@ def _quantities(found: Diagnosis) -> pd.DataFrame:
     rows = found.quantities
     if len(found.heads) == 1:
         return _with_intervals(rows, ["quantity", "statistic"])
-    # What heads share is said once.
+    # Rows that all heads share are listed once.
     once = found.shared & rows["quantity"].str.startswith("E·v")
     rows = rows[~once | (rows["head"] == 0)].assign(head=rows["head"].astype(str).mask(once, "all"))
     return _with_intervals(rows, ["head", "quantity", "statistic"])
@@ -265,7 +268,7 @@ def _with_intervals(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def _of_classes(of_head: pd.DataFrame, found: Diagnosis, number: int = 5) -> pd.DataFrame:
-    """List the tokens whose values speak most for each class."""
+    """Return the tokens with the largest values for each class."""
     order = of_head.sort_values(["class", "Ev", "id"], ascending=[True, False, True])
     return _for_reading(order.groupby("class").head(number), found)
 

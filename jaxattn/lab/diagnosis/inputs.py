@@ -1,4 +1,4 @@
-"""What a diagnosis is given: a corpus that a file describes, and arrays of a model in any usual shapes."""
+"""Inputs of a diagnosis: a corpus described by a file, and the arrays of a model in common shapes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ from jaxattn.lab.study.seed import dataset
 from jaxattn.lab.texts import text
 from jaxattn.lab.texts.source import Source
 
-# Squares of products of larger entries overflow.
+# The squared products of larger entries would overflow.
 LARGEST = 1e70
-# A study is more than a corpus; what else it says makes no difference to that.
+# Other settings that a study requires; they do not affect the corpus.
 REST = {
     "name": "corpus",
     "model": {"kind": "one_layer", "dim": 1},
@@ -35,27 +35,27 @@ def read_corpus(
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuple[Corpus, tuple[str, ...]]:
-    """Read or draw the training corpus that a [data] table describes.
+    """Read or sample the training corpus that a [data] table describes.
 
     Args:
-        path: a TOML file with a [data] table as in sweep files, or one that extends such a file; whatever
-            else it holds is left alone.
-        overrides: `data.key=value`, applied on top.
-        vocabulary: a UTF-8 file with one token per line: token k is the one in line k + 1. Texts are counted
-            with it, in lower case. By default tokens are those of the training texts.
-        seed: whose corpus a synthetic one is: that of this seed of a sweep.
-        progress: told how far the reading is.
+        path: a TOML file with a [data] table as in sweep files, or one that extends such a file. Other
+            tables are ignored.
+        overrides: `data.key=value`, applied last.
+        vocabulary: a UTF-8 file with one lower-case token per line; token k is in line k + 1. By default the
+            tokens are those of the training texts.
+        seed: seed of a synthetic corpus, which is the corpus of this seed in a sweep.
+        progress: progress callback.
 
     Returns:
         The corpus and the names of its V tokens.
 
     Raises:
-        InputError: a missing or malformed file, an impossible setting, data that cannot be read.
+        InputError: a file is missing or malformed, a setting is invalid, or the data cannot be read.
     """
     setting = _study(Path(path), overrides).base
     if vocabulary is not None:
         if not isinstance(setting.data, Source):
-            raise InputError(f"{path}: data.kind: this corpus has no words; leave the vocabulary out")
+            raise InputError(f"{path}: data.kind: this corpus has no words; omit the vocabulary")
         read = text.load(setting.data, tokens=_lines(Path(vocabulary)), progress=progress)
         return _bags(read.train, path), read.vocabulary.tokens
     loaded = dataset(setting.data, seed, setting.dtype, progress=progress)
@@ -64,7 +64,7 @@ def read_corpus(
 
 def _bags(data: Dataset, path: str | Path) -> Corpus:
     if not isinstance(data, Corpus):
-        raise InputError(f"{path}: its data are {type(data).__name__}; give bags of tokens with a class")
+        raise InputError(f"{path}: its data are {type(data).__name__}; use bags of tokens with classes")
     return data
 
 
@@ -87,12 +87,12 @@ def _lines(path: Path) -> list[str]:
         raise InputError(f"{path}: cannot be read ({error.strerror}); give one token per line") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text ({error.reason}); save it as UTF-8") from None
-    # Other line ends, such as U+2028, may well be tokens.
+    # Other line separators, such as U+2028, may be tokens.
     return content.removesuffix("\n").split("\n")
 
 
 class Weights(NamedTuple):
-    """What scores and values of tokens are made of, in float64.
+    """Arrays that determine the scores and values of tokens, in float64.
 
     Attributes:
         embedding: E, (V, d).
@@ -106,23 +106,23 @@ class Weights(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """Whether all attention heads have one head v."""
+        """True if all attention heads share one v."""
         return len(self.heads) == 1
 
     def scores(self, h: int) -> Floats:
-        """Compute E·p of attention head h, (V,)."""
+        """Return E·p of attention head h, (V,)."""
         return self.embedding @ self.queries[h]
 
     def values(self, h: int) -> Floats:
-        """Compute E·v of attention head h, (V, C)."""
+        """Return E·v of attention head h, (V, C)."""
         return self.embedding @ self.heads[0 if self.shared else h]
 
 
 def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Weights:
-    """Bring arrays into one form; see `diagnose` for the shapes that they may have.
+    """Convert arrays to a common form; `diagnose` lists the shapes that they may have.
 
     Raises:
-        InputError: shapes that do not fit or can be read in two ways, NaN or inf.
+        InputError: shapes do not match or are ambiguous, or arrays have NaN or inf.
     """
     E, p, v = (np.asarray(x).astype(np.float64) for x in (embedding, query, head))
     if E.ndim != 2:
@@ -131,7 +131,7 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Weigh
     if size != corpus.vocab_size:
         raise InputError(
             f"embedding {E.shape}: {size} rows for a corpus over V = {corpus.vocab_size} tokens; row s must "
-            "be token s: give the model's own vocabulary, or the corpus that it was trained on"
+            "be token s: use the vocabulary of the model, or the corpus that it was trained on"
         )
     for name, x in (("embedding", E), ("query", p), ("head", v)):
         usable = np.abs(x) < LARGEST
@@ -139,7 +139,7 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Weigh
             where = tuple(map(int, np.unravel_index(np.argmin(usable), x.shape)))
             what = f"{x[where]:g}" if np.isfinite(x[where]) else "NaN or inf"
             raise InputError(f"{name}: {what} at {where}; save a checkpoint that has not diverged")
-    # Layers of one output are often stored with an axis of length 1.
+    # Layers with one output are often stored with an axis of length 1.
     queries = p.reshape(1, -1) if p.size == dim else p
     if queries.ndim != 2 or queries.shape[1] != dim or not len(queries):
         raise InputError(
@@ -150,21 +150,22 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Weigh
 
 
 def _heads(v: Floats, embedding: tuple[int, ...], number: int, classes: int) -> Floats:
-    """Stack v by attention head, (H, d, C), or (1, d, C) if there is one for all."""
+    """Stack v by attention head, (H, d, C), or (1, d, C) if all heads share it."""
     dim = embedding[1]
     if v.ndim == 3 and len(v) == number:
         return np.stack([_one(x, embedding, classes) for x in v])
     if number > 1 and classes == 2 and v.shape == (number, dim):
         if number == 2:
             raise InputError(
-                f"head {v.shape}: of 2 attention heads or of 2 classes; give (2, {dim}, 1) or ({dim}, 2)"
+                f"head {v.shape}: the first axis may be attention heads or classes; give (2, {dim}, 1) or "
+                f"({dim}, 2)"
             )
         return v[..., None]
     return _one(v, embedding, classes)[None]
 
 
 def _one(v: Floats, embedding: tuple[int, ...], classes: int) -> Floats:
-    """Bring a head into the form (d, C)."""
+    """Return the v of one attention head in the form (d, C)."""
     dim = embedding[1]
     shape = v.shape
     v = v.reshape(-1) if v.size == dim and 1 in (*shape, v.ndim) else v

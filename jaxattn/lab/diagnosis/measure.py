@@ -1,4 +1,4 @@
-"""Measuring a diagnosis: correlations with importance, shares of sequences, and references for both."""
+"""Statistics of a diagnosis: correlations with importance, shares of sequences, and their references."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from jaxattn.models import one_layer
 from jaxattn.theory import Scores, selection
 
 BLOCK = 1_000_000
-# Of tokens, each left out once for the acceleration of a bootstrap interval.
+# Groups of tokens that are left out in turn for the acceleration of a bootstrap interval.
 GROUPS = 40
 PAIRS = (
     "E·v against α",
@@ -41,27 +41,27 @@ SELECTED = "sequences that select an important token"
 TIED = "sequences in which an important token ties for the highest score"
 NAMES = [(pair, statistic) for pair in PAIRS for statistic in STATISTICS]
 NAMES += [(SELECTED, "share"), (TIED, "share")]
-# Of them the first two pairs are of E·v.
+# Number of statistics of E·v, which come first.
 OF_VALUES = 2 * len(STATISTICS)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a model knows of the importance of tokens.
+    """Statistics of a model's scores and values against the importance of tokens.
 
     Attributes:
         quantities: one row per attention head, quantity and statistic: value, low and high (95 % interval,
-            NaN for none), null_low and null_high (95 % of random models), healthy (one gradient step; NaN for
-            E·p, which a step on E leaves alone), verdict, head (0 .. H-1).
-        by_class: for K > 2 classes, the rows of E·v for each class alone, with `class`; else none.
+            NaN for none), null_low and null_high (95 % of random models), healthy (after one gradient step;
+            NaN for E·p, which a step on E does not change), verdict, head (0 .. H-1).
+        by_class: for K > 2 classes, the rows of E·v for each class alone, with column `class`; else empty.
         verdicts: one line per quantity.
-        tokens: id, token, count, class, alpha, posterior_difference, Ep, Ev, and selected, the number of
-            sequences in which the token has the highest score and not all have it; head. One row per
+        tokens: id, token, count, class, alpha, posterior_difference, Ep, Ev, head, and selected, the number
+            of sequences in which the token has the highest score but not all tokens have it. One row per
             attention head and token that occurs, for K > 2 classes also per class.
         facts: sizes and settings, by name.
-        over: which tokens the correlations are over, in words.
-        class_names: names of the classes, the negative one first for two; empty if they have none.
-        shared: whether attention heads share one head v: rows of E·v are the same for each then.
+        over: description of the tokens that the correlations are over.
+        class_names: names of the classes, for two the negative one first; empty if they have no names.
+        shared: True if attention heads share one v; then rows of E·v are the same for each head.
     """
 
     quantities: pd.DataFrame
@@ -75,19 +75,19 @@ class Measured:
 
     @property
     def heads(self) -> list[int]:
-        """The numbers of the attention heads."""
+        """Indices of the attention heads."""
         return sorted(int(h) for h in self.quantities["head"].unique())
 
 
 @dataclass(frozen=True)
 class _Ground:
-    """The corpus as the statistics see it.
+    """Importance of the tokens of a corpus.
 
     Attributes:
         corpus: n sequences.
         count: (V,) occurrences.
         alpha, difference: (V, C) importance; one column for two classes, else K.
-        used: (V,) bool; tokens frequent enough for statistics.
+        used: (V,) bool; tokens that are frequent enough for the statistics.
         important: (V,) bool.
     """
 
@@ -99,11 +99,11 @@ class _Ground:
     important: NDArray[np.bool_]
 
     def of_class(self, k: int) -> "_Ground":
-        """Keep the importance for one of several classes."""
+        """Return the importance for one of several classes."""
         return replace(self, alpha=self.alpha[:, k : k + 1], difference=self.difference[:, k : k + 1])
 
     def axes(self) -> list[list[Binned]]:
-        """Lay out the importance axes of the four `PAIRS`: one per class for E·v, one for E·p."""
+        """Return the importance axes of the four `PAIRS`: one per class for E·v, one for E·p."""
         alpha, difference = self.alpha[self.used], self.difference[self.used]
         largest_alpha, largest = (np.abs(x).max(axis=1) for x in (alpha, difference))
         signed, unsigned = np.linspace(-1, 1, BINS + 1), np.linspace(0, 1, BINS + 1)
@@ -116,7 +116,7 @@ class _Ground:
 
 
 class Settings(NamedTuple):
-    """How to measure: arguments of `diagnose` by their names, and the number type of the scores."""
+    """Arguments of `diagnose` by name, and the dtype of the scores."""
 
     min_count: int
     important: float
@@ -128,19 +128,19 @@ class Settings(NamedTuple):
 
 @backend.pinned()
 def measure(weights: Weights, corpus: Corpus, tokens: Sequence[str] | None, settings: Settings) -> Measured:
-    """Measure what `diagnose` tells.
+    """Compute the statistics of `diagnose`.
 
     Args:
         weights: the model's arrays.
         corpus: n labelled sequences.
         tokens: V names, or None.
-        settings: how.
+        settings: the settings.
 
     Returns:
-        The measured numbers, verdicts and tokens.
+        Statistics, verdicts and tokens.
 
     Raises:
-        InputError: fewer than three tokens that are frequent enough.
+        InputError: fewer than three tokens are frequent enough.
     """
     least, count = settings.important, settings.min_count
     ground = _ground(corpus, count, least)
@@ -187,7 +187,8 @@ def _ground(corpus: Corpus, min_count: int, important: float) -> _Ground:
     used = count >= max(min_count, 1)
     if used.sum() < 3:
         raise InputError(
-            f"min_count: {min_count}; only {int(used.sum())} tokens occur as often, lower it to have three"
+            f"min_count: only {int(used.sum())} tokens occur at least {min_count} times; lower it, because "
+            "three are required"
         )
     large = np.asarray(found.important(important, min_count))
     return _Ground(corpus, count, alpha, difference, used, large)
@@ -201,7 +202,7 @@ def _tables(
     references: tuple[list[Floats], list[Floats]],
     settings: Settings,
 ) -> list[pd.DataFrame]:
-    """Measure an attention head: a table for each of `_parts`; the first has the shares too."""
+    """Compute a table for each of `_parts` of an attention head; the first includes the shares."""
     points = [np.append(x, shares if k == 0 else []) for k, x in enumerate(_points(ground, scores, values))]
     intervals = [_bootstrap(part, scores, x, settings) for part, x in _parts(ground, values)]
     of_shares = [_share_interval(x, ground.corpus.num_examples) for x in shares]
@@ -210,14 +211,14 @@ def _tables(
 
 
 def _parts(ground: _Ground, values: Floats) -> list[tuple[_Ground, Floats]]:
-    """List what is correlated: all classes together, and of several each alone."""
+    """Return the parts to correlate: all classes together, and for several classes each class alone."""
     every = values.shape[1]
     alone = [(ground.of_class(k), values[:, k : k + 1]) for k in range(every if every > 1 else 0)]
     return [(ground, values), *alone]
 
 
 def _points(ground: _Ground, scores: Floats, values: Floats) -> Floats:
-    """Correlate once: (1 or 1 + K, 16); a row for each of `_parts`."""
+    """Compute the correlations, (1 or 1 + K, 16), with a row for each of `_parts`."""
     once = np.ones((1, int(ground.used.sum())))
     return np.stack(
         [
@@ -228,8 +229,8 @@ def _points(ground: _Ground, scores: Floats, values: Floats) -> Floats:
 
 
 def _shares(ground: _Ground, scores: Floats, precision: Any) -> tuple[list[float], NDArray[np.bool_]]:
-    """Measure the shares of sequences, `SELECTED` and `TIED`; and which entries of the bags are selected."""
-    # Scores are all that a selection depends on: an embedding of dimension 1 carries them.
+    """Compute the shares of sequences `SELECTED` and `TIED`, and the mask of selected entries of the bags."""
+    # A selection depends only on the scores, so an embedding of dimension 1 is enough.
     unit = np.ones(1, np.float64 if precision == np.float64 else np.float32)
     chosen = selection(unit, Scores(scores[:, None], ground.corpus))
     shares = [float(np.asarray(x).mean()) for x in chosen.selects(ground.corpus, ground.important)]
@@ -244,7 +245,7 @@ def _share_interval(share: float, n: int) -> tuple[float, float]:
 
 
 def _null(ground: _Ground, weights: Weights, settings: Settings) -> list[Floats]:
-    """Measure random models: (draws, 18) of all classes, (draws, 16) of each class of several."""
+    """Compute the statistics of random models: (draws, 18), and (draws, 16) for each of several classes."""
     (size, dim), classes = weights.embedding.shape, weights.heads.shape[2]
     points, shares = [], []
     for scores, values in _random_models(size, dim, classes, settings.draws, settings.seed):
@@ -255,7 +256,7 @@ def _null(ground: _Ground, weights: Weights, settings: Settings) -> list[Floats]
 
 
 def _correlations(axes: list[list[Binned]], scores: Floats, values: Floats, weights: Floats) -> Floats:
-    """Correlate the four pairs: (16, R), averaged over classes."""
+    """Compute the correlations of the four pairs, averaged over classes, (16, R)."""
     sides = [values.T, values.T, scores[None], scores[None]]
     return np.concatenate(
         [
@@ -266,10 +267,9 @@ def _correlations(axes: list[list[Binned]], scores: Floats, values: Floats, weig
 
 
 def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settings) -> Floats:
-    """Bound correlations over resampled tokens: (2, 16), NaN over bins.
+    """Compute bootstrap intervals of the correlations over tokens, (2, 16); NaN for those over bins.
 
-    Means of resampled tokens within bins are noisier than those of all tokens: they tell nothing of the
-    latter's correlations.
+    Bin means of resampled tokens are noisier than those of all tokens, so they give no interval.
     """
     axes, points = ground.axes(), int(ground.used.sum())
     number, rng = settings.resampled, np.random.default_rng(settings.seed)
@@ -285,7 +285,7 @@ def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settin
     point = correlated(np.ones((1, points)))[:, 0]
     low, high = accelerated(point, draws.T, left_out.T)
     over_tokens = np.array([name.endswith("tokens") for _ in PAIRS for name in STATISTICS])
-    # A correlation of 1 that resampling does not move tells no interval.
+    # A correlation of 1 does not change with resampling, so it has no interval.
     moves = np.ptp(draws, axis=1) > 1e-9
     return np.where(over_tokens & moves, np.stack([low, high]), np.nan)
 
@@ -293,11 +293,11 @@ def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settin
 def _random_models(
     vocab_size: int, dim: int, classes: int, number: int, seed: int
 ) -> Iterable[tuple[Floats, Floats]]:
-    """Draw E p and E v of untrained models: (V,) and (V, C) each.
+    """Yield E p, (V,), and E v, (V, C), of untrained models.
 
-    Given p and v, the rows of E (p, v) are independent normal vectors of covariance (p, v)ᵀ(p, v)/d: with
-    (p, v) = QR that is Z R/√d with Z of standard normal numbers. A study of the model at its start would
-    draw V d numbers for each E, hundreds of times as many.
+    Given p and v, the rows of E (p, v) are independent normal vectors of covariance (p, v)ᵀ(p, v)/d. With
+    (p, v) = QR they are the rows of Z R/√d with standard normal Z. Sampling E itself would take V d numbers
+    for each model, hundreds of times as many.
     """
     for key in jax.random.split(jax.random.key(seed), number):
         start = one_layer.init(key, vocab_size=1, dim=dim, num_classes=max(classes, 2))
@@ -309,12 +309,12 @@ def _random_models(
 
 
 def _one_step(ground: _Ground, dim: int, seed: int) -> list[Floats]:
-    """Measure what one gradient step on E adds to E·v, as `_null`; NaN for what concerns E·p."""
+    """Compute the statistics for the change of E·v by one gradient step, like `_null`; NaN for E·p."""
     corpus = ground.corpus
     start = one_layer.init(
         jax.random.key(seed), vocab_size=corpus.vocab_size, dim=dim, num_classes=corpus.num_classes
     )
-    # In single precision a small step would drown in the digits of E.
+    # In float32 a small step would be lost in the rounding of E.
     largest = float(np.abs(ground.alpha).max())
     moved = one_step(start, corpus, step_size=1 / largest if largest > 0 else 1.0)
     added = np.asarray((moved.E - start.E) @ start.v, np.float64).reshape(corpus.vocab_size, -1)
@@ -323,16 +323,16 @@ def _one_step(ground: _Ground, dim: int, seed: int) -> list[Floats]:
 
 
 def _table(point: Floats, interval: Floats, null: Floats, healthy: Floats) -> pd.DataFrame:
-    """Lay out the first Q of `NAMES`.
+    """Return a table of the first Q of `NAMES`.
 
     Args:
         point: (Q,) values.
         interval: (2, Q) 95 % intervals.
-        null: (draws, Q) the same of random models.
-        healthy: (Q,) the same of one gradient step.
+        null: (draws, Q) values of random models.
+        healthy: (Q,) values after one gradient step.
     """
     low, high = interval
-    # A band of models that were drawn, not an interval: some may have no correlation.
+    # The band is a range of random models, some of which may have no correlation.
     known = np.isfinite(null).any(axis=0)
     band = np.nanquantile(np.where(known, null, 0.0), TAILS, axis=0)
     null_low, null_high = np.where(known, band, np.nan)
@@ -355,7 +355,7 @@ def _verdict(value: float, low: float, high: float) -> str:
 
 
 def _verdicts(quantities: pd.DataFrame, important: str, *, shared: bool) -> Iterable[str]:
-    """Say in a line what each quantity means; of the statistics, Spearman's over tokens speaks."""
+    """Yield a line for each quantity; for correlations it is based on Spearman's over tokens."""
     meaning = {
         PAIRS[0]: "the head reads a token as evidence for a label",
         PAIRS[1]: "the head reads a token as evidence for a label",
@@ -364,10 +364,10 @@ def _verdicts(quantities: pd.DataFrame, important: str, *, shared: bool) -> Iter
         SELECTED: "attention selects important tokens",
         TIED: "important tokens tie more than by chance",
     }
-    spoken = quantities[quantities["statistic"].isin(["Spearman, tokens", "share"])]
-    spoken = spoken[(spoken["quantity"] != TIED) | (spoken["value"] > 0)]
+    rows = quantities[quantities["statistic"].isin(["Spearman, tokens", "share"])]
+    rows = rows[(rows["quantity"] != TIED) | (rows["value"] > 0)]
     several = quantities["head"].nunique() > 1
-    for row in spoken.itertuples(index=False):
+    for row in rows.itertuples(index=False):
         once = shared and row.quantity in PAIRS[:2]
         if once and row.head > 0:
             continue
@@ -377,11 +377,11 @@ def _verdicts(quantities: pd.DataFrame, important: str, *, shared: bool) -> Iter
             if row.verdict.startswith("above")
             else f"no sign that {meaning[row.quantity]}"
         )
-        said = "" if row.verdict == "not defined" else f": {yes}"
+        conclusion = "" if row.verdict == "not defined" else f": {yes}"
         band = f"[{row.null_low:.3f}, {row.null_high:.3f}]"
         step = f" (one gradient step: {row.healthy:.3f})" if np.isfinite(row.healthy) else ""
         which = f" ({important})" if row.quantity == SELECTED else ""
-        yield f"{head}{row.quantity}{which}: {row.value:.3f} is {row.verdict} {band}{said}{step}"
+        yield f"{head}{row.quantity}{which}: {row.value:.3f} is {row.verdict} {band}{conclusion}{step}"
 
 
 def _token_table(
@@ -391,7 +391,7 @@ def _token_table(
     selected: NDArray[np.bool_],
     tokens: Sequence[str] | None,
 ) -> pd.DataFrame:
-    """Lay out the tokens that occur, highest score first; of two classes the rows are those of class 1."""
+    """Return a table of the tokens that occur, highest score first; for two classes, rows of class 1."""
     size, classes = values.shape
     index = np.asarray(ground.corpus.bags.index)[selected].astype(np.int64)
     ids = np.flatnonzero(ground.count > 0)

@@ -1,4 +1,4 @@
-"""Batches one after the other: one that fails is named in one line, and takes no other with it."""
+"""Run batches one after the other; a failed batch is reported in one line and does not stop the others."""
 
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +18,7 @@ RETRIES = 2
 
 
 class Tried(NamedTuple):
-    """What came of a batch: the lanes that failed, why it could not be run, and whether memory ran out."""
+    """Result of a batch: failed seeds, the error that prevented it from running, and lack of memory."""
 
     failed: list[dict[str, Any]]
     error: str = ""
@@ -26,20 +26,21 @@ class Tried(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """Batches that are run one after the other.
+    """Batches that run one after the other.
 
-    What fails takes no other batch with it; what does not fit in memory goes on in halves, down to a lane.
+    A failed batch does not stop the others. A batch that does not fit in memory is cut into halves, down to a
+    single seed.
 
     Attributes:
-        runs: runs a batch and returns the lanes that failed.
-        batches: all of the run.
-        waiting: those that are to be run.
+        runs: function that runs a batch and returns its failed seeds.
+        batches: all batches of the run.
+        waiting: batches that are still to be run.
         known: the manifest.
         folder: the results folder.
-        clock: told where the run is, and knows whether it is to stop.
-        reporter: told what fails.
-        on_failure: what to do then.
-        files: files of the user's code, whose errors are the user's.
+        clock: clock of the run, which records progress and requests to stop.
+        reporter: reporter of failures.
+        on_failure: reaction to a failed batch.
+        files: source files of the user's code, whose errors are reported as such.
     """
 
     runs: Callable[[Batch], list[dict[str, Any]]]
@@ -53,11 +54,11 @@ class Queue(NamedTuple):
     files: frozenset[str]
 
     def run(self, errors: list[dict[str, Any]]) -> None:
-        """Run what waits; note in `errors` what could not be run.
+        """Run the waiting batches; append the batches that failed to run to `errors`.
 
         Raises:
-            RunError: a failure that is to stop the run.
-            Interrupted: it was asked to stop.
+            RunError: a batch failed and `on_failure` is "stop".
+            Interrupted: the run was asked to stop.
         """
         self.clock.expect(self.waiting)
         while self.waiting:
@@ -73,17 +74,17 @@ class Queue(NamedTuple):
                 errors.append({"batch": batch.name, "cells": cells, "reason": tried.error})
             if self.on_failure == "stop" and (tried.failed or tried.error):
                 raise RunError(
-                    f"{batch.name}: {tried.error or tried.failed[0]['reason']}; stopped, what is done is "
-                    "kept; go on with --on-failure continue"
+                    f"{batch.name}: {tried.error or tried.failed[0]['reason']}; stopped, finished batches "
+                    "are kept; use --on-failure continue to run the other batches"
                 )
             if self.clock.is_stopped:
                 raise Interrupted
 
     def _attempt(self, batch: Batch) -> Tried:
-        """Run a batch, and again if it fails and that is asked for."""
+        """Run a batch, and repeat it if it fails and `on_failure` is "retry"."""
         for number in range(1 + RETRIES * (self.on_failure == "retry")):
             if number:
-                self.reporter.note(f"{batch.name}: failed, trying again")
+                self.reporter.note(f"{batch.name}: failed, running it again")
                 self.folder.forget(batch.name)
             tried = self._try(batch)
             if not (tried.failed or tried.error) or (tried.out_of_memory and batch.width > 1):
@@ -96,11 +97,11 @@ class Queue(NamedTuple):
         except (jax.errors.JaxRuntimeError, MemoryError) as error:
             lines = str(error).strip().split("\n")
             if any(file in str(error) for file in self.files):
-                # A callback raised; JAX has shown where.
-                return Tried([], f"{lines[-1]} in code that your functions call back")
+                # A callback raised; JAX has printed its traceback.
+                return Tried([], f"{lines[-1]} in a callback of your functions")
             reason = lines[0] or type(error).__name__
             if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in reason:
-                return Tried([], f"{reason}; a single lane needs a smaller problem, or more memory", True)
+                return Tried([], f"{reason}; a single seed needs a smaller problem, or more memory", True)
             return Tried([], f"{reason}; smaller batches may help: --max-memory or --set chunk=...")
         except Exception as error:
             if not (found := in_user_code(error, self.files, "")):
@@ -111,11 +112,11 @@ class Queue(NamedTuple):
     def _halve(self, batch: Batch) -> None:
         halves = halved(batch)
         text = " and ".join(half.name for half in halves)
-        self.reporter.note(f"{batch.name}: out of memory; going on with {text}")
+        self.reporter.note(f"{batch.name}: out of memory; running {text} instead")
         self.folder.forget(batch.name)
         place = self.batches.index(batch)
         self.batches[place : place + 1] = halves
-        # At once: a run that is stopped here is to know which batches there are.
+        # Written at once, because a run that stops here must find the new batches when it resumes.
         self.known["batches"] = manifest.listed(self.batches)
         self.folder.write_manifest(self.known)
         self.waiting.extendleft(reversed(halves))
@@ -123,7 +124,7 @@ class Queue(NamedTuple):
 
 
 def unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list[Batch]:
-    """List the batches that are to be run; those that are not have whole tables."""
+    """Return the batches that are still to be run; all others are finished and intact."""
     progress, todo = patient(reporter.update), []
     for number, batch in enumerate(batches):
         progress(f"comparing {batch.name} with its checksums", number / len(batches))

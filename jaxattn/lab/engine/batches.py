@@ -1,4 +1,4 @@
-"""What runs together: lanes of a compile group, cut into batches that fit in memory, and shards of them."""
+"""Batches: the seeds and cells of a compile group that run together and fit in memory, and shards of them."""
 
 import bisect
 import functools
@@ -15,12 +15,12 @@ from jaxattn.lab.storage.batch_state import spans
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.setting import Cell
 
-# Each has files of its own.
+# Limit on the number of batches, because each has separate files.
 MOST_BATCHES = 100_000
 
 
 class Batch(NamedTuple):
-    """Lanes that run together: every one of some seeds for every one of some cells of a group."""
+    """Some seeds of some cells of a compile group, which run together."""
 
     group: CompileGroup
     cells: tuple[Cell, ...]
@@ -28,23 +28,23 @@ class Batch(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A name that is unique within the study, and tells cells and seeds."""
+        """Unique name within the study, with the range of cells and the range of seeds."""
         first, last = self.cells[0].number, self.cells[-1].number
         return f"cells-{first:05d}-{last:05d}-seeds-{self.seeds.start:05d}-{self.seeds.stop - 1:05d}"
 
     @property
     def width(self) -> int:
-        """How many lanes it has."""
+        """Number of vmapped runs, one for each seed of each cell."""
         return len(self.cells) * len(self.seeds)
 
     @property
     def lanes(self) -> list[tuple[Cell, int]]:
-        """Cell and seed of every lane, cell after cell."""
+        """Cell and seed of every run, cell after cell."""
         return [(cell, seed) for cell in self.cells for seed in self.seeds]
 
 
 def describe(batch: Batch) -> str:
-    """Name what a batch runs: its cell by the settings, several by their number; nothing without axes."""
+    """Return a batch's settings for one cell, or its number of cells; "" for a study without axes."""
     if len(batch.cells) > 1:
         return f"{len(batch.cells)} cells "
     settings = batch.cells[0].settings.items()
@@ -52,7 +52,7 @@ def describe(batch: Batch) -> str:
 
 
 def halved(batch: Batch) -> list[Batch]:
-    """Cut a batch of several lanes in two, by seeds, or by cells if it has one seed."""
+    """Cut a batch of several runs in two, by seeds, or by cells if it has a single seed."""
     seeds, cells = batch.seeds, batch.cells
     if len(seeds) > 1:
         middle = len(seeds) // 2
@@ -64,7 +64,7 @@ def halved(batch: Batch) -> list[Batch]:
 def cut_batches(
     study: Definition,
     groups: Sequence[CompileGroup],
-    begun: Sequence[str],
+    existing: Sequence[str],
     known: Mapping[str, Any],
     cache: ProgramCache,
     max_memory: int | None,
@@ -72,40 +72,41 @@ def cut_batches(
     raising: frozenset[int] = frozenset(),
     progress: Callable[[str, float], None] = lambda description, share: None,
 ) -> tuple[list[int], list[Batch]]:
-    """Cut a study into batches; what a folder was begun with, it keeps, so that the numbers stay the same.
+    """Cut a study into batches. Existing batches of a results folder are kept, so that numbers do not change.
 
     Args:
-        study: what to run.
+        study: the study.
         groups: its compile groups.
-        begun: names of the batches that its folder holds.
-        known: its manifest, as `Store.join` returns it.
-        cache: the programs of its groups.
-        max_memory: bytes that may be used on a device; what is not begun is cut anew if it is given.
-        shards: how many shares there are to be; every one gets something to do.
-        raising: groups that fail however many lanes run together.
-        progress: told what takes long.
+        existing: names of the batches in the results folder.
+        known: its manifest, as returned by `Store.join`.
+        cache: programs of the groups.
+        max_memory: memory limit in bytes per device. If it is given, only existing batches are kept, and all
+            others are cut again.
+        shards: number of shards; each gets at least one batch.
+        raising: numbers of the groups whose code raises, with any number of runs.
+        progress: progress callback.
 
     Returns:
-        How many lanes of every group run together, and the batches of all shares.
+        Number of runs that are vmapped together in every group, and the batches of all shards.
 
     Raises:
-        InputError: a cell that does not fit in memory, or a folder of another config.
+        InputError: a cell does not fit in memory, or the folder holds results of another config.
     """
     planned = {batch["name"] for batch in known["batches"]} | set(known["elsewhere"])
-    kept = known["widths"] if begun and max_memory is None else []
-    if begun and not planned:
-        # The manifest was lost; the largest batch of a group tells.
-        held = cut(groups, (), begun, [1] * len(groups))
-        kept = [max((len(b.lanes) for b in held if b.group is group), default=0) for group in groups]
+    kept = known["widths"] if existing and max_memory is None else []
+    if existing and not planned:
+        # The manifest was lost; the largest batch of each group replaces its entry.
+        old = cut(groups, (), existing, [1] * len(groups))
+        kept = [max((len(b.lanes) for b in old if b.group is group), default=0) for group in groups]
     if len(kept) != len(groups) or not all(kept):
         budget = max_memory or memory.default_budget()
         kept = _widths(study, groups, cache, budget, shards, raising, progress)
     asked = set(study.seeds)
     still = {name for name in planned if max_memory is None and asked.issuperset(spans(name)[1])}
     whole = cut(groups, study.seeds, [], kept)
-    if {*begun, *still} <= {batch.name for batch in whole}:
+    if {*existing, *still} <= {batch.name for batch in whole}:
         return kept, whole
-    return kept, cut(groups, study.seeds, sorted({*begun, *still}), kept)
+    return kept, cut(groups, study.seeds, sorted({*existing, *still}), kept)
 
 
 def _widths(
@@ -117,7 +118,7 @@ def _widths(
     raising: frozenset[int],
     progress: Callable[[str, float], None],
 ) -> list[int]:
-    """Choose how many lanes of every group run together."""
+    """Return the number of runs that are vmapped together in every group."""
 
     def note(group: CompileGroup) -> None:
         progress(f"memory of compile group {group.number + 1} of {len(groups)}", group.number / len(groups))
@@ -138,52 +139,52 @@ def _widths(
 def cut(
     groups: Sequence[CompileGroup], seeds: Sequence[int], known: Sequence[str], widths: Sequence[int]
 ) -> list[Batch]:
-    """Cut the lanes of every compile group into batches.
+    """Cut the runs of every compile group into batches.
 
     Args:
-        groups: what to run.
-        seeds: the seeds that are wanted of every cell.
-        known: names of batches that a folder holds; they are kept as they are, whatever seeds are asked for,
-            and only lanes that none of them has are cut into new ones.
-        widths: lanes that may run together, for every group.
+        groups: compile groups.
+        seeds: requested seeds of every cell.
+        known: names of existing batches. They are kept whatever seeds are requested, and only runs that are
+            in none of them are cut into new batches.
+        widths: largest number of runs that may be vmapped together, for every group.
 
     Returns:
-        The batches, group after group, cells and seeds in ascending order.
+        The batches, by group, cells and seeds in ascending order.
 
     Raises:
-        InputError: more batches than a folder can hold.
+        InputError: there are more batches than a folder can hold.
     """
     batches: list[Batch] = []
-    for group, width, held in zip(groups, widths, _held(groups, known), strict=True):
-        new = itertools.islice(_cut_new(group, held, seeds, width), MOST_BATCHES + 1)
-        batches += sorted([*held, *new], key=lambda batch: (batch.cells[0].number, batch.seeds.start))
+    for group, width, old in zip(groups, widths, _existing_batches(groups, known), strict=True):
+        new = itertools.islice(_cut_new(group, old, seeds, width), MOST_BATCHES + 1)
+        batches += sorted([*old, *new], key=lambda batch: (batch.cells[0].number, batch.seeds.start))
         if len(batches) > MOST_BATCHES:
             raise InputError(
-                f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds, {width:,} together, are more "
-                f"than {MOST_BATCHES:,} batches; let more run together (chunk, --max-memory), or sweep less"
+                f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds in batches of {width:,} are more "
+                f"than {MOST_BATCHES:,} batches; increase chunk or --max-memory, or sweep less"
             )
     return batches
 
 
-def _held(groups: Sequence[CompileGroup], known: Sequence[str]) -> list[list[Batch]]:
-    """Find the batches of every group that a folder holds, by their names."""
+def _existing_batches(groups: Sequence[CompileGroup], known: Sequence[str]) -> list[list[Batch]]:
+    """Return the existing batches of every group, from their names."""
     place = {
         cell.number: (k, index) for k, group in enumerate(groups) for index, cell in enumerate(group.cells)
     }
-    held: list[list[Batch]] = [[] for _ in groups]
+    old: list[list[Batch]] = [[] for _ in groups]
     for between, seeds in map(spans, known):
-        # A name that a stranger has written may hold no lane.
+        # An untrusted name may contain an empty range.
         if between and seeds and between.start in place:
             k, index = place[between.start]
             end = bisect.bisect_left(groups[k].cells, between.stop, key=lambda cell: cell.number)
-            held[k].append(Batch(groups[k], groups[k].cells[index:end], seeds))
-    return held
+            old[k].append(Batch(groups[k], groups[k].cells[index:end], seeds))
+    return old
 
 
-def _cut_new(group: CompileGroup, held: Sequence[Batch], seeds: Sequence[int], width: int) -> Iterator[Batch]:
-    """Cut those lanes of a group that none of its batches has."""
+def _cut_new(group: CompileGroup, old: Sequence[Batch], seeds: Sequence[int], width: int) -> Iterator[Batch]:
+    """Cut the runs of a group that are in none of its existing batches."""
     there: dict[int, tuple[range, ...]] = {}
-    for batch in held:
+    for batch in old:
         for cell in batch.cells:
             there[cell.number] = (*there.get(cell.number, ()), batch.seeds)
 
@@ -198,10 +199,10 @@ def _cut_new(group: CompileGroup, held: Sequence[Batch], seeds: Sequence[int], w
 
 
 def share(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
-    """Take the I-th of N shares of the batches: every N-th one, so that cells are spread evenly.
+    """Return shard I of N: every N-th batch, so that cells are spread evenly.
 
     Raises:
-        InputError: no such share, or nothing for it to do.
+        InputError: there is no such shard, or it would be empty.
     """
     which, shards = shard
     if not 1 <= which <= shards:
@@ -212,9 +213,9 @@ def share(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
 
 
 def check_shards(study: Definition, shards: int) -> None:
-    """Raise InputError if some of N shares would have nothing to do, in whatever memory.
+    """Raise InputError if some of N shards would be empty for any memory.
 
-    Batches are the smallest that there can be: of the study's chunk, or else of a single lane.
+    The check uses the smallest possible batches: those of the study's chunk, or of a single run.
     """
     groups = compile_groups(study.cells)
     lanes = [len(group.cells) * len(study.seeds) for group in groups]
@@ -233,7 +234,7 @@ def _too_few(shard: str, number: int) -> InputError:
 def _rectangles(
     cells: tuple[Cell, ...], seeds: range, width: int
 ) -> Iterator[tuple[tuple[Cell, ...], range]]:
-    """Cut cells × seeds into evenly filled rectangles of at most `width` lanes."""
+    """Cut cells × seeds into rectangles of at most `width` runs and about equal size."""
     if len(seeds) >= width:
         for cell in cells:
             yield from (((cell,), part) for part in _even(seeds, width))
@@ -242,14 +243,14 @@ def _rectangles(
 
 
 def _even(items: Sequence[Any], width: int) -> Iterator[Any]:
-    """Cut a sequence into pieces of at most `width`, as equal as can be with the last one shorter."""
+    """Cut a sequence into pieces of at most `width` elements, all equal except for a shorter last piece."""
     size = math.ceil(len(items) / math.ceil(len(items) / width))
     for first in range(0, len(items), size):
         yield items[first : first + size]
 
 
 def _runs(seeds: Sequence[int]) -> Iterator[range]:
-    """Cut ascending numbers where they are not consecutive."""
+    """Cut ascending numbers into ranges of consecutive numbers."""
     breaks = [k for k in range(1, len(seeds)) if seeds[k] != seeds[k - 1] + 1]
     for first, last in itertools.pairwise([0, *breaks, len(seeds)]):
         if first < last:

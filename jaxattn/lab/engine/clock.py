@@ -1,4 +1,4 @@
-"""The one clock of a run: what is being done, when to save and to stop, what is left, what was spent."""
+"""The clock of a run: current work, times to save and to stop, estimated time left, and time spent."""
 
 import os
 import signal
@@ -15,21 +15,21 @@ from jaxattn.lab.engine.batches import Batch, describe
 from jaxattn.lab.engine.progress import Reporter
 
 _PROCESS = Path("/proc/self")
-# An entry of metrics.jsonl, and the numbers of single seeds by lane and metric, if it has any.
+# Callback with an entry of metrics.jsonl, and the metrics of single seeds, if there are any.
 Write = Callable[[dict[str, Any], dict[str, dict[str, float]]], None]
 
 
 class Interrupted(Exception):
-    """A run was asked to stop, and has saved what it needs to continue."""
+    """A run was asked to stop and has saved the checkpoint that it resumes from."""
 
 
 class Intervals(NamedTuple):
-    """How often a run shows how far it is, and saves.
+    """Time intervals of progress and checkpoints.
 
     Attributes:
-        block_s: seconds that a block of steps takes; progress shows and a stop is obeyed between blocks.
+        block_s: seconds of a block of steps; progress and requests to stop are handled between blocks.
         checkpoint_s: least seconds between two checkpoints within a phase.
-        checkpoint_share: at most this share of the time goes into them.
+        checkpoint_share: largest fraction of the time that is spent on checkpoints.
     """
 
     block_s: float = 1.0
@@ -38,53 +38,53 @@ class Intervals(NamedTuple):
 
 
 class Clock:
-    """Where a run is in time.
+    """Progress of a run in time.
 
     Attributes:
-        write: gets an entry for whatever is begun and measured.
+        write: callback that gets an entry for every long operation and every measurement.
     """
 
     _batch: Batch
     _probes: Sequence[int]
 
     def __init__(self, reporter: Reporter, intervals: Intervals = Intervals()) -> None:  # noqa: B008  frozen
-        """Start; the peak of memory begins anew, where the system can."""
+        """Start the clock, and reset the peak of memory if the system supports it."""
         self.write: Write = lambda entry, series: None
         self._reporter, self._intervals = reporter, intervals
         self._started, self._start_time = time.monotonic(), time.time()
         self._earlier_s, self._earlier_mib = 0.0, 0.0
         self._stop = threading.Event()
         self._save_at = self._started + intervals.checkpoint_s
-        # Seconds that a lane took, by the numbers of its group and phase.
+        # Seconds per vmapped run, by the numbers of the group and the phase.
         self._costs: dict[tuple[int, int], float] = {}
-        # Lanes that wait for it.
+        # Numbers of vmapped runs that have not started, by the same keys.
         self._lanes: Counter[tuple[int, int]] = Counter()
         self._per_step: float | None = None
         forget_peak()
 
-    # What was spent.
+    # Resources spent.
 
-    def go_on_from(self, *earlier: Mapping[str, Any]) -> None:
-        """Add what earlier processes spent; of several accounts the largest, as each covers all before it."""
+    def resume_from(self, *earlier: Mapping[str, Any]) -> None:
+        """Add the resources of earlier processes: the largest of the records, because they are cumulative."""
         self._earlier_s = max(each.get("wall_time_s") or 0.0 for each in earlier)
         self._earlier_mib = max(each.get("peak_memory_mib") or 0.0 for each in earlier)
 
     def spent(self) -> dict[str, float | None]:
-        """Return seconds, and MiB held at once at most, of all processes; None where it is not known."""
+        """Return seconds, and the peak of memory in MiB, over all processes; None for an unknown peak."""
         seconds = self._earlier_s + time.monotonic() - self._started
-        held = max(self._earlier_mib, peak_mib() or 0.0)
-        return {"wall_time_s": round(seconds, 3), "peak_memory_mib": round(held) or None}
+        peak = max(self._earlier_mib, peak_mib() or 0.0)
+        return {"wall_time_s": round(seconds, 3), "peak_memory_mib": round(peak) or None}
 
-    # When to stop, and when to save.
+    # Times to stop and to save.
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the run was asked to save and stop."""
+        """True if the run was asked to save and stop."""
         return self._stop.is_set()
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Let the first SIGINT or SIGTERM ask for a stop; a second one does what it does elsewhere."""
+        """Make the first SIGINT or SIGTERM a request to stop; a second one has its usual effect."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -93,7 +93,7 @@ class Clock:
             self._stop.set()
             restore()
             if not self._reporter.quiet:
-                os.write(2, b"stopping as soon as a step is done; once more stops at once\n")
+                os.write(2, b"stopping after the current step; interrupt again to stop at once\n")
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -108,12 +108,12 @@ class Clock:
 
     @property
     def is_time_to_save(self) -> bool:
-        """Whether a checkpoint within a phase is due."""
+        """True if a checkpoint within a phase is due."""
         return time.monotonic() >= self._save_at
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Time a checkpoint, which decides when the next one is due."""
+        """Time a checkpoint, and compute from it when the next one is due."""
         begin = time.monotonic()
         yield
         took = time.monotonic() - begin
@@ -121,16 +121,16 @@ class Clock:
         wait = max(self._intervals.checkpoint_s, took / self._intervals.checkpoint_share)
         self._save_at = begin + took + wait
 
-    # Where the run is.
+    # Position of the run.
 
     def expect(self, batches: Iterable[Batch]) -> None:
-        """Note batches that wait."""
+        """Add batches that have not started."""
         for batch in batches:
             for phase in range(len(batch.group.setting.phases)):
                 self._lanes[batch.group.number, phase] += batch.width
 
     def begin_batch(self, batch: Batch, number: int, whole: int) -> None:
-        """Note which batch begins, and how many of all are behind it; it waits no more."""
+        """Record that a batch starts, its number and the number of all batches."""
         self._batch, self._number, self._whole = batch, number, whole
         for phase in range(len(self._phases)):
             self._lanes[batch.group.number, phase] -= batch.width
@@ -138,30 +138,30 @@ class Clock:
         self._metrics: dict[str, float | None] = {}
 
     def doing(self, what: str, left: float | None = None) -> None:
-        """Show work within which nothing is seen: with a share that is done only if it has a time left."""
+        """Show an operation without steps; its share is shown only if the time left is known."""
         share = None if left is None else self._overall()
         self._reporter.update(f"{describe(self._batch)}{what}", share, left=left)
         nothing: dict[str, Any] = {"left": left, "metrics": {}, "losses": {}, "failures": []}
         self.write(self._entry() | nothing | {"doing": what}, {})
 
     def begin_phase(self, number: int, probes: Sequence[int], step: int) -> None:
-        """Note which phase begins or goes on, at which steps it is measured, and at which one it is."""
+        """Record that a phase starts or resumes at a step, and the steps at which it is measured."""
         self._phase, self._step, self._probes = number, step, probes
         self._is_whole, self._per_step = step == 0, None
         self._blocks, self._measured, self._measuring_s, self._saving_s = 0, 0, 0.0, 0.0
         self._phase_began = self._since = time.monotonic()
         phase = self._phases[number]
-        self.doing(f"{phase.name} {'goes on' if step else phase.beginning}", self.left())
+        self.doing(f"{phase.name} {'resumes' if step else phase.beginning}", self.left())
 
     def block(self, remaining: int) -> int:
-        """Choose how many of the remaining steps to take at once."""
+        """Return how many of the remaining steps to take in the next block."""
         if self._per_step is None or self._goal is not None:
             return 1
         return min(remaining, max(1, int(self._intervals.block_s / self._per_step)))
 
     @contextmanager
     def stepping(self, steps: int) -> Iterator[None]:
-        """Time a block of steps, and show that it was taken."""
+        """Time a block of steps, and show the progress afterwards."""
         begin = time.perf_counter()
         yield
         self._per_step = (time.perf_counter() - begin) / steps
@@ -170,7 +170,7 @@ class Clock:
         self._since = time.monotonic()
 
     def measured(self, found: dict[str, Any], series: dict[str, dict[str, float]]) -> None:
-        """Write down what was measured at this step; see `records.log_entry`."""
+        """Write the measurement of a step; see `records.log_entry`."""
         now = time.monotonic()
         self._measuring_s, self._measured = self._measuring_s + now - self._since, self._measured + 1
         self._metrics = found["metrics"]
@@ -179,13 +179,13 @@ class Clock:
         self._since = time.monotonic()
 
     def end_phase(self) -> None:
-        """Note what a lane of the phase took, which is what those of the same group will take."""
+        """Record the time of the phase per vmapped run, as an estimate for other batches of the group."""
         if self._is_whole:
             seconds = time.monotonic() - self._phase_began - self._saving_s
             self._costs[self._batch.group.number, self._phase] = seconds / self._batch.width
 
     def left(self) -> float | None:
-        """Estimate the seconds that are left; None if anything is left whose pace was not seen yet."""
+        """Estimate the seconds left; None if some phase has not been timed yet."""
         here = self._left_of_phase()
         lanes = Counter(self._lanes)
         for phase in range(self._phase + 1, len(self._phases)):
@@ -196,18 +196,18 @@ class Clock:
         return here + sum(self._costs[place] * count for place, count in wanted.items())
 
     def _left_of_phase(self) -> float | None:
-        """Estimate the seconds that the phase takes on, by its own steps or else by earlier lanes."""
+        """Estimate the seconds left of the phase, from its own steps or from earlier batches."""
         last = self._probes[-1]
-        # The first block of a phase holds more than its steps; steps to a goal are not alike.
-        alike = self._blocks > 1 and self._goal is None
-        if self._per_step is not None and (alike or self._step >= last):
+        # The first block of a phase includes compilation; steps towards a goal take unequal times.
+        equal = self._blocks > 1 and self._goal is None
+        if self._per_step is not None and (equal or self._step >= last):
             each = self._measuring_s / self._measured if self._measured else 0.0
             return self._per_step * (last - self._step) + each * sum(x > self._step for x in self._probes)
         cost = self._costs.get((self._batch.group.number, self._phase))
         if cost is None or not self._is_whole:
             return None
         left = cost * self._batch.width - (time.monotonic() - self._phase_began - self._saving_s)
-        return left if left > 0 else None  # it takes longer than earlier ones: by how much is not known
+        return left if left > 0 else None  # it takes longer than earlier batches did
 
     @property
     def _phases(self) -> Sequence[Any]:
@@ -216,10 +216,10 @@ class Clock:
     @property
     def _goal(self) -> Goal | None:
         goal = self._phases[self._phase].goal
-        return goal if isinstance(goal, Goal) else None  # a user's phase may have a setting of this name
+        return goal if isinstance(goal, Goal) else None  # a custom phase may have a setting of this name
 
     def _share(self) -> float:
-        """Return the share of the batch that is done, its phases taken to be of one length."""
+        """Return the finished fraction of the batch, as if its phases had equal lengths."""
         return (self._phase + self._step / max(self._probes[-1], 1)) / len(self._phases)
 
     def _overall(self) -> float:
@@ -250,13 +250,13 @@ class Clock:
 
 
 def forget_peak() -> None:
-    """Begin anew, where the system can: from now on, `peak_mib` speaks of what was held since."""
+    """Reset the peak of memory that `peak_mib` returns, if the system supports it."""
     with suppress(OSError):
         (_PROCESS / "clear_refs").write_text("5")
 
 
 def peak_mib() -> float | None:
-    """Return the most memory held since the start of the process, or `forget_peak`; None if unknown."""
+    """Return the peak of memory in MiB since the start or the last `forget_peak`; None if unknown."""
     try:
         lines = (_PROCESS / "status").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Many processes, on hosts that share a folder or a bucket: each runs a shard, then waits for the others.
+"""Studies on several processes that share a folder or a bucket: each runs a shard, then waits for the others.
 
-Lanes never talk to each other, so neither do the processes: they meet in the results folder alone. One that
-is killed takes no other with it, and continues when it is started again, while the others run on.
+The processes communicate only through the results folder. A killed process does not stop the others, and
+resumes when it is started again.
 """
 
 import os
@@ -19,8 +19,8 @@ from jaxattn.lab.storage.objects import is_address, shown
 from jaxattn.lab.study.definition import Definition
 
 LOOK_S, LOOK_IN_BUCKET_S = 0.5, 5.0
-# Variables that launchers set: how many processes there are, which one this is, and which one of its host.
-# Slurm sets the first three in the script of a job as well, and the last one for tasks of srun alone.
+# Variables that launchers set: number of processes, index of this process, and its index on its host.
+# Slurm also sets the first three in the script of a job; the last one is set only for tasks of srun.
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST"),
@@ -28,17 +28,17 @@ _LAUNCHERS = (
 
 
 def read_process(text: str) -> tuple[int, int]:
-    """Tell which shard this process is.
+    """Return the shard of this process.
 
     Args:
-        text: "auto" for processes that Slurm or Open MPI started, else "N,I": how many processes there are,
-            and which one this is from 0. An address in front, "HOST:PORT,N,I", is not needed.
+        text: "auto" for processes started by Slurm or Open MPI, else "N,I" with the number of processes N and
+            the index I of this process, from 0. A leading address, "HOST:PORT,N,I", is ignored.
 
     Returns:
         I + 1 and N, as for a shard.
 
     Raises:
-        InputError: text that says neither, or no cluster that tells.
+        InputError: the text has another form, or the cluster is unknown.
     """
     if text == "auto":
         process, processes = _of_cluster()
@@ -46,8 +46,8 @@ def read_process(text: str) -> tuple[int, int]:
         *address, count, which = ["", *text.split(",")]
         if len(address) > 2 or not (count.strip().isdecimal() and which.strip().isdecimal()):
             raise InputError(
-                f"--distributed {text}: expected auto, or N,I: how many processes there are, and which one "
-                "this is from 0, for example 2,0"
+                f"--distributed {text}: expected auto, or N,I with the number of processes N and the index I "
+                "of this process from 0, for example 2,0"
             )
         process, processes = int(which), int(count)
     if process >= processes:
@@ -58,21 +58,21 @@ def read_process(text: str) -> tuple[int, int]:
 def wait(
     study: Definition, directory: Path, shards: int, limit: float, note: Callable[[str], None]
 ) -> list[Path]:
-    """Wait until all shards of a folder are finished, as long as the slowest needs.
+    """Wait until all shards of a folder are finished.
 
     Args:
-        study: what they run.
-        directory: the folder of their folders.
-        shards: how many there are.
-        limit: seconds for which a shard may be away: not finished, and no process at work in its folder.
-        note: told what is waited for.
+        study: the study that the shards run.
+        directory: the folder that contains the shard folders.
+        shards: number of shards.
+        limit: longest time in seconds without a running process in the folder of an unfinished shard.
+        note: called with a line about each shard that is waited for.
 
     Returns:
         The folders of the shards.
 
     Raises:
-        InputError: a shard of another config.
-        RunError: a shard was away for too long, or the shards do not fit together.
+        InputError: a shard has another config.
+        RunError: a shard had no running process for too long, or the shards do not fit together.
     """
     directory = directory if is_address(directory) else Path(os.path.abspath(directory))
     folders = [shard_folder(directory, (number, shards)) for number in range(1, shards + 1)]
@@ -84,11 +84,11 @@ def wait(
     while at_work:
         for folder in list(at_work):
             before, traces[folder] = traces.get(folder), _traces(folder)
-            # A lock in a bucket is an object, whose replacements are traces too.
+            # The lock of a bucket folder is an object, whose replacements change the listing.
             in_bucket = is_address(folder)
             locked = not in_bucket and lock.is_locked(folder)
             same = in_bucket and traces[folder] == before
-            known = None if locked or same else _begun(folder, described)
+            known = None if locked or same else _manifest(folder, described)
             if known and known["status"] == "finished" and seeds <= set(known["seeds"]):
                 widths.add(tuple(known["widths"]))
                 del at_work[folder]
@@ -97,32 +97,32 @@ def wait(
             elif time.monotonic() - at_work[folder] > limit:
                 raise RunError(
                     f"{shown(folder)}: not finished, and no process has worked there for {limit:.0f} s; "
-                    "run the same command again (where hosts share neither folder nor bucket: --shard I/N "
-                    "on each)"
+                    "run the same command again (with hosts that share neither a folder nor a bucket, run "
+                    "--shard I/N on each)"
                 )
             if folder in at_work and before is None:
-                note(f"{shown(folder)}: waiting for it to be finished")
+                note(f"{shown(folder)}: waiting for this shard to finish")
         if at_work:
             time.sleep(LOOK_IN_BUCKET_S if is_address(directory) else LOOK_S)
     if len(widths) > 1:
         raise RunError(
-            f"{shown(directory)}: its shards are cut differently, for hosts with other memory; choose "
-            "another folder and give all processes the same --max-memory"
+            f"{shown(directory)}: its shards have different batches, because the hosts differ in memory; "
+            "choose another folder and give all processes the same --max-memory"
         )
     return folders
 
 
 def shard_folder(directory: Path, shard: tuple[int, int]) -> Path:
-    """Name the folder of a shard; a study in one piece needs none of its own."""
+    """Return the folder of a shard; for a single shard it is the results folder itself."""
     return directory if shard == (1, 1) else directory / f"shard-{shard[0]}-of-{shard[1]}"
 
 
-def _begun(folder: Path, described: dict[str, Any]) -> Mapping[str, Any] | None:
-    return Store(bucket.fetched(folder, tables=False)).begun(described)
+def _manifest(folder: Path, described: dict[str, Any]) -> Mapping[str, Any] | None:
+    return Store(bucket.fetched(folder, tables=False)).existing(described)
 
 
 def _traces(directory: Path) -> list[Any]:
-    """When something was last written where a run writes; all that tells of it where there are no locks."""
+    """Return the modification times of the files that a run writes, or the listing of a bucket folder."""
     if is_address(directory):
         return bucket.traces(directory)
     paths = [directory / name for name in (".", "metrics.jsonl", "manifest.json", "parts", "checkpoints")]
@@ -130,10 +130,10 @@ def _traces(directory: Path) -> list[Any]:
 
 
 def _of_cluster() -> tuple[int, int]:
-    """Return the number of this process and how many there are, and take its own GPU of the host.
+    """Return the index of this process and the number of processes, and select the GPU of this process.
 
     Raises:
-        InputError: no launcher that is known, or variables of it that are not numbers.
+        InputError: the launcher is unknown, or its variables are not numbers.
     """
     given = next((names for names in _LAUNCHERS if all(name in os.environ for name in names)), None)
     if given is None:

@@ -1,4 +1,4 @@
-"""Compile groups: cells that differ in numbers only, and run side by side as lanes of one program."""
+"""Compile groups: cells that differ only in numbers, and run vmapped in one program."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -26,12 +26,12 @@ class CompileGroup(NamedTuple):
     """Cells that one compiled program runs.
 
     Attributes:
-        number: its place among the groups of the study.
-        setting: what the cells have in common; of what differs it has the first cell's numbers, and the
-            largest vocabulary, to which the others are padded.
+        number: index of the group in the study.
+        setting: common setting of the cells. Where they differ it has the numbers of the first cell, and the
+            largest vocabulary size, to which the others are padded.
         cells: the cells, in the order of the study.
-        varying: which numbers differ between the cells.
-        numbers: all numbers that lanes may have for themselves, by the number of the cell.
+        varying: paths of the numbers that differ between the cells.
+        numbers: all numbers that may differ between vmapped runs, by the number of the cell.
     """
 
     number: int
@@ -41,25 +41,25 @@ class CompileGroup(NamedTuple):
     numbers: Mapping[int, Hyperparameters]
 
     def hyperparameters(self, cells: Sequence[Cell]) -> Hyperparameters:
-        """Collect the numbers of some lanes, given the cell of each; arrays (L,)."""
+        """Return the varying numbers of some vmapped runs, given the cell of each; arrays (L,)."""
         return {
             path: jnp.asarray([self.numbers[cell.number][path] for cell in cells], dtype)
             for path, dtype in self.dtypes().items()
         }
 
     def dtypes(self) -> dict[Path, Any]:
-        """Tell the dtypes of those numbers."""
+        """Return the dtypes of the varying numbers."""
         first = self.numbers[self.cells[0].number]
         known = {int: jnp.dtype("int32"), float: jnp.dtype(self.setting.dtype)}
         return {path: known[type(first[path])] for path in self.varying}
 
     def key(self, path: Path) -> str:
-        """Write the path of a number as a sweep file does."""
+        """Return the key of a number in a sweep file."""
         return key_of(self.setting, path)
 
 
 def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
-    """Collect cells into groups, in the order of their first cells."""
+    """Sort cells into compile groups, in the order of their first cells."""
     members: dict[bytes, list[Cell]] = {}
     numbers = {}
     for cell in cells:
@@ -74,20 +74,20 @@ def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
 def rehearse_groups(
     study: Definition, groups: Sequence[CompileGroup], progress: Any, *, keep_going: bool = False
 ) -> frozenset[int]:
-    """Try every group on shapes if the study names code of the user's; see `dry_run.rehearse`.
+    """Trace every group of a study with custom code; see `dry_run.rehearse`.
 
     Args:
-        study: whose groups they are.
-        groups: what would run.
-        progress: told how far the reading of texts is.
-        keep_going: whether some groups may raise; their batches will raise again.
+        study: the study.
+        groups: its compile groups.
+        progress: progress callback for reading texts.
+        keep_going: True if some groups may raise; their batches will raise again.
 
     Returns:
-        The numbers of the groups whose code raises.
+        Numbers of the groups whose code raises.
 
     Raises:
-        InputError: something that a thing returns is not what others need.
-        UserCodeError: code of the user's raised; in all groups if some may.
+        InputError: custom code returns a value of the wrong type or shape.
+        UserCodeError: custom code raised; with `keep_going`, in all groups.
     """
     raised: dict[int, UserCodeError] = {}
     files = study.names.files(study.own_kinds)
@@ -102,7 +102,7 @@ def rehearse_groups(
 
 
 def _shape(cell: Cell, numbers: Hyperparameters) -> bytes:
-    """Write down what decides the programs of a cell: its tables without numbers a lane may have."""
+    """Return a key of the programs of a cell: its tables without the numbers that may differ."""
     kept: Any = cell.tables
     for head, *rest in numbers:
         kept = _without(kept, (*IN_TABLES.get(head, (head,)), *rest))
@@ -110,7 +110,7 @@ def _shape(cell: Cell, numbers: Hyperparameters) -> bytes:
 
 
 def _without(tree: Any, path: Path) -> Any:
-    """Leave out what stands at a path."""
+    """Return a tree of tables without the value at a path."""
     first, *rest = path
     if not rest:
         return {key: x for key, x in tree.items() if key != first}

@@ -1,4 +1,4 @@
-"""From one seed to many: the functions of `study.seed`, compiled for lanes on all devices."""
+"""Compilation of the functions of one seed in `study.seed` for many vmapped runs on all devices."""
 
 import gc
 import os
@@ -24,21 +24,21 @@ from jaxattn.lab.study.dry_run import check_data
 from jaxattn.lab.study.seed import Carried
 from jaxattn.lab.study.setting import Hyperparameters, Setting, with_hyperparameters
 
-# Each holds the memory of a compiler.
+# Number of compiler threads; each needs memory.
 THREADS = 4
 
 
 class Program(NamedTuple):
-    """The compiled functions of a phase; all arrays have a leading lane axis, but for shared corpora.
+    """Compiled functions of a phase. All arrays have a leading axis of vmapped runs, except shared corpora.
 
     Attributes:
         phase: the phase.
-        probe_steps: steps to measure at, 0 and the last among them.
-        begin: (params, splits, numbers, keys) -> carried; the keys are for what is drawn on the way.
-        advance: (carried, splits, numbers, k) -> carried after k more steps; the given one is consumed.
+        probe_steps: steps to measure at, including 0 and the last one.
+        begin: (params, splits, numbers, keys) -> carried; the keys are for random numbers of the phase.
+        advance: (carried, splits, numbers, k) -> carried after k more steps; the argument is donated.
         measure: (carried, splits, numbers) -> metrics by probe.
-        state_metrics: carried -> metrics that the state itself knows.
-        observe: probes of the whole phase, with carried -> what each observes.
+        state_metrics: carried -> metrics of the state itself.
+        observe: probes of the whole phase, each with its function carried -> observation.
         tokens: (params, splits, numbers) -> columns of the token table.
     """
 
@@ -52,7 +52,7 @@ class Program(NamedTuple):
     tokens: Lifted
 
     def histories(self, carried: Any) -> dict[str, np.ndarray]:
-        """Make room for what the probes of the phase observe, (L, probe steps, ...) each."""
+        """Return zero arrays for the observations of the phase probes, (L, probe steps, ...) each."""
         found = {}
         for number, (_, observe) in enumerate(self.observe):
             with jax.enable_x64(True):
@@ -62,13 +62,13 @@ class Program(NamedTuple):
 
 
 class Shaped(NamedTuple):
-    """A program and the shapes that it is called with: enough to compile it.
+    """A program and the shapes of its arguments.
 
     Attributes:
-        phase: the phase's number; None for what comes before the first.
-        place: the phase's name and its own, "query.advance"; or "draw", or "start".
+        phase: index of the phase; None for programs before the first phase.
+        place: names of the phase and the program, such as "query.advance"; or "draw", or "start".
         lifted: the function.
-        arguments: shapes.
+        arguments: shapes of its arguments.
     """
 
     phase: int | None
@@ -78,39 +78,39 @@ class Shaped(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name within the phase."""
+        """Name of the program within the phase."""
         return self.place.rpartition(".")[2]
 
 
 class Programs:
-    """The compiled functions of a setting; each is made when it is first asked for.
+    """Compiled functions of a setting; each is built when it is first used.
 
     Attributes:
-        setting: what the cells of a group have in common.
-        text: corpora that all lanes share, or their shapes; None if each lane draws its own.
+        setting: common setting of the cells of a group.
+        text: data that all vmapped runs share, or their shapes; None if data are sampled for each run.
     """
 
     def __init__(self, setting: Setting, text: Loaded | None = None) -> None:
-        """Compile nothing yet."""
+        """Store the setting; nothing is compiled yet."""
         self.setting, self.text = setting, text
         self._kept: dict[Hashable, Any] = {}
         self._compiled_for: set[int] = set()
 
     @cached_property
     def drawing(self) -> Lifted:
-        """The drawing of corpora: (keys, numbers) -> those of every lane."""
+        """Function (keys, numbers) -> sampled data of every run."""
 
         def draw(key: Array, numbers: Hyperparameters) -> Splits:
             return seed.draw(with_hyperparameters(self.setting, numbers), key)
 
-        # On a CPU one after the other: batched sorts take twice as long to compile, and run no faster.
+        # One run at a time on a CPU: batched sorts take twice as long to compile and are not faster.
         return Lifted(draw, (0, 0), per_core=1)
 
     def draw(self, keys: Array, numbers: Hyperparameters) -> Loaded:
-        """Draw the corpora of every lane, or return the text that lanes share.
+        """Sample the data of every run, or return the data that all vmapped runs share.
 
         Raises:
-            InputError: corpora that no study can use.
+            InputError: no study can use the data.
         """
         if self.text is not None:
             return self.text
@@ -119,37 +119,36 @@ class Programs:
         return loaded
 
     def starting(self, loaded: Loaded) -> Lifted:
-        """The drawing of parameters: (keys, numbers) -> those of every lane."""
+        """Function (keys, numbers) -> initial parameters of every run."""
 
         def draw(key: Array, numbers: Hyperparameters, splits: Splits) -> Any:
             return seed.start(with_hyperparameters(self.setting, numbers), splits, key, loaded.tokens)
 
         def make() -> Lifted:
-            # Shapes of the corpora are all that parameters depend on.
+            # Parameters depend only on the shapes of the data.
             first = partial(jax.tree.map, lambda x: x[0])
             one = loaded.splits if loaded.shared else jax.eval_shape(first, loaded.splits)
-            # One after the other: batches of LAPACK's routines wait for each other for ever on several CPU
-            # devices.
+            # One run at a time: batched LAPACK routines deadlock on several CPU devices.
             return Lifted(partial(draw, splits=one), (0, 0), loaded.shared, per_core=1)
 
         return self._keep("start", make)
 
     def start(self, loaded: Loaded, keys: Array, numbers: Hyperparameters) -> Any:
-        """Draw the parameters of every lane."""
+        """Sample the initial parameters of every run."""
         return self.starting(loaded)(keys, numbers)
 
     def phase(self, index: int, loaded: Loaded) -> Program:
-        """Make the functions of a phase."""
+        """Return the functions of a phase."""
         return self._keep(index, lambda: _program(self.setting, index, loaded))
 
     def shaped(self, group: CompileGroup, lanes: int) -> Iterator[Shaped]:
-        """List the programs that a batch of some lanes runs, in the order of their first calls.
+        """Yield the programs that a batch runs, in the order of their first calls.
 
-        To be called, and the programs lowered, in the precision of the study.
+        Call this method, and lower the programs, in the precision of the study.
 
         Args:
             group: cells that share the programs.
-            lanes: how many, as many as `pad_to_devices` leaves as they are.
+            lanes: number of vmapped runs, including the padding of `pad_to_devices`.
         """
         shared = self.text is not None
         fresh, own = (
@@ -181,24 +180,24 @@ class Programs:
             params = carried.state.params
 
     def corpora(self, group: CompileGroup, lanes: int) -> Loaded:
-        """Find the shapes of the corpora of some lanes."""
+        """Return the shapes of the data of some vmapped runs."""
         if self.text is not None:
             return self.text
         shapes = self.drawing.shapes(_keys(lanes), _numbers(group, lanes))
         return Loaded(shapes, False, seed.drawn(self.setting).tokens)
 
     def params(self, group: CompileGroup, lanes: int) -> Any:
-        """Find the shapes of the parameters of some lanes."""
+        """Return the shapes of the parameters of some vmapped runs."""
         return self.starting(self.corpora(group, lanes)).shapes(_keys(lanes), _numbers(group, lanes))
 
-    def compile(self, group: CompileGroup, lanes: int, phase: int = 0, begun: bool = False) -> None:
-        """Compile all programs side by side, for calls to come: XLA compiles without Python's lock.
+    def compile(self, group: CompileGroup, lanes: int, phase: int = 0, resumed: bool = False) -> None:
+        """Compile all programs in parallel threads before they are called.
 
         Args:
             group: cells that share the programs.
-            lanes: how many there are.
-            phase: the first phase that is run.
-            begun: whether that one has begun already.
+            lanes: number of vmapped runs.
+            phase: index of the first phase that runs.
+            resumed: True if this phase resumes from a checkpoint.
         """
         if lanes in self._compiled_for:
             return
@@ -206,14 +205,14 @@ class Programs:
             compiling = []
             for each in self.shaped(group, lanes):
                 is_done = each.phase is not None and (
-                    each.phase < phase or (begun and each.phase == phase and each.name == "begin")
+                    each.phase < phase or (resumed and each.phase == phase and each.name == "begin")
                 )
                 if not is_done:
                     lowered = each.lifted.lower(*each.arguments)
                     compiling.append(pool.submit(_compile, lowered, each.lifted, self.setting.dtype))
         for each_done in compiling:
             each_done.result()
-        if not begun:
+        if not resumed:
             self._compiled_for.add(lanes)
 
     def _keep(self, name: Hashable, make: Callable[[], Any]) -> Any:
@@ -223,19 +222,19 @@ class Programs:
 
 
 class ProgramCache:
-    """What batches share: the corpora of a text, and programs, which compile once for a setting."""
+    """Cache that batches share: the data of a text source, and the programs of a setting."""
 
     def __init__(self, loading: Progress = silent) -> None:
-        """Begin with nothing; `loading` is told how far the reading of texts is."""
+        """Create an empty cache; `loading` is the progress callback for reading texts."""
         self._loading = loading
         self._text: tuple[Any, Loaded] | None = None
         self._last: tuple[CompileGroup, Programs] | None = None
 
     def of(self, group: CompileGroup) -> Programs:
-        """Return the programs of a group; texts are read.
+        """Return the programs of a group, after reading its texts.
 
         Raises:
-            InputError: a text that cannot be read.
+            InputError: a text cannot be read.
         """
         if self._last is None or self._last[0] is not group:
             if self._last is not None:
@@ -251,14 +250,14 @@ class ProgramCache:
         if self._text is None or self._text[0] != data:
             self._text = data, data.load(self._loading)
             check_data(self._text[1])
-        # Compiled functions hold the corpora, and do not outlive a run.
+        # Compiled functions hold the data, so they are not kept after the run.
         return Programs(setting, self._text[1])
 
 
 def programs(setting: Setting) -> Programs:
-    """Return the programs of a setting whose lanes draw their corpora: those of runs before in this process.
+    """Return the programs of a setting without shared data, from earlier runs of this process if possible.
 
-    They are new ones for code of the user's, whose globals may have changed since.
+    Settings with custom code always get new programs, because its global variables may have changed.
     """
     try:
         key = _identity(setting)
@@ -267,7 +266,7 @@ def programs(setting: Setting) -> Programs:
     if key not in _KNOWN:
         if len(_KNOWN) == MOST_KNOWN:
             del _KNOWN[next(iter(_KNOWN))]
-            # They are in circles, and hold pieces of memory, of which a process may have 65,530.
+            # Programs are in reference cycles and hold memory maps, of which a process may have 65,530.
             gc.collect()
         _KNOWN[key] = Programs(setting)
     return _KNOWN[key]
@@ -278,11 +277,11 @@ MOST_KNOWN = 8
 
 
 class _UserCode(Exception):
-    """A setting holds something that is not the package's."""
+    """A setting contains custom code."""
 
 
 def _identity(x: Any) -> Hashable:
-    """Make a key of settings that are equal to the letter: 1 is another number than 1.0."""
+    """Return a key of settings that distinguishes 1 from 1.0."""
     match x:
         case None | bool() | int() | float() | str():
             return type(x), x
@@ -296,10 +295,10 @@ def _identity(x: Any) -> Hashable:
 
 
 def seed_keys(seeds: Sequence[int]) -> tuple[Array, Array]:
-    """Make the PRNG keys of every seed: (S,) for its data and (S,) for its parameters.
+    """Return the PRNG keys of every seed: (S,) for its data and (S,) for its parameters.
 
-    The keys depend on the seed alone, neither on the grid nor on the other seeds: cells share their random
-    numbers, so that differences between settings can be paired, and seeds can be added later.
+    The keys depend only on the seed, and not on the grid or on other seeds. Hence cells share random numbers,
+    so that differences between settings can be paired, and seeds can be added later.
     """
     return _make_keys(np.asarray(seeds, np.uint32))
 
@@ -318,13 +317,13 @@ def _numbers(group: CompileGroup, lanes: int) -> Any:
 
 
 def _compile(lowered: Any, lifted: Lifted, dtype: str) -> None:
-    # Settings of JAX are a thread's own.
+    # JAX's settings are local to a thread.
     with backend.precision(dtype), lifted.precision():
         lowered.compile()
 
 
 class _Parameters(NamedTuple):
-    """What probes of single steps see of a state: a path in float64 stays out of float32 programs."""
+    """State for probes of single steps, without fields in float64, which float32 programs cannot take."""
 
     params: Any
 

@@ -1,4 +1,4 @@
-"""Where measurements go while a run is on its way: metrics.jsonl, TensorBoard, Weights & Biases offline."""
+"""Writers of measurements during a run: metrics.jsonl, TensorBoard, and Weights & Biases offline."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,13 +16,13 @@ Kind = Literal["tensorboard", "wandb"]
 
 @contextmanager
 def opened(folder: Store, name: str, kinds: Sequence[Kind], profile: bool) -> Iterator[Write]:
-    """Open whatever gets measurements, and a trace of JAX if it is asked for.
+    """Open the writers of measurements, and start a JAX trace if requested.
 
     Args:
         folder: the results folder.
-        name: of the study.
-        kinds: dashboards; entries of what was not measured go to metrics.jsonl alone.
-        profile: whether to write the trace.
+        name: name of the study.
+        kinds: dashboards; entries without measurements are written only to metrics.jsonl.
+        profile: True to write the trace.
 
     Yields:
         A function to call with every entry and the series of its seeds.
@@ -48,16 +48,17 @@ def opened(folder: Store, name: str, kinds: Sequence[Kind], profile: bool) -> It
 
 
 def writer(kind: Kind, directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
-    """Open a writer of measurements by step: the median over the lanes of a batch, and a line for every seed.
+    """Open a dashboard, with the median over the vmapped runs of a batch and a line for every seed.
 
     Args:
-        kind: which one.
-        directory: the results folder; files go to `tensorboard` or `wandb` in it. Nothing is sent anywhere:
-            `wandb sync` uploads an offline run.
-        name: of the study.
+        kind: name of the dashboard.
+        directory: the results folder. Files are written to `tensorboard` or `wandb` in it. Nothing is
+            uploaded; `wandb sync` uploads an offline run.
+        name: name of the study.
 
     Returns:
-        A function to call with every entry and the series of its seeds, and one that closes the writer.
+        A function to call with every entry and the series of its seeds, and a function that closes the
+        writer.
 
     Raises:
         InputError: the package is not installed.

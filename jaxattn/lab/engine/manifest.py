@@ -1,4 +1,4 @@
-"""What a run says of itself: config, versions, source, device; and how two configs differ."""
+"""Content of a run's manifest (config, versions, source, device), and differences between two configs."""
 
 import math
 import os
@@ -21,12 +21,12 @@ INERT = frozenset(f"data.{name}" for name in Source.inert)
 
 
 def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -> dict[str, Any]:
-    """Describe a run: config and hash, command, versions, source commit, device, time of start.
+    """Return the manifest of a new run: config and hash, command, versions, commit, device, starting time.
 
     Args:
-        study: what is run.
+        study: the study.
         command: the command line.
-        shard: I and N, if it is the I-th of N shares.
+        shard: I and N for shard I of N.
     """
     source = provenance.installed()
     cells = [
@@ -66,13 +66,13 @@ def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -
 
 
 def of_batches(widths: list[int], every: list[Batch], batches: list[Batch]) -> dict[str, Any]:
-    """Describe how a study is cut: lanes that run together in every group, these batches, and all others."""
+    """Return the manifest entries of batches: vmapped runs per batch of each group, and batch names."""
     elsewhere = {batch.name for batch in every} - {batch.name for batch in batches}
     return {"widths": widths, "batches": listed(batches), "elsewhere": sorted(elsewhere)}
 
 
 def listed(batches: list[Batch]) -> list[dict[str, Any]]:
-    """List batches: name, cells and seeds of each."""
+    """Return name, cells and seeds of each batch."""
     return [
         {"name": batch.name, "cells": [cell.number for cell in batch.cells], "seeds": list(batch.seeds)}
         for batch in batches
@@ -80,32 +80,32 @@ def listed(batches: list[Batch]) -> list[dict[str, Any]]:
 
 
 def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Say that a run goes on where numbers may have other bits; returns all devices since it was begun."""
+    """Return all devices since the start of a run; note a change, because it may change last digits."""
     every = [known["device"], *known.get("continued_on", ())]
     if (now := devices.here()) != every[-1]:
         words = (f"{device.get('count')} × {device.get('kind')}" for device in (every[-1], now))
-        note("begun on {}, going on on {}: numbers may differ in their last digits".format(*words))
+        note("started on {}, resumed on {}: numbers may differ in their last digits".format(*words))
         every.append(now)
     return every[1:]
 
 
 def note_unhashed(study: Definition, code: Mapping[str, str | None], note: Callable[[str], None]) -> None:
-    """Report which of the user's code has no hash, and why; what a resumed run would need."""
+    """Report custom code that cannot be hashed, with the reason and the option to resume the run."""
     for name in (name for name, digest in code.items() if digest is None):
         reason = study.names.unhashable(name)
         note(
-            f"{name}: has no hash, since {reason} that it reads has none; pass that as a setting, or resume "
-            "this run with accept_code=True, on the command line --accept-code"
+            f"{name}: its code has no hash, because {reason}, which it uses, has none; pass that as a "
+            "setting, or resume this run with accept_code=True (command line: --accept-code)"
         )
 
 
 def labels(study: Definition) -> dict[str, str]:
-    """Collect what figures call the metrics, from the probes."""
+    """Return the printed names of the metrics, from the probes."""
     return {name: label for probe in _probes(study) for name, label in probe.labels.items()}
 
 
 def scales(study: Definition) -> dict[str, list[Any]]:
-    """Collect kind, low and high of the scales that probes declare of their metrics; None is no bound."""
+    """Return kind, low and high of the scales that probes declare for their metrics; None for no bound."""
     return {
         name: [found.kind, *(x if math.isfinite(x) else None for x in (found.low, found.high))]
         for probe in _probes(study)
@@ -119,7 +119,7 @@ def _probes(study: Definition) -> list[Measurement]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """List the settings that differ, as `key: old -> new`, leaving out what may change."""
+    """Return the settings that differ as `key: old -> new`, except for those that may change."""
     flat_old, flat_new = _flat(old), _flat(new)
     keys = sorted(flat_old.keys() | flat_new.keys())
     allowed = tuple(key for key in PRESENTATION if key not in (*GRID, "blocks"))
@@ -131,13 +131,13 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def code_trouble(known: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> str:
-    """Return which of the user's functions and classes changed or cannot be compared; "" if none."""
-    begun_with = [name for name in now if any(name in one for one in known)]
-    unknown = [name for name in begun_with if now[name] is None]
-    changed = [name for name in begun_with if any(one.get(name, now[name]) != now[name] for one in known)]
+    """Return which custom functions and classes changed or cannot be compared; "" if none."""
+    shared = [name for name in now if any(name in one for one in known)]
+    unknown = [name for name in shared if now[name] is None]
+    changed = [name for name in shared if any(one.get(name, now[name]) != now[name] for one in known)]
     if unknown:
-        return f"{', '.join(unknown)} cannot be compared with the code that this run began with"
-    return f"{', '.join(changed)} changed since this run began" if changed else ""
+        return f"{', '.join(unknown)} cannot be compared with the code that started this run"
+    return f"{', '.join(changed)} changed since this run started" if changed else ""
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

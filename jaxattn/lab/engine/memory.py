@@ -1,4 +1,4 @@
-"""How many lanes fit in memory, from compiled programs instead of a rule of thumb."""
+"""Number of vmapped runs that fit in memory, computed from compiled programs."""
 
 import math
 import resource
@@ -15,10 +15,10 @@ from jaxattn.lab.engine.groups import CompileGroup
 from jaxattn.lab.engine.lift import Programs
 from jaxattn.lab.storage import files
 
-# Gradients, moments, averages of every sequence and temporaries, in parameters and corpora: more than any
-# model here was seen to need. What outgrows it runs out of memory, and goes on in halves.
+# Bound on memory in multiples of parameters and data: gradients, moments, averages of every sequence and
+# temporaries. No model here needs more; a batch that needs more runs out of memory and is cut into halves.
 AMPLE = 100
-# Bytes of address space in which small studies were seen to compile; with three quarters some aborted.
+# Bytes of address space in which small studies compile; with three quarters of it some aborted.
 ADDRESS_SPACE = 4 * 2**30
 
 
@@ -29,34 +29,34 @@ def width(
     budget: int,
     note: Callable[[CompileGroup], None] = lambda group: None,
 ) -> int:
-    """Choose how many lanes of a group run together.
+    """Return the number of runs of a group that are vmapped together.
 
-    Programs are compiled to find out only where shapes of parameters and corpora leave a doubt.
+    Programs are compiled only if the sizes of parameters and data do not decide.
 
     Args:
         group: cells that share programs.
-        programs: these.
-        lanes: how many are wanted.
-        budget: bytes that may be used on every device.
+        programs: their programs.
+        lanes: requested number of vmapped runs.
+        budget: memory limit in bytes per device.
         note: called before programs are compiled, which takes seconds.
 
     Returns:
-        The number of lanes; at most those that are wanted.
+        The number of vmapped runs, at most `lanes`.
 
     Raises:
-        InputError: one lane alone does not fit, and how much it needs; or sizes that no array has.
+        InputError: one run alone does not fit; the message gives its memory. Or the arrays are too large.
     """
     used = devices.device_count(group.setting.data.shared)
     each = math.ceil(lanes / used)
     try:
-        held, own = sizes(group, programs, each * used)
+        common, own = sizes(group, programs, each * used)
     except OverflowError as error:
         raise InputError(
-            f"cell {group.cells[0].number}: its sizes are too large for programs ({error}); make them smaller"
+            f"cell {group.cells[0].number}: its arrays are too large to compile ({error}); make them smaller"
         ) from None
-    if held + AMPLE * own * each <= budget:
+    if common + AMPLE * own * each <= budget:
         return lanes
-    each, needed = min(each, (budget - held) // max(own, 1)), float(held + own)
+    each, needed = min(each, (budget - common) // max(own, 1)), float(common + own)
     if each > 0:
         note(group)
         each, needed = fit(lambda n: peak(group, programs, n * used), each, budget)
@@ -70,16 +70,17 @@ def width(
 
 
 def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> tuple[int, float]:
-    """Find how many lanes a device holds: memory is a line in the lanes, through two compiled programs.
+    """Return the number of vmapped runs that fit on a device, by linear interpolation of memory.
 
     Args:
-        peak: compiles for a number of lanes and returns the bytes that they need; infinite if it cannot.
-        most: lanes to begin with; they are halved until they fit, and the line through the last two tells
-            how many more do.
-        budget: bytes of the device.
+        peak: function that compiles for a number of vmapped runs and returns their memory in bytes; infinite
+            if they cannot be compiled.
+        most: first number of vmapped runs to try. It is halved until it fits; the last two memories are then
+            interpolated.
+        budget: memory of the device in bytes.
 
     Returns:
-        The number of lanes, 0 if none fits; and the bytes that the last program needs.
+        The number of vmapped runs, 0 if none fits; and the memory in bytes of the last program.
     """
     lanes, needed = most, float(peak(most))
     more, needed_by_more = 0, 0.0
@@ -94,27 +95,27 @@ def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> t
 
 
 def peak(group: CompileGroup, programs: Programs, lanes: int) -> int:
-    """Compile every phase for some lanes and return what a device holds at once at most, in bytes.
+    """Compile every phase for some vmapped runs and return the peak memory of a device in bytes.
 
-    That is arguments, results and temporaries: parameters, optimiser, corpora, paths and gradients.
+    It consists of arguments, results and temporaries: parameters, optimiser states, data and gradients.
     """
     with backend.precision(group.setting.dtype):
-        # Phases do their work when they begin or when they advance; after minibatches, measuring holds most.
+        # The largest programs of a phase; for minibatches, measuring on all data needs most memory.
         heavy = [x for x in programs.shaped(group, lanes) if x.name in ("begin", "advance", "measure")]
         own = [x for x in heavy if not x.lifted.on_host]
         return max((held_bytes(x.lifted.lower(*x.arguments).compile()) for x in own), default=0)
 
 
 def held_bytes(compiled: Any) -> int:
-    """Return the bytes of a device that a compiled program needs: arguments, results and temporaries."""
+    """Return the device memory in bytes of a compiled program: arguments, results and temporaries."""
     found = compiled.memory_analysis()
     own = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
     return int(own + found.temp_size_in_bytes)
 
 
 def default_budget() -> int:
-    """Bytes that may be used on a device: most of an accelerator's memory, a quarter of a computer's."""
-    # A backend that knows its limit has memory of its own.
+    """Return the default memory limit in bytes: 80 % of an accelerator's memory, a quarter of the host's."""
+    # Only backends with separate memory report a limit.
     if limit := (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"):
         return int(0.8 * limit)
     physical = files.memory()
@@ -122,16 +123,16 @@ def default_budget() -> int:
 
 
 def address_space() -> int | None:
-    """Bytes of address space that this process may have (`ulimit -v`), None if there is no limit."""
+    """Return the limit of address space of this process in bytes (`ulimit -v`), None if there is none."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def check_address_space(note: Callable[[str], None]) -> None:
-    """Say that address space is short before XLA finds out, which ends the process whatever catches it.
+    """Warn about a low limit of address space, because XLA would end the process without an exception.
 
     Raises:
-        InputError: no program can be compiled in so little.
+        InputError: no program can be compiled within the limit.
     """
     if (limit := address_space()) is None or limit >= ADDRESS_SPACE:
         return
@@ -145,7 +146,7 @@ def check_address_space(note: Callable[[str], None]) -> None:
 def _of_control_groups(
     root: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self/cgroup")
 ) -> list[int]:
-    """Limits of the control groups that this process is in, of containers and of batch systems."""
+    """Return the memory limits of this process's control groups, which containers and batch systems set."""
     own = process.read_text().partition("0::")[2].partition("\n")[0] if process.is_file() else ""
     group = root / own.strip("/")
     folders = [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
@@ -154,7 +155,7 @@ def _of_control_groups(
 
 
 def sizes(group: CompileGroup, programs: Programs, lanes: int) -> tuple[int, int]:
-    """Bytes that all lanes share, and bytes of parameters and corpora that each has for itself."""
+    """Return the bytes of data that all runs share, and the bytes of parameters and data of each run."""
     with backend.precision(group.setting.dtype):
         loaded = programs.corpora(group, lanes)
         own = devices.size_of(programs.params(group, lanes)) // lanes

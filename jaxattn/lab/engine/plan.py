@@ -1,4 +1,4 @@
-"""What a sweep will do, before it is run: cells, groups of one shape, units, memory, what is done."""
+"""Plan of a sweep before it runs: cells, compile groups, batches, memory, time, and finished seeds."""
 
 import itertools
 import time
@@ -28,7 +28,7 @@ from jaxattn.lab.study import seed
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.setting import Setting
 
-# Lanes that are tried, and for how many seconds.
+# Number of vmapped runs of a trial run, and its time in seconds.
 LANES = 4
 TRIAL_S = 0.3
 
@@ -41,32 +41,33 @@ def plan(
     quick: bool = False,
     progress: Callable[[str, float], None] = lambda description, share: None,
 ) -> tuple[list[pd.DataFrame], str]:
-    """Lay out a study.
+    """Return the plan of a study.
 
     Args:
-        study: what would run.
-        directory: the results folder it would run in.
-        max_memory: bytes that may be used on a device; chosen for the device by default.
-        quick: leave out memory and time, for which every group is compiled and tried.
-        progress: told which group that is, and the share of groups done.
+        study: the study.
+        directory: its results folder.
+        max_memory: memory limit in bytes per device; by default that of the device.
+        quick: skip memory and time, which require compiling and running every group.
+        progress: callback with the current group and the finished fraction.
 
     Returns:
-        A table of the cells: settings, group, seeds, and how many of them are done. A table of the groups,
-        each of which is one compiled program for every phase: its cells, how many coordinates its vectors
-        have (those of their span where these are fewer than d), which of their numbers are lanes of
-        that program, lanes, lanes that run together, batches, the memory that a device needs, and about how
-        long what is left will take. And a sentence on the whole.
+        A table of the cells: settings, group, seeds, and the number of finished seeds. A table of the groups,
+        each of which is one compiled program for every phase: its cells, the number of coordinates of its
+        vectors (the dimension of their span if that is less than d), the numbers that are vmapped, the
+        number of runs, the number of runs in a batch, batches, memory of a device, and estimated time left.
+        And a sentence with the totals.
 
     Raises:
-        InputError: a cell whose sizes do not fit, or that does not fit in memory; a folder of another config.
+        InputError: the sizes of a cell do not match, a cell does not fit in memory, or the folder holds
+            results of another config.
     """
     folder, cache = Store(fetched(directory, tables=False)), ProgramCache()
     groups = compile_groups(study.cells)
     rehearse_groups(study, groups, silent)
     known = folder.join(describe(study, "jaxattn run SWEEP"), accept_code=True)
-    begun = folder.batches()
+    existing = folder.batches()
     with backend.precision(study.dtype):
-        _, cut = batches.cut_batches(study, groups, begun, known, cache, max_memory, progress=progress)
+        _, cut = batches.cut_batches(study, groups, existing, known, cache, max_memory, progress=progress)
     finished = {batch.name for batch in cut if folder.is_finished(batch.name)}
     rows, seconds = [], 0.0
     for number, of_group in itertools.groupby(cut, key=lambda batch: batch.group.number):
@@ -101,16 +102,16 @@ def plan(
 
 
 def recorded(study: Definition) -> list[str]:
-    """Say what every phase records in the first cell, and what it does not, and why: a line for each.
+    """Return a line for each phase with its metrics in the first cell, and skipped probes with reasons.
 
     Args:
-        study: what would run; its texts are read.
+        study: the study; its texts are read.
 
     Returns:
         The lines.
 
     Raises:
-        InputError: as `plan`.
+        InputError: as for `plan`.
     """
     setting = study.cells[0].setting
     task, found = _measurements(setting)
@@ -121,11 +122,11 @@ def check_metrics(study: Definition, asked: Mapping[str, str]) -> None:
     """Check that the cells of a study record some metrics.
 
     Args:
-        study: what would run; its texts are read.
-        asked: metrics by the places that name them.
+        study: the study; its texts are read.
+        asked: metrics by the places that refer to them.
 
     Raises:
-        InputError: no cell records one of them; names the place and a near right one.
+        InputError: no cell records one of them. The message gives the place and a similar metric.
     """
     groups = compile_groups(study.cells) if asked else []
     raising = rehearse_groups(study, groups, silent, keep_going=True)
@@ -149,7 +150,7 @@ Measured = tuple[dict[int, dict[str, Any]], dict[str, Any]]
 
 
 def _measurements(setting: Setting) -> tuple[Task, list[Measured]]:
-    """Return shapes of what every phase measures, by the number of the probe, and of its own metrics."""
+    """Return shapes of what each phase measures: metrics by the index of the probe, and its own metrics."""
     shared = setting.data.load(silent) if isinstance(setting.data, SharedData) else None
 
     tokens = shared.tokens if shared else seed.drawn(setting).tokens
@@ -176,7 +177,7 @@ def _shapes(measured: dict[int, dict[str, Any]], own: dict[str, Any]) -> dict[st
 
 
 def _named(setting: Setting, task: Task, phase: Phase, known: Collection[str]) -> list[str]:
-    """List what a phase records in addition to what is measured at its steps, `known`."""
+    """Return the metrics of a phase in addition to those measured at its steps, `known`."""
     best = [name for name, by in BEST.items() if {"test_accuracy", by} <= set(known)]
     of_phases = [probe for probe in setting.probes.of_phases if not probe.why_not(task, phase)]
     return [*best, *(name for probe in of_phases for name in probe.metrics)]
@@ -185,7 +186,7 @@ def _named(setting: Setting, task: Task, phase: Phase, known: Collection[str]) -
 def _line(
     setting: Setting, task: Task, phase: Phase, measured: dict[int, dict[str, Any]], own: dict[str, Any]
 ) -> str:
-    """Say what a phase records, given its metrics by the number of their probe and its own."""
+    """Return the line of `recorded` for a phase, from its metrics by probe and its own metrics."""
     shapes = _shapes(measured, own)
     names = [f"{name}_00 .. {size[0] - 1:02d}" if size else name for name, size in shapes.items()]
     names += _named(setting, task, phase, shapes)
@@ -199,13 +200,13 @@ def _line(
 
 
 def _coordinates(setting: Setting) -> str:
-    """Return the length of the vectors of embeddings, as far as it is known before data are read."""
+    """Return the length of embedding vectors, as far as it is known before data are read."""
     dim = setting.model.dim
     if dim is None or isinstance(setting.data, SharedData):
         return "" if dim is None else str(dim)
 
     def start(key: jax.Array) -> Any:
-        # Shapes are the same in any precision, and float64 would want its mode.
+        # Shapes do not depend on the precision, and float64 would have to be enabled.
         return setting.model.init(key, seed.draw(setting, key).train, dtype=jnp.float32)
 
     params = jax.eval_shape(start, jax.random.key(0))
@@ -216,7 +217,7 @@ def _coordinates(setting: Setting) -> str:
 def _cells(
     groups: Sequence[CompileGroup], cut: Sequence[batches.Batch], finished: Collection[str]
 ) -> pd.DataFrame:
-    """Lay out the cells, and how many seeds of each are done."""
+    """Return the table of cells, with the number of finished seeds of each."""
     wanted, done = Counter[int](), Counter[int]()
     for batch in cut:
         for cell in batch.cells:
@@ -232,19 +233,19 @@ def _cells(
 
 
 def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[batches.Batch]) -> float:
-    """Estimate the time of what is left of a group.
+    """Estimate the time left of a group in seconds.
 
-    A few lanes run every phase: setting up, some steps, one probe. Steps are taken to be as long as those
-    first ones, and time to grow with the lanes, which a wide device beats. Limits of phases and drawing of
-    figures are not in it.
+    A trial sets up every phase for a few runs, takes some steps and measures once. The estimate assumes that
+    all steps take as long as these and that time is proportional to the number of runs, so it is an
+    overestimate on wide devices. The time for phase probes and figures is not included.
 
     Args:
         group: cells that share a program.
-        programs: these.
-        left: its batches that are left, at least one.
+        programs: their programs.
+        left: unfinished batches of the group, at least one.
 
     Returns:
-        Seconds, with one compilation for every program.
+        Seconds, including one compilation of every program.
     """
     setting = group.setting
     compiling, running = 0.0, 0.0
@@ -273,12 +274,12 @@ def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[bat
             first, again, _ = _twice(partial(made.measure, state, loaded.splits, numbers))
             compiling, running = compiling + first - again, running + again * len(made.probe_steps)
             params = state.state.params
-    # A last, narrower batch compiles once more.
+    # A narrower last batch is compiled separately.
     return compiling * (1 + (len(left) > 1)) + running * sum(x.width for x in left) / len(some)
 
 
 def _twice(function: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Time a function's first call, which compiles, and its second."""
+    """Time the first call of a function, which compiles it, and the second call."""
     times, result = [], None
     for _ in range(2):
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a batch has measured, as tables: records and tokens in long form, failures, lines of the log."""
+"""Tables of a batch's measurements: records and tokens in long form, failures, and lines of the log."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,28 +15,28 @@ from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.study.dry_run import NOT_REAL
 
-# Lanes that have lines of their own in dashboards.
+# Number of vmapped runs with separate lines in dashboards.
 SERIES = 32
 
 
 class Records:
-    """What the lanes of a batch have measured so far, and which of them failed.
+    """Measurements and failed seeds of a batch so far.
 
     Attributes:
-        failures: cell, seed, phase, step and reason of every lane that failed.
+        failures: cell, seed, phase, step and reason of every failed seed.
     """
 
     def __init__(
         self, batch: Batch, so_far: Mapping[str, pd.DataFrame], failures: Sequence[dict[str, Any]]
     ) -> None:
-        """Go on from the tables and failures of a checkpoint."""
+        """Start with the tables and failures of a checkpoint."""
         self.failures = list(failures)
         self._batch = batch
-        # Joined when they are written; joined at every step, tables of many seeds are copied again and again.
+        # Concatenated only when they are written, because concatenation at every step would be quadratic.
         self._records, self._tokens = [so_far["records"]], [so_far["tokens"]]
 
     def add(self, phase: str, step: int, measured: Mapping[str, np.ndarray]) -> None:
-        """Add metrics of a step, (L,) or (L, bins) each."""
+        """Add the metrics of a step, (L,) or (L, bins) each."""
         self._records.append(rows(measured, self._batch, phase, step))
 
     def add_tokens(self, phase: str, columns: dict[str, np.ndarray], loaded: Loaded) -> None:
@@ -46,7 +46,7 @@ class Records:
     def note_failures(
         self, phase: Phase, step: int, failed_at: Array | np.ndarray, losses: Array | np.ndarray
     ) -> None:
-        """Note lanes that failed by the account of their state, or whose loss at a step is not finite."""
+        """Record runs whose state has failed, or whose loss at a step is not finite."""
         before = {(failure["cell"], failure["seed"]) for failure in self.failures}
         lanes = self._batch.lanes
         failed_at = np.asarray(failed_at)[: len(lanes)]
@@ -57,14 +57,14 @@ class Records:
                 self.failures.append(place | {"reason": phase.failure})
 
     def so_far(self) -> dict[str, pd.DataFrame]:
-        """Return the tables as they are."""
+        """Return the tables so far."""
         return {
             "records": pd.concat(self._records, ignore_index=True),
             "tokens": pd.concat(self._tokens, ignore_index=True),
         }
 
     def whole(self) -> dict[str, pd.DataFrame]:
-        """Return the tables of a finished batch, cell after cell."""
+        """Return the tables of a finished batch, sorted by cell."""
         so_far = self.so_far()
         return {
             "records": _by_cell(with_best(so_far["records"])),
@@ -73,7 +73,7 @@ class Records:
 
 
 def rows(measured: Mapping[str, np.ndarray], batch: Batch, phase: str, step: int) -> pd.DataFrame:
-    """Lay out metrics of a probe, (L,) or (L, bins), in long form."""
+    """Return the metrics of a probe, (L,) or (L, bins) each, in long form."""
     lanes = batch.lanes
     columns = {}
     for name, values in ((name, values[: len(lanes)]) for name, values in measured.items()):
@@ -91,15 +91,17 @@ def rows(measured: Mapping[str, np.ndarray], batch: Batch, phase: str, step: int
             "phase": phase,
             "step": np.full(metrics * len(lanes), step, np.int64),
             "metric": pd.Index(list(columns)).take(np.tile(np.arange(metrics), len(lanes))),
-            # A probe may have nothing to say at a step; np.stack wants something.
+            # A probe may return no metric at a step, and np.stack requires at least one array.
             "value": np.stack(list(columns.values()), axis=1).astype(np.float64).ravel() if columns else [],
         }
     )
 
 
 def with_best(records: pd.DataFrame) -> pd.DataFrame:
-    """Add `BEST` at every step of a phase: the test accuracy at its first step with the best accuracy so far
-    on the test set, or on validation data where there are any.
+    """Add the metrics of `BEST` at every step of a phase.
+
+    Each is the test accuracy at the first step with the highest accuracy so far, on the test set or on the
+    validation data.
     """
     if records.empty:
         return records
@@ -120,10 +122,10 @@ def with_best(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded: Loaded) -> pd.DataFrame:
-    """Lay out token columns, (L, V) or (L, V, C), with one row for each lane, token of its own and class.
+    """Return token columns, (L, V) or (L, V, C), in long form, with a row for each run, token and class.
 
     Returns:
-        The table; empty for a model whose tokens have no scores and values.
+        The table; empty for a model without scores and values of tokens.
     """
     if not columns:
         return pd.DataFrame()
@@ -131,7 +133,7 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
     _, vocab_size, classes = columns["Ev"].shape
     shape = (len(lanes), vocab_size, classes)
     ids = np.arange(vocab_size, dtype=np.int32)[None, :, None]
-    # Only a padded vocabulary has tokens that are none of a lane's.
+    # Only with a padded vocabulary are some tokens not used by a run.
     sizes = [cell.setting.data.pads_vocabulary and cell.setting.data.vocab_size for cell, _ in lanes]
     used = np.array([size or vocab_size for size in sizes])
     own = np.broadcast_to(ids < used[:, None, None], shape)
@@ -159,7 +161,7 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
 
 
 def seed_series(measured: Mapping[str, np.ndarray], batch: Batch) -> dict[str, dict[str, float]]:
-    """Collect the scalars of the first lanes by "cell C/seed S" and metric: a line each in dashboards."""
+    """Return the scalars of the first runs by "cell C/seed S" and metric, for lines in dashboards."""
     return {
         f"cell {cell.number}/seed {seed}": {
             name: float(x[lane]) for name, x in measured.items() if x.ndim == 1 and np.isfinite(x[lane])
@@ -169,12 +171,12 @@ def seed_series(measured: Mapping[str, np.ndarray], batch: Batch) -> dict[str, d
 
 
 def log_entry(measured: Mapping[str, np.ndarray], batch: Batch, failures: Sequence[Any]) -> dict[str, Any]:
-    """Summarise a measurement for metrics.jsonl.
+    """Return the summary of a measurement for metrics.jsonl.
 
     Args:
         measured: metrics of a step, (L,) or (L, bins).
-        batch: whose.
-        failures: its lanes that failed so far.
+        batch: the batch.
+        failures: its failed seeds so far.
 
     Returns:
         The median over the batch of every scalar, the finite losses of every cell, and the failures.
@@ -188,7 +190,7 @@ def log_entry(measured: Mapping[str, np.ndarray], batch: Batch, failures: Sequen
     losses: dict[str, list[float]] = {str(cell.number): [] for cell in batch.cells}
     for (cell, _), loss in zip(batch.lanes, measured["loss"], strict=True):
         if np.isfinite(loss):
-            # Lines are many, and are looked at only.
+            # Rounded to keep the log small, because it is only displayed.
             losses[str(cell.number)].append(float(f"{loss:.6g}"))
     return {"loss": scalars["loss"], "losses": losses, "metrics": scalars, "failures": list(failures)}
 

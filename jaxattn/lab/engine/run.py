@@ -1,4 +1,4 @@
-"""What a run does, from top to bottom: plan; for every batch compile, draw, run its phases, save; merge."""
+"""The steps of a run: plan; for every batch compile, sample, run the phases and save; merge the tables."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -34,15 +34,15 @@ Tables = Callable[[], dict[str, pd.DataFrame]]
 
 
 class Outcome(NamedTuple):
-    """What a run left.
+    """Result of a run.
 
     Attributes:
-        directory: its folder.
-        failures: the lanes whose numbers failed.
-        errors: the batches that could not be run, and why.
-        batches: how many batches there are.
-        already_finished: whether all was there already.
-        renewed: whether it is described otherwise by now: other names, or figures.
+        directory: the results folder.
+        failures: the failed seeds.
+        errors: the batches that failed to run, with the reasons.
+        batches: number of batches.
+        already_finished: True if all batches were finished before.
+        renewed: True if the manifest was rewritten because names or figures have changed.
     """
 
     directory: Path
@@ -67,29 +67,31 @@ def run(
     log: Sequence[loggers.Kind] = (),
     intervals: Intervals = Intervals(),  # noqa: B008  frozen
 ) -> Outcome:
-    """Run a study, or continue it: batches that are finished are not run again.
+    """Run or resume a study; finished batches are not run again.
 
     Args:
-        study: what to run.
+        study: the study.
         directory: the results folder.
         command: the command line, for the manifest.
-        reporter: where progress goes.
-        shard: I and N: run the I-th of N shares of the batches, in a folder of its own.
-        max_memory: bytes that may be used on a device; chosen for the device by default.
-        on_failure: what to do when a batch fails, by NaN, by an error of the machine or of the user's code:
+        reporter: reporter of progress.
+        shard: I and N for shard I of N of the batches, in a separate folder.
+        max_memory: memory limit in bytes per device; by default that of the device.
+        on_failure: reaction to a batch that fails by NaN, by an error of the machine or of custom code:
             `stop`, `continue` with the next one, or `retry` it before continuing.
-        accept_code: continue although code of the user's has changed since the run began.
-        profile: write a trace of the run into the folder.
-        log: dashboards that get every measurement, as metrics.jsonl does.
-        intervals: how often it shows how far it is, and saves.
+        accept_code: resume although custom code has changed since the run started.
+        profile: write a JAX trace of the run into the folder.
+        log: dashboards that get every measurement, in addition to metrics.jsonl.
+        intervals: time intervals of progress and checkpoints.
 
     Returns:
         The outcome; records.parquet, tokens.parquet and manifest.json are in the folder.
 
     Raises:
-        InputError: data that cannot be used, a cell that does not fit, or a folder of another config.
-        RunError: a folder that cannot be written, too few file handles, or a failure that is to stop the run.
-        Interrupted: SIGINT or SIGTERM came; the same command continues.
+        InputError: the data cannot be used, a cell does not fit in memory, or the folder holds results of
+            another config.
+        RunError: the folder cannot be written, the limit of open files is too low, or a batch failed and
+            `on_failure` is `stop`.
+        Interrupted: SIGINT or SIGTERM was received; the same command resumes the run.
     """
     clock, cache = Clock(reporter, intervals), ProgramCache(reporter.loading)
     memory.check_address_space(reporter.note)
@@ -104,19 +106,20 @@ def run(
         manifest.note_unhashed(study, described["code"], reporter.note)
         known = folder.join(described, accept_code)
         folder.set_strays_aside()
-        begun = folder.batches()
+        existing = folder.batches()
         widths, every = cut_batches(
-            study, groups, begun, known, cache, max_memory, shard[1], raising, reporter.update
+            study, groups, existing, known, cache, max_memory, shard[1], raising, reporter.update
         )
         batches = share(every, shard)
-        known |= manifest.of_batches(widths, every, batches) | ({} if begun else {"device": devices.here()})
+        known |= manifest.of_batches(widths, every, batches)
+        known |= {} if existing else {"device": devices.here()}
         todo = unfinished(batches, folder, reporter)
         if not todo and known["status"] == "finished" and folder.is_merged(known):
             if renewed := known != find(folder.directory):
                 folder.write_manifest(known)
             return Outcome(folder.directory, known["failures"], [], len(batches), True, renewed)
-        # A process that was killed left its manifest as it began; its last line knows more.
-        clock.go_on_from(known, *run_log.latest(folder.directory)[-1:])
+        # A killed process has not updated its manifest; the last line of its log is newer.
+        clock.resume_from(known, *run_log.latest(folder.directory)[-1:])
         known |= {"status": "running", "continued_on": manifest.devices_since(known, reporter.note)}
         folder.write_manifest(known)
         errors: list[dict[str, Any]] = []
@@ -137,19 +140,19 @@ def run(
 
 
 def run_batch(batch: Batch, cache: ProgramCache, folder: Store, clock: Clock) -> list[dict[str, Any]]:
-    """Run the phases of a batch, or what is left of them, and write its tables.
+    """Run the phases of a batch, or those that are left, and write its tables.
 
     Args:
-        batch: what to run.
-        cache: the programs of its group.
-        folder: where its checkpoints and tables are.
-        clock: when to show, save and stop.
+        batch: the batch.
+        cache: programs of its group.
+        folder: folder of its checkpoints and tables.
+        clock: clock that decides when to show progress, save and stop.
 
     Returns:
-        The lanes that failed: cell, seed, phase, step and reason.
+        Cell, seed, phase, step and reason of every failed seed.
 
     Raises:
-        Interrupted: it was asked to stop, and has saved.
+        Interrupted: the run was asked to stop, and has saved a checkpoint.
         RunError: the folder cannot be written.
     """
     group, phases = batch.group, batch.group.setting.phases
@@ -160,7 +163,7 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, clock: Clock) ->
 
     clock.doing("compiling")
     programs = cache.of(group)
-    programs.compile(group, len(lanes), first, begun=saved is not None)
+    programs.compile(group, len(lanes), first, resumed=saved is not None)
 
     clock.doing("drawing")
     data_keys, keys = seed_keys([seed for _, seed in lanes])
@@ -168,12 +171,12 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, clock: Clock) ->
     loaded = programs.draw(data_keys, numbers)
     params = programs.start(loaded, keys, numbers)
 
-    here = _Underway(batch, loaded, numbers, records, folder, clock, {})
+    here = _BatchRun(batch, loaded, numbers, records, folder, clock, {})
     for index in range(first, len(phases)):
         program = programs.phase(index, loaded)
         clock.begin_phase(index, program.probe_steps, saved.step if saved else 0)
         params, saved = here.phase(program, index, params, keys, saved), None
-        if params is None:  # the checkpoint was damaged, and is set aside
+        if params is None:  # the checkpoint was damaged and has been set aside
             return run_batch(batch, cache, folder, clock)
         clock.end_phase()
 
@@ -184,7 +187,7 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, clock: Clock) ->
 
 @dataclass
 class _State:
-    """Where a phase is: steps taken, what it carries, and what its probes of the whole phase observed."""
+    """State of a phase: steps taken, state of the programs, and observations of its phase probes."""
 
     index: int
     step: int
@@ -192,8 +195,8 @@ class _State:
     history: dict[str, np.ndarray]
 
 
-class _Underway(NamedTuple):
-    """A batch on its way; `kept` are parameters after the phases before, as far as they moved in them."""
+class _BatchRun(NamedTuple):
+    """A running batch; `kept` holds the parameters after each earlier phase, as far as it trained them."""
 
     batch: Batch
     loaded: Loaded
@@ -204,9 +207,9 @@ class _Underway(NamedTuple):
     kept: dict[str, dict[str, Any]]
 
     def phase(self, program: Program, index: int, params: Any, keys: Any, saved: BatchState | None) -> Any:
-        """Run a phase, or what is left of it; return the parameters at its end, None for damage."""
+        """Run a phase, or the rest of it; return its final parameters, or None for a damaged checkpoint."""
         start = program, index, params, keys
-        state = self.begun(*start) if saved is None else self.restored(*start, saved)
+        state = self.initial_state(*start) if saved is None else self.restored_state(*start, saved)
         if state is None:
             return None
         self.steps(program, state, measured=saved is not None)
@@ -214,15 +217,15 @@ class _Underway(NamedTuple):
         return state.carried.state.params
 
     def steps(self, program: Program, state: _State, measured: bool) -> None:
-        """Take the steps of a phase that are left, measure, and save on the way.
+        """Take the remaining steps of a phase, with measurements and checkpoints.
 
         Args:
-            program: the phase.
-            state: where it is; it is changed.
-            measured: whether the step that it is at was measured already.
+            program: functions of the phase.
+            state: state of the phase; it is changed in place.
+            measured: True if the current step has been measured already.
         """
-        clock, begun_at = self.clock, state.step if measured else -1
-        for step in (step for step in program.probe_steps if step > begun_at):
+        clock, last_measured = self.clock, state.step if measured else -1
+        for step in (step for step in program.probe_steps if step > last_measured):
             while state.step < step and not clock.is_stopped:
                 taken = clock.block(step - state.step)
                 with clock.stepping(taken):
@@ -239,7 +242,7 @@ class _Underway(NamedTuple):
                 raise Interrupted
 
     def measure(self, program: Program, state: _State) -> None:
-        """Measure at a step, record it and log it."""
+        """Measure the current step, and add the result to the records and the log."""
         batch, step, carried = self.batch, state.step, state.carried
         by_probe = program.measure(carried, self.loaded.splits, self.numbers)
         found = merged(batch.group.setting, by_probe, step) | program.state_metrics(carried)
@@ -252,7 +255,7 @@ class _Underway(NamedTuple):
         self.clock.measured(entry, seed_series(measured, batch))
 
     def conclude(self, program: Program, state: _State) -> None:
-        """Measure a phase as a whole, and its tokens, at its end; keep the parameters that it moved."""
+        """Compute phase metrics and the token table at the end of a phase; keep its trained parameters."""
         name, steps, params = program.phase.name, program.probe_steps, state.carried.state.params
         model = self.batch.group.setting.model
         for (probe, _), seen in zip(program.observe, state.history.values(), strict=True):
@@ -266,13 +269,13 @@ class _Underway(NamedTuple):
         self.kept[name] = {moved: get(params, moved) for moved in _moved(params, program.phase, state.index)}
 
     def save_so_far(self, state: _State) -> None:
-        """Save what the batch continues from."""
+        """Save a checkpoint of the batch."""
         arrays = {"state": {"carried": state.carried, "kept": self.kept}, "history": state.history}
         with self.clock.saving():
             self.save(arrays, self.records.so_far, state.index, state.step)
 
     def save(self, arrays: Any, tables: Tables, phase: int, step: int, finished: bool = False) -> None:
-        """Save how far the batch is."""
+        """Save the state of the batch."""
         cells = {str(cell.number): cell.config_hash for cell in self.batch.cells}
         self.folder.save(
             self.batch.name,
@@ -285,15 +288,15 @@ class _Underway(NamedTuple):
             finished=finished,
         )
 
-    def begun(self, program: Program, index: int, params: Any, keys: Any) -> _State:
-        """Begin a phase."""
+    def initial_state(self, program: Program, index: int, params: Any, keys: Any) -> _State:
+        """Return the state at the start of a phase."""
         carried = program.begin(params, self.loaded.splits, self.numbers, keys)
         return _State(index, 0, carried, program.histories(carried))
 
-    def restored(
+    def restored_state(
         self, program: Program, index: int, params: Any, keys: Any, saved: BatchState
     ) -> _State | None:
-        """Go on from a checkpoint; None if it is damaged."""
+        """Return the state of a checkpoint; None if it is damaged."""
         like = program.begin.shapes(params, self.loaded.splits, self.numbers, keys)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
         kept = {
@@ -304,12 +307,12 @@ class _Underway(NamedTuple):
         if (found := self.folder.restore(self.batch.name, saved, wanted)) is None:
             return None
         lanes = jax.tree.leaves(shapes)[0].shape[0]
-        found = devices.padded_anew(found, len(self.batch.lanes), lanes)
+        found = devices.padded_again(found, len(self.batch.lanes), lanes)
         self.kept.update(found["state"]["kept"])
         carried = devices.put(found["state"]["carried"], self.loaded.shared)
         return _State(index, saved.step, carried, found["history"])
 
 
 def _moved(params: Any, phase: Any, index: int) -> Sequence[str]:
-    """Name the parameters that are kept after a phase: all after the first, then those that it moves."""
+    """Return the parameters to keep after a phase: all after the first one, else those that it trains."""
     return names(params) if index == 0 else phase.train

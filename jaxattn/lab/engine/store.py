@@ -1,4 +1,4 @@
-"""The results folder of a run: lock, manifest, parts and checkpoints. All writing of a study starts here."""
+"""The results folder of a run: lock, manifest, tables and checkpoints. All writes of a study are here."""
 
 import os
 import shutil
@@ -19,17 +19,17 @@ from jaxattn.lab.storage.bucket import OWN, Bucket
 from jaxattn.lab.storage.files import Damaged
 from jaxattn.lab.storage.objects import is_address
 
-# What is there before anything was computed, or is left when nothing could be.
+# Files that exist before anything is computed, or remain if nothing could be computed.
 EMPTY = (lock.FILE, "parts", "checkpoints", run_log.NAME, manifest.NAME, *OWN)
 
 
 class Store:
-    """A results folder of one study; a batch is a block of cells and seeds that run together."""
+    """The results folder of one study, with its batches of cells and seeds."""
 
     def __init__(self, directory: Path, warn: Callable[[str], None] = lambda line: None) -> None:
-        """Name the folder, nothing is written yet; `warn` is told of damage that was found and mended.
+        """Store the path; nothing is written yet. `warn` is called for damage that was repaired.
 
-        Of an address in a bucket, the folder is the copy on this machine.
+        For a bucket address, the folder is its local copy.
         """
         self.bucket = Bucket(directory) if is_address(directory) else None
         self.directory = self.bucket.folder if self.bucket else Path(os.path.abspath(directory))
@@ -39,7 +39,7 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep the folder to this process; RunError if another one has it.
+        """Lock the folder for this process; raises RunError if another process holds it.
 
         A start that fails before anything was computed leaves no folder.
         """
@@ -50,11 +50,11 @@ class Store:
         self.directory.mkdir(parents=True, exist_ok=True)
         with lock.locked(self.directory, self.warn), self.bucket.locked(self.warn):
             files.remove_temporary(self.directory)
-            begun = (self.directory / manifest.NAME).exists()
+            existed = (self.directory / manifest.NAME).exists()
             try:
                 yield
             except InputError:
-                if not begun:
+                if not existed:
                     self._clear()
                     self.bucket.delete(
                         x for x in (manifest.NAME, run_log.NAME) if not (self.directory / x).exists()
@@ -64,15 +64,15 @@ class Store:
     @contextmanager
     def _locked_here(self) -> Iterator[None]:
         with files.saving(self.directory, self.directory):
-            # What is written to, and what old tables and checkpoints are deleted from.
+            # Check every folder in which files are written or deleted.
             files.check_links(self.directory, "parts", "checkpoints", "damaged", "figures")
             if strange := self._is_strange():
-                made, begun = [], True
+                made, existed = [], True
             else:
                 made = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
-                begun = (self.directory / manifest.NAME).exists()
+                existed = (self.directory / manifest.NAME).exists()
         if strange:
-            yield  # not ours to write in: `join` will say so
+            yield  # not a results folder: `join` will raise
             return
         try:
             with files.saving(self.directory, self.directory):
@@ -85,7 +85,7 @@ class Store:
                     yield
                 except Exception as error:
                     described = (self.directory / manifest.NAME).exists()
-                    if not begun and (isinstance(error, InputError) or not described):
+                    if not existed and (isinstance(error, InputError) or not described):
                         self._clear()
                     raise
         except Exception:
@@ -95,7 +95,7 @@ class Store:
             raise
 
     def _clear(self) -> None:
-        """Remove what a start has left of its own, if nothing was computed."""
+        """Remove the files of a start if nothing was computed."""
         with suppress(OSError):
             for name in ("parts", "checkpoints"):
                 if (self.directory / name).exists():
@@ -106,28 +106,30 @@ class Store:
 
     def _is_strange(self) -> bool:
         if self.bucket:
-            return False  # `Bucket.locked` has looked at what is there
+            return False  # `Bucket.locked` has checked the folder
         if not self.directory.is_dir() or (self.directory / manifest.NAME).exists() or self.batches():
             return False
         return any(path.name not in EMPTY for path in self.directory.iterdir())
 
     def join(self, described: dict[str, Any], accept_code: bool = False) -> dict[str, Any]:
-        """Tell what the manifest of a run is that starts or continues in this folder; nothing is written.
+        """Return the manifest of a run that starts or resumes in this folder; nothing is written.
 
         Args:
-            described: the description of the run.
-            accept_code: continue although the user's code has changed.
+            described: manifest of a new run.
+            accept_code: resume although custom code has changed.
 
         Returns:
-            The description, with what the folder holds already. A manifest that is missing or damaged beside
-            batches is made anew: `batches` is empty then.
+            The manifest, including existing results. If it is missing or damaged although there are batches,
+            it is rebuilt with an empty `batches`.
 
         Raises:
-            InputError: the folder holds something else, or results of another config or of other code.
+            InputError: the folder holds other files, or results of another config or of other code.
         """
         self._code = described["code"]
         if self._is_strange():
-            raise InputError(f"{self.directory}: not empty and no results folder; choose another with --out")
+            raise InputError(
+                f"{self.directory}: not empty and not a results folder; choose another with --out"
+            )
         known = None
         try:
             known = manifest.find(self.directory)
@@ -135,30 +137,30 @@ class Store:
             reason = str(error).removesuffix(f"; {manifest.REBUILD}")
             if not self.batches():
                 raise InputError(f"{reason}; delete it, or choose another folder with --out") from None
-            self.warn(f"{reason}; making it anew from what is there")
+            self.warn(f"{reason}; rebuilding it from the batches there")
         self._strays = strays.find(self.directory, known, described["seeds"])
-        begun = self.batches()
+        batches = self.batches()
         changed = differences(known["config"], described["config"]) if known else []
-        if begun:
-            self._check_same(changed, described, begun)
-            codes = [known["code"]] if known else [saved.origin.code for saved in self._whole_states(begun)]
+        if batches:
+            self._check_same(changed, described, batches)
+            codes = [known["code"]] if known else [saved.origin.code for saved in self._whole_states(batches)]
             if not accept_code and (trouble := code_trouble(codes, described["code"])):
                 raise InputError(
                     f"{self.directory}: {trouble}; choose another folder with --out, or resume with "
-                    "accept_code=True, on the command line --accept-code"
+                    "accept_code=True (command line: --accept-code)"
                 )
         elif changed:
-            known = None  # nothing was computed yet, for example since the config did not fit
-        held = {seed for batch in begun for seed in batch_state.spans(batch)[1]}
+            known = None  # nothing was computed, for example because the earlier config did not fit
+        held = {seed for batch in batches for seed in batch_state.spans(batch)[1]}
         seeds = sorted({*described["seeds"], *held, *(known["seeds"] if known else ())})
         kept = ("name", "description", "config", "cells", "code", "labels", "scales")
         return (known or described) | {key: described[key] for key in kept} | {"seeds": seeds}
 
-    def begun(self, described: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Read the manifest of what was begun here, None if nothing was.
+    def existing(self, described: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the manifest of the folder, None if it has no batches.
 
         Raises:
-            InputError: it is of another config than what is described, or cannot be read.
+            InputError: it has another config than `described`, or cannot be read.
         """
         batches = self.batches()
         known = manifest.find(self.directory) if batches else None
@@ -166,9 +168,9 @@ class Store:
             self._check_same(differences(known["config"], described["config"]), described, batches)
         return known
 
-    def _check_same(self, changed: list[str], described: Mapping[str, Any], begun: list[str]) -> None:
-        """Compare the config with that of the manifest, and with those that made the batches."""
-        for saved in [] if changed else self._whole_states(begun):
+    def _check_same(self, changed: list[str], described: Mapping[str, Any], batches: list[str]) -> None:
+        """Compare the config with that of the manifest and with the configs of the batches."""
+        for saved in [] if changed else self._whole_states(batches):
             changed += [f"cell {cell}" for cell in batch_state.foreign(saved, described["cells"])]
         if changed:
             raise InputError(
@@ -192,26 +194,26 @@ class Store:
                 self.bucket.commit(manifest.NAME)
 
     def log(self, entry: dict[str, Any]) -> None:
-        """Append one line to metrics.jsonl, where others can watch the run."""
+        """Append one line to metrics.jsonl."""
         with files.saving(self.directory / run_log.NAME, self.directory):
             run_log.append(self.directory, entry)
 
     def batches(self) -> list[str]:
-        """Name the batches of the run that were finished or begun in this folder."""
+        """Return the names of the run's batches in this folder, finished or not."""
         return [batch for batch in batch_state.batches(self.directory) if batch not in self._strays]
 
     def set_strays_aside(self) -> None:
-        """Move batches out of the way that are not of this folder's run, as `join` has found them."""
+        """Move batches that do not belong to this run, as found by `join`, to the folder `damaged`."""
         for batch, reason in self._strays.items():
             self.warn(f"{reason}; set aside in {self._move_aside(batch)}")
 
     def is_finished(self, batch: str) -> bool:
-        """Tell whether a batch was finished, without looking at its tables."""
+        """Return True if a batch is finished, without checking its tables."""
         saved = batch_state.read(self.directory, batch)
         return saved is not None and saved.finished
 
     def is_whole(self, batch: str) -> bool:
-        """Tell whether a batch was finished and its tables are whole; a damaged one is set aside."""
+        """Return True if a batch is finished and its tables are intact; set a damaged batch aside."""
         try:
             saved = batch_state.read(self.directory, batch)
             if saved is None or not saved.finished:
@@ -225,11 +227,11 @@ class Store:
             self.set_aside(batch, error)
             return False
         if self.bucket or sum(1 for _ in (self.directory / "checkpoints" / batch).glob("*")) > 1:
-            self._drop_others(batch, saved)  # killed before it had
+            self._drop_others(batch, saved)  # left by a process that was killed before it deleted them
         return True
 
     def resume(self, batch: str) -> tuple[BatchState | None, dict[str, pd.DataFrame]]:
-        """Read how far a batch is and its tables so far; what is damaged is set aside."""
+        """Return the commit record of a batch and its tables so far; set a damaged batch aside."""
         try:
             if found := batch_state.read_with_tables(self.directory, batch):
                 return found
@@ -238,7 +240,7 @@ class Store:
         return None, {name: pd.DataFrame() for name in TABLES}
 
     def restore(self, batch: str, saved: BatchState, like: Any) -> Any:
-        """Restore a batch's checkpoint, a tree like `like`, to the host; None sets a damaged one aside."""
+        """Restore a batch's checkpoint to the host, as a tree like `like`; set a damaged one aside."""
         folder = batch_state.checkpoint_path(self.directory, batch, saved.checkpoint.number)
         try:
             return checkpoints.restore(folder, saved.checkpoint, self.directory, like)
@@ -258,26 +260,26 @@ class Store:
         failures: list[dict[str, Any]],
         finished: bool = False,
     ) -> None:
-        """Save how far a batch is: tables and arrays under new names, then the state that names them.
+        """Save a batch: tables and arrays under new names, then the commit record that refers to them.
 
         Args:
             batch: its name.
-            arrays: what it continues from; at its end, the trained parameters.
-            tables: makes the tables so far; at its end, the whole ones.
+            arrays: state to resume from; for a finished batch, the trained parameters.
+            tables: function that returns the tables so far; for a finished batch, the complete ones.
             cells: hashes of the configs of its cells, by number.
-            phase: the phase it is in.
+            phase: number of the current phase.
             step: steps taken in it.
             failures: the seeds that failed so far.
-            finished: whether this is its end.
+            finished: True if the batch is finished.
         """
         number = self.bucket.new_number() if self.bucket else self._number(batch) + 1
         folder = batch_state.checkpoint_path(self.directory, batch, number)
         with files.saving(folder, self.directory):
             for made in (self.directory / "parts", self.directory / "checkpoints", folder.parent):
                 made.mkdir(exist_ok=True)
-            # Saving arrays mostly waits for the disk; the tables are laid out meanwhile.
-            with ThreadPoolExecutor(1) as beside:
-                writing = beside.submit(self._write_tables, batch, tables)
+            # Saving arrays mostly waits for the disk, so the tables are built meanwhile.
+            with ThreadPoolExecutor(1) as pool:
+                writing = pool.submit(self._write_tables, batch, tables)
                 checkpoint = checkpoints.save(folder, arrays)
                 digests = writing.result()
             by = Provenance(dict(cells), self._code, provenance.installed())
@@ -290,7 +292,7 @@ class Store:
             self._drop_others(batch, saved)
 
     def _number(self, batch: str) -> int:
-        """Tell the number of a batch's last checkpoint, 0 if there is none."""
+        """Return the number of a batch's last checkpoint, 0 if there is none."""
         saved = batch_state.read(self.directory, batch)
         return saved.checkpoint.number if saved else 0
 
@@ -304,7 +306,7 @@ class Store:
         return digests
 
     def _drop_others(self, batch: str, saved: BatchState) -> None:
-        """Delete tables and checkpoints of a batch that its state does not name."""
+        """Delete tables and checkpoints of a batch that its commit record does not refer to."""
         named = {batch_state.table_path(self.directory, batch, *of) for of in saved.tables.items()}
         for path in (self.directory / "parts").glob(f"{batch}.*.parquet"):
             if path not in named:
@@ -316,8 +318,8 @@ class Store:
             self.bucket.drop_others(batch, saved)
 
     def set_aside(self, batch: str, error: Damaged) -> None:
-        """Move all of a damaged batch out of the way, so that it starts anew."""
-        self.warn(f"{error}; set aside in {self._move_aside(batch)}, computing {batch} anew")
+        """Move a damaged batch to the folder `damaged`, so that it is computed again."""
+        self.warn(f"{error}; set aside in {self._move_aside(batch)}, computing {batch} again")
 
     def _move_aside(self, batch: str) -> Path:
         aside = self.directory / "damaged" / batch
@@ -326,7 +328,7 @@ class Store:
         with files.saving(aside, self.directory):
             aside.mkdir(parents=True)
             state = batch_state.path(self.directory, batch)
-            # Without its state nothing of a batch counts.
+            # The commit record is moved first, because it makes the other files valid.
             for path in (state, *state.parent.glob(f"{batch}.*.parquet")):
                 if path.exists():
                     path.replace(aside / path.name)
@@ -337,14 +339,14 @@ class Store:
         return aside
 
     def forget(self, batch: str) -> None:
-        """Forget what is known of a batch, so that it starts anew."""
+        """Delete the commit record of a batch, so that it starts again."""
         with files.saving(self.directory, self.directory):
             batch_state.path(self.directory, batch).unlink(missing_ok=True)
             if self.bucket:
                 self.bucket.forget(batch)
 
     def is_merged(self, known: Mapping[str, Any]) -> bool:
-        """Tell whether the merged tables are those that the manifest speaks of."""
+        """Return True if the merged tables have the checksums of the manifest."""
         if self.bucket:
             self.bucket.bring({f"{name}.parquet": known["sha256"].get(name, "") for name in TABLES})
         try:
@@ -352,16 +354,16 @@ class Store:
                 path = self.directory / f"{name}.parquet"
                 files.check(path, self.directory, known["sha256"].get(name, ""))
         except Damaged as error:
-            self.warn(f"{error}; making it anew from its parts")
+            self.warn(f"{error}; merging the tables again")
             return False
         return True
 
     def merge(self, batches: list[str]) -> dict[str, Any]:
-        """Write records.parquet and tokens.parquet from the batches' parts.
+        """Write records.parquet and tokens.parquet from the tables of batches.
 
         Returns:
-            What the manifest says of them: all failures, who made them, and the tables' checksums. No batch
-            has no table.
+            Manifest entries of the tables: failures, package sources and checksums. Without batches there are
+            no tables.
         """
         if not batches:
             return {"failures": [], "sha256": {}}

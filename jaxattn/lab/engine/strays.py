@@ -1,4 +1,4 @@
-"""Batches in a results folder that are not of its run: copies under other names, and from other folders."""
+"""Detection of batches that do not belong to the run of a folder, such as copies from other runs."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,19 +10,19 @@ from jaxattn.lab.storage.files import Damaged
 
 
 def find(directory: Path, known: Mapping[str, Any] | None, asked: Iterable[int]) -> dict[str, str]:
-    """Find the batches of a folder that are not of its run.
+    """Find the batches of a folder that do not belong to its run.
 
-    The manifest lists the batches of the run. Others count if they are whole, under their own names, of seeds
-    that the manifest or the user asks for, and if no other batch has the same lanes. Without a manifest all
-    seeds count.
+    The manifest lists the batches of the run. Another batch belongs to the run if it is intact, has its own
+    name, has only seeds of the manifest or of `asked`, and shares no (cell, seed) pair with another batch.
+    Without a manifest all seeds are accepted.
 
     Args:
         directory: the results folder.
         known: its manifest; None if it is lost.
-        asked: the seeds that the user asks for.
+        asked: the requested seeds.
 
     Returns:
-        The reason for every such batch, by its name.
+        The reason for each such batch, by its name.
     """
     cells: dict[str, list[int]] = {}
     seeds, planned = None, set()
@@ -35,7 +35,7 @@ def find(directory: Path, known: Mapping[str, Any] | None, asked: Iterable[int])
             continue
         place, (between, own) = batch_state.path(directory, batch), batch_state.spans(batch)
         if seeds is not None and not seeds.issuperset(own):
-            found[batch] = f"{place}: seeds that nobody asked for"
+            found[batch] = f"{place}: has seeds that were not requested"
             continue
         try:
             if (saved := batch_state.read(directory, batch)) is None:
@@ -47,7 +47,7 @@ def find(directory: Path, known: Mapping[str, Any] | None, asked: Iterable[int])
             if seeds is not None or isinstance(error, Misplaced):
                 found[batch] = str(error)
             else:
-                # Without a manifest, its name alone determines what is computed again.
+                # Without a manifest, the name determines the cells that are computed again.
                 cells[batch] = sorted({between[0], between[-1]}) if between else []
     while both := batch_state.overlaps(cells):
         for first, second in both:

@@ -1,4 +1,4 @@
-"""Probes: what is measured of one seed, as settings with pure functions; `base` says what each must have."""
+"""Probes: measurements of one seed, as settings classes with pure functions; `jaxattn.base` has the bases."""
 
 from jaxattn.base import Measurement
 from jaxattn.base.probe import ProbeContext
@@ -16,7 +16,7 @@ from jaxattn.lab.probes.selection import (
 )
 from jaxattn.lab.probes.standard import Accuracy, Fit, Probes
 
-# What a study may measure besides the standard probes, by short name.
+# Probes that a study can add to the standard ones, by short name.
 PROBES: dict[str, type[Measurement]] = {
     "attended": Attended,
     "attention_entropy": AttentionEntropy,

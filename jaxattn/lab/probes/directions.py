@@ -1,4 +1,4 @@
-"""Probes of whole phases: parameters held against the certified directions that they tend to."""
+"""Probes of whole phases, which compare parameters with certified limit directions."""
 
 from functools import partial
 from typing import Any, ClassVar
@@ -68,33 +68,33 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
     nats: Static[NotNegative] | None = None
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
-        """Say that it wants a phase that moves nothing but the parameter that scores are linear in."""
+        """Return a reason if the phase trains more than the parameter that scores are linear in."""
         name = task.model.linear_in
         if name is None:
-            return "wants a model with scores that are linear in a parameter"
-        return None if tuple(phase.train) == (name,) else f"wants a phase that moves {name} alone"
+            return "requires a model with scores that are linear in a parameter"
+        return None if tuple(phase.train) == (name,) else f"requires a phase that trains {name} alone"
 
     def observe(self, phase: Phase, state: Any) -> Any:
-        """Look up p of one seed, the parameter in one row, (D,)."""
+        """Return the flattened p of one seed, (D,)."""
         return phase.parameter(state, phase.train[0]).reshape(-1)
 
     def conclude(
         self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
     ) -> tuple[Metrics, Metrics]:
-        """Find the max-margin direction of every seed's last selection and compare.
+        """Compute the max-margin direction of every seed's final selection, and compare p with it.
 
         Args:
             history: (S, k, D) float64; p of every seed at k probe steps.
-            params: the parameters at the end; what scores are made of did not move meanwhile.
-            model: makes the scores.
-            loaded: data, shared by the seeds or those of each.
+            params: the final parameters; those that determine the scores' keys are not trained in the phase.
+            model: the model, which returns the scores.
+            loaded: data, shared by the seeds or separate for each.
 
         Returns:
-            What every probe step is worth, (S, k) each: 1 - cos to the max-margin direction, and the margin
-            on the last selection relative to the largest one. What the max-margin problem says, (S,) each.
-            NaN where no direction separates the selection; `feasible` is NaN where neither is proven.
+            Metrics of every probe step, (S, k) each: 1 - cos to the max-margin direction, and the margin on
+            the final selection relative to the largest one. Metrics of the max-margin problem, (S,) each.
+            NaN if no direction separates the selection; `feasible` is NaN if neither case is proven.
         """
-        # On one device: the solver is not written for arrays that lie on several.
+        # On one device, because the solver does not support arrays on several devices.
         params, data = jax.device_get((params, loaded.splits.train))
         with backend.float64():
             params = jax.tree.map(_in_float64, params)
@@ -104,7 +104,7 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
                 away, ratio, *facts = (np.stack(x) for x in zip(*seeds, strict=True))
                 return _named(away, ratio, *facts)
             axis = None if loaded.shared else 0
-            # Bags are those of the data: shared by the seeds, or those of each.
+            # The bags are those of the data, shared by the seeds or separate for each.
             parts = jax.vmap(partial(_keys_and_bags, model), (0, axis), (0, axis))
             keys, corpus = jax.jit(parts)(params, data)
             select = partial(_selected, nats=self.nats)
@@ -116,17 +116,17 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
 
 
 def certified_distance(away: Any, duality_gap: Any) -> np.ndarray:
-    """Bound 1 - cos of the angle to the true max-margin direction from above.
+    """Return an upper bound on 1 - cos of the angle to the true max-margin direction.
 
-    The angle to the computed direction, plus the angle between that one and the true direction that its
-    duality gap leaves open: 1 - cos ≤ 1 - √(1 - gap).
+    The angle is at most that to the computed direction plus the angle between the computed and the true
+    direction, which is bounded by the duality gap: 1 - cos ≤ 1 - √(1 - gap).
 
     Args:
         away: 1 - cos to the computed direction, (...).
         duality_gap: its relative duality gap, (...).
 
     Returns:
-        (...) float64, NaN where there is no direction.
+        (...) float64, NaN if there is no direction.
     """
     gap = np.asarray(duality_gap)
     left_open = gap / (1 + np.sqrt(1 - gap))
@@ -212,21 +212,21 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
     metrics: ClassVar[tuple[str, ...]] = (*_ON_THE_WAY_RELAXED, *_AT_THE_END_RELAXED)
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
-        """Say that it wants a phase that moves p and v alone by the logistic loss, and scores E·p."""
+        """Return a reason unless the phase trains p and v of the one-layer model with the logistic loss."""
         return wants_one_layer(task, phase, ("p", "v"))
 
     def observe(self, phase: Phase, state: Any) -> Any:
-        """Look up p and v of one seed, (2, d)."""
+        """Return p and v of one seed, (2, d)."""
         return jnp.stack([phase.parameter(state, "p"), state.params.v])
 
     def conclude(
         self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
     ) -> tuple[Metrics, Metrics]:
-        """Find the directions of every seed and compare.
+        """Compute the directions of every seed, and compare p and v with them.
 
         Args:
             history: (S, k, 2, d) float64; p and v of every seed at k probe steps.
-            params: the parameters at the end; E (S, V, d) did not move meanwhile.
+            params: the final parameters; E (S, V, d) is not trained in the phase.
             model: the one-layer model.
             loaded: corpora, shared by the seeds or one for each.
 
@@ -234,7 +234,7 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
             1 - cos of p to p_relax and to the max-margin direction of all sequences, and of v to v_mm,
             (S, k). The certificate of p_relax, and the share of sequences on which v_mm is tight, (S,).
         """
-        # On the host: every seed may have another shape, for which JAX would compile anew.
+        # On the host, because shapes differ between seeds and JAX would compile for each.
         E, corpora = jax.device_get((params.E, loaded.splits.train))
 
         def compare(seed: int, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -252,13 +252,13 @@ def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarra
         np.full((len(_ON_THE_WAY_RELAXED), len(path)), np.nan),
         np.full(len(_AT_THE_END_RELAXED), np.nan),
     )
-    # The path of a seed that failed may end at finite p and v.
+    # The path of a failed seed may end at finite p and v.
     if corpus.num_classes != 2 or not (np.isfinite(path[-1]).all() and np.isfinite(E).all()):
         return nothing
     chosen, counts = attended_on_host(E @ path[-1, 0], corpus, 0.0)
     if (counts != 1).any():
         return nothing
-    # Of pairs that v tells from each other by a bounded amount only the flow wants half.
+    # For pairs whose values under v differ by a bounded amount, the flow requires only half the margin.
     scores = Scores(E, corpus)
     relaxed, alone = relaxed_max_margin(scores, chosen, tied=0.5), max_margin(scores, chosen)
     away = [one_minus_cosine(path[:, i], x.p) for i, x in ((0, relaxed.query), (0, alone), (1, relaxed.head))]
@@ -304,21 +304,21 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
     nats: NotNegative = 30.0
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
-        """Say that it wants a phase that moves p alone by the logistic loss, and scores E·p."""
+        """Return a reason unless the phase trains p of the one-layer model with the logistic loss."""
         return wants_one_layer(task, phase, ("p",))
 
     def observe(self, phase: Phase, state: Any) -> Any:
-        """Look up p of one seed, (d,)."""
+        """Return p of one seed, (d,)."""
         return phase.parameter(state, "p")
 
     def conclude(
         self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
     ) -> tuple[Metrics, Metrics]:
-        """Certify the limit of every seed and compare.
+        """Certify the limit of every seed, and compare p with it.
 
         Args:
             history: (S, k, d) float64; p of every seed at k probe steps.
-            params: the parameters at the end; E (S, V, d) and v (S, d) or (S, d, K) did not move meanwhile.
+            params: the final parameters; E (S, V, d) and v (S, d) or (S, d, K) are not trained in the phase.
             model: the one-layer model.
             loaded: corpora, shared by the seeds or one for each.
 
@@ -338,7 +338,7 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
 
     def _compare(self, params: Any, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Compare the path (k, d) of one seed."""
-        # The path of a seed that failed may end at a finite p.
+        # The path of a failed seed may end at a finite p.
         finite = all(np.isfinite(x).all() for x in (path[-1], params.E, params.v))
         if not finite:
             return np.full(len(path), np.nan), np.full(len(_AT_THE_END_LIMIT), np.nan)

@@ -1,4 +1,4 @@
-"""Probes: what E·v and E·p know of the importance of tokens, and how far one step on E is from its law."""
+"""Probes of E·v and E·p against the importance of tokens, and of the deviation from the one-step law."""
 
 from functools import partial
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from jaxattn.core.settings import Count
 from jaxattn.lab.probes.wants import wants_one_layer, wants_scores
 from jaxattn.theory import one_step_error, predicted_values
 
-# What is held against the posterior difference, its sign kept, or its size.
+# Quantities that are correlated with the posterior difference, or with its absolute value.
 _PAIRS = ("Ev", "Ep_signed", "Ep_absolute")
 
 
@@ -50,7 +50,7 @@ class Importance(Probe, frozen=True, kw_only=True):
     min_count: Count = 50
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
-        """Say that it wants scores and values of the tokens of bags."""
+        """Return a reason if tokens have no scores and values."""
         return wants_scores(task)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
@@ -58,7 +58,7 @@ class Importance(Probe, frozen=True, kw_only=True):
         tokens, (scores, values) = context.data.tokens, context.columns
         difference, found = tokens.posterior_difference, {}
         size = jnp.broadcast_to(jnp.abs(difference).max(axis=1, keepdims=True), difference.shape)
-        # Side by side: sorting takes most of the time that this takes to compile.
+        # The columns are concatenated because most of the compile time is for sorting.
         columns = jnp.concatenate([values, scores, scores], axis=1)
         against = jnp.concatenate([difference, difference, size], axis=1)
         frequent = tokens.count >= max(self.min_count, 1)
@@ -88,7 +88,7 @@ class Importance(Probe, frozen=True, kw_only=True):
 
 
 def token_columns(context: ProbeContext) -> dict[str, Array]:
-    """Collect the token-level table of one seed: E·p (V,) and E·v (V, C) beside the statistics."""
+    """Return the token table of one seed: E·p (V,), E·v (V, C), and the token statistics."""
     tokens = context.data.tokens
     return {
         "count": tokens.count,
@@ -110,15 +110,15 @@ def bin_means(
 
     Args:
         values: one number per token.
-        difference: posterior difference; tokens outside [low, high] or NaN are left out.
-        bins: how many.
+        difference: posterior difference; tokens with NaN or outside [low, high] are dropped.
+        bins: number of bins.
         low: lower end of the first bin.
         high: upper end of the last bin.
 
     Returns:
         The mean of every bin, NaN for an empty one.
     """
-    # Ratios of counts lie on edges, and were rounded; `results.correlations` has the same slack.
+    # Ratios of counts may be on bin edges up to rounding; `results.correlations` has the same tolerance.
     at = (difference - low) / ((high - low) / bins) + 1e-5
     number = jnp.clip(jnp.floor(at), 0, bins - 1)
     inside = (at >= 0) & (at <= bins + 2e-5)
@@ -127,12 +127,12 @@ def bin_means(
 
 
 def spearman(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array, " N"]) -> Float[Array, ""]:
-    """Compute Spearman's rank correlation over the entries in use, ties at their average rank.
+    """Compute Spearman's rank correlation over the entries in use; ties have their average rank.
 
     Returns:
         The coefficient; NaN if fewer than two entries are in use or one side is constant.
     """
-    # Together: sorting takes long to compile.
+    # Both sides are sorted together because sorting takes long to compile.
     ranks = jax.vmap(_ranks, (0, None))(jnp.stack([x, y]), use)
     return pearson(ranks[0], ranks[1], use)
 
@@ -167,18 +167,18 @@ class OneStepError(Probe, frozen=True, kw_only=True):
     from_step: ClassVar[int] = 1
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
-        """Say what the law does not speak of."""
-        return wants_one_layer(task, phase, ("E",)) if phase.one_step else "wants a phase of one full step"
+        """Return the reason why the one-step law does not apply."""
+        return wants_one_layer(task, phase, ("E",)) if phase.one_step else "requires a phase of one full step"
 
     def remember(self, params: Any) -> Array:
-        """Remember E v of the start."""
+        """Return E v at the start of the phase."""
         return params.E @ params.v
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Measure one seed after the step."""
         change = context.params.E @ context.params.v - context.memory
         train, alpha = context.data.train, context.data.tokens.alpha
-        # Two classes share the one column.
+        # Two classes share one column.
         alpha = alpha[:, 0] if train.num_classes == 2 else alpha
         return {"one_step_error": one_step_error(change, train, context.phase.step_size, alpha)}
 
@@ -194,7 +194,7 @@ class OneStepEmbeddings(OneStepError, frozen=True, kw_only=True):
     labels: ClassVar[dict[str, str]] = {"embedding_error": r"one-step error of $E$ per unit $\eta_0$"}
 
     def remember(self, params: Any) -> Array:
-        """Remember E of the start."""
+        """Return E at the start of the phase."""
         return params.E
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""Probes of parameters: norms, angles, what the flow conserves of them, and the sharpness of the loss."""
+"""Probes of parameters: norms, angles, quantities that the flow conserves, and the sharpness of the loss."""
 
 from collections.abc import Callable
 from itertools import combinations
@@ -31,7 +31,7 @@ class Norms(Probe, frozen=True, kw_only=True):
 
 def cosine(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array, ""]:
     """Compute x·y / (‖x‖ ‖y‖) over all entries, of any size; NaN if one of them is zero."""
-    # Squares of gradients underflow late in training.
+    # Without the scaling, squares of small gradients would underflow.
     x, y = (z / jnp.abs(z).max() for z in (x, y))
     return (x * y).sum() / jnp.sqrt((x * x).sum() * (y * y).sum())
 
@@ -49,13 +49,13 @@ class Alignments(Probe, frozen=True, kw_only=True):
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Measure cos_θ_θ' for every pair of equal shape, and cos_θ_descent for every trained θ."""
         params, rows = context.params, context.model.token_rows
-        alike = [
+        pairs = [
             (one, other)
             for one, other in combinations([x for x in names(params) if x not in rows], 2)
             if get(params, one).shape == get(params, other).shape
         ]
         _, gradients = context.loss_and_gradients
-        between = {f"cos_{x}_{y}": cosine(get(params, x), get(params, y)) for x, y in alike}
+        between = {f"cos_{x}_{y}": cosine(get(params, x), get(params, y)) for x, y in pairs}
         return between | {
             f"cos_{name}_descent": cosine(get(params, name), -gradients[name]) for name in context.train
         }
@@ -75,11 +75,11 @@ class Conservation(Probe, frozen=True, kw_only=True):
     labels: ClassVar[dict[str, str]] = {"conservation_drift": r"$\Vert Q-Q_0\Vert\,/\,\Vert Q_0\Vert$"}
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
-        """Say that it wants E, p and v trained: Q moves where one of them is held fixed."""
-        return None if {"E", "p", "v"} <= set(phase.train) else "wants a phase that trains E, p and v"
+        """Return a reason unless E, p and v are trained, because Q changes if one of them is fixed."""
+        return None if {"E", "p", "v"} <= set(phase.train) else "requires a phase that trains E, p and v"
 
     def remember(self, params: Any) -> Float[Array, "m d"] | Float[Array, "d d"]:
-        """Keep of the start what is smaller: Q_0 (d, d), or the m rows of E, p and v, (m, d)."""
+        """Return the smaller one of Q_0 (d, d) and the m initial rows of E, p and v, (m, d)."""
         rows, signs = _rows(params)
         return rows if len(rows) < rows.shape[1] else _quantity(rows, signs)
 
@@ -94,7 +94,7 @@ def _drift(rows: Array, signs: Array, memory: Array) -> Array:
         start, now = memory, _quantity(rows, signs)
     else:
         # In an orthonormal basis of all rows there are 2m coordinates. Gram matrices of the rows would give
-        # the same norm as a difference of large squares, and lose half of the digits of a small drift.
+        # the norm as a difference of large squares, and lose half of the digits of a small drift.
         both = jnp.linalg.qr(jnp.concatenate([rows, memory]).T, mode="r").T
         now, start = (_quantity(x, signs) for x in jnp.split(both, 2))
     return jnp.linalg.norm(now - start) / jnp.linalg.norm(start)
@@ -123,28 +123,28 @@ def largest_eigenvalue(
 
     Args:
         product: x -> A x, (N,) -> (N,).
-        start: (N,); no eigenvector, for example random.
-        iterations: products, N at most; the estimate grows with them and is exact, but for rounding, if
-            there are as many as A has distinct eigenvalues.
+        start: (N,); a vector that is not an eigenvector, such as a random one.
+        iterations: number of products, at most N. The estimate increases with it. It is exact up to rounding
+            if the number is at least that of the distinct eigenvalues of A.
 
     Returns:
-        The estimate, at most the eigenvalue; NaN if A holds NaN.
+        The estimate, at most the eigenvalue; NaN if A has NaN.
 
     Source:
         Lanczos 1950; the iteration with reorthogonalisation is matfree's.
     """
-    # The method squares what it is given: a Hessian late in training would underflow.
+    # The method squares its input, and small Hessians would underflow without scaling.
     size = jnp.abs(product(start)).max() / jnp.abs(start).max()
     scale = jnp.where(size > 0, size, 1)
     lanczos = decomp.hessenberg(min(iterations, len(start)), reortho="full", custom_vjp=False)
     _, matrix, _, _ = lanczos(lambda x: product(x) / scale, start)
     diagonal, below = jnp.diagonal(matrix), jnp.diagonal(matrix, -1)
-    # Where the vectors found span an invariant subspace the next one is rounding error, or 0/0. What precedes
-    # it holds all there is; the rest is filled up with a number that is no larger than the eigenvalue.
+    # If the vectors span an invariant subspace, the next vector is rounding error, or 0/0. The previous ones
+    # contain all information; the rest is filled with a number that is at most the eigenvalue.
     reach = jax.lax.cummax(jnp.maximum(jnp.abs(diagonal[:-1]), below))
-    goes_on = jnp.cumprod(below > float(np.finfo(start.dtype).eps) ** 0.5 * reach).astype(bool)
-    diagonal = jnp.where(jnp.append(True, goes_on), diagonal, diagonal[0])
-    below = jnp.where(goes_on, below, 0)
+    is_valid = jnp.cumprod(below > float(np.finfo(start.dtype).eps) ** 0.5 * reach).astype(bool)
+    diagonal = jnp.where(jnp.append(True, is_valid), diagonal, diagonal[0])
+    below = jnp.where(is_valid, below, 0)
     found = jnp.linalg.eigvalsh(jnp.diag(diagonal) + jnp.diag(below, -1) + jnp.diag(below, 1))[-1]
     return jnp.where(jnp.isfinite(diagonal[0]), scale * found, jnp.nan)
 
@@ -174,7 +174,7 @@ class Sharpness(Probe, frozen=True, kw_only=True):
             )[1]
 
         def product(x: Array) -> Array:
-            # Forward over reverse: the derivative of attention is hand-written in reverse.
+            # Forward over reverse, because attention has a custom reverse-mode derivative.
             return ravel_pytree(jax.jvp(gradients, (trained,), (unravel(x),))[1])[0]
 
         start = jax.random.normal(jax.random.key(0), flat.shape, flat.dtype)

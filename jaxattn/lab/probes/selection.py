@@ -1,4 +1,4 @@
-"""Probes of attention: which tokens it selects, whether they are a cover, and how widely it is spread."""
+"""Probes of attention: the tokens it selects, whether they are a cover, and its entropy."""
 
 from typing import ClassVar
 
@@ -44,7 +44,7 @@ class Selected(Probe, frozen=True, kw_only=True):
     min_count: Count = 50
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
-        """Say that it wants attention that is softmax over scores of the tokens of bags."""
+        """Return a reason unless attention is a softmax over the scores of tokens in bags."""
         return wants_attention(task)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
@@ -80,11 +80,11 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
     }
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
-        """Say that it wants several heads over the tokens of bags."""
-        return wants_bags(task) if task.model.has_heads else "wants a model with head_scores"
+        """Return a reason unless the model has several heads over the tokens of bags."""
+        return wants_bags(task) if task.model.has_heads else "requires a model with head_scores"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed: (H,) of each head, () of all."""
+        """Measure one seed: (H,) for each head, () for all heads."""
         train, important = context.data.train, self._important(context)
 
         def of_head(scores: Array) -> tuple[Array, Array]:
@@ -102,11 +102,11 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
 
 
 def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
-    """Select the tokens whose score is within some nats of their sequence's top one, ties alone if None.
+    """Return the tokens whose score is within `nats` of the largest one of their sequence; ties if None.
 
-    Scores that tie in the limit of a flow stay within a few nats of each other on the way, all others drift
-    apart like margin · ‖p‖: 10 nats tell them apart at any ‖p‖ above about 20 / margin, and a token within
-    them holds at least 5e-5 of the top one's attention.
+    Scores that tie in the limit of a flow differ by a few nats along the path, and all others diverge like
+    margin · ‖p‖. Hence 10 nats separate them if ‖p‖ is above about 20 / margin. A token within 10 nats has at
+    least 5e-5 of the attention on the token with the largest score.
     """
     if nats is None:
         return selection_from_scores(scores, corpus)
@@ -114,10 +114,10 @@ def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
 
 
 def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[Selection, np.ndarray]:
-    """Select as `attended` does, in NumPy: where every seed has another shape, JAX would compile anew.
+    """Compute `attended` with NumPy, because shapes differ between seeds and JAX would compile for each.
 
     Returns:
-        The selection, and how many tokens of every sequence are selected, (n,).
+        The selection, and the number of selected tokens of every sequence, (n,).
     """
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
@@ -155,8 +155,8 @@ class RelevantTokens(Probe, frozen=True, kw_only=True):
     nats: Static[NotNegative] = 10.0
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
-        """Say that it wants one query p, whose scores of the tokens of bags attention is softmax over."""
-        return wants_bags(task) if task.model.is_one_layer else "wants the one-layer model"
+        """Return a reason unless the model is the one-layer model on bags."""
+        return wants_bags(task) if task.model.is_one_layer else "requires the one-layer model"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Measure one seed."""
@@ -184,7 +184,7 @@ def attention_entropy(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array
         scores: a, (V,); any finite spread.
 
     Returns:
-        (n,), in nats: 0 if attention rests on one token, however often it occurs.
+        (n,), in nats: 0 if all attention is on one token, however often it occurs.
     """
     bags = corpus.bags
     _, _, normaliser, weight = bags.softmax(take(scores, bags.index.astype(jnp.int32)))
@@ -204,7 +204,7 @@ class AttentionEntropy(Probe, frozen=True, kw_only=True):
     }
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
-        """Say that it wants attention that is softmax over scores of the tokens of bags."""
+        """Return a reason unless attention is a softmax over the scores of tokens in bags."""
         return wants_attention(task)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
@@ -233,11 +233,11 @@ class Attended(Probe, frozen=True, kw_only=True):
     above: Share = 0.9
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
-        """Say that it wants a model that shows its attention."""
-        return None if task.model.shows_attention else "wants a model with attention"
+        """Return a reason unless the model returns its attention."""
+        return None if task.model.shows_attention else "requires a model with attention"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed: (Q,) of all heads and queries, () of a single one; NaN where none is a query."""
+        """Measure one seed: (Q,) for all heads and queries, () for a single one; NaN without queries."""
         train = context.sampled.train
         q = context.model.attention(context.params, train)
         rows = jnp.asarray(q).reshape(train.num_examples, -1, q.shape[-1])
@@ -273,12 +273,12 @@ class Cover(Probe, frozen=True, kw_only=True):
     }
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
-        """Say that it wants the one-layer model on bags of two classes."""
+        """Return a reason unless the model is the one-layer model on bags of two classes."""
         if (missing := wants_bags(task)) is not None:
             return missing
         if not task.model.is_one_layer:
-            return "wants the one-layer model"
-        return None if task.data.train.num_classes == 2 else "wants two classes"
+            return "requires the one-layer model"
+        return None if task.data.train.num_classes == 2 else "requires two classes"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Measure one seed."""
@@ -302,7 +302,7 @@ class Cover(Probe, frozen=True, kw_only=True):
 
 
 def on_top(scores: Array, corpus: Corpus) -> tuple[Array, Array]:
-    """Find the token with the highest score of every sequence, the first one of several.
+    """Return the token with the highest score of every sequence; the first one if several tie.
 
     Args:
         scores: (V,) float.

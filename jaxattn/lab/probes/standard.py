@@ -1,4 +1,4 @@
-"""What every study measures: loss and accuracy, the other standard probes, and the settings of them all."""
+"""Standard probes of every study: loss, accuracy and others, and the settings of all measurements."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from jaxattn.lab.probes.directions import MaxMarginDirection
 from jaxattn.lab.probes.importance import Importance, OneStepError
 from jaxattn.lab.probes.selection import Selected
 
-# Test accuracies that the engine adds, by the accuracy whose best value so far chooses the step.
+# Metrics that the engine adds: test accuracies at the step with the best value of another accuracy so far.
 BEST = {
     "test_accuracy_best_on_test": "test_accuracy",
     "test_accuracy_best_on_validation": "validation_accuracy",
@@ -64,20 +64,20 @@ class Probes(Spec, frozen=True, kw_only=True):
     own: tuple[Measurement, ...] = ()
 
     def check(self, *context: Any) -> None:
-        """Raise InputError if the bins have no width, or a phase's steps are set twice."""
+        """Raise InputError if the bins have no width, or the steps of a phase are set twice."""
         if self.low >= self.high:
             raise InputError(f"probes.low: {self.low} is not below probes.high = {self.high}")
         named = _names(self.steps) & _names(self.every)
         if named or (self.steps and self.every and not _names(self.steps) | _names(self.every)):
             key = "".join(f".{name}" for name in sorted(named)[:1])
-            raise InputError(f"probes.every{key}: probes.steps{key} says the steps already; leave one out")
+            raise InputError(f"probes.every{key}: probes.steps{key} sets the steps too; remove one of them")
 
     def check_phases(self, phases: Sequence[Phase]) -> None:
-        """Raise InputError if steps are set for a phase that is not there, or beyond the end of one."""
+        """Raise InputError if steps are set for an unknown phase, or beyond the end of a phase."""
         known = {phase.name: phase for phase in phases}
         for key, value in (("steps", self.steps), ("every", self.every)):
             if unknown := sorted(_names(value) - known.keys()):
-                raise InputError(f"probes.{key}.{unknown[0]}: no such phase; they are {', '.join(known)}")
+                raise InputError(f"probes.{key}.{unknown[0]}: no such phase; phases: {', '.join(known)}")
         listed = self.steps if isinstance(self.steps, dict) else {"": self.steps}
         for name, steps in listed.items():
             ends = [_end(phase) for phase in ([known[name]] if name else phases)] if steps else []
@@ -88,7 +88,7 @@ class Probes(Spec, frozen=True, kw_only=True):
                 )
 
     def steps_of(self, phase: Phase) -> list[int]:
-        """List the steps of a phase to measure at, ascending, 0 and the last among them."""
+        """Return the steps of a phase to measure at, in ascending order, including 0 and the last one."""
         steps, every, end = _of(self.steps, phase), _of(self.every, phase), _end(phase)
         if phase.name in _names(self.every) or (every and not steps):
             return sorted({*range(0, end, every), end})
@@ -98,7 +98,7 @@ class Probes(Spec, frozen=True, kw_only=True):
 
     @property
     def at_steps(self) -> tuple[Probe, ...]:
-        """The probes of single steps: each has `measure(context)`."""
+        """Probes of single steps, with `measure(context)`."""
         binned = Importance(bins=self.bins, low=self.low, high=self.high, min_count=self.min_count)
         selected = Selected(important=self.important, min_count=self.min_count)
         of_tokens = (selected, binned) if self.tokens else ()
@@ -107,7 +107,7 @@ class Probes(Spec, frozen=True, kw_only=True):
 
     @property
     def of_phases(self) -> tuple[PhaseProbe, ...]:
-        """The probes of whole phases: each has `observe(phase, state)` and `conclude(history, ...)`."""
+        """Probes of whole phases, with `observe(phase, state)` and `conclude(history, ...)`."""
         own = tuple(probe for probe in self.own if isinstance(probe, PhaseProbe))
         return (*((MaxMarginDirection(),) if self.max_margin else ()), *own)
 
@@ -152,10 +152,10 @@ class Accuracy(Probe, frozen=True, kw_only=True):
     }
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
-        """Say that it wants classes, and a loss of single examples, whose outputs are theirs."""
+        """Return a reason unless targets are classes and the loss is one of single examples."""
         if task.data.train.num_classes is None:
-            return "wants targets that are classes"
-        return "wants a loss of single examples" if task.loss.coupled else None
+            return "requires targets that are classes"
+        return "requires a loss of single examples" if task.loss.coupled else None
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Measure one seed."""
@@ -172,12 +172,12 @@ class Accuracy(Probe, frozen=True, kw_only=True):
 
 
 def _names(value: Any) -> set[str]:
-    """Names of the phases for which a setting is given by name."""
+    """Return the names of the phases for which a setting is given by name."""
     return set(value) if isinstance(value, dict) else set()
 
 
 def _of(value: Any, phase: Any) -> Any:
-    """What a setting is for a phase; None if it is given for others alone."""
+    """Return the value of a setting for a phase; None if it is set only for other phases."""
     return value.get(phase.name) if isinstance(value, dict) else value
 
 

@@ -1,1 +1,1 @@
-"""What a results folder is made of: files with checksums, the manifest, states of batches, checkpoints."""
+"""Files of results folders: files with checksums, the manifest, batch states and checkpoints."""

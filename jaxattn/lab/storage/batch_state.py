@@ -1,7 +1,7 @@
-"""The state of a batch: how far it is, and checksums of the tables and the checkpoint that belong to it.
+"""Commit records of batches: the progress of a batch, with checksums of its tables and its checkpoint.
 
-Tables and checkpoints are written first, under names that no older state uses; the state makes them count.
-What no state names is what a killed run left.
+Tables and checkpoints are written first, under new names. They become valid when the commit record that
+refers to them is written. Files without a commit record are remains of a killed run.
 """
 
 import re
@@ -20,7 +20,7 @@ NAME = re.compile(r"cells-(\d+)-(\d+)-seeds-(\d+)-(\d+)")
 
 
 class Failure(msgspec.Struct):
-    """One seed of one cell whose numbers failed, and from where on."""
+    """One seed of one cell whose computation failed, with the phase and the first failed step."""
 
     cell: int
     seed: int
@@ -33,9 +33,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """A saved tree of arrays.
 
     Attributes:
-        number: names its folder.
+        number: name of its folder.
         arrays: CRC-32 of every array, by its path in the tree.
-        files: size of every file, and the SHA-256 of a small one, by its path in the folder.
+        files: size of every file, and SHA-256 of a small one, by its path in the folder.
     """
 
     number: int
@@ -44,7 +44,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """What made a batch: hashes of the configs of its cells by number, of the user's code, and the source."""
+    """Hashes of the configs of a batch's cells by number, of the user's code, and of the package source."""
 
     cells: dict[str, str]
     code: dict[str, str | None]
@@ -52,21 +52,21 @@ class Provenance(msgspec.Struct, frozen=True):
 
 
 class Misplaced(Damaged):
-    """Whole files of a batch under the name of another one."""
+    """Intact files of a batch under the name of another batch."""
 
 
 class BatchState(msgspec.Struct, frozen=True):
-    """How far a batch is.
+    """Commit record of a batch.
 
     Attributes:
-        finished: whether its tables are whole and its checkpoint holds the trained parameters.
-        phase: the phase it is in.
-        step: steps taken in that phase.
-        failures: the seeds that failed so far.
-        tables: SHA-256 of its tables so far.
-        checkpoint: what it continues from, or at its end the parameters.
-        origin: what made it.
-        batch: its name. Commit records of version 0.2 lack it, and are checked by cells and tables alone.
+        finished: True if the tables are complete and the checkpoint holds the trained parameters.
+        phase: number of the current phase.
+        step: number of steps taken in that phase.
+        failures: seeds that have failed so far.
+        tables: SHA-256 of each table so far.
+        checkpoint: checkpoint to resume from, or the trained parameters if the batch is finished.
+        origin: provenance of the batch.
+        batch: name of the batch. Commit records of version 0.2 lack it; then cells and tables are checked.
     """
 
     finished: bool
@@ -80,7 +80,7 @@ class BatchState(msgspec.Struct, frozen=True):
 
 
 def spans(batch: str) -> tuple[range, range]:
-    """Tell from its name which cells and which seeds a batch lies between."""
+    """Return the range of cells and the range of seeds that the name of a batch contains."""
     found = NAME.fullmatch(batch)
     if found is None:
         raise ValueError(f"{batch!r} is not the name of a batch")
@@ -89,10 +89,12 @@ def spans(batch: str) -> tuple[range, range]:
 
 
 def overlaps(cells: Mapping[str, Iterable[int]]) -> list[tuple[str, str]]:
-    """Return pairs of batches that have a lane in common; none exactly if no lane is in two batches.
+    """Return the pairs of batches that share a (cell, seed) pair.
+
+    The list is empty if and only if no (cell, seed) pair is in two batches.
 
     Args:
-        cells: the cells of every batch, by its name.
+        cells: cells of every batch, by its name.
     """
     runs: dict[int, list[tuple[int, int, str]]] = {}
     for batch, own in cells.items():
@@ -111,22 +113,22 @@ def overlaps(cells: Mapping[str, Iterable[int]]) -> list[tuple[str, str]]:
 
 
 def path(directory: Path, batch: str) -> Path:
-    """Say where the state of a batch is."""
+    """Return the path of the commit record of a batch."""
     return directory / "parts" / f"{batch}.json"
 
 
 def table_path(directory: Path, batch: str, table: str, sha256: str) -> Path:
-    """Say where a table of a batch is."""
+    """Return the path of a table of a batch."""
     return directory / "parts" / f"{batch}.{table}.{sha256[:16]}.parquet"
 
 
 def checkpoint_path(directory: Path, batch: str, number: int) -> Path:
-    """Say where a checkpoint of a batch is."""
+    """Return the path of a checkpoint of a batch."""
     return directory / "checkpoints" / batch / str(number)
 
 
 def batches(directory: Path) -> list[str]:
-    """Name the batches that have a state."""
+    """Return the names of the batches that have a commit record."""
     names = (
         name.removesuffix(".json")
         for name in files.names(directory / "parts", directory)
@@ -136,11 +138,11 @@ def batches(directory: Path) -> list[str]:
 
 
 def read(directory: Path, batch: str) -> BatchState | None:
-    """Read the state of a batch, None if it has none.
+    """Read the commit record of a batch; None if it has none.
 
     Raises:
-        Misplaced: it is that of another batch.
-        Damaged: it is not what was written.
+        Misplaced: it is the record of another batch.
+        Damaged: its content differs from the written content.
         InputError: it cannot be read.
     """
     place = path(directory, batch)
@@ -156,23 +158,23 @@ def read(directory: Path, batch: str) -> BatchState | None:
     except (msgspec.ValidationError, UnicodeError) as error:
         raise Damaged(f"{place}: damaged ({error})") from None
     if set(saved.tables) != set(TABLES):
-        raise Damaged(f"{place}: damaged (it names other tables than {' and '.join(TABLES)})")
+        raise Damaged(f"{place}: damaged (its tables are not {' and '.join(TABLES)})")
     cells = spans(batch)[0]
     if saved.batch not in (None, batch) or not _lies_between(saved.origin.cells, cells):
-        raise Misplaced(f"{place}: the commit record of another batch")
+        raise Misplaced(f"{place}: is the commit record of another batch")
     if strange := [name for name in saved.checkpoint.files if not files.is_below(name)]:
         raise Damaged(f"{place}: damaged (its checkpoint has a file {strange[0]!r:.60})")
     return saved
 
 
 def _lies_between(cells: Iterable[str], between: range) -> bool:
-    """Return whether numbers, written as text, have the first and the last of a range as their extremes."""
+    """Return True if the least and the largest of some numbers, given as text, are the ends of a range."""
     found = [int(cell) if cell.isdecimal() else -1 for cell in cells]
     return bool(found and between) and (min(found), max(found)) == (between[0], between[-1])
 
 
 def write(directory: Path, batch: str, saved: BatchState) -> None:
-    """Replace the state of a batch, with the batch's name in it.
+    """Write the commit record of a batch, including the batch's name.
 
     Raises:
         OSError: it cannot be written.
@@ -182,35 +184,35 @@ def write(directory: Path, batch: str, saved: BatchState) -> None:
 
 
 def foreign(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Number the cells of a batch whose configs are not those of a manifest's cells."""
+    """Return the cells of a batch whose configs differ from those in a manifest."""
     hashes = {str(entry["cell"]): entry.get("config_hash") for entry in cells}
     made = saved.origin.cells.items()
     return [cell for cell, config_hash in made if hashes.get(cell, "none") not in (None, config_hash)]
 
 
 def fault(directory: Path, batch: str, saved: BatchState, known: Mapping[str, Any]) -> str:
-    """Return in words why a batch is none of a manifest's run; nothing if it is one."""
+    """Return the reason why a batch does not belong to the run of a manifest; "" if it does."""
     place = path(directory, batch)
     if other := foreign(saved, known["cells"]):
-        return f"{place}: cell {other[0]} is of another config than the manifest says; delete it"
+        return f"{place}: cell {other[0]} has another config than in the manifest; delete this file"
     if not set(spans(batch)[1]).issubset(known["seeds"]):
-        return f"{place}: seeds that the manifest lacks"
+        return f"{place}: has seeds that are not in the manifest"
     return ""
 
 
 def read_with_tables(directory: Path, batch: str) -> tuple[BatchState, dict[str, pd.DataFrame]] | None:
-    """Read the state of a batch and its tables, None if it has no state.
+    """Read the commit record of a batch and its tables; None if it has no commit record.
 
     Raises:
-        Misplaced: one of them is that of another batch.
-        Damaged: one of them is not what was written.
+        Misplaced: one of them belongs to another batch.
+        Damaged: the content of one of them differs from the written content.
         InputError: one of them cannot be read.
     """
     while (saved := read(directory, batch)) is not None:
         try:
             return saved, {name: read_own_table(directory, batch, saved, name) for name in saved.tables}
         except Damaged:
-            # A run that continues has other tables a moment later.
+            # A running process may have replaced the tables meanwhile.
             if read(directory, batch) == saved:
                 raise
     return None
@@ -219,18 +221,18 @@ def read_with_tables(directory: Path, batch: str) -> tuple[BatchState, dict[str,
 def read_own_table(
     directory: Path, batch: str, saved: BatchState, name: str, columns: Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """Read a table of a batch, or some of its columns; raise as `read_with_tables`."""
+    """Read some or all columns of a table of a batch; raises like `read_with_tables`."""
     place = table_path(directory, batch, name, saved.tables[name])
     table = tables.read(place, directory, saved.tables[name], columns)
     lanes = {(int(cell), seed) for cell in saved.origin.cells for seed in spans(batch)[1]}
     found = tables.lanes(table)
-    # Every lane of a finished batch has records; its tokens may have no scores.
+    # A finished batch has records of every seed of every cell, but may lack token scores.
     if not found <= lanes or (saved.finished and name == "records" and found != lanes):
-        raise Misplaced(f"{place}: the table of another batch")
+        raise Misplaced(f"{place}: is the table of another batch")
     return table
 
 
 def check_lanes(directory: Path, batch: str, saved: BatchState) -> None:
-    """Compare the (cell, seed) pairs of a batch's tables with its name; raise as `read_with_tables`."""
+    """Compare the (cell, seed) pairs of a batch's tables with its name; raises like `read_with_tables`."""
     for name in saved.tables:
         read_own_table(directory, batch, saved, name, tables.LANE)

@@ -1,9 +1,9 @@
-"""Results folders in buckets: a folder of this machine, fetched at the start and sent at every mark.
+"""Results folders in buckets: a local copy, which is fetched at the start and sent at every commit.
 
-What a mark names is sent first, under names that no other run uses; then the mark, on the condition that it
-is still what this run knew, and that makes it count. So what a mark names is there, whenever a run is killed,
-and of two runs that both think to hold a folder one is told. Readers fetch what they need into a folder of
-theirs.
+The files that a commit record refers to are sent first, under names that no other run uses. Then the commit
+record is sent, on the condition that the object in the bucket is the last one that this run has read or
+written. Hence every commit record in the bucket is complete even if the run is killed, and of two runs that
+hold the same folder one gets an error. Readers fetch the objects that they need into a separate local folder.
 """
 
 import os
@@ -25,27 +25,27 @@ PARTS = ("parts", "checkpoints")
 MERGED = tuple(f"{name}.parquet" for name in TABLES)
 REPORT = ("report.html", "summary.csv", "figures")
 DRAWN = "figures/drawn.json"
-# What lies beside the copy: who held the folder from here, and the lock of readers.
+# Files next to the local copy: the name of the last local holder, and the lock of readers.
 OWN = (".holder", ".reading")
 OF_BATCH = re.compile(rf"(?:parts|checkpoints)/({batch_state.NAME.pattern})[./]")
-AT_ONCE = 16
-LOOKS = 5
+THREADS = 16
+TRIES = 5
 
 
 def root(role: str) -> Path:
-    """Say where folders of buckets lie on this machine: those of runs ("run"), and of readers ("read")."""
+    """Return the local folder of all copies of runs ("run") or of readers ("read")."""
     return Path(os.path.abspath(files.cache_folder() / "buckets" / role))
 
 
 def here(place: str | Path, role: str = "read") -> Path:
-    """Say where a folder lies on this machine; one that is in no bucket is where it is."""
+    """Return the local path of a folder; a folder that is not in a bucket is returned unchanged."""
     if not is_address(place):
         return Path(place)
     return root(role) / shown(place).replace("://", "/")
 
 
 def address_of(folder: Path) -> str | None:
-    """Tell which folder of a bucket a folder of this machine is the copy of; None if of none."""
+    """Return the bucket address that a local folder is the copy of; None if it is not a copy."""
     for role in ("run", "read"):
         if folder.is_relative_to(root(role)):
             return re.sub("/", "://", folder.relative_to(root(role)).as_posix(), count=1)
@@ -53,14 +53,14 @@ def address_of(folder: Path) -> str | None:
 
 
 def renamed(text: str) -> str:
-    """Name folders by their addresses, where a text names the copies on this machine."""
+    """Replace the paths of local copies in a text by their addresses."""
     bases = "|".join(re.escape(str(root(role))) for role in ("run", "read"))
     return re.sub(rf"(?:{bases})/(s3|gs)/", r"\1://", text)
 
 
 @contextmanager
 def naming() -> Iterator[None]:
-    """Let errors name folders by their addresses."""
+    """Replace the paths of local copies in error messages by their addresses."""
     try:
         yield
     except (InputError, RunError) as error:
@@ -77,17 +77,17 @@ def fetched(
     report: bool = False,
     all_of_it: bool = False,
 ) -> Path:
-    """Bring what a reader needs of a folder to this machine; one that is in no bucket is where it is.
+    """Fetch the files of a folder that a reader needs; a folder that is not in a bucket is left unchanged.
 
     Args:
         place: a results folder, or the address of one.
-        tables: also the tables, not the manifest and the marks of batches alone.
-        log: also metrics.jsonl.
-        report: also the figures and pages.
-        all_of_it: everything, checkpoints too, and nothing from an earlier copy.
+        tables: also fetch the tables, in addition to the manifest and the commit records.
+        log: also fetch metrics.jsonl.
+        report: also fetch the figures and pages.
+        all_of_it: fetch everything, including checkpoints, and discard an earlier copy.
 
     Returns:
-        Where it is.
+        The local path.
 
     Raises:
         InputError: the bucket cannot be read.
@@ -96,12 +96,12 @@ def fetched(
         return Path(place)
     asked = {name for name, x in (("tables", tables), ("log", log), ("report", report)) if x}
     found = Bucket(place, "read")
-    found.look({"tables", "log", "report", "checkpoints"} if all_of_it else asked, anew=all_of_it)
+    found.look({"tables", "log", "report", "checkpoints"} if all_of_it else asked, fresh=all_of_it)
     return found.folder
 
 
 def fetch_batch(directory: Path, batch: str, saved: BatchState) -> None:
-    """Bring a batch to the copy of a folder of a bucket, if its checkpoint is not there."""
+    """Fetch a batch into the local copy of a bucket folder, if its checkpoint is missing there."""
     if (address := address_of(directory)) is None:
         return
     if not batch_state.checkpoint_path(directory, batch, saved.checkpoint.number).is_dir():
@@ -111,7 +111,7 @@ def fetch_batch(directory: Path, batch: str, saved: BatchState) -> None:
 
 
 def send_report(place: str | Path, folder: Path, paths: Iterable[Path]) -> None:
-    """Send what a report has written; what lists its files is last."""
+    """Send the files of a report, and last the list of its figures."""
     if is_address(place):
         names = [path.relative_to(folder).as_posix() for path in paths]
         bucket = Bucket(place, "read")
@@ -121,7 +121,7 @@ def send_report(place: str | Path, folder: Path, paths: Iterable[Path]) -> None:
 
 
 def shards(place: str | Path) -> list[str]:
-    """Name the folders of shards that have begun in a folder of a bucket; none if it is a run itself."""
+    """Return the names of the shard folders with a manifest in a bucket folder; empty for a single run."""
     objects = Objects(place)
     entries, folders = objects.top()
     found = [name for name in folders if re.fullmatch(r"shard-\d+-of-\d+", name)]
@@ -131,18 +131,18 @@ def shards(place: str | Path) -> list[str]:
 
 
 def traces(place: str | Path) -> list[tuple[str, Entry]]:
-    """Say what is in a folder of a bucket, which is something else whenever a run has written there."""
+    """Return the listing of a bucket folder, which changes whenever a run writes there."""
     return sorted(Objects(place).top()[0].items())
 
 
 class Bucket:
-    """A results folder in a bucket, and its copy on this machine."""
+    """A results folder in a bucket, with its local copy."""
 
     def __init__(self, place: str | Path, role: str = "run") -> None:
-        """Name it; `role` is that of whom the copy is for.
+        """Store the address; `role` is "run" or "read".
 
         Raises:
-            InputError: no address, no package that reads buckets, or no credentials.
+            InputError: the address is invalid, obstore is not installed, or there are no credentials.
         """
         self.objects = Objects(place)
         self.address, self.folder = self.objects.address, here(place, role)
@@ -152,51 +152,51 @@ class Bucket:
 
     @contextmanager
     def locked(self, warn: Callable[[str], None]) -> Iterator[None]:
-        """Keep the folder to this process, which has its copy to itself, and fetch what a run continues from.
+        """Lock the folder and its local copy for this process, and fetch the files to resume from.
 
         Raises:
-            InputError: the bucket cannot be read, or something else is there.
-            RunError: another process has it, or it cannot be written.
+            InputError: the bucket cannot be read, or the folder holds other files.
+            RunError: another process holds the folder, or it cannot be written.
         """
         self.listed = self.objects.entries()
-        ours = manifest.NAME in self.listed or any(x.startswith("parts/") for x in self.listed)
-        strange = [x for x in self.listed if x.split("/")[0] not in (lock.OBJECT, run_log.NAME, *PARTS)]
-        if strange and not ours:
-            raise InputError(f"{self.address}: not empty and no results folder; choose another with --out")
+        is_results = manifest.NAME in self.listed or any(x.startswith("parts/") for x in self.listed)
+        others = [x for x in self.listed if x.split("/")[0] not in (lock.OBJECT, run_log.NAME, *PARTS)]
+        if others and not is_results:
+            raise InputError(f"{self.address}: not empty and not a results folder; choose another with --out")
         self.lock = lock.Lock(self.objects, self.folder / OWN[0])
         self.lock.take(warn)
         with self.lock.beating(self._send_log, lambda: self._broken is None):
             self.listed = self.objects.entries()
-            self._clean(set())  # a run trusts the bucket alone
+            self._clean(set())  # a run trusts only the bucket
             self._fetch({"tables", "log", "unfinished"})
             yield
 
-    def look(self, asked: Set[str], anew: bool = False) -> None:
-        """Fetch what a reader needs, as it was at one moment."""
+    def look(self, asked: Set[str], fresh: bool = False) -> None:
+        """Fetch the files that a reader needs, as of a single moment."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / OWN[1], "w") as file:
             lock.wait_for(file)
             files.remove_temporary(self.folder)
-            if anew:
+            if fresh:
                 self._clean(set())
-            for _ in range(LOOKS):
+            for _ in range(TRIES):
                 self.listed = self.objects.entries()
                 self._fetch(asked)
                 before, now = (
-                    {name: entry for name, entry in x.items() if name == manifest.NAME or _is_mark(name)}
+                    {name: entry for name, entry in x.items() if name == manifest.NAME or _is_record(name)}
                     for x in (self.listed, self.objects.entries())
                 )
                 if before == now:
                     return
 
     def _fetch(self, asked: Set[str]) -> None:
-        marks = [name for name in self.listed if name == manifest.NAME or _is_mark(name)]
-        for name, content in zip(marks, self._each(self.objects.read, marks), strict=True):
+        records = [name for name in self.listed if name == manifest.NAME or _is_record(name)]
+        for name, content in zip(records, self._each(self.objects.read, records), strict=True):
             if content is not None:
                 (self.folder / name).parent.mkdir(exist_ok=True)
                 files.replace(self.folder / name, content)
-        self._clean({*marks, *self._named({"tables", "checkpoints"})} & self.listed.keys())
-        self.bring(self._named(asked))
+        self._clean({*records, *self._referenced({"tables", "checkpoints"})} & self.listed.keys())
+        self.bring(self._referenced(asked))
         loose = {run_log.NAME} if "log" in asked else set()
         if "report" in asked:
             loose |= {name for name in self.listed if _is_of_report(name)}
@@ -204,15 +204,15 @@ class Bucket:
             self._path(name).unlink(missing_ok=True)
         self.bring(dict.fromkeys(loose))
 
-    def _named(self, asked: Set[str]) -> dict[str, str | None]:
-        """Name what is needed of what marks name, with checksums where they have one."""
+    def _referenced(self, asked: Set[str]) -> dict[str, str | None]:
+        """Map every object that a committed batch state refers to to its checksum, None if it has none."""
         merged = {} if "unfinished" in asked else self._merged()
         found = dict(merged) if "tables" in asked else {}
         for batch in batch_state.batches(self.folder):
             try:
                 saved = batch_state.read(self.folder, batch)
             except InputError:
-                continue  # who reads it next will say so
+                continue  # the next reader raises this error
             if saved is None:
                 continue
             if "checkpoints" in asked or ("tables" in asked and not merged):
@@ -222,7 +222,7 @@ class Bucket:
         return found
 
     def _merged(self) -> dict[str, str | None]:
-        """Name the merged tables, if they count."""
+        """Return the merged tables with their checksums, if the run is finished."""
         try:
             known = manifest.find(self.folder)
         except InputError:
@@ -233,7 +233,7 @@ class Bucket:
         return found if all(name in self.listed for name in found) else {}
 
     def bring(self, wanted: Mapping[str, str | None]) -> None:
-        """Fetch objects that are not here as they should be, given by name, with checksums if known."""
+        """Fetch objects that are missing or different here, given by name with their checksums if known."""
         missing = [name for name, x in wanted.items() if name in self.listed and not self._is_here(name, x)]
         self._each(lambda name: self.objects.bring(name, self._path(name)), missing)
 
@@ -244,20 +244,20 @@ class Bucket:
         return sha256 is None or files.digest(path.read_bytes()) == sha256
 
     def send(self, names: Iterable[str]) -> None:
-        """Send files of the copy."""
+        """Send files of the local copy."""
         wanted = list(names)
         with self._writing():
             self._each(lambda name: self.objects.send(name, self._path(name)), wanted)
         self.listed |= {name: Entry(self._path(name).stat().st_size, "") for name in wanted}
 
     def send_named(self, batch: str, saved: BatchState) -> None:
-        """Send what the state of a batch names, before it is committed."""
+        """Send the files that a commit record refers to, before it is committed."""
         self.send(_tables(batch, saved) | _checkpoint(batch, saved))
 
     def commit_batch(self, batch: str, saved: BatchState) -> None:
-        """Send the mark of a batch; raise as `commit`.
+        """Send the commit record of a batch; raises like `commit`.
 
-        If another run has the folder by now, the checkpoint is deleted again: no other run has its number.
+        If another run holds the folder by now, the checkpoint is deleted again; no other run uses its number.
         """
         try:
             self.commit(f"parts/{batch}.json")
@@ -268,25 +268,25 @@ class Bucket:
             raise
 
     def tidy(self) -> None:
-        """Delete what no mark names: sent by runs that were killed, or that have lost the folder."""
+        """Delete objects without a commit record, which killed or displaced runs have left."""
         self.listed = self.objects.entries()
         held: dict[str, list[str]] = {}
         for name in self.listed:
             if found := OF_BATCH.match(name):
                 held.setdefault(found[1], []).append(name)
         for batch, own in held.items():
-            mark = f"parts/{batch}.json"
+            record = f"parts/{batch}.json"
             with suppress(InputError):
                 saved = batch_state.read(self.folder, batch)
-                if saved is not None or mark not in self.listed:
-                    named = {mark, *_tables(batch, saved), *_checkpoint(batch, saved)} if saved else ()
+                if saved is not None or record not in self.listed:
+                    named = {record, *_tables(batch, saved), *_checkpoint(batch, saved)} if saved else ()
                     self.delete(name for name in own if name not in named)
 
     def commit(self, name: str) -> None:
-        """Send a mark, which makes what it names count.
+        """Send a commit record, which makes the files that it refers to valid.
 
         Raises:
-            RunError: another run has replaced it, or taken the folder over; or it cannot be written.
+            RunError: another run has replaced the record or taken over the folder, or it cannot be written.
         """
         with self._writing():
             self.lock.check()
@@ -294,13 +294,13 @@ class Bucket:
         self.listed[name] = Entry(0, "")
 
     def drop_others(self, batch: str, saved: BatchState) -> None:
-        """Delete what the committed state of a batch does not name."""
+        """Delete the objects of a batch that its commit record does not refer to."""
         named = _tables(batch, saved) | _checkpoint(batch, saved)
-        self.delete(x for x in self._of(batch) if x not in named and not _is_mark(x))
+        self.delete(x for x in self._of(batch) if x not in named and not _is_record(x))
 
     def forget(self, batch: str) -> None:
-        """Delete all of a batch, its mark first: without that nothing of it counts."""
-        self.delete(filter(_is_mark, self._of(batch)))
+        """Delete all objects of a batch, its commit record first, because it makes the others valid."""
+        self.delete(filter(_is_record, self._of(batch)))
         self.delete(self._of(batch))
 
     def _of(self, batch: str) -> list[str]:
@@ -318,7 +318,7 @@ class Bucket:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Give up at once after what could not be written: a run that ends does not wait once more."""
+        """Raise the first write error again at once, so that a run that ends does not wait for a timeout."""
         if self._broken is not None:
             raise self._broken
         try:
@@ -329,7 +329,7 @@ class Bucket:
 
     @staticmethod
     def new_number() -> int:
-        """Choose the number of a checkpoint, such that no other run chooses the same."""
+        """Return a random checkpoint number that no other run chooses."""
         return secrets.randbits(48)
 
     def _send_log(self) -> None:
@@ -339,7 +339,7 @@ class Bucket:
             self._sent_log = size
 
     def _clean(self, kept: set[str]) -> None:
-        """Delete what an earlier copy has left here, but for some names; folders of other things stay."""
+        """Delete files of an earlier copy except some names; unrelated folders are kept."""
         for top in (manifest.NAME, run_log.NAME, *MERGED, *PARTS, *REPORT):
             place = self.folder / top
             for path in [place, *place.rglob("*")] if place.exists() else []:
@@ -352,7 +352,7 @@ class Bucket:
     def _each(self, function: Callable[[str], Any], names: list[str]) -> list[Any]:
         if len(names) < 2:
             return [function(name) for name in names]
-        with ThreadPoolExecutor(min(AT_ONCE, len(names))) as pool:
+        with ThreadPoolExecutor(min(THREADS, len(names))) as pool:
             return list(pool.map(function, names))
 
     def _path(self, name: str) -> Path:
@@ -364,7 +364,7 @@ def _is_of_report(name: str) -> bool:
     return files.is_below(name) and (folder == "figures" or (not folder and file in REPORT[:2]))
 
 
-def _is_mark(name: str) -> bool:
+def _is_record(name: str) -> bool:
     return re.fullmatch(rf"parts/{batch_state.NAME.pattern}\.json", name) is not None
 
 

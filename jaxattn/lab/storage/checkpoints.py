@@ -1,4 +1,4 @@
-"""Checkpoints: trees of arrays in orbax's format, with checksums of their own."""
+"""Checkpoints: trees of arrays in orbax's format, with additional checksums."""
 
 import errno
 import importlib
@@ -22,26 +22,26 @@ from jaxattn.lab.storage import files
 from jaxattn.lab.storage.batch_state import Checkpoint
 from jaxattn.lab.storage.files import Damaged
 
-# What orbax and tensorstore need to read the arrays is in files smaller than this, and arrays are summed.
+# Metadata of orbax and tensorstore is in files smaller than this; arrays have checksums.
 SMALL = 2**20
 NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EIO)
 HANDLES = 64
-# Bytes on the disk of the files of a checkpoint that hold no arrays.
-BESIDE = 2**17
+# Disk space in bytes of the files of a checkpoint that hold no arrays.
+METADATA = 2**17
 
 
 @cache
 def prepare() -> Any:
-    """Import orbax before it is needed: that takes as long as compiling many a small program.
+    """Import orbax early, because the import takes as long as compiling many small programs.
 
-    What fails in its threads is raised here too and becomes one line, so nothing else is printed about it.
+    Errors in its threads are raised here too and become one line, so their log output is suppressed.
     """
     imported = importlib.import_module("orbax.checkpoint")
     logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     shown = sys.unraisablehook
 
     def hook(raised: Any) -> None:
-        # Where a checkpoint fails, tensorstore may still answer to the event loop that has ended.
+        # After a failed checkpoint, tensorstore may still call an event loop that has ended.
         if str(raised.exc_value) != "Event loop is closed":
             shown(raised)
 
@@ -50,61 +50,62 @@ def prepare() -> Any:
 
 
 def check_handles() -> None:
-    """Raise RunError if too few files may be open, of which orbax takes no notice until it fails."""
+    """Raise RunError if the limit of open files is too low, which orbax does not check."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError):
         if allowed != resource.RLIM_INFINITY and allowed - len(os.listdir("/dev/fd")) < HANDLES:
-            raise RunError(f"only {allowed} files may be open at a time; allow more with: ulimit -n 1024")
+            raise RunError(f"only {allowed} files may be open at a time; raise the limit: ulimit -n 1024")
 
 
 def save(folder: Path, arrays: Any) -> Checkpoint:
-    """Write arrays to a folder, in place of what is there; its name is the checkpoint's number.
+    """Write arrays to a folder, replacing its content. The folder's name is the checkpoint number.
 
     Raises:
-        OSError: the folder cannot be written, or the disk has no room for it.
-        ValueError: the disk became full on the way.
+        OSError: the folder cannot be written, or the disk is too full.
+        ValueError: the disk became full while writing.
     """
     ocp = prepare()
     check_handles()
     _check_room(folder, arrays)
-    # Orbax copies NumPy arrays first; but what lies on devices it takes to be spread over all processes.
-    held = arrays if jax.process_count() == 1 else jax.device_get(arrays)
+    # Orbax copies NumPy arrays first; with several processes it would treat device arrays as distributed.
+    host = arrays if jax.process_count() == 1 else jax.device_get(arrays)
     with _checkpointer() as checkpointer:
-        checkpointer.save(folder, args=ocp.args.PyTreeSave(held), force=True)
+        checkpointer.save(folder, args=ocp.args.PyTreeSave(host), force=True)
     return Checkpoint(int(folder.name), _checksums(arrays), _listed(folder))
 
 
 def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) -> Any:
-    """Read arrays.
+    """Read the arrays of a checkpoint.
 
     Args:
-        folder: where they are.
-        known: what their state says of them.
-        directory: the results folder, outside of which nothing is read.
-        like: a tree of arrays, or of their shapes and types. If None, dictionaries by their names.
+        folder: folder of the checkpoint.
+        known: its description in the commit record.
+        directory: the results folder. Nothing outside it is read.
+        like: a tree of arrays, or of their shapes and dtypes. If None, nested dictionaries are returned.
 
     Returns:
-        The tree, of NumPy arrays: what is short of memory on a device is no damage of a file.
+        The tree of NumPy arrays. Arrays are read to the host, so that a lack of device memory is not mistaken
+        for damage.
 
     Raises:
-        Damaged: they are not what was saved.
-        InputError: they cannot be read.
+        Damaged: the arrays differ from the saved ones.
+        InputError: the files cannot be read.
     """
     ocp = prepare()
     check_handles()
     _check_files(folder, known, directory)
     try:
         with _checkpointer() as checkpointer:
-            held = checkpointer.metadata(folder).item_metadata.tree
-            _check_sizes(held)
-            tree = held if like is None else like
+            saved = checkpointer.metadata(folder).item_metadata.tree
+            _check_sizes(saved)
+            tree = saved if like is None else like
             each = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             arrays = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(like, restore_args=each))
-    # Damage can surface as almost any exception of orbax and tensorstore; so can what is no damage.
+    # Damage, and other failures, can surface as almost any exception of orbax and tensorstore.
     except Exception as error:
         reason = str(error).partition("\n")[0]
         if getattr(error, "errno", None) in NOT_DAMAGE or "Too many open files" in str(error):
-            raise InputError(f"{folder}: cannot be read: {reason}; mend this and repeat") from None
+            raise InputError(f"{folder}: cannot be read: {reason}; fix this and repeat") from None
         raise Damaged(f"{folder}: damaged ({reason})") from None
     if _checksums(arrays) != known.arrays:
         raise Damaged(f"{folder}: damaged (the checksums of its arrays differ)")
@@ -112,23 +113,23 @@ def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) 
 
 
 def _check_room(folder: Path, arrays: Any) -> None:
-    """Raise OSError if a disk has no room for arrays; threads of orbax print tracebacks where it is full."""
+    """Raise OSError if the disk is too full for arrays, before orbax's threads print tracebacks."""
     disk = os.statvfs(next(parent for parent in folder.parents if parent.exists()))
     needed = sum(np.size(x) * np.dtype(getattr(x, "dtype", float)).itemsize for x in jax.tree.leaves(arrays))
-    # Some file systems do not know how large they are.
-    if disk.f_blocks and disk.f_bavail * disk.f_frsize < needed + BESIDE:
+    # Some file systems do not report their size.
+    if disk.f_blocks and disk.f_bavail * disk.f_frsize < needed + METADATA:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _checkpointer() -> Any:
     ocp = prepare()
-    # A process among many writes a folder of its own, and waits for no other.
+    # With several processes each writes a separate folder and waits for no other process.
     here = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process-{here}"
     )
     processes = alone if jax.process_count() > 1 else ocp.options.MultiprocessingOptions()
-    # Parameters and moments hardly compress, and trying takes most of the time.
+    # Parameters and moments hardly compress, and compression would take most of the time.
     handler = ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=processes)
     return ocp.Checkpointer(handler, multiprocessing_options=processes)
 
@@ -144,11 +145,11 @@ def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
 
 
 def _check_files(folder: Path, known: Checkpoint, directory: Path) -> None:
-    """Compare sizes, and the small files, so that orbax is given nothing that it stumbles over."""
+    """Compare the sizes of all files and the checksums of the small ones, before orbax reads them."""
     files.inside(folder, directory)
     for path in folder.rglob("*"):
         if not stat.S_ISDIR(path.lstat().st_mode) and path.relative_to(folder).as_posix() not in known.files:
-            raise Damaged(f"{path}: damaged (no file of this checkpoint)")
+            raise Damaged(f"{path}: damaged (not a file of this checkpoint)")
     for name, (size, sha256) in known.files.items():
         path = folder / name
         if sha256 is not None:
@@ -159,11 +160,11 @@ def _check_files(folder: Path, known: Checkpoint, directory: Path) -> None:
                 raise Damaged(f"{path}: damaged (its size differs)")
 
 
-def _check_sizes(held: Any) -> None:
-    """Raise ValueError if arrays are said to be larger than memory; what allocates them would abort."""
-    sizes = [math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(held) if x.shape]
+def _check_sizes(saved: Any) -> None:
+    """Raise ValueError if the metadata declare arrays larger than memory, whose allocation would abort."""
+    sizes = [math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(saved) if x.shape]
     if sum(sizes) > files.memory():
-        raise ValueError(f"its arrays are said to have {sum(sizes):,} bytes, more than memory holds")
+        raise ValueError(f"its metadata declare arrays of {sum(sizes):,} bytes, more than memory holds")
 
 
 def _checksums(arrays: Any) -> dict[str, int]:
@@ -172,7 +173,7 @@ def _checksums(arrays: Any) -> dict[str, int]:
 
 
 def _checksum(x: Any) -> int:
-    """Check the bytes as they lie in memory, device after device: copies would take longer than the sum."""
+    """Return the CRC-32 of an array's bytes, device by device, because a copy would take longer."""
     whole = not isinstance(x, jax.Array) or x.is_fully_replicated
     total = 0
     for part in [x] if whole else [shard.data for shard in x.addressable_shards]:

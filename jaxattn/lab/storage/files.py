@@ -1,4 +1,4 @@
-"""Files of a folder: there as a whole or not at all, telling when they are damaged, and never outside it."""
+"""Atomic writes and checked reads of files in a folder; paths that lead out of the folder are rejected."""
 
 import errno
 import hashlib
@@ -15,50 +15,50 @@ from typing import Any
 from jaxattn.core.errors import InputError, RunError
 
 SEAL = "seal"
-# The manifest of a million seeds is a fifth of it.
+# Size limit of JSON files; the manifest of a million seeds has a fifth of this size.
 MOST_JSON = 2**28
-# Bytes of a file's name; disks hold 255, of which a temporary file takes some.
+# Bytes of a file name; file systems allow 255, and temporary names are longer.
 LONGEST_NAME = 200
 TEMPORARY = re.compile(r"\..+\.(\d+)")
-# Writers of ours nest less than ten deep, and Python's own readers and writers break at some hundred.
+# Depth limit of JSON. This package nests less than ten levels; Python's JSON fails at some hundred levels.
 MOST_NESTED = 100
 
 
 class Damaged(InputError):
-    """A file is missing, or not what it was when it was written; the message names it."""
+    """A file is missing or differs from the written content; the message gives its path."""
 
 
 def inside(path: Path, folder: Path) -> Path:
-    """Return a path as it is; Damaged if it, or a symbolic link on its way, leads out of a folder."""
+    """Return the path unchanged; raise Damaged if it leads out of the folder, also by a symbolic link."""
     try:
         leads = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-    except ValueError:  # no path at all
+    except ValueError:  # not a valid path
         leads = False
     if leads:
         return path
-    outside = f"leads out of {folder}, and nothing outside is read or written"
+    outside = f"leads out of {folder}; files outside it are neither read nor written"
     if Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)):
         raise Damaged(f"{path}: a link that {outside}; remove the link")
-    # Such a path comes from a file of the folder. What it names is no part of the folder, and must stay.
-    raise Damaged(f"{folder}: names a file that {outside}; use a folder that a run has written")
+    # The path comes from a file of the folder. The target is not part of the folder and must not be deleted.
+    raise Damaged(f"{folder}: refers to a path that {outside}; use a folder that a run has written")
 
 
 def is_below(name: str) -> bool:
-    """Return whether a name is a plain relative path that leads out of no folder, and that disks can hold."""
+    """Return True if a name is a valid relative path that does not lead out of a folder."""
     parts = name.split("/")
     longest = max(len(part.encode("utf-8", "surrogatepass")) for part in parts)
     return "\0" not in name and not {"", ".", ".."} & set(parts) and longest <= LONGEST_NAME
 
 
 def check_links(folder: Path, *below: str) -> None:
-    """Look at the entries of a folder, and of some folders in it; raise as `inside` if one leads out.
+    """Raise like `inside` if an entry of a folder, or of some of its subfolders, leads out of it.
 
     Raises:
-        InputError: there is a file in the folder's place, or in that of one above it.
+        InputError: a file has the name of the folder or of one of its parents.
     """
     first = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
     if first.is_file():
-        raise InputError(f"{first}: a file, and no folder; give another one for results with --out")
+        raise InputError(f"{first}: is a file, not a folder; choose another results folder with --out")
     for place in (folder, *(folder / name for name in below)):
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(inside(place, folder)) as entries:
             for entry in entries:
@@ -67,7 +67,7 @@ def check_links(folder: Path, *below: str) -> None:
 
 
 def write(path: Path, content: bytes, folder: Path) -> None:
-    """Replace a file of a folder in one step that outlives a crash of the machine.
+    """Replace a file of a folder atomically and durably.
 
     Raises:
         OSError: it cannot be written.
@@ -78,29 +78,29 @@ def write(path: Path, content: bytes, folder: Path) -> None:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Write to the end of a file of a folder; raise as `open_own`."""
+    """Append to a file of a folder; raises like `open_own`."""
     with open(path, "ab", opener=open_own) as file:
         file.write(content)
 
 
 def open_own(path: str, mode: int) -> int:
-    """Open a file for writing in place, as the opener of `open`; make it if there is none.
+    """Open a file for writing in place, creating it if necessary; pass this as `opener` to `open`.
 
     Raises:
-        Damaged: it is no regular file, or a hard link: another folder may have the same file.
-        OSError: it is a symbolic link, or cannot be written.
+        Damaged: it is not a regular file, or it is a hard link, which may belong to another folder too.
+        OSError: it is a symbolic link, or it cannot be written.
     """
     handle = os.open(path, mode | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     found = os.fstat(handle)
     if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
         return handle
     os.close(handle)
-    kind = "a hard link, and its file may lie elsewhere too" if found.st_nlink > 1 else "no regular file"
+    kind = "a hard link, which other folders may share" if found.st_nlink > 1 else "not a regular file"
     raise Damaged(f"{path}: {kind}; remove it")
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace a file, wherever it is, in one step that outlives a crash of the machine; raises OSError."""
+    """Replace a file anywhere, atomically and durably; raises OSError."""
     temporary = temporary_path(path)
     temporary.unlink(missing_ok=True)
     try:
@@ -121,12 +121,12 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return the name that a file has until this process has written it as a whole."""
+    """Return the temporary name of a file that this process is writing."""
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def remove_temporary(folder: Path, *below: str) -> None:
-    """Remove what killed processes have left under temporary names, in a folder and in some folders in it."""
+    """Delete temporary files that killed processes have left in a folder and in some of its subfolders."""
     for place in (folder, *(folder / name for name in below)):
         for name in names(place, folder):
             if (found := TEMPORARY.fullmatch(name)) and not _is_alive(int(found[1])):
@@ -135,7 +135,7 @@ def remove_temporary(folder: Path, *below: str) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    """Return whether another process of this machine has a number."""
+    """Return True if another process of this machine has this process id."""
     if process == os.getpid():
         return False
     try:
@@ -152,12 +152,14 @@ def read(path: Path, folder: Path | None, sha256: str | None = None, most: int |
 
     Args:
         path: the file.
-        folder: what it may not lie outside of, by whatever links; None for a file that the user names.
-        sha256: checksum of what it should hold; not checked if None.
-        most: bytes that it may have; by default a quarter of the machine's memory.
+        folder: folder that must contain the file after all links are resolved; None for a file that the user
+            names.
+        sha256: expected checksum; not checked if None.
+        most: largest size in bytes; by default a quarter of the machine's memory.
 
     Raises:
-        Damaged: it is missing, holds something else, is no regular file, too large or not in the folder.
+        Damaged: it is missing, has other content, is not a regular file, is too large, or is outside the
+            folder.
         InputError: it cannot be read.
     """
     with opened(path, folder, most) as file:
@@ -167,14 +169,14 @@ def read(path: Path, folder: Path | None, sha256: str | None = None, most: int |
 
 
 def check(path: Path, folder: Path, sha256: str) -> None:
-    """Compare a file of a folder with its checksum; raise as `read`."""
+    """Compare a file of a folder with its checksum; raises like `read`."""
     with opened(path, folder) as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     _compare(path, found, sha256)
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
-    """Choose the cache folder.
+    """Return the cache folder.
 
     Args:
         cache_dir: the folder asked for; None for the default.
@@ -188,12 +190,12 @@ def cache_folder(cache_dir: str | Path | None = None) -> Path:
 
 
 def memory() -> int:
-    """Tell how many bytes of memory the machine has."""
+    """Return the memory of the machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def names(place: Path, folder: Path) -> list[str]:
-    """List what is at a place in a folder, nothing if there is none; InputError if it cannot be read."""
+    """Return the sorted names of a directory in a folder, empty if it is missing; raises InputError."""
     inside(place, folder)
     try:
         with _reading(place):
@@ -203,24 +205,24 @@ def names(place: Path, folder: Path) -> list[str]:
 
 
 def digest(content: bytes) -> str:
-    """Return the SHA-256 of some bytes."""
+    """Return the SHA-256 of bytes."""
     return hashlib.sha256(content).hexdigest()
 
 
 def sealed(content: Mapping[str, Any], indent: int | None = None) -> bytes:
-    """Write a JSON object, whose keys are texts, with a checksum of all else in it."""
+    """Return a JSON object with a checksum of its content; its keys are strings."""
     text = json.dumps({**content, SEAL: _seal(content)}, indent=indent, ensure_ascii=False) + "\n"
     return text.encode("utf-8", "surrogatepass")
 
 
 def unsealed(content: Any) -> dict[str, Any]:
-    """Check the seal of an object that `sealed` has written, and take it off.
+    """Check the checksum of an object that `sealed` has written, and return the content without it.
 
     Raises:
-        ValueError: it is not what was written.
+        ValueError: the content differs from the written content.
     """
     if not isinstance(content, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     rest = {key: value for key, value in content.items() if key != SEAL}
     if content.get(SEAL) != _seal(rest):
         raise ValueError("its checksum differs")
@@ -228,7 +230,7 @@ def unsealed(content: Any) -> dict[str, Any]:
 
 
 def read_json(path: Path, folder: Path) -> Any:
-    """Read a file of a folder that holds JSON; raise as `read`."""
+    """Read a JSON file of a folder; raises like `read`."""
     text = read(path, folder, most=MOST_JSON)
     try:
         return parse(text)
@@ -237,7 +239,7 @@ def read_json(path: Path, folder: Path) -> Any:
 
 
 def read_sealed(path: Path, folder: Path) -> dict[str, Any]:
-    """Read a file of a folder that holds what `sealed` has written; raise as `read`."""
+    """Read a JSON file of a folder that was written by `sealed`; raises like `read`."""
     content = read_json(path, folder)
     try:
         return unsealed(content)
@@ -246,18 +248,18 @@ def read_sealed(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def parse(text: bytes) -> Any:
-    """Read JSON; ValueError if it is none, or nested too deep."""
+    """Parse JSON; raises ValueError if it is invalid or nested too deeply."""
     try:
         content = json.loads(text)
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        raise ValueError("nested too deeply") from None
     level = [content]
     for _ in range(MOST_NESTED):
-        held = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list))
-        level = [x for each in held for x in each if isinstance(x, dict | list)]
+        inner = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list))
+        level = [x for each in inner for x in each if isinstance(x, dict | list)]
         if not level:
             return content
-    raise ValueError("nested too deep")
+    raise ValueError("nested too deeply")
 
 
 def _seal(content: Mapping[str, Any]) -> str:
@@ -272,20 +274,20 @@ def _compare(path: Path, found: str, wanted: str | None) -> None:
 
 @contextmanager
 def opened(path: Path, folder: Path | None, most: int | None = None) -> Iterator[BufferedReader]:
-    """Open a file for reading, of a folder if one is given; raise as `read`."""
+    """Open a file for reading; raises like `read`."""
     if folder is not None:
         inside(path, folder)
-    # A FIFO that nobody writes to would keep its reader waiting.
+    # Without O_NONBLOCK, opening a FIFO without a writer would block.
     with (
         _reading(path),
         open(path, "rb", opener=lambda name, mode: os.open(name, mode | os.O_NONBLOCK)) as file,
     ):
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise Damaged(f"{path}: no regular file{'' if folder is None else '; remove it'}")
+            raise Damaged(f"{path}: not a regular file{'' if folder is None else '; remove it'}")
         most = memory() // 4 if most is None else most
         if found.st_size > most:
-            raise Damaged(f"{path}: {found.st_size:,} bytes, and more than {most:,} are not read")
+            raise Damaged(f"{path}: has {found.st_size:,} bytes; at most {most:,} bytes are read")
         yield file
 
 
@@ -298,12 +300,12 @@ def _reading(path: Path) -> Iterator[None]:
     except IsADirectoryError:
         raise Damaged(f"{path}: a folder is in its place") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}; mend this and repeat") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}; fix this and repeat") from None
 
 
 @contextmanager
 def saving(path: Path, folder: Path) -> Iterator[None]:
-    """Raise RunError for what cannot be written of a results folder, with what the disk has run out of."""
+    """Convert errors of writing to a results folder into RunError, including the exhausted resource."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -316,16 +318,16 @@ def saving(path: Path, folder: Path) -> Iterator[None]:
             raise
         gone = path != folder and not folder.is_dir()
         if gone and isinstance(error, FileNotFoundError):
-            raise RunError(f"{folder}: is gone; run the same command again to start anew") from None
+            raise RunError(f"{folder}: was deleted; run the same command again to start over") from None
         raise RunError(
-            f"{path}: cannot be written: {_fullness(path) if full else cause or error}; what is already "
-            "there is kept, mend this and run the same command again to continue"
+            f"{path}: cannot be written: {_fullness(path) if full else cause or error}; the results written "
+            "so far are kept, fix this and run the same command again to resume"
         ) from None
 
 
 def _fullness(path: Path) -> str:
-    """Say what a disk has run out of: bytes, or files."""
+    """Return the exhausted resource of a full disk: bytes or inodes."""
     disk = os.statvfs(next(parent for parent in (path, *path.parents) if parent.exists()))
     if disk.f_files and not disk.f_favail:
-        return "the disk holds as many files as it can (no inodes are left)"
+        return "the disk has no free inodes, so it cannot hold more files"
     return f"the disk is full ({disk.f_bavail * disk.f_frsize / 2**20:.0f} MiB left)"

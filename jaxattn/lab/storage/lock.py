@@ -1,9 +1,10 @@
-"""The lock of a results folder: one process works there at a time, and a killed one keeps nothing.
+"""Locks of results folders: one process at a time may use a folder, and a killed process releases it.
 
-Of a folder of this machine it is a file. In a bucket it is an object that its holder replaces every few
-seconds: whoever wants it watches for a while whether that happens, by their own clock alone: clocks that
-differ do no harm. Every replacement has the condition that the object is what was last read or written, so of
-two that take a lock over, one fails; and who has lost it is told at the next replacement.
+The lock of a local folder is a file lock. The lock of a bucket folder is an object that its holder replaces
+every few seconds. A process that wants the lock watches the object for some time with its own clock, so
+differing clocks do not matter. Every replacement is conditional on the object being the last one read or
+written. Hence of two processes that take over a lock one fails, and a process that has lost its lock gets an
+error at its next replacement.
 """
 
 import json
@@ -30,33 +31,33 @@ except ModuleNotFoundError:
 
 FILE, OBJECT = ".lock", "lock.json"
 TRIES = 5
-# Characters of a lock that name its holder.
+# Characters of a lock file that are read for the name of the holder.
 HOLDER = 100
-# A holder replaces the object so often, and is gone if it has not for so long.
+# The holder replaces the object every BEAT_S seconds, and counts as gone after GONE_S seconds without that.
 BEAT_S, GONE_S = 5.0, 60.0
 LOOK_S = 0.5
 
 
 @contextmanager
 def locked(directory: Path, warn: Callable[[str], None] = lambda line: None) -> Iterator[None]:
-    """Keep a folder to this process; `warn` is told where the file system has no locks.
+    """Lock a folder for this process; `warn` is called if the file system has no locks.
 
     Raises:
-        RunError: another process has it.
+        RunError: another process holds the lock.
         OSError: the lock cannot be written.
     """
     path = directory / FILE
     while True:
         with open(path, "r+", encoding="utf-8", errors="replace", opener=files.open_own) as file:
             _lock(file, directory, warn)
-            # Whoever had it before may have removed the folder's last files, and this one with them.
+            # The previous holder may have deleted the folder's last files, including this lock file.
             if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 yield
                 return
 
 
 def is_locked(directory: Path) -> bool:
-    """Tell whether a process works in a folder; of one in a bucket that takes some seconds."""
+    """Return True if a process uses a folder; for a bucket folder this takes some seconds."""
     if is_address(directory):
         return is_held(Objects(directory))
     try:
@@ -70,7 +71,7 @@ def is_locked(directory: Path) -> bool:
 
 
 def wait_for(file: Any) -> None:
-    """Lock an open file; waits while another process holds it."""
+    """Lock an open file; blocks while another process holds it."""
     fcntl.flock(file, fcntl.LOCK_EX)
 
 
@@ -84,7 +85,7 @@ def _lock(file: Any, directory: Path, warn: Callable[[str], None]) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            # Whoever only looks whether it is locked holds it for a moment.
+            # `is_locked` holds the lock for a moment.
             if left:
                 time.sleep(0.05)
                 continue
@@ -102,46 +103,47 @@ def _lock(file: Any, directory: Path, warn: Callable[[str], None]) -> None:
 
 
 class Lock:
-    """The lock of a folder in a bucket, held or to be taken."""
+    """The lock of a bucket folder."""
 
-    def __init__(self, objects: Objects, mine: Path) -> None:
-        """Name it.
+    def __init__(self, objects: Objects, local: Path) -> None:
+        """Store the folder.
 
         Args:
-            objects: the folder.
-            mine: a file of this machine that keeps who held it from here; only one process at a time uses it.
+            objects: objects of the folder.
+            local: local file with the id of the last run that held the lock from this copy; only one process
+                at a time uses it.
         """
-        self._objects, self._mine = objects, mine
+        self._objects, self._local = objects, local
         self._run = secrets.token_hex(8)
         self._since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._one, self._lost, self._last = threading.Lock(), "", 0.0
 
     def take(self, warn: Callable[[str], None]) -> None:
-        """Take it, from a holder that is gone too.
+        """Take the lock, also from a holder that is gone.
 
         Raises:
-            RunError: another process has it.
+            RunError: another process holds it.
         """
         found = self._objects.read(OBJECT)
         held = _parsed(found)
-        # A process that held it from this folder of this machine is gone: its files are locked by this one.
-        if held["holder"] and held["run"] != self._before():
+        # A process that held it from this local copy is gone, because this process holds the local lock.
+        if held["holder"] and held["run"] != self._last_run():
             self._watch(found, held, warn)
-        files.replace(self._mine, self._run.encode())
+        files.replace(self._local, self._run.encode())
         try:
             self.beat()
         except Changed:
-            raise self._taken(_parsed(self._objects.read(OBJECT))) from None
+            raise self._in_use(_parsed(self._objects.read(OBJECT))) from None
 
     def _watch(self, found: bytes | None, held: dict[str, Any], warn: Callable[[str], None]) -> None:
         now = _replaced(self._objects, found, GONE_S)
         if now is None:
-            warn(f"{self._objects.address}: taken over from {_who(held)}, silent for {GONE_S:.0f} s")
+            warn(f"{self._objects.address}: taken over from {_holder(held)}, silent for {GONE_S:.0f} s")
         elif now["holder"]:
-            raise self._taken(now)
+            raise self._in_use(now)
 
-    def beat(self, holder: str | None = None, beside: Callable[[], None] = lambda: None) -> None:
-        """Replace it, then call `beside`; a process that does not replace it loses it.
+    def beat(self, holder: str | None = None, callback: Callable[[], None] = lambda: None) -> None:
+        """Replace the lock object, then call `callback`; a process that stops doing this loses the lock.
 
         Raises:
             Changed: another process has taken it over.
@@ -158,10 +160,10 @@ class Lock:
             }
             self._objects.commit(OBJECT, files.sealed(content))
             self._last = time.monotonic()
-            beside()
+            callback()
 
     def check(self) -> None:
-        """Raise RunError if another process has taken it over."""
+        """Raise RunError if another process has taken over the lock."""
         if not self._lost and time.monotonic() - self._last > GONE_S / 2:
             try:
                 self.beat()
@@ -172,34 +174,34 @@ class Lock:
 
     @property
     def is_lost(self) -> bool:
-        """Whether another process has taken it over, as far as this one knows."""
+        """True if this process knows that another process has taken over the lock."""
         return bool(self._lost)
 
     def _lose(self) -> None:
-        # Whoever has read it could replace it: so it is lost first.
+        # Set the message first, because a read would allow another replacement of the object.
         with self._one:
             self._lost = self._lost or f"{self._objects.address}: taken over by another process"
             with suppress(InputError):
-                taker = _who(_parsed(self._objects.read(OBJECT)))
+                taker = _holder(_parsed(self._objects.read(OBJECT)))
                 self._lost = (
-                    f"{self._objects.address}: taken over by {taker}, while nothing was heard of this "
-                    "process; what it had sent is kept, and goes on there"
+                    f"{self._objects.address}: taken over by {taker}, because this process did not renew its "
+                    "lock; the results it sent are kept, and that process resumes the run"
                 )
 
     @contextmanager
-    def beating(self, beside: Callable[[], None], may_end: Callable[[], bool]) -> Iterator[None]:
-        """Hold it; `beside` is called from time to time, and at the end if `may_end` lets that be written."""
+    def beating(self, callback: Callable[[], None], may_end: Callable[[], bool]) -> Iterator[None]:
+        """Renew the lock while the block runs; call `callback` regularly, and at the end if `may_end()`."""
         stopping = threading.Event()
 
         def beats() -> None:
             while not stopping.wait(BEAT_S):
                 try:
-                    self.beat(beside=beside)
+                    self.beat(callback=callback)
                 except Changed:
                     self._lose()
                     return
                 except RunError:
-                    continue  # a connection that is lost; `check` asks again where it counts
+                    continue  # a lost connection; `check` tries again before anything is committed
 
         thread = threading.Thread(target=beats, daemon=True)
         thread.start()
@@ -210,24 +212,24 @@ class Lock:
             thread.join()
             with suppress(RunError):
                 if not self._lost and may_end():
-                    beside()
+                    callback()
                     self.beat(holder="")
 
-    def _taken(self, held: dict[str, Any]) -> RunError:
+    def _in_use(self, held: dict[str, Any]) -> RunError:
         return RunError(
-            f"{self._objects.address}: {_who(held)} is running there; wait for it, or choose another folder "
-            "with --out"
+            f"{self._objects.address}: {_holder(held)} is running there; wait for it, or choose another "
+            "folder with --out"
         )
 
-    def _before(self) -> str | None:
+    def _last_run(self) -> str | None:
         try:
-            return self._mine.read_text(encoding="ascii")
+            return self._local.read_text(encoding="ascii")
         except (OSError, UnicodeError):
             return None
 
 
 def is_held(objects: Objects) -> bool:
-    """Tell whether a process holds the lock of a folder: watch it until it is replaced, or is not."""
+    """Return True if a process holds the lock of a folder, by watching whether it is replaced."""
     found = objects.read(OBJECT)
     if not _parsed(found)["holder"]:
         return False
@@ -236,7 +238,7 @@ def is_held(objects: Objects) -> bool:
 
 
 def _replaced(objects: Objects, found: bytes | None, seconds: float) -> dict[str, Any] | None:
-    """Watch a lock until it is replaced, and tell by which; None if it is not for so long."""
+    """Wait until a lock is replaced and return the new one; None if it is not replaced in time."""
     begin = time.monotonic()
     while time.monotonic() - begin < seconds:
         time.sleep(LOOK_S)
@@ -245,12 +247,12 @@ def _replaced(objects: Objects, found: bytes | None, seconds: float) -> dict[str
     return None
 
 
-def _who(held: dict[str, Any]) -> str:
+def _holder(held: dict[str, Any]) -> str:
     return f"{held['holder']:.100} (since {held['since']:.30})"
 
 
 def _parsed(content: bytes | None) -> dict[str, Any]:
-    """Read a lock; whatever is no lock is one of an unknown holder."""
+    """Parse a lock object; an invalid one counts as held by an unknown process."""
     if content is None:
         return {"holder": "", "run": None, "since": ""}
     with suppress(ValueError):

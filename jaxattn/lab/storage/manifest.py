@@ -1,4 +1,4 @@
-"""The manifest of a results folder: what was run, and how to fix or to continue it."""
+"""The manifest of a results folder: description of the run, and commands to fix or resume it."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -16,13 +16,14 @@ from jaxattn.lab.storage.files import Damaged
 
 NAME = "manifest.json"
 MOST_BINS = 10_000
-# Raised where what a folder holds changes.
+# Increase it when the content of results folders changes.
 FORMAT = 5
-REBUILD = "run the same sweep again into this folder to rebuild it from what is there"
+REBUILD = "run the same sweep again into this folder to rebuild it from the batches there"
+NOT_A_RUN = "use a folder that `jaxattn run` wrote"
 
 
 class Cell(msgspec.Struct):
-    """One cell: its number, the value of every axis, the hash of what determines its numbers."""
+    """One cell: number, value of every axis, and hash of the settings that determine its numbers."""
 
     cell: Count
     settings: dict[str, int | float | str | bool]
@@ -33,7 +34,7 @@ BatchName = Annotated[str, msgspec.Meta(pattern=rf"^{batch_state.NAME.pattern}$"
 
 
 class Batch(msgspec.Struct):
-    """Lanes that ran together."""
+    """Cells and seeds that ran together."""
 
     name: BatchName
     cells: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
@@ -41,7 +42,7 @@ class Batch(msgspec.Struct):
 
 
 class Error(msgspec.Struct):
-    """A batch that could not be run."""
+    """A batch that failed to run."""
 
     batch: BatchName
     cells: tuple[int, ...]
@@ -49,13 +50,13 @@ class Error(msgspec.Struct):
 
 
 class Phase(msgspec.Struct):
-    """A phase of the config; all phases have a name."""
+    """A phase of the config."""
 
     name: str
 
 
 class Probes(msgspec.Struct):
-    """The probes, as far as figures and caveats follow them."""
+    """Settings of the probes that figures and caveats use."""
 
     bins: Annotated[int, msgspec.Meta(ge=0, le=MOST_BINS)] | None = None
     low: float | None = None
@@ -65,7 +66,7 @@ class Probes(msgspec.Struct):
 
 
 class Config(msgspec.Struct):
-    """The tables of the study that are read back by more than their names."""
+    """The tables of the study that readers check by type."""
 
     phases: tuple[Phase, ...]
     probes: Probes = msgspec.field(default_factory=Probes)
@@ -73,7 +74,7 @@ class Config(msgspec.Struct):
 
 
 class Device(msgspec.Struct):
-    """What it ran on."""
+    """Devices of a run."""
 
     platform: str = ""
     kind: str = ""
@@ -81,7 +82,7 @@ class Device(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct):
-    """What every reader may count on; what else is in the file is not read."""
+    """Validated part of the manifest; readers ignore all other keys of the file."""
 
     name: str
     command: str | tuple[str, ...]
@@ -116,7 +117,7 @@ class Manifest(msgspec.Struct):
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """Read the manifest of a results folder; raise as `find`, and InputError if there is none."""
+    """Read the manifest of a results folder; raises like `find`, and InputError if there is none."""
     if (found := find(directory)) is not None:
         return found
     missing = "no manifest.json, so not a results folder" if directory.is_dir() else "no such folder"
@@ -130,11 +131,11 @@ def find(directory: Path) -> dict[str, Any] | None:
         directory: a folder.
 
     Returns:
-        The manifest, with all keys of `Manifest`; None if neither it nor a batch is there.
+        The manifest, with all keys of `Manifest`; None if the folder has neither a manifest nor a batch.
 
     Raises:
-        Damaged: it is not what was written, or it is missing and batches are there.
-        InputError: it cannot be read, or is no manifest.
+        Damaged: its content differs from the written content, or it is missing although there are batches.
+        InputError: it cannot be read, or is not a manifest.
     """
     path = directory / NAME
     try:
@@ -154,24 +155,25 @@ def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     try:
         checked = msgspec.convert(content, Manifest)
     except (msgspec.ValidationError, UnicodeError) as error:
-        raise InputError(f"{path}: {error}; give the manifest of a run") from None
+        raise InputError(f"{path}: {error}; {NOT_A_RUN}") from None
     if checked.format != FORMAT:
         raise InputError(
-            f"{path}: written by another version of jaxattn; read it with that one, or run it again elsewhere"
+            f"{path}: written by another version of jaxattn; read it with that version, or run the sweep "
+            "again into another folder"
         )
     cells = {entry.cell for entry in checked.cells}
     named = {entry.cell for entry in checked.failures}
     named.update(cell for batch in checked.batches for cell in batch.cells)
     named.update(cell for error in checked.errors for cell in error.cells)
     if unknown := named - cells:
-        raise InputError(f"{path}: cell {min(unknown)} is not one of its cells; give the manifest of a run")
+        raise InputError(f"{path}: cell {min(unknown)} is not one of its cells; {NOT_A_RUN}")
     if fault := _inconsistent(checked):
-        raise InputError(f"{path}: {fault}; give the manifest of a run")
+        raise InputError(f"{path}: {fault}; {NOT_A_RUN}")
     return {key: content.get(key, default) for key, default in msgspec.to_builtins(checked).items()}
 
 
 def _inconsistent(checked: Manifest) -> str:
-    """Return in words what contradicts itself in a manifest; nothing if nothing does."""
+    """Return a description of a contradiction within a manifest; "" if there is none."""
     if len({entry.cell for entry in checked.cells}) < len(checked.cells):
         return "a cell is listed twice"
     if len(set(checked.seeds)) < len(checked.seeds):
@@ -182,7 +184,7 @@ def _inconsistent(checked: Manifest) -> str:
         if batch.seeds != tuple(seeds) or (min(batch.cells), max(batch.cells)) != ends:
             return f"{batch.name} is listed with cells or seeds of another batch"
         if not set(batch.seeds).issubset(checked.seeds):
-            return f"{batch.name} has a seed that the run lacks"
+            return f"{batch.name} has a seed that is not in the list of seeds"
     for first, second in batch_state.overlaps({batch.name: batch.cells for batch in checked.batches}):
         return f"{first} and {second} have the same seed of the same cell"
     return ""
@@ -198,19 +200,19 @@ def write(directory: Path, content: Mapping[str, Any]) -> None:
 
 
 def command(manifest: Mapping[str, Any]) -> str:
-    """Return the command that a manifest records: anything that whoever wrote the folder has chosen."""
+    """Return the command that a manifest records. It is untrusted text."""
     given = manifest["command"]
     return given if isinstance(given, str) else shlex.join(given)
 
 
 def again(directory: Path) -> str:
-    """Return what to do to fix or to continue a run; nothing of it comes from the folder's files."""
+    """Return the instruction to fix or resume a run, without any text from the folder's files."""
     return f"run the same sweep again into {directory}"
 
 
 @contextmanager
 def fixing(directory: Path) -> Iterator[None]:
-    """Add to errors of damaged files what fixes them."""
+    """Add the instruction to fix a run to errors about damaged files."""
     try:
         yield
     except Damaged as error:

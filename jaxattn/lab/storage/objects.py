@@ -1,4 +1,4 @@
-"""The objects of a bucket below a prefix: listed, read, sent, and replaced on a condition."""
+"""Objects of a bucket below a prefix: list, read, send and conditional replacement."""
 
 import importlib.util
 import os
@@ -13,12 +13,12 @@ from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.storage.files import temporary_path
 
 ADDRESS = re.compile(r"(s3|gs):/{1,2}([\w.-]+)/(.+?)/*")
-CONTINUE = "what is already there is kept, mend this and run the same command again to continue"
-# A request that fails by the server or the connection is repeated for so long.
+RESUME = "the results written so far are kept, fix this and run the same command again to resume"
+# Time limits in seconds: requests that fail by the server or the connection are repeated for RETRY_S.
 RETRY_S, REQUEST_S, CONNECT_S = 60.0, 60.0, 5.0
 TRIES = 2
-# Where credentials of S3 come from without asking boto3, which knows profiles too.
-KNOWN = (
+# Variables that give S3 credentials without boto3, which also reads profiles.
+CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -28,63 +28,63 @@ KNOWN = (
 
 
 class Entry(NamedTuple):
-    """What a listing says of an object: its size in bytes, and a tag that is another for another content."""
+    """Entry of a listing: size of an object in bytes, and a tag that changes with its content."""
 
     size: int
     tag: str
 
 
 class Changed(RunError):
-    """An object was to be replaced, and is no longer what this process knew."""
+    """An object was not replaced because another process has changed it."""
 
 
 def is_address(place: str | Path) -> bool:
-    """Tell whether a place is in a bucket: s3://BUCKET/NAME or gs://BUCKET/NAME, also with one slash."""
+    """Return True for s3://BUCKET/NAME or gs://BUCKET/NAME; one slash is enough."""
     return str(place).startswith(("s3:/", "gs:/"))
 
 
 def shown(place: str | Path) -> str:
-    """Write a place as the user knows it; paths of Python have lost a slash of an address.
+    """Return a place as the user wrote it; `pathlib` drops one slash of an address.
 
     Raises:
-        InputError: an address without a bucket or without a name.
+        InputError: the address has no bucket or no name.
     """
     if not is_address(place):
         return str(place)
     found = ADDRESS.fullmatch(str(place))
     if found is None or {".", "..", ""} & set(found[3].split("/")):
-        raise InputError(f"{place}: no address of a folder; give s3://BUCKET/NAME or gs://BUCKET/NAME")
+        raise InputError(f"{place}: not the address of a folder; give s3://BUCKET/NAME or gs://BUCKET/NAME")
     return f"{found[1]}://{found[2]}/{found[3]}"
 
 
 class Objects:
-    """Objects below an address; their names start from there."""
+    """Objects below an address, by names relative to the address."""
 
     def __init__(self, place: str | Path) -> None:
-        """Name the address; nothing is asked yet.
+        """Store the address; no request is made yet.
 
         Raises:
-            InputError: no address, no package that reads buckets, or no credentials.
+            InputError: the address is invalid, obstore is not installed, or there are no credentials.
         """
         self.address = shown(place)
         self._store = _opened(self.address)
         self._versions: dict[str, Any] = {}
 
     def entries(self) -> dict[str, Entry]:
-        """List all objects."""
-        with self._telling(InputError, "read"):
+        """Return all objects."""
+        with self._translated(InputError, "read"):
             return {x["path"]: _entry(x) for page in self._store.list() for x in page}
 
     def top(self) -> tuple[dict[str, Entry], list[str]]:
-        """List the objects without a folder in their name, and the folders."""
-        with self._telling(InputError, "read"):
+        """Return the objects of the top level, and the names of the folders there."""
+        with self._translated(InputError, "read"):
             found = self._store.list_with_delimiter()
         return {x["path"]: _entry(x) for x in found["objects"]}, list(found["common_prefixes"])
 
     def read(self, name: str) -> bytes | None:
-        """Read an object that may be replaced later; None if there is none."""
+        """Read an object that may be replaced later; None if it does not exist."""
         self._versions.pop(name, None)
-        with self._telling(InputError, "read"):
+        with self._translated(InputError, "read"):
             try:
                 found = self._store.get(name)
                 content = bytes(found.bytes())
@@ -96,11 +96,11 @@ class Objects:
         return content
 
     def bring(self, name: str, path: Path) -> None:
-        """Read an object into a file, which is there as a whole or not at all; an absent one leaves none."""
+        """Download an object to a file atomically; nothing is written if it does not exist."""
         temporary = temporary_path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "wb") as file, self._telling(InputError, "read"):
+            with open(temporary, "wb") as file, self._translated(InputError, "read"):
                 for part in self._store.get(name):
                     file.write(part)
             temporary.replace(path)
@@ -109,42 +109,42 @@ class Objects:
                 raise
         except OSError as error:
             reason = error.strerror or error
-            raise InputError(f"{path}: cannot be written: {reason}; mend this and repeat") from None
+            raise InputError(f"{path}: cannot be written: {reason}; fix this and repeat") from None
         finally:
             with suppress(OSError):
                 temporary.unlink()
 
     def send(self, name: str, path: Path) -> None:
-        """Write a file to an object, whatever was there."""
-        with self._telling(RunError, "written"):
+        """Upload a file to an object, replacing it unconditionally."""
+        with self._translated(RunError, "written"):
             self._store.put(name, path)
 
     def commit(self, name: str, content: bytes) -> None:
-        """Replace an object if it is what this process read or wrote last; make it if that was none.
+        """Replace an object if it is the last one that this process read or wrote; create it if none was.
 
         Raises:
-            Changed: it is something else by now.
+            Changed: another process has changed it.
             RunError: it cannot be written.
         """
         known = self._versions.get(name)
         mode: Any = "create" if known is None else known
         for left in reversed(range(TRIES)):
             try:
-                with self._telling(RunError, "written"):
+                with self._translated(RunError, "written"):
                     done = self._store.put(name, content, mode=mode, use_multipart=False)
                 self._versions[name] = _version(done)
                 return
             except RunError as error:
                 cause = error.__context__
                 if _is_conflict(cause):
-                    # It may be this process that has written it, and the answer that was lost.
+                    # This process may have written it and missed the response.
                     if self._is(name, content):
                         return
                     raise Changed(
                         f"{self.address}: {name} was replaced by another run; wait for it, or choose "
                         "another folder with --out"
                     ) from None
-                if not (_is_passing(cause) and left):
+                if not (_is_transient(cause) and left):
                     raise
 
     def _is(self, name: str, content: bytes) -> bool:
@@ -153,30 +153,30 @@ class Objects:
             if self.read(name) == content:
                 return True
         except InputError as error:
-            raise RunError(f"{error}; {CONTINUE}") from None
-        # Whatever is there was not read by who asked: it stays unknown.
+            raise RunError(f"{error}; {RESUME}") from None
+        # The caller has not read the current object, so its version stays unknown.
         self._versions.pop(name, None)
         if known is not None:
             self._versions[name] = known
         return False
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; those that are not there are no error."""
+        """Delete objects; objects that do not exist are ignored."""
         wanted = list(names)
         for name in wanted:
             self._versions.pop(name, None)
-        with self._telling(RunError, "written"), suppress(FileNotFoundError):
+        with self._translated(RunError, "written"), suppress(FileNotFoundError):
             if wanted:
                 self._store.delete(wanted)
 
     @contextmanager
-    def _telling(self, kind: type[Exception], done: str) -> Iterator[None]:
+    def _translated(self, kind: type[Exception], done: str) -> Iterator[None]:
         from obstore.exceptions import BaseError
 
         try:
             yield
         except (BaseError, FileNotFoundError) as error:
-            rest = f"; {CONTINUE}" if kind is RunError else ""
+            rest = f"; {RESUME}" if kind is RunError else ""
             raise kind(f"{self.address}: cannot be {done}: {_reason(error)}{rest}") from None
 
 
@@ -207,15 +207,15 @@ def _opened(address: str) -> Any:
     if address.startswith("s3:"):
         if endpoint.startswith("http://"):
             options["client_options"]["allow_http"] = True
-        if not any(os.environ.get(name) for name in KNOWN) and importlib.util.find_spec("boto3"):
-            options["credential_provider"] = _of_boto3(address)
+        if not any(os.environ.get(name) for name in CREDENTIALS) and importlib.util.find_spec("boto3"):
+            options["credential_provider"] = _boto3_credentials(address)
     try:
         return from_url(address, **options)
     except (BaseError, ValueError, OSError) as error:
         raise InputError(f"{address}: {_reason(error)}") from None
 
 
-def _of_boto3(address: str) -> Any:
+def _boto3_credentials(address: str) -> Any:
     from botocore.exceptions import BotoCoreError
     from obstore.auth.boto3 import Boto3CredentialProvider
 
@@ -229,38 +229,38 @@ NO_CREDENTIALS = (
     "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (of Google: "
     "GOOGLE_APPLICATION_CREDENTIALS), or log in with the tools of your cloud"
 )
-# The first pattern that is found in what was answered tells the reason.
+# Reasons by patterns of the server's response; the first match is used.
 REASONS = (
     (r"NoSuchBucket|bucket does not exist", "no such bucket; create it, or give another"),
     (
         r"ExpiredToken|TokenRefreshRequired|token[^.]{0,20}expired|Expired",
-        "the credentials have ended; renew them",
+        "the credentials have expired; renew them",
     ),
-    (r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken", "the credentials are not taken; give others"),
+    (r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken", "the credentials are rejected; use others"),
     (r"169\.254\.|metadata\.google|[Cc]redentials? (?:from|provider|was)|OAuth", NO_CREDENTIALS),
     (
         r"AccessDenied|403 Forbidden|401 Unauthorized|PermissionDenied",
-        "refused; give credentials that may list, read, write and delete there",
+        "access denied; use credentials that may list, read, write and delete there",
     ),
     (
         r"PermanentRedirect|301 Moved|AuthorizationHeaderMalformed",
         "the bucket is in another region; set AWS_REGION",
     ),
-    (r"NoSuchKey|404 Not Found", "it is gone"),
-    (r"NotImplemented|501", "the server has no conditional writes; use another"),
+    (r"NoSuchKey|404 Not Found", "the object no longer exists"),
+    (r"NotImplemented|501", "the server has no conditional writes; use another server"),
 )
 
 
 def _reason(error: BaseException) -> str:
     text = str(error)
     if found := re.search(r"invalid path: .*?[Pp]ath \"(.*?)\"", text, re.DOTALL):
-        return f"the key {found[1]!r:.300} is no path, and no run writes it; delete that object, and repeat"
+        return f"the key {found[1]!r:.300} is not a valid path; delete that object and repeat"
     for pattern, reason in REASONS:
         if re.search(pattern, text):
             return reason
     causes = re.findall(r"(?:Server returned|error sending request|operation timed out)[^<\n]*", text)
     cause = causes[-1] if causes else text.partition("\n")[0]
-    return f"the server does not answer as it should ({cause.strip(' :'):.120})"
+    return f"unexpected response of the server ({cause.strip(' :'):.120})"
 
 
 def _is_conflict(error: BaseException | None) -> bool:
@@ -270,8 +270,8 @@ def _is_conflict(error: BaseException | None) -> bool:
     return gone or isinstance(error, AlreadyExistsError | PreconditionError)
 
 
-def _is_passing(error: BaseException | None) -> bool:
-    """Tell whether a request may succeed if it is repeated."""
+def _is_transient(error: BaseException | None) -> bool:
+    """Return True if a repeated request may succeed."""
     return type(error).__name__ == "GenericError" and not any(
         re.search(pattern, str(error)) for pattern, _ in REASONS
     )

@@ -1,4 +1,4 @@
-"""Which source made some results, and whether it is the one that is installed."""
+"""Provenance of results: the package source that made them, compared with the installed one."""
 
 import hashlib
 import subprocess
@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2]
 
 @cache
 def installed() -> dict[str, str | None]:
-    """Name the installed source: version, commit if it is a checkout, hash of all modules."""
+    """Return version, git commit of a checkout, and hash of all modules of the installed package."""
     state = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         content = path.read_bytes()
@@ -22,7 +22,7 @@ def installed() -> dict[str, str | None]:
 
 
 def version(name: str) -> str | None:
-    """Tell the version of an installed package."""
+    """Return the version of an installed package, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -30,20 +30,20 @@ def version(name: str) -> str | None:
 
 
 def makers(manifest: Mapping[str, Any]) -> list[dict[str, str | None]]:
-    """Tell who made a run, each as `installed`; old manifests have no hash of the modules."""
+    """Return the sources that made a run, as from `installed`; old manifests have no hash of the modules."""
     old = {"version": manifest.get("versions", {}).get("jaxattn"), "commit": manifest.get("git_commit")}
     return list(manifest.get("made_by") or [old])
 
 
 def differs(made_by: Sequence[Mapping[str, str | None]]) -> str:
-    """Say who made some results if it was another source than the installed one, else nothing.
+    """Return a note if results were made by another source than the installed one, else "".
 
     Args:
-        made_by: one or several, see `makers`.
+        made_by: one or several sources, see `makers`.
     """
     now = installed()
-    telling = [("source",) if one.get("source") else ("version", "commit") for one in made_by]
-    if all(one.get(key) == now[key] for one, keys in zip(made_by, telling, strict=True) for key in keys):
+    keys = [("source",) if one.get("source") else ("version", "commit") for one in made_by]
+    if all(one.get(key) == now[key] for one, own in zip(made_by, keys, strict=True) for key in own):
         return ""
     makers = ", then ".join(dict.fromkeys(map(_words, made_by)))
     changed = ", with changes since" if makers == _words(now) else ""
@@ -52,7 +52,7 @@ def differs(made_by: Sequence[Mapping[str, str | None]]) -> str:
 
 def _words(one: Mapping[str, str | None]) -> str:
     commit = one.get("commit")
-    return f"jaxattn {one.get('version') or 'of no version'}" + (
+    return f"jaxattn {one.get('version') or 'of unknown version'}" + (
         f" at commit {commit[:12]}" if commit else ""
     )
 

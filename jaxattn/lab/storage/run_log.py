@@ -1,4 +1,4 @@
-"""The log of a run, metrics.jsonl: a line for every measurement, and for what takes long."""
+"""The log of a run, metrics.jsonl: one line for every measurement and for every long operation."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,15 +15,15 @@ from jaxattn.lab.storage.files import Damaged
 
 NAME = "metrics.jsonl"
 MOST_BYTES = 2**31
-# Lines of a batch that are looked at, from its last one on, until one is what was written.
+# Number of last lines of a batch that are tried until one is intact.
 TRIES = 3
 BATCH = re.compile(rb'(?<!\\)"batch": "(%s)"' % batch_state.NAME.pattern.encode())
-# What each line may lack, as it is written then. The newest line that has it is kept too.
+# Content of lines without losses or failures. The newest line without such content is kept too.
 WITHOUT = (b'"losses": {}', b'"failures": []')
 
 
 class Line(msgspec.Struct):
-    """The part of a line of the log that readers use."""
+    """Part of a log line that readers use."""
 
     time: float
     start: float
@@ -42,15 +42,15 @@ class Line(msgspec.Struct):
 
 
 def append(directory: Path, entry: Mapping[str, Any]) -> None:
-    """Append a line to the log of a results folder; raise as `files.append`."""
+    """Append a line to the log of a results folder; raises like `files.append`."""
     files.append(directory / NAME, files.sealed(entry))
 
 
 def latest(directory: Path) -> list[dict[str, Any]]:
-    """Read the newest lines of a log, in their order.
+    """Return the newest lines of a log, in their order.
 
-    Of every batch these are its last line, the last one with losses, and the last one with failures. A line
-    that is not what was written is left out. The others are not parsed, as a log may have millions of lines.
+    For every batch these are its last line, the last one with losses, and the last one with failures. Damaged
+    lines are skipped. Other lines are not parsed, because a log may have millions of lines.
     """
     newest: dict[tuple[bytes, bytes | None], list[tuple[int, bytes]]] = {}
     with suppress(Damaged), files.opened(directory / NAME, directory, MOST_BYTES) as file:

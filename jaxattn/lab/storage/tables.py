@@ -1,4 +1,4 @@
-"""Parquet tables of a results folder: checked, bounded in memory, and with every row once."""
+"""Parquet tables of a results folder: checked reads with a memory limit, and tests for repeated rows."""
 
 import io
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ import pandas as pd
 from jaxattn.lab.storage import files
 from jaxattn.lab.storage.files import Damaged
 
-# A lane is one seed of one cell.
+# Columns that identify one seed of one cell.
 LANE = ("cell", "seed")
-# Columns that no two rows of a table share.
+# Columns that identify a row.
 KEYS = {
     "records": (*LANE, "phase", "step", "metric"),
     "tokens": (*LANE, "phase", "id", "class"),
 }
-# A table may take FREE bytes of memory, or GROWTH times the size of its file if that is more. Tables of runs
-# grow by factors of 5 to 50 when they are read, as every row has a measured number.
+# A table may use FREE bytes of memory, or GROWTH times the size of its file if that is more. Real tables grow
+# by factors of 5 to 50 when they are read, because every row has a measured number.
 FREE = 2**28
 GROWTH = 500
 MOST_COLUMNS = 100
-# Bytes of memory that a text takes in addition to its characters, at least.
+# Least memory in bytes of a string, in addition to its characters.
 OF_A_TEXT = 8
 
 
@@ -34,18 +34,18 @@ def read(
 
     Args:
         place: the file.
-        directory: the results folder, outside of which nothing is read.
-        sha256: checksum of the file; not checked if None.
-        columns: names of the columns to read, as far as the table has them; all if None.
+        directory: the results folder. Nothing outside it is read.
+        sha256: expected checksum; not checked if None.
+        columns: names of the columns to read; missing ones are ignored. All columns if None.
 
     Raises:
-        Damaged: it is missing, not what was written, or takes more memory than such a file may.
+        Damaged: it is missing, differs from the written content, or would use too much memory.
         InputError: it cannot be read.
     """
     from pyarrow.parquet import ParquetFile  # slow to import
 
     content = files.read(place, directory, sha256)
-    # Damage that no checksum shows can surface as almost any exception of pyarrow and pandas.
+    # Damage without a checksum can surface as almost any exception of pyarrow and pandas.
     try:
         _check_size(content)
         names = ParquetFile(io.BytesIO(content)).schema_arrow.names if columns is not None else None
@@ -57,7 +57,7 @@ def read(
 
 
 def lanes(table: pd.DataFrame) -> set[tuple[int, int]]:
-    """Return the (cell, seed) pairs of a table; none for a table without rows or without these columns."""
+    """Return the (cell, seed) pairs of a table; empty for a table without rows or without these columns."""
     if not len(table) or not set(LANE) <= set(table.columns):
         return set()
     pairs = table[list(LANE)].drop_duplicates()
@@ -67,15 +67,15 @@ def lanes(table: pd.DataFrame) -> set[tuple[int, int]]:
 
 
 def repeats(table: pd.DataFrame, name: str) -> bool:
-    """Return whether two rows of a table have the same keys."""
+    """Return True if two rows of a table have the same keys."""
     keys = [key for key in KEYS[name] if key in table]
     return bool(keys and table.duplicated(keys).any())
 
 
 def _check_size(content: bytes) -> None:
-    """Raise ValueError if a table takes more memory than a file of its size may.
+    """Raise ValueError if a table would use too much memory for the size of its file.
 
-    A few bytes can stand for any number of rows that are equal, and for long texts.
+    A few bytes can encode any number of equal rows, and long strings.
     """
     from pyarrow import types
     from pyarrow.parquet import ParquetFile, read_metadata
@@ -85,7 +85,7 @@ def _check_size(content: bytes) -> None:
     groups = (known.row_group(number) for number in range(known.num_row_groups))
     packed = sum(group.total_byte_size for group in groups)
     if known.num_columns > MOST_COLUMNS:
-        raise ValueError(f"{known.num_columns:,} columns")
+        raise ValueError(f"it has {known.num_columns:,} columns")
     schema = known.schema.to_arrow_schema()
     widths, texts = 0, []
     for field in schema:
@@ -98,15 +98,15 @@ def _check_size(content: bytes) -> None:
         else:
             raise ValueError(f"column {field.name!r:.60} holds {kind!s:.60}")
     if packed > most or known.num_rows * widths > most:
-        raise ValueError(f"{known.num_rows:,} rows, more than a table of this size has")
+        raise ValueError(f"it has {known.num_rows:,} rows, too many for a file of this size")
     if texts:
         held = ParquetFile(io.BytesIO(content), read_dictionary=texts).read(columns=texts)
         if known.num_rows * widths + sum(map(_characters, held.columns)) > most:
-            raise ValueError("texts that are longer than those of a table of this size")
+            raise ValueError("its texts are too long for a file of this size")
 
 
 def _characters(column: Any) -> int:
-    """Return how many bytes the texts of a dictionary-encoded column have once every row has its own."""
+    """Return the total size in bytes of the strings of a dictionary-encoded column, once for every row."""
     import pyarrow.compute as pc
 
     total = 0

@@ -1,1 +1,1 @@
-"""Studies: from a sweep file to a table."""
+"""Definition of studies: sweep files, their settings and grids, custom code, and dry runs."""

@@ -1,8 +1,8 @@
-"""Hash the code that a study names, with what it depends on in the user's own files and notebook.
+"""Hash of custom code that a study uses, including its dependencies in the user's files and notebook.
 
-Code in a file is its source and that of the local modules that it imports. Code in a notebook, in a script or
-at the prompt is its functions, and the functions, classes and values that they read. Installed packages are
-recorded by their versions instead.
+The hash of code in a file covers the source of the file and of the local modules that it imports. The hash
+of code in a notebook, in the running script or at the prompt covers its functions, and the functions, classes
+and values that they read. Installed packages are recorded by their versions instead.
 """
 
 import ast
@@ -40,21 +40,21 @@ PLAIN = (
 )
 VALUES = (*PLAIN, np.ndarray, np.generic, jax.Array)
 DEFINITIONS = (types.ModuleType, type, types.FunctionType)
-# Parts of a class that hold none of its code.
+# Attributes of a class that contain no code.
 DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 NO_CODE = ("_abc_impl", "__annotate__", "__annotate_func__", "__annotations_cache__")
 FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
 
 
 class Unhashable(Exception):
-    """Code depends on a value that has no hash; the message names it."""
+    """Code depends on a value that has no hash; the message gives the value."""
 
 
 def code_hash(target: Any) -> str:
     """Return the hash of a class or function, 16 hexadecimal digits.
 
     Args:
-        target: a class or function, of a file, of an installed package or of a notebook.
+        target: a class or function of a file, of an installed package or of a notebook.
 
     Returns:
         The hash. It changes with the code, with local modules that the code imports, and with values that
@@ -72,22 +72,22 @@ def code_hash(target: Any) -> str:
 
 
 class _Code:
-    """What a class or function depends on, hashed in the order in which it is found."""
+    """Hash of the dependencies of a class or function, in the order in which they are found."""
 
     def __init__(self) -> None:
         self.state = hashlib.sha256()
-        # Numbers of the objects, which are kept so that no other one is given their id.
+        # Numbers of the visited objects by id; the objects are kept so that no other object gets their id.
         self.seen: dict[int, tuple[int, Any]] = {}
         self.files: set[str] = set()
 
     def add(self, *contents: str | bytes) -> None:
-        """Hash texts."""
+        """Hash texts or bytes."""
         for x in contents:
             content = x.encode() if isinstance(x, str) else x
             self.state.update(f"{len(content)}\0".encode() + content)
 
     def visit(self, x: Any, place: str) -> None:
-        """Hash anything that code depends on; `place` names it in errors."""
+        """Hash an object that code depends on; `place` is used in errors."""
         if isinstance(x, PLAIN):
             self.add(type(x).__qualname__, repr(x))
             return
@@ -97,11 +97,11 @@ class _Code:
         self.seen[id(x)] = len(self.seen), x
         self.hash(x, place)
         if not isinstance(x, DEFINITIONS):
-            # Whether two equal values are one object is up to Python, and differs between processes.
+            # Whether two equal values are the same object differs between processes.
             del self.seen[id(x)]
 
     def hash(self, x: Any, place: str) -> None:
-        """Hash what is seen for the first time, or again if it is a value."""
+        """Hash an object that is visited for the first time, or any value."""
         if isinstance(x, types.ModuleType):
             self.module(x)
         elif name := _installed_name(x):
@@ -118,7 +118,7 @@ class _Code:
             self.value(x, place)
 
     def value(self, x: Any, place: str) -> None:
-        """Hash an array, an object of the user's own class, a function of C, or what pickles."""
+        """Hash an array, an object of a custom class, a C function, or a picklable object."""
         kind = type(x)
         if callable(x) and hasattr(x, "__name__"):
             self.add(f"{getattr(x, '__module__', '')}.{x.__name__}")
@@ -131,12 +131,12 @@ class _Code:
                 return
             own = _is_loose(kind) or is_local(_file_of(kind))
             reduced = x.__reduce_ex__(4)[:3] if own else pickle.dumps(x, protocol=4)
-        except Exception:  # whatever an object raises that cannot be pickled
+        except Exception:  # objects may raise anything when they are pickled
             raise Unhashable(f"{place} ({kind.__qualname__})") from None
         self.visit(reduced, place)
 
     def module(self, module: types.ModuleType | None) -> None:
-        """Hash a local module; of any other only the name."""
+        """Hash a local module; of any other module hash only the name."""
         if module is None:
             return
         file = getattr(module, "__file__", None)
@@ -159,7 +159,7 @@ class _Code:
                     self.file(found, name if is_package else name.rpartition(".")[0])
 
     def class_(self, kind: type, place: str) -> None:
-        """Hash a class: its file or its own methods and attributes, and its bases."""
+        """Hash a class: its file or its methods and attributes, and its bases."""
         loose, module = _is_loose(kind), _module_of(kind)
         if not loose and not is_local(_file_of(kind)):
             self.add(f"{kind.__module__}.{kind.__qualname__}")
@@ -176,7 +176,7 @@ class _Code:
             self.visit(base, base.__qualname__)
 
     def function(self, function: types.FunctionType, place: str) -> None:
-        """Hash a function: its file or its own code, and the values that it reads."""
+        """Hash a function: its file or its code, and the values that it reads."""
         loose, local = _is_loose(function), is_local(_file_of(function))
         self.add(function.__qualname__)
         if loose:
@@ -190,13 +190,13 @@ class _Code:
                 self.visit(cell.cell_contents, name)
         for name in sorted(_names(function.__code__)) if loose or local else ():
             x = function.__globals__.get(name)
-            # The source of a file has its other objects, such as caches that are filled on the way.
+            # Other objects of a file are covered by its source, and may change at run time, such as caches.
             if loose or isinstance(x, (*VALUES, *FUNCTIONS, type)) or hasattr(x, "__wrapped__"):
                 self.add(name)
                 self.visit(x, name)
 
     def code(self, code: types.CodeType) -> None:
-        """Hash what a function does, wherever it is written."""
+        """Hash a code object independently of its position in a file."""
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
         self.add(code.co_code, repr(names), repr(counts))
@@ -208,7 +208,7 @@ class _Code:
 
 
 def _parts(x: Any) -> list[Any] | None:
-    """List what a container or wrapper holds, None if it is neither."""
+    """Return the parts of a container or wrapper, None for other objects."""
     if isinstance(x, list | tuple):
         return list(x)
     if isinstance(x, Mapping):
@@ -223,26 +223,26 @@ def _parts(x: Any) -> list[Any] | None:
         return [x.fget, x.fset]
     if isinstance(x, functools.cached_property):
         return [x.func]
-    if hasattr(x, "__wrapped__"):  # what jax.jit, functools.cache or staticmethod made of a function
+    if hasattr(x, "__wrapped__"):  # result of jax.jit, functools.cache or staticmethod
         own = sorted(vars(x).items()) if hasattr(x, "__dict__") else ()
         return [x.__wrapped__, *(each for _, each in own if isinstance(each, types.FunctionType))]
     return None
 
 
 def _module_of(x: Any) -> types.ModuleType | None:
-    """Find the module of a class or function: a decorated function is of the module of its code."""
+    """Return the module of a class or function; a decorated function belongs to the module of its code."""
     name = x.__globals__.get("__name__") if isinstance(x, types.FunctionType) else x.__module__
     return sys.modules.get(name or "")
 
 
 def _file_of(x: Any) -> str | None:
-    """Find the file of a class or function, None for one of a notebook, of the running script, or of C."""
+    """Return the file of a class or function; None in a notebook, in the running script, or in C."""
     module = _module_of(x)
     return None if module is sys.modules["__main__"] else getattr(module, "__file__", None)
 
 
 def _installed_name(x: Any) -> str:
-    """Return the import path of what an installed package defines, however decorated; else nothing."""
+    """Return the import path of an object of an installed package, even if it is decorated, else ""."""
     place, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
     if not (isinstance(place, str) and isinstance(name, str) and place in sys.modules):
         return ""
@@ -256,7 +256,7 @@ def _installed_name(x: Any) -> str:
 
 
 def _is_loose(x: Any) -> bool:
-    """Tell whether code is in a notebook, at the prompt or in the running script."""
+    """Return True if code is in a notebook, at the prompt or in the running script."""
     module = _module_of(x)
     if module is None or module is sys.modules["__main__"]:
         return True
@@ -265,7 +265,7 @@ def _is_loose(x: Any) -> bool:
 
 
 def is_local(file: str | None) -> TypeGuard[str]:
-    """Tell whether a file is the user's own: not of Python, of an installed package or of this one."""
+    """Return True if a file belongs to the user, and not to Python, an installed package or jaxattn."""
     if file is None:
         return False
     path = Path(file)
@@ -278,19 +278,19 @@ def _is_key(x: Any) -> bool:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Collect the names of globals that code reads, in functions within it too."""
+    """Return the names of globals that code reads, including inner functions."""
     own = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     return own.union(*(_names(x) for x in code.co_consts if isinstance(x, types.CodeType)))
 
 
 def _imports(tree: ast.AST, package: str) -> Iterator[str]:
-    """List the modules that source imports, their parents, and imported names that may be modules."""
+    """Yield the modules that source imports, their parents, and imported names that may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from _with_parents(alias.name)
         elif isinstance(node, ast.ImportFrom):
-            with suppress(ImportError):  # beyond the top of its package
+            with suppress(ImportError):  # a relative import beyond the top-level package
                 whole = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
                 yield from _with_parents(whole)
                 yield from (f"{whole}.{alias.name}" for alias in node.names)
@@ -302,16 +302,16 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 def search_folders(file: Path) -> list[Path]:
-    """List the folders from which a file imports others by name: its own, and that of its book if it has one.
+    """Return the folders from which a file imports other files: its folder, and that of its book if any.
 
-    A book is a folder with a book.toml; the files of its items are in folders below it.
+    A book is a folder with a book.toml; the files of its items are in subfolders.
     """
     book = file.parent.parent
     return [file.parent, *([book] if (book / "book.toml").is_file() else [])]
 
 
 def _imported_file(name: str, folders: list[Path]) -> str | None:
-    """Find the file of a module, whether it is imported already or will be; nothing is imported."""
+    """Return the file of a module without importing it."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__file__", None)
     if "." in name:

@@ -1,4 +1,4 @@
-"""A study as it is written down: tables of data, model, phases and probes, a grid over their keys, seeds."""
+"""Definition of a study: tables of data, model, phases and probes, a grid over their keys, and seeds."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,11 +17,11 @@ MOST_SEEDS = 1_000_000
 
 
 class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a sweep file holds.
+    """Content of a sweep file.
 
-    Cells are the product of `axes`, `zip` (axes that go together), `halton` and `cells` (an explicit list),
-    without those that match an entry of `exclude`. Each of the `blocks` is a variant of the file: keys that
-    it changes, and a grid of its own. `seeds` is a number, a range "first:end" or a list.
+    Cells are the product of `axes`, `zip` (axes that vary together), `halton` and `cells` (an explicit list),
+    without those that match an entry of `exclude`. Each of the `blocks` is a variant of the file with changed
+    keys and a separate grid. `seeds` is a number, a range "first:end" or a list.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -48,95 +48,96 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Definition:
-    """A checked study. Whatever may go wrong with its tables has been said when it is made.
+    """A checked study; invalid tables raise when it is created.
 
     Attributes:
         tree: the tables as they were written.
-        names: where import paths in them point.
+        names: resolver of the import paths in them.
     """
 
     def __init__(self, tree: Mapping[str, Any], names: ImportPaths | None = None) -> None:
-        """Check the tables; InputError names the key and a near right one."""
+        """Check the tables; raises InputError with the key and a similar valid key."""
         self.tree = dict(tree)
         check_values(self.tree)
         self.names = names or ImportPaths()
         self._tables = _tables(self.tree)
         self._reader = Reader(self.names)
         self._base = self._reader.read(self.tree)
-        # Whatever is impossible is said now.
+        # Evaluated now, so that they raise now.
         _ = self.seeds, self.cells
 
     @property
     def name(self) -> str:
-        """The study's name."""
+        """Name of the study."""
         return self._tables.name
 
     @property
     def description(self) -> str:
-        """What it is about."""
+        """Description of the study."""
         return self._tables.description
 
     @property
     def dtype(self) -> str:
-        """The number type of parameters and measurements."""
+        """Dtype of parameters and measurements."""
         return self._tables.dtype
 
     @property
     def chunk(self) -> int | None:
-        """How many lanes run together, if the study says so."""
+        """Number of runs that are vmapped together, if the study sets it."""
         return self._tables.chunk
 
     @cached_property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds, in ascending order."""
+        """Seeds in ascending order."""
         given = self._tables.seeds
         if isinstance(given, str):
             first, end = map(int, given.split(":"))
             if end - first > MOST_SEEDS:
-                raise InputError(f"seeds: {given} are more than a million; list fewer")
+                raise InputError(f"seeds: {given} are more than {MOST_SEEDS:,}; list fewer")
             if first >= end:
                 raise InputError(
-                    f"seeds: {given} is an empty range; write the first seed and the one after the last, "
+                    f"seeds: {given} is an empty range; write the first seed and the last seed plus one, "
                     f"such as '{min(first, end)}:{max(first, end) + 1}'"
                 )
             given = tuple(range(first, end))
         seeds = tuple(range(given)) if isinstance(given, int) else tuple(sorted(given))
         if len(set(seeds)) < len(seeds) or not seeds:
-            raise InputError(f"seeds: {'a seed is listed twice' if seeds else 'no seed'}; list each once")
+            fault = "a seed is listed twice; list each seed once" if seeds else "no seed; give at least one"
+            raise InputError(f"seeds: {fault}")
         return seeds
 
     @property
     def figures(self) -> tuple[dict[str, Any], ...]:
-        """The figures that it asks for, each a table with its kind."""
+        """Figures of the study, each as a table with its kind."""
         return tuple({"kind": f} if isinstance(f, str) else f for f in self._tables.figures)
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """The cells of the grid, in order."""
+        """Cells of the grid, in order."""
         return grid.cells(self.tree, _tables, self._reader.read, self.names)
 
     @property
     def base(self) -> Setting:
-        """The setting without axes."""
+        """Setting without axes."""
         return self._base.setting
 
     @property
     def config(self) -> dict[str, Any]:
-        """All tables with all their settings, as JSON would hold them."""
+        """All tables with all their settings, as plain JSON values."""
         tables = msgspec.structs.replace(self._tables, figures=self.figures)
         written: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(tables))
         return written | self._base.tables
 
     @property
     def config_hash(self) -> str:
-        """Hash of what determines the numbers of the setting without axes."""
+        """Hash of the settings that determine the numbers, without axes."""
         return self._base.config_hash
 
     @property
     def own_kinds(self) -> list[str]:
-        """Import paths of the code that the study names, in any cell."""
+        """Import paths of the custom code of all cells."""
         every = [self.config, *(cell.tables for cell in self.cells)]
-        # Cells share the tables in which they do not differ.
+        # Cells share the tables that are the same.
         parts = {id(part): part for tree in every for x in tree.values() for part in _tables_in(x)}
         return sorted({path for part in parts.values() for path in _paths(part)})
 
@@ -164,7 +165,7 @@ def _tables_in(x: Any) -> Sequence[Any]:
 
 
 def _paths(tree: Any) -> Sequence[str]:
-    """Collect import paths: texts like `module:Name` where kinds and names of code stand."""
+    """Return import paths: texts like `module:Name` as kinds, optimisers, losses or in lists."""
     if isinstance(tree, dict):
         own = [
             x

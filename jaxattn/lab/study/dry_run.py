@@ -1,4 +1,4 @@
-"""What a setting's things promise each other, tried on shapes alone before anything is compiled."""
+"""Dry run of a setting on abstract arrays, which checks what its parts return before compilation."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,18 +38,18 @@ def rehearse(
     files: frozenset[str],
     progress: Progress = silent,
 ) -> None:
-    """Go through the run of one seed on shapes, and check what every thing returns.
+    """Trace the run of one seed, and check the return value of every part.
 
     Args:
-        setting: what the cells of a program have in common.
-        varying: dtypes of the numbers that the lanes of the program have for themselves, which are traced.
-        files: the source files of the user's code.
-        progress: told how far the reading of texts is.
+        setting: common setting of the cells of a program.
+        varying: dtypes of the traced numbers, which differ between the vmapped runs of the program.
+        files: source files of the user's code.
+        progress: progress callback for reading texts.
 
     Raises:
-        InputError: what a thing returns is not what others need, or a number of a lane is needed while
-            programs are made; names the place and the remedy.
-        UserCodeError: code of the user's raised; its cause is what it raised.
+        InputError: a part returns a value of the wrong type or shape, or needs the value of a traced number.
+            The message gives the place and the remedy.
+        UserCodeError: custom code raised; its cause is the original exception.
     """
     with backend.precision(setting.dtype):
         with from_user_code(files, "data"):
@@ -62,23 +62,23 @@ def rehearse(
             if not isinstance(error.__cause__, jax.errors.JAXTypeError) or rehearsal.fails({}):
                 raise
             guilty = [path for path, x in numbers.items() if rehearsal.fails({path: x})]
-            words = " and ".join(key_of(setting, path) for path in guilty)
+            keys = " and ".join(key_of(setting, path) for path in guilty)
             place = str(error).removesuffix(remedy(error.__cause__))
             raise InputError(
-                f"{words}: cells that differ in it share a program, but {place} needs its value; annotate it "
+                f"{keys}: cells that differ in it share a program, but {place} needs its value; annotate it "
                 "as jaxattn.Static[float], or use jax.numpy.where"
             ) from None
         rehearsal.minibatches(train)
 
 
 class _Rehearsal:
-    """One seed on shapes; what raises is said with its place."""
+    """Trace of one seed on abstract arrays; exceptions get the place of the part that raised."""
 
     def __init__(self, setting: Setting, shared: Loaded | None, files: frozenset[str]) -> None:
         self.setting, self.shared, self.files = setting, shared, files
 
     def run(self, numbers: Hyperparameters) -> Dataset:
-        """Go through everything; `numbers` are traced. Returns the shapes of the training data."""
+        """Trace all parts with traced `numbers`; return the shapes of the training data."""
         keys = jax.eval_shape(seed.keys, 0)
 
         def run(numbers: Hyperparameters, keys: tuple[Array, Array]) -> Dataset:
@@ -96,7 +96,7 @@ class _Rehearsal:
         return shapes
 
     def fails(self, numbers: Hyperparameters) -> bool:
-        """Tell whether code needs a value while programs are made, of these numbers or of arrays."""
+        """Return True if code needs the value of one of these numbers, or of an array, while it is traced."""
         try:
             self.run(numbers)
         except RunError as error:
@@ -107,9 +107,11 @@ class _Rehearsal:
         with self.at("data", registry.DATA):
             data = self.shared.splits if self.shared else seed.draw(setting, key)
             if not isinstance(data, Splits):
-                raise InputError(f"draw returns {shown(data)}; return a jaxattn.data.Splits")
+                raise InputError(f"draw returns {shown(data)}; return jaxattn.data.Splits")
             if not isinstance(data.train, Dataset):
-                raise InputError(f"it draws {shown(data.train)}; draw a jaxattn.Dataset, such as a Corpus")
+                raise InputError(
+                    f"draw returns {shown(data.train)} as train; return a jaxattn.Dataset, such as a Corpus"
+                )
             for name in ("train", "test", "validation"):
                 if (held := getattr(data, name)) is not None:
                     _check_examples(held, name)
@@ -122,7 +124,7 @@ class _Rehearsal:
             known = names(drawn)
             for name in setting.starts:
                 if name not in known:
-                    raise InputError(f"the model has no {name!r}, but {', '.join(known)}")
+                    raise InputError(f"the model has no parameter {name!r}; it has {', '.join(known)}")
         for name in setting.starts:
             with self.at(f"model.init.{name}", registry.START):
                 own = setting._replace(starts={name: setting.starts[name]})
@@ -140,26 +142,26 @@ class _Rehearsal:
                 )
             if model.attends_to_tokens and not model.has_scores:
                 raise InputError(
-                    f"{name} says attends_to_tokens, but not by which scores; write "
-                    "scores_and_values(params), or leave attends_to_tokens out"
+                    f"{name} sets attends_to_tokens, but has no scores; write scores_and_values(params), or "
+                    "remove attends_to_tokens"
                 )
             if model.has_scores and isinstance(data, Corpus):
                 _check_scores(model, params, data)
         with self.at("loss", registry.LOSS):
             name, coupled = _name(setting.loss), setting.loss.coupled
             if reason := setting.loss.why_not(outputs, data):
-                raise InputError(f"{name} cannot take these: {reason}")
+                raise InputError(f"{name} does not fit the model and the data: {reason}")
             each = setting.loss(outputs, data.targets)
-            why = "that of all examples" if coupled else "one for every example, averaged afterwards"
+            why = "for all examples together" if coupled else "one for every example"
             if not coupled and not jnp.ndim(each):
                 raise InputError(
                     f"{name} returns {shown(each)}; return ({n},) floats, one for every example, or derive "
-                    "a class from jaxattn.Loss that says coupled = True"
+                    "a class from jaxattn.Loss with coupled = True"
                 )
             _wants(name, each, {() if coupled else (n,)}, why)
 
     def minibatches(self, data: Dataset) -> None:
-        """Refuse a loss that couples sequences where a step on a minibatch gives it all of them."""
+        """Raise InputError if a loss couples sequences and a minibatch step would pass it all of them."""
         setting = self.setting
         batched = [k for k, phase in enumerate(setting.phases) if phase.batch_size]
         cuts = setting.model.cuts_batches or setting.loss.coupled
@@ -169,9 +171,9 @@ class _Rehearsal:
             couples = _couples(setting.loss, data.num_examples, data.num_classes)
         if couples:
             raise InputError(
-                f"phases[{batched[0]}].batch_size: {_name(setting.loss)} couples sequences, and would see "
-                "all of them, not those of the batch alone; derive a class from jaxattn.Loss that says "
-                "coupled = True and returns one number of the batch"
+                f"phases[{batched[0]}].batch_size: {_name(setting.loss)} couples sequences, but it would get "
+                "all sequences and not only those of the batch; derive a class from jaxattn.Loss with "
+                "coupled = True that returns one number for the batch"
             )
 
     def phase(self, setting: Setting, index: int, params: Any, data: Splits, key: Array) -> Any:
@@ -182,8 +184,8 @@ class _Rehearsal:
                 raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
             if not jax.tree_util.treedef_is_leaf(jax.tree.structure(x := get(params, parameter))):
                 raise InputError(
-                    f"{place}.train: {parameter!r} is a {shown(x)}, not an array; let init return its arrays "
-                    "as parameters of their own"
+                    f"{place}.train: {parameter!r} is a {shown(x)}, not an array; return its arrays from "
+                    "init as separate parameters"
                 )
             if not jnp.issubdtype(x.dtype, jnp.floating):
                 raise InputError(f"{place}.train: {parameter!r} is {shown(x)}, not a float")
@@ -243,7 +245,7 @@ class _Rehearsal:
 
     @contextmanager
     def at(self, place: str, concept: Concept[Any] | str) -> Iterator[None]:
-        """Say where something raised, and whose mistake it is."""
+        """Add the place to exceptions, and attribute them to custom code or to the package."""
         try:
             with at(place):
                 yield
@@ -253,12 +255,12 @@ class _Rehearsal:
             if found := in_user_code(error, self.files, place):
                 raise found from error
             reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-            wanted = concept if isinstance(concept, str) else f"{concept.name} wants {concept.wants}"
+            wanted = concept if isinstance(concept, str) else f"{concept.name} must be {concept.wants}"
             raise InputError(f"{place}: {reason}; {wanted}") from error
 
 
 def _couples(loss: PerSequence, sequences: int, classes: int) -> bool:
-    """Tell whether the loss of a sequence moves when others are replaced, on a few random ones."""
+    """Return True if the loss of a sequence changes when other sequences are replaced, on random data."""
 
     def moves(n: int) -> bool:
         rng = np.random.default_rng(0)
@@ -271,7 +273,7 @@ def _couples(loss: PerSequence, sequences: int, classes: int) -> bool:
                 np.where(others.reshape(-1, *(1,) * (x.ndim - 2)), x[1], x[0]) for x in (outputs, labels)
             ]
             after = np.asarray(compute(*mixed))
-            # A shift by the largest logit, which cancels, leaves rounding.
+            # Subtracting the largest logit cancels only up to rounding.
             same = np.isclose(before, after, rtol=1e-4, atol=1e-5, equal_nan=True)
             if not same[~others].all():
                 return True
@@ -279,33 +281,35 @@ def _couples(loss: PerSequence, sequences: int, classes: int) -> bool:
 
     try:
         return moves(8)
-    except Exception:  # it may know how many there are
+    except Exception:  # the loss may require the number of examples
         return moves(sequences)
 
 
 def _check_examples(data: Dataset, name: str) -> None:
-    """Check what shapes tell of data, and what `take` makes of them."""
+    """Check the shapes of data and the return value of `take`."""
     with at(name):
         data.check_shapes()
         size = min(2, data.num_examples)
         taken = data.take(jnp.arange(size))
-        # The rows of bags are no examples.
+        # Arrays of bags have one row per entry, not per example.
         pairs = [("targets", data.targets, taken.targets)]
         if not isinstance(data, Corpus):
             structures: list[Any] = [jax.tree.structure(held) for held in (data, taken)]
             if structures[0] != structures[1]:
-                raise InputError(f"take returns a {shown(taken)} of another structure; return the same kind")
+                raise InputError(
+                    f"take returns a {shown(taken)} of another structure; return the same type of data"
+                )
             pairs = [(field, x, y) for (field, x), (_, y) in zip(data.arrays(), taken.arrays(), strict=True)]
         for field, x, y in pairs:
             if (y.shape, y.dtype) != ((size, *x.shape[1:]), x.dtype):
                 raise InputError(
-                    f"take gives {shown(y)} of {field}, {shown(x)}, for {size} examples; keep all axes but "
-                    "the first"
+                    f"take returns {shown(y)} for {field}, {shown(x)}, with {size} examples; keep all axes "
+                    "except the first"
                 )
 
 
 def _check_scores(model: Model[Any], params: Any, corpus: Corpus) -> None:
-    """Check the shapes of scores and values of the tokens of bags."""
+    """Check the shapes of scores and values of tokens."""
     name, vocab, classes = f"{_name(model)}.scores_and_values", corpus.vocab_size, corpus.num_classes
     columns = () if classes == 2 else (classes,)
     found: Any = model.scores_and_values(params)
@@ -325,21 +329,21 @@ def _wants(name: str, value: Any, shapes: set[tuple[int, ...]], why: str) -> Non
 
 
 def _same(wanted: Any, found: Any, what: str) -> None:
-    """Check that a tree is like another one."""
+    """Check that two trees have the same structure, shapes and dtypes."""
     flat = [jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (wanted, found)]
     structures: list[Any] = [jax.tree.structure(tree) for tree in (wanted, found)]
     if structures[0] != structures[1]:
-        raise InputError(f"{what} a {shown(found)}, which is not built like the {shown(wanted)} it was given")
+        raise InputError(f"{what} a {shown(found)}, whose structure differs from its input {shown(wanted)}")
     for (path, x), (_, y) in zip(*flat, strict=True):
         if (jnp.shape(x), jnp.result_type(x)) != (jnp.shape(y), jnp.result_type(y)):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
             raise InputError(
-                f"{what} {shown(y)}{f' for {name}' if name else ''}; return {shown(x)}, as it was given"
+                f"{what} {shown(y)}{f' for {name}' if name else ''}; return {shown(x)}, like its input"
             )
 
 
 def _columns(what: str, metrics: Any, axes: int) -> list[str]:
-    """List the names that measurements have in records."""
+    """Return the names of the records of some metrics."""
     if not isinstance(metrics, dict):
         raise InputError(f"{what} returns {shown(metrics)}; return a dictionary of numbers by name")
     names = []
@@ -355,11 +359,11 @@ def _columns(what: str, metrics: Any, axes: int) -> list[str]:
 
 
 def _free(names: Iterable[str], owner: dict[str, str], place: str) -> None:
-    """Check that nobody else measures these names, and note who does."""
+    """Check that no other part measures these names, and record their owner."""
     for name in names:
         if owner.get(name, place) != place:
             by = owner[name] if owner[name] != "probes" else "a standard probe"
-            raise InputError(f"{name!r} is measured already, by {by}; give it another name")
+            raise InputError(f"{name!r} is already measured by {by}; choose another name")
         owner[name] = place
 
 
@@ -368,10 +372,10 @@ def _is_double(setting: Setting, phase: Phase) -> bool:
 
 
 def _wanted(probe: Measurement) -> Concept[Any] | str:
-    """Say what a probe wants, of whoever can mend it."""
+    """Return the requirement that an exception of a probe violates, for a custom or a built-in probe."""
     if probe.kind or not type(probe).__module__.startswith("jaxattn."):
         return registry.PROBE
-    return f"the built-in probe {type(probe).__name__} cannot look at this model"
+    return f"the built-in probe {type(probe).__name__} does not support this model"
 
 
 def _name(thing: Spec) -> str:
@@ -388,10 +392,10 @@ def _check_finite(data: Dataset) -> None:
 
 
 def check_data(loaded: Loaded) -> None:
-    """Check on the host what data hold, shared by seeds or of each.
+    """Check the values of data on the host.
 
     Raises:
-        InputError: a number that is not finite; what `Dataset.check` finds.
+        InputError: a number is not finite, or `Dataset.check` raises.
     """
     for name in ("train", "test", "validation"):
         data = getattr(loaded.splits, name)

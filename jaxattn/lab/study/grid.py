@@ -1,4 +1,4 @@
-"""From a study to its cells: blocks, product axes, zipped axes, quasi-random points, explicit lists."""
+"""Cells of a study from its grid: blocks, product axes, zipped axes, quasi-random points, explicit lists."""
 
 import itertools
 import math
@@ -14,11 +14,11 @@ from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.setting import Cell, merged
 from jaxattn.lab.study.tree import assign
 
-# What makes cells out of a study. A block may have its own; a cell has none left.
+# Tables of the grid. A block may have separate ones; a cell has none.
 GRID = ("axes", "zip", "halton", "cells", "exclude")
-# Settings that do not change any number of a run: they may change between a run and its continuation.
+# Settings that do not change any number of a run. They may change when a run is resumed.
 PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
-# As many are made and checked in seconds.
+# This many cells are created and checked within seconds.
 MOST_CELLS = 100_000
 _OF_ALL_CELLS = frozenset(PRESENTATION) - {"name"}
 
@@ -26,7 +26,7 @@ Axes = dict[str, Annotated[tuple[int | float | str | bool, ...], msgspec.Meta(mi
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of a quasi-random axis: evenly or, with `log`, by factors; `integer` rounds."""
+    """Bounds of a quasi-random axis: linear or, with `log`, logarithmic; `integer` rounds."""
 
     low: float
     high: float
@@ -35,7 +35,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Halton(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Quasi-random points over several axes at once."""
+    """Quasi-random points over several axes."""
 
     points: PositiveInt
     axes: Annotated[dict[str, Range], msgspec.Meta(min_length=1)]
@@ -48,20 +48,20 @@ def cells(
     read: Callable[[Mapping[str, Any], int, Mapping[str, Any]], Cell],
     names: ImportPaths,
 ) -> list[Cell]:
-    """List the cells of a study, block after block.
+    """Return the cells of a study, block after block.
 
-    Within a block they are the product of its explicit `cells`, its zipped axes, its Halton points and its
-    product axes, the last axis fastest, without what it excludes.
+    Within a block they are the product of the explicit `cells`, the zipped axes, the Halton points and the
+    product axes, with the last axis fastest, without excluded cells.
 
     Args:
-        tree: the tables of the study.
-        tables_of: checks the tables of a block or cell; what it returns has the grid's tables.
-        read: reads a cell from its tables, given its number and axis values.
-        names: where import paths point.
+        tree: tables of the study.
+        tables_of: function that checks the tables of a block or cell and returns them.
+        read: function that reads a cell from its tables, number and axis values.
+        names: resolver of import paths.
 
     Raises:
-        InputError: a block or an axis over an unknown key, a value that makes a cell impossible, a grid
-            without cells; names the place.
+        InputError: a block or axis has an unknown key, a value makes a cell invalid, or the grid is empty.
+            The message gives the place.
     """
     result: list[Cell] = []
     for name, block in tree.get("blocks", {}).items() or [("", {})]:
@@ -78,7 +78,7 @@ def cells(
 
 
 def points(grid: Any) -> list[dict[str, Any]]:
-    """List the settings of the cells of one block, from its tables."""
+    """Return the axis values of each cell of one block."""
     _check_size(grid)
     factors: tuple[Any, ...] = (
         grid.cells or ({},),
@@ -100,20 +100,20 @@ def points(grid: Any) -> list[dict[str, Any]]:
 
 
 def check_lists(tree: Mapping[str, Any]) -> None:
-    """Raise InputError for an axis, in tables that are not checked yet, that is no list, or an empty one."""
+    """Raise InputError for an axis of unchecked tables that is not a list, or is an empty list."""
     for table in ("axes", "zip"):
         axes = tree.get(table)
         for key, values in axes.items() if isinstance(axes, Mapping) else ():
             if not isinstance(values, list | tuple):
                 raise InputError(
-                    f"{table}.{key}: {values!r:.60} is no list; give a list, such as [{values!r:.60}]"
+                    f"{table}.{key}: {values!r:.60} is not a list; give a list, such as [{values!r:.60}]"
                 )
             if not values:
                 raise InputError(f"{table}.{key}: an empty list; give at least one value")
 
 
 def _check_different(axes: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise InputError for a product axis that has a value twice: its cells would be the same."""
+    """Raise InputError for a product axis that lists a value twice."""
     for key, values in axes.items():
         counts = Counter((isinstance(value, bool), value) for value in values)
         (_, value), number = counts.most_common(1)[0]
@@ -122,23 +122,23 @@ def _check_different(axes: Mapping[str, tuple[Any, ...]]) -> None:
 
 
 def _check_size(grid: Any) -> None:
-    """Raise InputError if there are too many cells, counted without making them."""
+    """Raise InputError if there are too many cells, before they are created."""
     lengths = [len(grid.cells), *(len(values) for values in grid.axes.values())]
     lengths += [max(map(len, grid.zip.values()), default=1), grid.halton.points if grid.halton else 1]
     if (size := math.prod(length or 1 for length in lengths)) > MOST_CELLS:
         raise InputError(
-            f"axes: {size:,} cells are more than {MOST_CELLS:,}; give fewer values, or points of [halton] "
-            "instead of a product"
+            f"axes: {size:,} cells are more than {MOST_CELLS:,}; give fewer values, or use points of "
+            "[halton] instead of a product"
         )
 
 
 def product(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Every combination of axis values, the last axis fastest."""
+    """Return all combinations of axis values, with the last axis fastest."""
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def zipped(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """First values of all axes, second values of all axes, and so on; InputError if lengths differ."""
+    """Return the first values of all axes, their second values, and so on; raises InputError."""
     lengths = {key: len(values) for key, values in axes.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{key} has {length}" for key, length in lengths.items())
@@ -147,14 +147,16 @@ def zipped(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
 
 
 def halton(wanted: Halton | None) -> list[dict[str, Any]]:
-    """Quasi-random points between bounds, the same for the same seed; more points keep the first ones."""
+    """Return quasi-random points within bounds; with the same seed, more points keep the first ones."""
     if wanted is None:
         return [{}]
     for key, bounds in wanted.axes.items():
         if not bounds.low < bounds.high:
             raise InputError(f"halton.axes.{key}: low {bounds.low} is not below high {bounds.high}")
         if bounds.log and bounds.low <= 0:
-            raise InputError(f"halton.axes.{key}: a logarithmic axis starts above 0, not at {bounds.low}")
+            raise InputError(
+                f"halton.axes.{key}: low must be positive for a logarithmic axis, got {bounds.low}"
+            )
     from scipy.stats import qmc  # slow to import
 
     unit = qmc.Halton(len(wanted.axes), scramble=True, rng=wanted.seed).random(wanted.points)
@@ -179,10 +181,10 @@ def _kept(settings: list[dict[str, Any]], exclude: tuple[dict[str, Any], ...]) -
         for key in condition:
             if key not in known:
                 swept = ", ".join(sorted(known)) or "nothing"
-                raise InputError(f"exclude[{number}]: {key} is not swept; swept is {swept}")
+                raise InputError(f"exclude[{number}]: {key} is not swept; swept keys: {swept}")
     kept = [row for row in settings if not any(_matches(row, condition) for condition in exclude)]
     if not kept:
-        raise InputError("exclude: no cell is left")
+        raise InputError("exclude: no cell is left; exclude fewer")
     return kept
 
 

@@ -1,6 +1,6 @@
-"""Where the names in a sweep file point: `package.module:Name`, or `file.py:Name` beside the sweep file.
+"""Resolver of import paths in sweep files: `package.module:Name`, or `file.py:Name` near the sweep file.
 
-A file imports the files next to it by their names, and those in the folder of the book that it belongs to.
+A file can import the files next to it by name, and those in the folder of the book that it belongs to.
 """
 
 import difflib
@@ -21,15 +21,15 @@ from jaxattn.lab.study.code_hash import Unhashable, code_hash, is_local, search_
 
 
 class ImportPaths:
-    """Looks up code and files that a study names.
+    """Resolver of the import paths and file names of a study.
 
     Attributes:
-        folder: what relative paths start from: the folder of the sweep file.
-        given: objects that a study was given in Python, by their names.
+        folder: start of relative paths, which is the folder of the sweep file.
+        given: objects that were passed to a study in Python, by their import paths.
     """
 
     def __init__(self, folder: str | Path = ".", given: Mapping[str, Any] | None = None) -> None:
-        """Look from a folder; nothing is imported yet."""
+        """Store the folder; nothing is imported yet."""
         self.folder = Path(folder)
         self.given = dict(given or {})
 
@@ -40,11 +40,12 @@ class ImportPaths:
             name: "package.module:Name" or "file.py:Name".
 
         Returns:
-            What the name means.
+            The class or function.
 
         Raises:
-            InputError: no such file, module or name, or a file that imports another one whose name is taken.
-            UserCodeError: it was found, and raised while it was imported.
+            InputError: the file, module or name does not exist, or a file imports a module whose name is
+                already in use.
+            UserCodeError: the import raised an exception.
         """
         if name in self.given:
             return self.given[name]
@@ -61,21 +62,21 @@ class ImportPaths:
         return found
 
     def path(self, text: str) -> Path:
-        """Find a file that the study names, relative to its folder."""
+        """Return the path of a file, relative to the folder of the study."""
         try:
             return self.folder / Path(text).expanduser()
-        except RuntimeError:  # ~ of nobody
+        except RuntimeError:  # ~ of an unknown user
             return self.folder / text
 
     def code_hash(self, name: str) -> str | None:
-        """Return the hash of the code that a name means, None if it has none; see `code_hash`."""
+        """Return the hash of the code at an import path, None if it has none; see `code_hash`."""
         try:
             return code_hash(self.load(name))
         except (Unhashable, OSError):
             return None
 
     def unhashable(self, name: str) -> str:
-        """Return what keeps the code that a name means from having a hash, empty if it has one."""
+        """Return the value that prevents the code at an import path from being hashed; "" if none does."""
         try:
             code_hash(self.load(name))
         except (Unhashable, OSError) as error:
@@ -83,7 +84,7 @@ class ImportPaths:
         return ""
 
     def files(self, names: Iterable[str]) -> frozenset[str]:
-        """List the source files of some names, as tracebacks call them."""
+        """Return the source files of some import paths, as they appear in tracebacks."""
         found = set()
         for name in names:
             target = self.load(name)
@@ -98,14 +99,16 @@ class ImportPaths:
         try:
             path = path.resolve()
             is_file = path.is_file()
-            beside = [] if is_file else [other.name for other in path.parent.glob("*.py")]
-        except (OSError, ValueError):  # no path at all
-            is_file, beside = False, []
+            siblings = [] if is_file else [other.name for other in path.parent.glob("*.py")]
+        except (OSError, ValueError):  # not a valid path
+            is_file, siblings = False, []
         if not is_file:
-            near = difflib.get_close_matches(path.name, beside, 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; paths start from {self.folder.resolve()}"
+            near = difflib.get_close_matches(path.name, siblings, 1)
+            hint = (
+                f"; did you mean {near[0]}?" if near else f"; paths are relative to {self.folder.resolve()}"
+            )
             raise InputError(f"{place}: there is no such file{hint}")
-        # The same file is one module, however many names are taken from it.
+        # A file is imported once, even if several names are imported from it.
         digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
         name = f"{path.stem}_{digest}"
         if name in sys.modules:
@@ -130,7 +133,7 @@ class ImportPaths:
         except Exception as error:
             missing = isinstance(error, ModuleNotFoundError) and place.startswith(error.name or "?")
             if missing:
-                remedy = "install it, or name a file, for example mine.py:Name"
+                remedy = "install it, or give a file, for example mine.py:Name"
                 if new := place_of(place):
                     remedy = f"version 0.3 moved it to {new}"
                 raise InputError(f"{place}: there is no such module; {remedy}") from None
@@ -143,10 +146,10 @@ class ImportPaths:
 
 @contextmanager
 def _own_files_first(path: Path, place: str) -> Iterator[None]:
-    """Let a file import the files of its search folders by their names, and no other folder's files.
+    """Make a file import other files from its search folders only.
 
-    A process has one module of each name. If a file imports a name that another folder's file has taken, it
-    is not imported, and neither is anything that it imported from its search folders.
+    A process has one module for each name. If a file imports a name that a file of another folder has taken,
+    the import is undone, including everything that it imported from its search folders.
     """
     folders, before = search_folders(path), list(sys.path)
     own = {file.stem: file for folder in reversed(folders) for file in folder.glob("*.py")}
@@ -170,7 +173,7 @@ def _own_files_first(path: Path, place: str) -> Iterator[None]:
 
 
 def _is_taken(name: str, file: Path) -> bool:
-    """Return whether a module of this name comes from a user's other file."""
+    """Return True if a module of this name comes from another file of the user."""
     module = sys.modules.get(name)
     place = module and _source(module)
     return bool(place) and is_local(str(place)) and place != file

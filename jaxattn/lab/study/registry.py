@@ -1,8 +1,8 @@
-"""What a sweep file is made of: its concepts, the built-in things of each, and the way from tables to things.
+"""The parts of a sweep file: their concepts, the built-in classes of each, and instances from tables.
 
-A table names its `kind`, a short name or an import path; the rest are the settings of that class, checked
-against its annotations. A function is made a class first, see `user_functions`.
-`python -m jaxattn.lab.study.registry` writes the table of docs/howto/extending.md.
+A table has a `kind`, which is a short name or an import path. Its other keys are settings of that class and
+are checked against its annotations. A function is first converted to a class, see `user_functions`.
+`python -m jaxattn.lab.study.registry` prints the table of docs/howto/extending.md.
 """
 
 import functools
@@ -50,17 +50,18 @@ C = TypeVar("C", bound=Spec)
 
 @dataclass(frozen=True, eq=False)
 class Concept(Generic[C]):
-    """A kind of thing, and what a class of it must have.
+    """A concept such as a model or a loss, and the requirements on its classes.
 
     Attributes:
-        name: such as "a model".
-        place: where it stands in a sweep file.
+        name: name with article, such as "a model".
+        place: key of a sweep file.
         known: built-in classes by short name.
-        bases: what a class may derive from, and of each the attributes that it has to write.
-        of_function: makes a class of a user's function and its import path; None if it must be a class.
-        functions: what such functions take and return.
-        further: what is usually written of a base, or of a class of the package that has more than a base.
-        default: the kind of a table that names none, from its keys.
+        bases: base classes, each with the attributes that a derived class must define.
+        of_function: function that converts a custom function and its import path to a class; None if the
+            concept requires a class.
+        functions: signatures of such functions.
+        further: calls to show for a base class instead of the required attributes, or for further classes.
+        default: function from the keys of a table without a kind to its kind.
     """
 
     name: str
@@ -74,7 +75,7 @@ class Concept(Generic[C]):
 
     @property
     def classes(self) -> dict[str, list[str]]:
-        """What a class has to write, by the name of the class that it derives from."""
+        """Calls that a derived class defines, by the name of its base class."""
         own = {base.__name__: [_call(base, name) for name in names] for base, names in self.bases.items()}
         return {name: list(calls) for name, calls in self.further.items()} | {
             name: calls for name, calls in own.items() if name not in self.further
@@ -82,14 +83,14 @@ class Concept(Generic[C]):
 
     @property
     def wants(self) -> str:
-        """What a user writes, in words, for messages."""
+        """Description of the classes and functions that this concept accepts, for error messages."""
         (name, calls), *_ = self.classes.items()
         written = f"a class derived from jaxattn.{name} with {' and '.join(calls)}"
         return f"a function {self.functions[0]}, or {written}" if self.functions else written
 
 
 class Field(NamedTuple):
-    """One setting: its name, its annotation and its default, `msgspec.NODEFAULT` if it has none."""
+    """A setting: name, annotation and default, which is `msgspec.NODEFAULT` if there is none."""
 
     name: str
     type: Any
@@ -97,7 +98,7 @@ class Field(NamedTuple):
 
 
 def _call(base: type, name: str) -> str:
-    """Write how a method is called, without what may be left out; a property by its name."""
+    """Return the call of a method with its required arguments, or the name of a property."""
     method = inspect.getattr_static(base, name)
     if isinstance(method, property):
         return name
@@ -107,20 +108,20 @@ def _call(base: type, name: str) -> str:
 
 
 def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tuple[C, Table]:
-    """Make the thing that a table names.
+    """Create the instance that a table describes.
 
     Args:
-        concept: what kind of thing it is.
-        table: its kind alone, or a table with its settings.
-        place: where it stands in the sweep file, for messages.
-        names: where import paths point.
+        concept: concept of the table.
+        table: the kind, or a table with its settings.
+        place: key of the table in the sweep file, for messages.
+        names: resolver of import paths.
 
     Returns:
-        The thing, and its table with all settings, defaults filled in.
+        The instance, and its table with all settings including defaults.
 
     Raises:
-        InputError: an unknown kind or setting, a wrong type or value, a class that lacks a method.
-        UserCodeError: code of the user's raised.
+        InputError: the kind or a setting is unknown, a type or value is wrong, or a class lacks a method.
+        UserCodeError: custom code raised.
     """
     if not isinstance(table, str | dict):
         raise InputError(f"{place}: expected a table or a name, got {table!r:.60}")
@@ -135,10 +136,10 @@ def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tup
 
 
 def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
-    """Write a thing down as the table that makes it; what Python gave has its import path as its kind.
+    """Return the table that describes an object; custom objects get their import path as kind.
 
     Raises:
-        InputError: something that is neither a table nor a class nor a function with settings.
+        InputError: the object is not a table, an instance, a class or a function of this concept.
     """
     if isinstance(thing, str):
         return thing
@@ -155,10 +156,10 @@ def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
 
 
 def convert(target: type[Spec], values: Table, place: str) -> Table:
-    """Check settings against the annotations of a class, and fill in defaults.
+    """Check settings against the annotations of a class, and add defaults.
 
     Raises:
-        InputError: names the setting, and a near right one.
+        InputError: a setting is invalid. The message gives the setting and a similar valid one.
     """
     fields = fields_of(target, place)
     rest = dict(values)
@@ -175,16 +176,16 @@ def convert(target: type[Spec], values: Table, place: str) -> Table:
         raise InputError(explain(str(error), place, values, known, choices, required=required)) from None
     except TypeError as error:
         raise InputError(
-            f"{place}: an annotation of {target.__name__} is none of a setting ({error}); annotate settings "
-            "as numbers, texts, lists or tables"
+            f"{place}: {target.__name__} has an annotation that settings cannot have ({error}); annotate "
+            "settings as numbers, texts, lists or tables"
         ) from None
 
 
 def fields_of(target: type[Spec], place: str = "") -> list[Field]:
-    """List the settings of a class, in order.
+    """Return the settings of a class, in order.
 
     Raises:
-        InputError: annotations that cannot be read.
+        InputError: an annotation cannot be read.
     """
     try:
         return _fields(target)
@@ -195,7 +196,7 @@ def fields_of(target: type[Spec], place: str = "") -> list[Field]:
 
 
 def keys_of(concept: Concept[Any], kind: str, names: ImportPaths) -> set[str]:
-    """Name the settings of a kind, none of one that is not known."""
+    """Return the names of the settings of a kind; empty for an unknown kind."""
     if ":" not in kind and kind not in concept.known:
         return set()
     return {field.name for field in fields_of(_class(concept, kind, kind, names), kind)}
@@ -214,7 +215,7 @@ def _fields(target: type[Spec]) -> list[Field]:
 
 
 def _without_arrays(annotation: Any) -> Any:
-    """Return what a table can hold of an annotation: the float of `float | jax.Array`, which is traced."""
+    """Return an annotation without arrays: float for `float | jax.Array`, a setting that may be traced."""
     parts = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Annotated:
         return typing.Annotated[_without_arrays(parts[0]), *parts[1:]]
@@ -231,7 +232,7 @@ def _is_array(annotation: Any) -> bool:
 
 @functools.cache
 def _struct(target: type[Spec]) -> type[msgspec.Struct]:
-    """Make the type that checks a table of settings, without what the class does when it is made."""
+    """Return the struct that checks a table of settings without creating an instance."""
     fields: list[Any] = [
         (f.name, f.type) if f.default is msgspec.NODEFAULT else (f.name, f.type, as_default(f.default))
         for f in _fields(target)
@@ -240,7 +241,7 @@ def _struct(target: type[Spec]) -> type[msgspec.Struct]:
 
 
 def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> type[C]:
-    """Find the class that a kind names, or make it of the function that it names."""
+    """Return the class of a kind; a function is converted to a class."""
     if kind is None:
         raise InputError(f"{place}: missing key 'kind'{nearest('', concept.known)}")
     if not isinstance(kind, str):
@@ -255,12 +256,12 @@ def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> ty
         target = names.load(kind)
         if not callable(target):
             raise InputError(
-                f"{kind} is neither a class nor a function; {concept.name} wants {concept.wants}"
+                f"{kind} is neither a class nor a function; {concept.name} must be {concept.wants}"
             )
         if isinstance(target, type):
             _check_class(concept, target, kind)
         elif concept.of_function is None:
-            raise InputError(f"{kind} is a function; {concept.name} wants {concept.wants}")
+            raise InputError(f"{kind} is a function; {concept.name} must be {concept.wants}")
     if isinstance(target, type):
         found: type[C] = target
     else:
@@ -272,20 +273,20 @@ def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> ty
 
 
 def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
-    """Raise InputError unless a class derives from a base of its concept, and writes what it has to."""
+    """Raise InputError unless a class derives from a base of its concept and defines its attributes."""
     base = next((base for base in concept.bases if issubclass(target, base)), None)
     if base is None:
         raise InputError(
             f"{kind} does not derive from {' or '.join(f'jaxattn.{x.__name__}' for x in concept.bases)}; "
-            f"{concept.name} wants {concept.wants}"
+            f"{concept.name} must be {concept.wants}"
         )
     for name in concept.bases[base]:
         if getattr(target, name) is getattr(base, name):
-            raise InputError(f"{kind} has no {name!r}; {concept.name} wants {concept.wants}")
+            raise InputError(f"{kind} has no {name!r}; {concept.name} must be {concept.wants}")
 
 
 def _check_settings(target: type[Spec], place: str) -> None:
-    """Raise InputError for a setting named like something else of a base of the package's."""
+    """Raise InputError for a setting with the name of another attribute of a base class."""
     for base in target.__mro__[1:]:
         if not base.__module__.startswith("jaxattn.") or not issubclass(base, Spec):
             continue
@@ -295,7 +296,7 @@ def _check_settings(target: type[Spec], place: str) -> None:
                 rather = "" if target.kind else "annotate it as a ClassVar, or "
                 raise InputError(
                     f"{place}: {name!r} of {target.kind or target.__name__} is an attribute of every "
-                    f"{base.__name__}; {rather}give the setting another name"
+                    f"{base.__name__}; {rather}choose another name for the setting"
                 )
 
 
@@ -306,11 +307,11 @@ def _instance(target: Any, values: Table, place: str) -> Any:
         raise InputError(f"{place}: {error}") from None
     except Exception as error:
         files = frozenset({inspect.getfile(target)})
-        raise UserCodeError(f"{place}: {target.__name__} raises when it is made", files) from error
+        raise UserCodeError(f"{place}: {target.__name__} raises when it is created", files) from error
 
 
 def _literals(annotation: Any) -> list[str]:
-    """List what a Literal allows, also inside a union or Annotated, and whether a number would do."""
+    """Return the values of a Literal, also inside a union or Annotated, and "a number" for numbers."""
     if typing.get_origin(annotation) is typing.Literal:
         return [str(x) for x in typing.get_args(annotation)]
     if annotation in (int, float):
@@ -320,7 +321,7 @@ def _literals(annotation: Any) -> list[str]:
 
 
 def plain(values: Table, names: ImportPaths) -> Table:
-    """Write settings as JSON would hold them; code that Python gave has its import path."""
+    """Return settings as plain JSON values; custom objects become their import paths."""
 
     def written(x: Any) -> Any:
         if hasattr(x, "tolist") or isinstance(x, range):
@@ -335,16 +336,16 @@ def plain(values: Table, names: ImportPaths) -> Table:
         table: Table = msgspec.json.decode(msgspec.json.encode(flat, enc_hook=written))
     except TypeError as error:
         raise InputError(
-            f"a setting cannot be written down: {error}; use numbers, texts, lists, tables"
+            f"a setting cannot be stored: {error}; use numbers, texts, lists or tables"
         ) from None
     return table
 
 
 def _path(target: Any, names: ImportPaths) -> str:
-    """Write the import path of code that Python gave, and note what it means."""
+    """Return the import path of a custom object, and register the object under it."""
     path = f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', type(target).__name__)}"
     if names.given.get(path, target) != target:
-        raise InputError(f"{path}: two things of this study have that name; give each a name of its own")
+        raise InputError(f"{path}: two objects of this study have this name; rename one of them")
     names.given[path] = target
     return path
 
@@ -412,7 +413,7 @@ CONCEPTS: tuple[Concept[Any], ...] = (DATA, MODEL, LOSS, START, PHASE, PROBE, FI
 
 
 def table() -> str:
-    """Write what a user may write, a row for each concept, in Markdown for docs/howto/extending.md."""
+    """Return the Markdown table of docs/howto/extending.md, with a row for each concept."""
     rows = []
     for concept in CONCEPTS:
         functions = " or ".join(f"`{form}`" for form in concept.functions)

@@ -14,15 +14,15 @@ from jaxattn.lab.study.registry import Concept, fields_of
 
 Schema = dict[str, Any]
 PARTS: dict[str, Concept[Any]] = {"data": registry.DATA, "model": registry.MODEL, "loss": registry.LOSS}
-# Keys with dots are tables in tables, down to what stands there.
+# Dotted keys can also be written as nested tables.
 AXIS = {"type": "array", "minItems": 1, "items": {"type": ["number", "string", "boolean"]}}
 VALUE = {"type": ["number", "string", "boolean", "array"]}
 
 
 def schema() -> Schema:
-    """Make the schema: built-in kinds with their settings; a kind with a colon is the user's own.
+    """Return the schema: built-in kinds with their settings; a kind with a colon is custom code.
 
-    A file that extends another one, and a block, may hold any part of the tables.
+    A file that extends another file, and a block, may contain any part of the tables.
     """
     made = msgspec.json.schema(Tables)
     definitions = made["$defs"]
@@ -73,7 +73,7 @@ def _listed(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
-# A part of the user's own, whose settings only its code knows.
+# A custom part, whose settings are known only to its code.
 OWN = {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string", "pattern": ":"}}}
 
 
@@ -82,7 +82,7 @@ def _choice(concept: Concept[Any], definitions: Schema) -> Schema:
 
 
 def _change(concept: Concept[Any], definitions: Schema) -> Schema:
-    """Describe a part of a table, of whatever kind: the settings of all of them."""
+    """Return the schema of a change of a part of any kind, with the settings of all kinds."""
     settings: dict[str, list[Schema]] = {}
     for table in _built_in(concept, definitions):
         for key, x in table["properties"].items():

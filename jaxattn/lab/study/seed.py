@@ -1,6 +1,6 @@
-"""What a study does to one seed, on one page: pure functions, which the engine lifts over seeds.
+"""Computation of one seed of a study, as pure functions, which the engine lifts to many seeds.
 
-A seed has two keys, one for its data and one for its parameters, that depend on nothing but its number.
+A seed has two keys, one for its data and one for its parameters, which depend only on its number.
 """
 
 import zlib
@@ -34,43 +34,43 @@ from jaxattn.lab.probes.importance import token_columns
 from jaxattn.lab.probes.wants import wants_scores
 from jaxattn.lab.study.setting import Setting, numbers_of
 
-# Measurements by name, by the number of their probe.
+# Metrics by name, by the index of their probe.
 Measured = dict[int, Mapping[str, Array]]
 
 
 class Carried(NamedTuple):
-    """What a phase carries: the state of its dynamics, and what its probes remember of its start."""
+    """State of a phase: the state of its dynamics, and the values that its probes remember of its start."""
 
     state: Any
     memory: dict[int, Any]
 
 
 def keys(seed: int | Array) -> tuple[Array, Array]:
-    """Make the keys of a seed's data and of its parameters."""
+    """Return the PRNG keys of a seed's data and of its parameters."""
     data_key, model_key = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
     return data_key, model_key
 
 
 def drawn(setting: Setting) -> DrawnData:
-    """Look up the data of a setting whose seeds have data of their own."""
+    """Return the data of a setting that are sampled for every seed."""
     assert isinstance(setting.data, DrawnData)
     return setting.data
 
 
 def draw(setting: Setting, key: Array) -> Splits:
-    """Draw the data of a seed; of a padded vocabulary only the first tokens are used."""
+    """Sample the data of a seed; with a padded vocabulary only its first tokens are used."""
     made = drawn(setting)
     return made.draw(key) if setting.used is None else made.draw(key, setting.used)
 
 
 def start(setting: Setting, data: Splits, key: Array, tokens: Sequence[str]) -> Any:
-    """Draw the parameters; tokens that a padded vocabulary does not use have rows of zeros."""
+    """Return the initial parameters; tokens that a padded vocabulary does not use have rows of zeros."""
     train = data.train
     dtype = jnp.dtype(setting.dtype)
     params = setting.model.init(key, train, dtype=dtype)
-    for name, begin_at in setting.starts.items():
+    for name, initial in setting.starts.items():
         own_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
-        params = replaced(params, **{name: begin_at(own_key, get(params, name), tokens)})
+        params = replaced(params, **{name: initial(own_key, get(params, name), tokens)})
     if setting.used is None:
         return params
     for name in setting.model.token_rows:
@@ -81,7 +81,7 @@ def start(setting: Setting, data: Splits, key: Array, tokens: Sequence[str]) -> 
 
 
 def task_of(setting: Setting, data: Splits) -> Task:
-    """Put together what phases work on."""
+    """Return model, loss and data as the task of a phase."""
 
     def fresh(key: Array, examples: int) -> Dataset:
         shared = {} if data.task_key is None else {"task_key": jax.random.wrap_key_data(data.task_key)}
@@ -91,7 +91,7 @@ def task_of(setting: Setting, data: Splits) -> Task:
 
 
 def begin(setting: Setting, index: int, params: Params, data: Splits, key: Array) -> Carried:
-    """Begin a phase."""
+    """Return the state at the start of a phase."""
     task = task_of(setting, data)
     memory = {
         number: kept
@@ -102,13 +102,13 @@ def begin(setting: Setting, index: int, params: Params, data: Splits, key: Array
 
 
 def advance(setting: Setting, index: int, carried: Carried, data: Splits, steps: int | Array) -> Carried:
-    """Take steps of a phase; one call with k + l steps equals two with k and l."""
+    """Take steps of a phase; k steps and then l steps equal k + l steps."""
     task = task_of(setting, data)
     return carried._replace(state=setting.phases[index].advance(task, carried.state, steps))
 
 
 def measure(setting: Setting, index: int, carried: Carried, data: Splits) -> Measured:
-    """Measure by every probe, given by its number: numbers, and vectors (m,)."""
+    """Return the metrics of every probe by its index: numbers, and vectors (m,)."""
     context = probe_context(setting, index, carried.state.params, data)
     found = {
         number: probe.measure(context.with_memory(carried.memory.get(number)))
@@ -122,7 +122,7 @@ def measure(setting: Setting, index: int, carried: Carried, data: Splits) -> Mea
 
 
 def merged(setting: Setting, found: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
-    """Put the measurements of all probes together, without those that do not speak of this step yet."""
+    """Return the metrics of all probes in one dictionary, without probes that start at a later step."""
     every = setting.probes.at_steps
     return {
         name: x
@@ -133,32 +133,32 @@ def merged(setting: Setting, found: Mapping[int, Mapping[str, Any]], step: int) 
 
 
 def probes(setting: Setting, index: int, data: Splits) -> dict[int, Probe]:
-    """List the probes of single steps that apply to a phase, by number."""
+    """Return the probes of single steps that apply to a phase, by index."""
     task, phase = task_of(setting, data), setting.phases[index]
     return {k: probe for k, probe in enumerate(setting.probes.at_steps) if not probe.why_not(task, phase)}
 
 
 def phase_probes(setting: Setting, index: int, data: Splits) -> list[PhaseProbe]:
-    """List the probes of whole phases that apply to a phase; data of one seed or of many."""
+    """Return the phase probes that apply to a phase; data are those of one seed or of many."""
     task, phase = task_of(setting, data), setting.phases[index]
     return [probe for probe in setting.probes.of_phases if not probe.why_not(task, phase)]
 
 
 def probe_context(setting: Setting, index: int, params: Params, data: Splits) -> ProbeContext:
-    """Show parameters to probes."""
+    """Return the context in which probes measure parameters."""
     phase, sample = setting.phases[index], setting.probes.sample
     return ProbeContext(params, task_of(setting, data), phase, sample=sample)
 
 
 def columns(setting: Setting, index: int, params: Params, data: Splits) -> dict[str, Array]:
-    """Collect the token table at the end of a phase; empty unless tokens of bags have scores and values."""
+    """Return the token table at the end of a phase; empty unless tokens have scores and values."""
     if wants_scores(task_of(setting, data)):
         return {}
     return token_columns(probe_context(setting, index, params, data))
 
 
 def run(setting: Setting, seed: int) -> Iterator[tuple[str, int, dict[str, Array]]]:
-    """Run one seed from its start to its end: yield phase, step and measurements at every probe step."""
+    """Run one seed from start to end; yield phase, step and metrics at every probe step."""
     data_key, key = keys(seed)
     if isinstance(setting.data, SharedData):
         data, _, tokens = setting.data.load()
@@ -178,21 +178,21 @@ def run(setting: Setting, seed: int) -> Iterator[tuple[str, int, dict[str, Array
 def dataset(
     data: Data, seed: int, dtype: str, swept: Collection[str] = (), progress: Progress = silent
 ) -> Loaded:
-    """Draw the data of one seed, or read those that all seeds share.
+    """Sample the data of one seed, or read the data that all seeds share.
 
     Args:
-        data: a generator or a source.
-        seed: whose data; of no matter where all seeds share them.
-        dtype: that of the study, "float32" or "float64".
-        swept: names of the generator's settings that a sweep varies: a run draws with them as traced numbers
-            of the study's dtype, which may round otherwise than constants.
-        progress: told how far the reading of texts is.
+        data: settings of the data.
+        seed: the seed; ignored if all seeds share the data.
+        dtype: dtype of the study, "float32" or "float64".
+        swept: names of the settings of the data that a sweep varies. A run traces them as numbers of the
+            study's dtype, which may round differently from constants.
+        progress: progress callback for reading texts.
 
     Returns:
-        The corpora, without a leading axis of seeds, and the names of the tokens.
+        The data, without a leading axis of seeds, and the names of the tokens.
 
     Raises:
-        InputError: data that cannot be read.
+        InputError: the data cannot be read.
     """
     with backend.precision(dtype):
         if isinstance(data, SharedData):
@@ -202,7 +202,7 @@ def dataset(
         numbers = {name: jnp.asarray(x, dtype) for name, x in traced.items()}
         try:
             draw = _drawing(data)
-        except TypeError:  # settings that are no keys, such as dictionaries
+        except TypeError:  # settings that cannot be hashed, such as dictionaries
             draw = _drawing.__wrapped__(data)
         splits = draw(jnp.uint32(seed), numbers)
     return Loaded(splits, False, data.tokens)
@@ -210,7 +210,7 @@ def dataset(
 
 @lru_cache(maxsize=8)
 def _drawing(data: DrawnData) -> Callable[[Array, dict[str, Array]], Splits]:
-    """Compile the drawing of one seed's corpora, once for all seeds."""
+    """Compile the sampling of the data of one seed, once for all seeds."""
 
     def draw(seed: Array, numbers: dict[str, Array]) -> Splits:
         return msgspec.structs.replace(data, **numbers).draw(keys(seed)[0])
@@ -219,7 +219,7 @@ def _drawing(data: DrawnData) -> Callable[[Array, dict[str, Array]], Splits]:
 
 
 def swept_settings(cells: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Name the settings of the data that differ between cells, given the axis values of each."""
+    """Return the settings of the data that differ between cells, given the axis values of each."""
     found: dict[str, set[Any]] = {}
     for settings in cells:
         for key, value in settings.items():

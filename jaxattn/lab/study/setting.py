@@ -1,7 +1,7 @@
-"""One setting of a study, ready to run: its things, made of tables and checked together, and its numbers.
+"""A setting of a study: instances from tables, checked together, and its numbers that a program may vary.
 
-Every lane of one program may have some numbers for itself: the floats of data, model, loss, starts, phases
-and of the user's probes, unless they are marked `Static`; and the size of a synthetic vocabulary, by padding.
+The vmapped runs of one program may differ in some numbers: the floats of data, model, loss, starts, phases
+and custom probes, unless they are annotated `Static`; and the size of a synthetic vocabulary, by padding.
 """
 
 import functools
@@ -23,25 +23,25 @@ from jaxattn.lab.study.registry import C, Concept, convert, fields_of, keys_of, 
 from jaxattn.lab.study.tree import merge, place_of_thing
 
 Path = tuple[str | int, ...]
-# By path, for example ("phases", 0, "step_size"); one number, or one for every lane.
+# Numbers by path, such as ("phases", 0, "step_size"); one number, or one for every run.
 Hyperparameters = Mapping[Path, Any]
 VOCAB_SIZE: Path = ("data", "vocab_size")
-# Where parts of a setting stand in its tables.
+# Paths of parts of a setting in its tables.
 IN_TABLES: dict[Any, Path] = {"starts": ("model", "init"), "probes": ("probes", "own")}
 
 
 class Setting(NamedTuple):
-    """What happens to every seed.
+    """The parts of a study that determine the computation of a seed.
 
     Attributes:
-        data: drawn for every seed (`draw`), or shared by all (`load`).
-        model: init, outputs, and perhaps scores.
-        loss: per example, (outputs, targets) -> (n,), or of a batch.
-        starts: starts of parameters that are not where the model draws them, by name.
-        phases: what moves, one after the other.
-        probes: what is measured on the way.
-        dtype: of parameters and measurements.
-        used: () int32, how many tokens of a padded vocabulary a lane uses; all if None.
+        data: data that are sampled for every seed (`draw`), or shared by all seeds (`load`).
+        model: the model.
+        loss: loss of every example, (outputs, targets) -> (n,), or of a batch.
+        starts: initial values that replace those of the model, by parameter.
+        phases: the phases in order.
+        probes: the probes.
+        dtype: dtype of parameters and measurements.
+        used: () int32, number of used tokens of a padded vocabulary; all if None.
     """
 
     data: Data
@@ -58,11 +58,11 @@ class Cell(NamedTuple):
     """One point of the grid; a study without axes has one.
 
     Attributes:
-        number: its place.
+        number: index of the cell.
         settings: the axis values.
-        setting: the things they make.
-        tables: the tables of those, with all their settings.
-        config_hash: hash of what determines its numbers.
+        setting: instances for these values.
+        tables: their tables, with all settings.
+        config_hash: hash of the settings that determine the numbers.
     """
 
     number: int
@@ -83,7 +83,7 @@ _CONCEPTS: dict[str, Concept[Any]] = {
 
 
 def merged(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any:
-    """Merge changes into tables; one that is given another kind keeps what the new kind has too."""
+    """Merge changes into tables; a table with a changed kind keeps only settings that the new kind has."""
 
     def keys(path: tuple[str, ...], kind: Any) -> set[str]:
         place = place_of_thing(path)
@@ -95,35 +95,35 @@ def merged(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any:
 
 
 class Reader:
-    """Reads cells from tables; those of one reader share the things that are written alike."""
+    """Reader of cells from tables; cells of one reader share instances with equal tables."""
 
     def __init__(self, names: ImportPaths) -> None:
-        """Read nothing yet; `names` says where import paths point."""
+        """Store the resolver of import paths; nothing is read yet."""
         self._names = names
-        # Things and their full tables, by where they stand and what is written there.
+        # Instances and their full tables, by place and content of the table.
         self._known: dict[tuple[str, str], tuple[Any, Any]] = {}
 
     def read(self, tree: Mapping[str, Any], number: int = 0, settings: Mapping[str, Any] = {}) -> Cell:
-        """Make the things that tables name, and check that they fit together.
+        """Create the instances that tables describe, and check that they are compatible.
 
         Args:
             tree: the tables data, model, loss, phases and probes, and dtype.
-            number: the cell's place.
-            settings: its axis values, which the tables hold already.
+            number: index of the cell.
+            settings: its axis values, which the tables already contain.
 
         Returns:
             The cell.
 
         Raises:
-            InputError: names the place in the tables and the remedy.
-            UserCodeError: code of the user's raised.
+            InputError: a table is invalid. The message gives the place in the tables and the remedy.
+            UserCodeError: custom code raised.
         """
         dtype = tree.get("dtype", "float32")
         model_table, starts = _without(tree["model"], "init", dict)
         data, data_table = self._thing(registry.DATA, tree["data"], "data")
         model, model_table = self._thing(registry.MODEL, model_table, "model")
         loss, loss_table = self._thing(registry.LOSS, tree.get("loss", "classification"), "loss")
-        begun = {
+        initial = {
             name: self._thing(registry.START, table, f"model.init.{name}")
             for name, table in (starts or {}).items()
         }
@@ -131,13 +131,13 @@ class Reader:
             self._thing(registry.PHASE, table, f"phases[{k}]") for k, table in enumerate(tree["phases"])
         ]
         probes, probes_table = self._probes(tree.get("probes", {}))
-        if begun:
-            model_table = model_table | {"init": {name: table for name, (_, table) in begun.items()}}
+        if initial:
+            model_table = model_table | {"init": {name: table for name, (_, table) in initial.items()}}
         setting = Setting(
             data=data,
             model=model,
             loss=loss,
-            starts={name: start for name, (start, _) in begun.items()},
+            starts={name: start for name, (start, _) in initial.items()},
             phases=tuple(phase for phase, _ in phases),
             probes=probes,
             dtype=dtype,
@@ -176,7 +176,7 @@ class Reader:
 
 
 def hyperparameters(setting: Setting) -> dict[Path, float | int]:
-    """List the numbers that every lane of a program may have for itself."""
+    """Return the numbers that may differ between the vmapped runs of a program, by path."""
     parts: dict[Path, Spec] = {
         ("data",): setting.data,
         ("model",): setting.model,
@@ -194,12 +194,12 @@ def hyperparameters(setting: Setting) -> dict[Path, float | int]:
 
 
 def pads_vocabulary(setting: Setting) -> bool:
-    """Tell whether cells that differ in V alone may share a program."""
+    """Return True if cells that differ only in V may share a program."""
     return setting.data.pads_vocabulary and bool(setting.model.token_rows)
 
 
 def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
-    """Return a setting with the numbers of one lane in it, which may be traced; V stays what shapes say."""
+    """Return a setting with the numbers of one run, which may be traced; shapes still determine V."""
     setting = setting._replace(used=numbers.get(VOCAB_SIZE))
     for path, number in numbers.items():
         if path != VOCAB_SIZE:
@@ -208,7 +208,7 @@ def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
 
 
 def key_of(setting: Setting, path: Path) -> str:
-    """Write the path of a number as a sweep file does."""
+    """Return the path of a number as a key of a sweep file."""
     head, *rest = path
     if head == "phases":
         phase = setting.phases[int(rest[0])]
@@ -217,7 +217,7 @@ def key_of(setting: Setting, path: Path) -> str:
 
 
 def numbers_of(thing: Spec) -> Iterator[tuple[Path, float]]:
-    """List the numbers of one thing that every lane may have for itself, by path within it."""
+    """Yield the numbers of one instance that may differ between vmapped runs, by path within it."""
     static = _static(type(thing))
     for name, value in msgspec.structs.asdict(thing).items():
         if name in static:
@@ -229,17 +229,17 @@ def numbers_of(thing: Spec) -> Iterator[tuple[Path, float]]:
 
 
 def _check(setting: Setting) -> None:
-    """Raise InputError if the things of a setting do not fit each other."""
+    """Raise InputError if the parts of a setting are incompatible."""
     names = [phase.name for phase in setting.phases]
-    # A model of the user's own need not say what it has; its parameters tell before it runs.
+    # A custom model may leave `parameters` empty; then the dry run checks the names.
     known = setting.model.parameters
     for name in setting.starts:
         if known and name not in known:
-            raise InputError(f"model.init: the model has no {name!r}, but {', '.join(known)}")
+            raise InputError(f"model.init: the model has no parameter {name!r}; it has {', '.join(known)}")
     for index, phase in enumerate(setting.phases):
         place = f"phases[{index}]"
         if names.count(phase.name) > 1:
-            raise InputError(f"phases: two phases are named {phase.name!r}; give each its own name")
+            raise InputError(f"phases: two phases are named {phase.name!r}; give each a different name")
         for parameter in phase.train:
             if known and parameter not in known:
                 raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
@@ -251,30 +251,30 @@ def _check(setting: Setting) -> None:
         if (moves := setting.model.linear_in) is None:
             raise InputError("probes.max_margin: the model has no scores that are linear in a parameter")
         if all(tuple(phase.train) != (moves,) for phase in setting.phases):
-            raise InputError(f"probes.max_margin: no phase moves {moves} alone; add one, or leave it out")
+            raise InputError(f"probes.max_margin: no phase trains {moves} alone; add one, or remove this")
 
 
 def check_kind(given: type[Dataset], model: Model[Any]) -> None:
-    """Raise InputError unless a model takes a kind of data."""
+    """Raise InputError unless a model accepts a type of data."""
     if not issubclass(given, model.takes):
         raise InputError(
-            f"model: it takes {model.takes.__name__}, and the data are {given.__name__}; choose another "
-            "model, or other data"
+            f"model: it takes {model.takes.__name__}, but the data are {given.__name__}; choose another "
+            "model or other data"
         )
 
 
 def _config_hash(setting: Setting, tables: Mapping[str, Any]) -> str:
-    """Hash what determines a cell's numbers: neither names and figures nor where files lie."""
+    """Hash the settings that determine a cell's numbers, without names, figures and paths of files."""
     kept = {key: x for key, x in tables["data"].items() if key not in setting.data.inert}
     encoded = msgspec.json.encode({**tables, "data": kept}, order="deterministic")
     return hashlib.sha256(encoded).hexdigest()[:16]
 
 
 def in_span(setting: Setting) -> Setting:
-    """Put a model into coordinates of its span if nothing in the setting sees the axes of R^d.
+    """Use the model in coordinates of its span if no part of the setting depends on the axes of R^d.
 
     Raises:
-        InputError: d is infinite, and something does; names it.
+        InputError: d is infinite although a part depends on the axes; the message gives the part.
     """
     things: dict[str, Start | Phase | Measurement] = {
         **{f"model.init.{name}": start for name, start in setting.starts.items()},
@@ -286,20 +286,20 @@ def in_span(setting: Setting) -> Setting:
         return setting._replace(model=setting.model.in_span())
     if setting.model.dim == "inf":
         raise InputError(
-            f"model.dim: 'inf', but {seeing[0]} needs the axes of R^d (rotation_invariant is not true); give "
-            "a finite dim"
+            f"model.dim: 'inf', but {seeing[0]} depends on the axes of R^d (rotation_invariant is not true); "
+            "give a finite dim"
         )
     return setting
 
 
 def _ask(thing: Spec, place: str, *context: Any) -> None:
-    # Probes name their place themselves.
+    # The messages of probes contain their places.
     with at("" if place == "probes" else place):
         thing.check(*context)
 
 
 def _without(table: Any, key: str, wanted: Any) -> tuple[Any, Any]:
-    """Take a key out of a table, for what is a list or table of its own."""
+    """Return a table without a key, and the list or table at this key."""
     if not isinstance(table, dict):
         return table, None
     if key in table and not isinstance(table[key], wanted):
@@ -311,12 +311,12 @@ def _without(table: Any, key: str, wanted: Any) -> tuple[Any, Any]:
 
 @functools.cache
 def _static(target: type[Spec]) -> frozenset[str]:
-    """Name the settings that no lane may have for itself."""
+    """Return the names of the settings that cannot differ between vmapped runs."""
     return frozenset(field.name for field in fields_of(target) if _is_static(field.type))
 
 
 def _is_static(annotation: Any) -> bool:
-    """Whether an annotation is marked, also inside a union."""
+    """Return True if an annotation is marked as static, also inside a union."""
     if STATIC in getattr(annotation, "__metadata__", ()):
         return True
     return any(_is_static(part) for part in typing.get_args(annotation) if not isinstance(part, str))

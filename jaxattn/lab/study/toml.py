@@ -1,4 +1,4 @@
-"""Sweep files: one way to write a study down."""
+"""Sweep files: reading, overrides, extension of other files, and writing."""
 
 import codecs
 import difflib
@@ -17,7 +17,7 @@ from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.setting import merged
 from jaxattn.lab.study.tree import assign, check_values, flatten, numbered, parse
 
-# Bytes of a sweep file, and files that extend each other.
+# Largest size in bytes, and largest number of files that extend each other.
 LARGEST = 16 * 2**20
 LONGEST = 20
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -34,18 +34,18 @@ def read(
     """Read a sweep file.
 
     Args:
-        path: the TOML file; the file that it `extends` is read first, and this one merged into it.
-        overrides: `key=value` with dotted keys and TOML values, applied on top; `key=null` takes a key out.
-        axes: `key=[value, ...]`, product axes in addition to the file's.
-        made: makes a study of tables and the names in them.
+        path: the TOML file. A file that it `extends` is read first, and this file is merged into it.
+        overrides: `key=value` with dotted keys and TOML values, applied last; `key=null` removes a key.
+        axes: `key=[value, ...]`, product axes in addition to those of the file.
+        made: function that creates a study from its tables and the resolver of import paths.
 
     Returns:
         The checked study.
 
     Raises:
-        InputError: a missing or malformed file, an unknown key, a wrong type or value, an override that no
-            cell sees; names the place.
-        UserCodeError: code that the file names raised.
+        InputError: the file is missing or malformed, a key is unknown, a type or value is wrong, or an
+            override has no effect. The message gives the place.
+        UserCodeError: custom code raised.
     """
     path = Path(path)
     tree = tables(path)
@@ -61,7 +61,7 @@ def read(
 
 
 def _placed(message: str, path: str, overrides: Sequence[str], axes: Sequence[str]) -> str:
-    """Put the option that a value is of before a message that begins with its key, else the file."""
+    """Prepend the option to a message about a value that it sets, else the file."""
     for option, given, prefix in (("--set", overrides, ""), ("--axis", axes, "axes.")):
         for text in given:
             key = text.partition("=")[0].strip()
@@ -71,7 +71,7 @@ def _placed(message: str, path: str, overrides: Sequence[str], axes: Sequence[st
 
 
 def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> None:
-    """Apply `key=value` and `key=[value, ...]` to tables; `key=null` takes a key out."""
+    """Apply `key=value` and `key=[value, ...]` to tables; `key=null` removes a key."""
     for option, given in (("--set", overrides), ("--axis", axes)):
         for text in given:
             key, separator, value = text.partition("=")
@@ -103,7 +103,7 @@ def write(tree: dict[str, Any], path: str | Path) -> Path:
 
 
 def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a file and those that it extends, unchecked; keys of the grid with dots, as they are looked up."""
+    """Read a file and those that it extends, without checks; flatten keys of the grid to dotted keys."""
     text = _text(path)
     try:
         tree = tomllib.loads(text)
@@ -119,9 +119,9 @@ def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(base, str):
         raise InputError(f"{path}: extends: expected a path, got {base!r}")
     if len(here) > LONGEST:
-        raise InputError(f"{path}: extends: more than {LONGEST} files one after the other; merge some")
+        raise InputError(f"{path}: extends: more than {LONGEST} files extend each other; merge some")
     if _resolved(path.parent / base) in here:
-        raise InputError(f"{path}: extends: {base} extends this file in turn; break the circle")
+        raise InputError(f"{path}: extends: {base} also extends this file; remove one of the two")
     with at(str(path)):
         both: dict[str, Any] = merged(
             tables(path.parent / base, here), tree, ImportPaths((before or here)[0].parent)
@@ -133,11 +133,11 @@ def _resolved(path: Path) -> Path:
     try:
         return path.resolve()
     except (OSError, ValueError):
-        return path  # reading it will say why
+        return path  # reading the file raises with the reason
 
 
 def _text(path: Path) -> str:
-    """Read a file that is one: devices and pipes have no end."""
+    """Read a regular file; devices and pipes may have no end."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -145,7 +145,7 @@ def _text(path: Path) -> str:
         if status.st_size > LARGEST:
             size = f"{status.st_size / 2**20:,.0f} MiB, more than {LARGEST / 2**20:.0f} MiB"
             raise InputError(f"{path}: too large for a sweep file ({size})")
-        # Editors of Windows begin a file with a byte order mark.
+        # Editors on Windows may write a byte order mark.
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{path}: no such sweep file{_nearby(path)}") from None
@@ -157,12 +157,14 @@ def _text(path: Path) -> str:
     except ValueError as error:
         raise InputError(f"{str(path)!r}: cannot be read ({error})") from None
     if "\0" in text:
-        raise InputError(f"{path}: UTF-16 text without a byte order mark, or no text; save it as UTF-8")
+        raise InputError(
+            f"{path}: UTF-16 text without a byte order mark, or not a text file; save it as UTF-8"
+        )
     return text
 
 
 def flatten_grid(table: dict[str, Any]) -> None:
-    """Write keys of the grid with dots, in blocks too."""
+    """Flatten the keys of the grid to dotted keys, including those of blocks."""
     for key in ("axes", "zip"):
         if isinstance(table.get(key), dict):
             table[key] = flatten(table[key])
@@ -179,7 +181,7 @@ def flatten_grid(table: dict[str, Any]) -> None:
 
 
 def _without_none(tree: Any) -> Any:
-    """TOML has no null: what is absent has its default."""
+    """Remove keys without a value, because TOML has no null."""
     if isinstance(tree, dict):
         return {key: _without_none(x) for key, x in tree.items() if x is not None}
     return [_without_none(x) for x in tree] if isinstance(tree, list | tuple) else tree
@@ -192,10 +194,10 @@ def _nearby(path: Path) -> str:
 
 
 def check_seen(tree: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Raise InputError for an override that no cell sees: all of them have their own value of its key.
+    """Raise InputError for an override without effect, because all cells have other values of its key.
 
     Args:
-        tree: checked tables, the overrides applied.
+        tree: checked tables with the overrides applied.
         overrides: `key=value` with dotted keys.
     """
     blocks = tree.get("blocks", {})
@@ -208,11 +210,11 @@ def check_seen(tree: Mapping[str, Any], overrides: Sequence[str]) -> None:
             for variant in variants
         ]
         if all(deciding):
-            raise InputError(f"--set {text}: every cell has its own {key}, it is swept; give {deciding[0]}")
+            raise InputError(f"--set {text}: has no effect, because {key} is swept; use {deciding[0]}")
 
 
 def _of_block(name: str, block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """List keys that a block sweeps or sets, each with the option that changes it there."""
+    """Yield keys that a block sweeps or sets, each with the option that changes it there."""
     for key, option in _swept(block):
         yield key, option.replace("--axis ", "--set axes.").replace("--set ", f"--set blocks.{name}.")
     for key in flatten({key: x for key, x in block.items() if key not in GRID}):
@@ -220,7 +222,7 @@ def _of_block(name: str, block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _swept(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """List keys that all cells of a grid have, each with the option that changes its values."""
+    """Yield keys that all cells of a grid have, each with the option that changes its values."""
     for key in table.get("axes", {}):
         yield key, f"--axis {key}=[...]"
     for key in table.get("zip", {}):

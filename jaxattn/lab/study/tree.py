@@ -1,4 +1,4 @@
-"""Trees of plain values, as TOML and JSON hold them: dotted keys, merging, flattening."""
+"""Trees of plain values as in TOML and JSON: dotted keys, merging and flattening."""
 
 import copy
 import math
@@ -10,25 +10,25 @@ from typing import Any
 from jaxattn.core.errors import InputError
 
 DEEPEST = 50
-# Keys of the grid have dots of their own.
+# Keys of the grid may contain dots.
 _AXIS = re.compile(r"((?:blocks\.[^.]+\.)?(?:axes|zip|halton\.axes))\.(.+)", re.DOTALL)
 Path = tuple[str, ...]
 Keys = Callable[[Path, Any], Iterable[str]]
 
 
 def assign(tree: Any, key: str, value: Any) -> Any:
-    """Return a tree with `tree[a][b]... = value` for a dotted key; what is not on the way is shared.
+    """Return a copy of a tree with `tree[a][b]... = value` for a dotted key; other parts are shared.
 
-    Lists are indexed by number or by an entry's name. None takes the key out.
+    Lists are indexed by number or by an entry's name. The value None removes the key.
     """
     if key.count(".") > DEEPEST:
-        raise InputError(f"{key:.60}...: nested more than {DEEPEST} times; no setting lies so deep")
+        raise InputError(f"{key:.60}...: nested more than {DEEPEST} times; no setting is nested so deeply")
     axis = _AXIS.fullmatch(key)
     return _assigned(tree, (), [*axis[1].split("."), axis[2]] if axis else key.split("."), value)
 
 
 def numbered(tree: Any, key: str) -> str:
-    """Write a dotted key with numbers for the entries of lists, which may have names too."""
+    """Return a dotted key with the entries of lists given by number instead of name."""
     parts = []
     for part in key.split("."):
         if isinstance(tree, list):
@@ -43,11 +43,11 @@ def numbered(tree: Any, key: str) -> str:
 
 
 def check_values(tree: Any, place: str = "", depth: int = 0) -> None:
-    """Raise InputError, naming the place, for a number that is not finite, or tables too deep."""
+    """Raise InputError with the place for a number that is not finite, or for tables nested too deeply."""
     if isinstance(tree, float) and not math.isfinite(tree):
         raise InputError(f"{place}: {tree} is not allowed here; give a finite number")
     if depth > DEEPEST:
-        raise InputError(f"{place:.60}...: nested more than {DEEPEST} times; no setting lies so deep")
+        raise InputError(f"{place:.60}...: nested more than {DEEPEST} times; no setting is nested so deeply")
     if isinstance(tree, dict):
         for key, x in tree.items():
             check_values(x, f"{place}.{key}" if place else str(key), depth + 1)
@@ -57,7 +57,7 @@ def check_values(tree: Any, place: str = "", depth: int = 0) -> None:
 
 
 def check_keys(tree: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise InputError for an unknown key that up to three tables below have: those are meant, rather."""
+    """Raise InputError for an unknown top-level key that one to three inner tables have."""
     for key in tree:
         places = [] if key in known else [*_places(tree, key)]
         if 0 < len(places) <= 3:
@@ -65,7 +65,7 @@ def check_keys(tree: Mapping[str, Any], known: Collection[str]) -> None:
 
 
 def _places(tree: Any, key: str, prefix: str = "") -> Iterator[str]:
-    """List the dotted keys below the top that end with a key, entries of lists by their names."""
+    """Yield the dotted keys below the top level that end with a key, with entries of lists by name."""
     entries = (
         tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list | tuple) else ()
     )
@@ -77,13 +77,13 @@ def _places(tree: Any, key: str, prefix: str = "") -> Iterator[str]:
 
 
 def merge(tree: Any, changes: dict[str, Any], keys: Keys = lambda path, kind: (), path: Path = ()) -> Any:
-    """Return a tree with changes in it: tables merge, entries of lists are found by name or number.
+    """Return a tree with changes applied: tables are merged, entries of lists are found by name or number.
 
     Args:
         tree: tables, or a list of them.
-        changes: what is new.
-        keys: tells which keys of a table at some path are kept, beside its name, if it is given another kind.
-        path: where the tree stands.
+        changes: the changes.
+        keys: function from a path and a new kind to the keys that are kept, in addition to the name.
+        path: path of the tree.
     """
     merged = copy.copy(tree)
     for key, value in changes.items():
@@ -103,7 +103,7 @@ def _changed(old: Any, new: Any, keys: Keys, path: Path) -> Any:
 
 
 def flatten(table: dict[str, Any], leaves: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
-    """Turn nested tables into one with dotted keys; a table with one of the keys `leaves` is a value."""
+    """Return one table with dotted keys; a nested table with one of the keys `leaves` remains a value."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict) and not any(leaf in value for leaf in leaves):
@@ -114,7 +114,7 @@ def flatten(table: dict[str, Any], leaves: Collection[str] = (), prefix: str = "
 
 
 def parse(text: str) -> Any:
-    """Read a TOML value; what is none is a string."""
+    """Parse a TOML value; invalid TOML is returned as text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -122,7 +122,7 @@ def parse(text: str) -> Any:
 
 
 def place_of_thing(path: Path) -> str | None:
-    """Tell what stands at a path where a table with a kind may: "data", ..., "phases", "model.init"."""
+    """Return the part of a study at a path of a table with a kind: "data", ..., "phases", "model.init"."""
     path = path[2:] if path[:1] == ("blocks",) else path
     place = ".".join(path if len(path) == 1 else path[:-1])
     known = ("data", "model", "loss") if len(path) == 1 else ("phases", "probes.own", "model.init")
@@ -133,11 +133,11 @@ def _assigned(tree: Any, before: Path, parts: Sequence[str], value: Any) -> Any:
     part, *rest = parts
     key = ".".join([*before, *parts])
     if isinstance(tree, str) and place_of_thing(before):
-        # A name alone is a table of that kind.
+        # A name alone is a table with this kind.
         tree = {"kind": tree}
     if not isinstance(tree, dict | list):
         raise InputError(
-            f"{key}: there is no table {part!r} to set a key in"
+            f"{key}: there is no table {part!r} that could hold this key"
             if rest
             else f"{key}: {before[-1]!r} holds a plain value, not a table"
         )
@@ -149,7 +149,7 @@ def _assigned(tree: Any, before: Path, parts: Sequence[str], value: Any) -> Any:
     if value is not None:
         changed[place] = value
     elif isinstance(changed, dict) and place not in changed:
-        raise InputError(f"{key}: is not set, so that it has its default; leave this out")
+        raise InputError(f"{key}: is not set, so it has its default; omit this option")
     else:
         del changed[place]
     return changed

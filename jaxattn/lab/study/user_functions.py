@@ -1,4 +1,4 @@
-"""A user's function as the class of its settings: data, a loss, a start, a probe or a figure."""
+"""Conversion of custom functions to classes with settings: data, losses, starts, probes and figures."""
 
 import functools
 import inspect
@@ -32,7 +32,7 @@ Function = Callable[..., Any]
 
 
 class _Made(Spec, frozen=True, kw_only=True):
-    """What classes that are made of a function have in common.
+    """Common base of classes that are made from a function.
 
     Attributes:
         made_of: the function.
@@ -48,26 +48,26 @@ class _Made(Spec, frozen=True, kw_only=True):
 
 
 class LossOfFunction(_Made, Loss, frozen=True, kw_only=True):
-    """A loss `(outputs, targets, *, settings) -> (n,)`."""
+    """Loss from a function `(outputs, targets, *, settings) -> (n,)`."""
 
     def __call__(self, outputs: Array, targets: Array) -> Any:
-        """Compute the loss of every sequence."""
+        """Compute the loss of every example."""
         return self._call(outputs, targets)
 
 
 class StartOfFunction(_Made, Start, frozen=True, kw_only=True):
-    """A start `(key, drawn, *, settings) -> array like drawn`, which is what the model draws."""
+    """Start from a function `(key, drawn, *, settings) -> array like drawn`, the value of the model."""
 
     def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Any:
-        """Make the start of one parameter."""
+        """Return the initial value of one parameter."""
         return self._call(key, drawn)
 
 
 class ProbeOfFunction(_Made, Probe, frozen=True, kw_only=True):
-    """A probe `(params, data, *, settings) -> number, (m,) or a dictionary of them`.
+    """Probe from a function `(params, data, *, settings) -> number, (m,) or a dictionary of them`.
 
     Attributes:
-        name: of its number; the function's if empty.
+        name: name of the metric; that of the function if empty.
     """
 
     name: str = ""
@@ -79,18 +79,19 @@ class ProbeOfFunction(_Made, Probe, frozen=True, kw_only=True):
 
 
 class FigureOfFunction(_Made, Figure, frozen=True, kw_only=True):
-    """A figure `(results, *, settings) -> matplotlib figure or Drawn`."""
+    """Figure from a function `(results, *, settings) -> matplotlib figure or Drawn`."""
 
     def __call__(self, results: Any) -> Any:
-        """Draw it."""
+        """Draw the figure."""
         return self._call(results)
 
 
 class DrawnOfFunction(_Made, DrawnData, frozen=True, kw_only=True):
-    """Data `(key, *, settings) -> Dataset`, or `(key, task_key, *, settings)`, drawn for every seed.
+    """Data of each seed from a function `(key, *, settings) -> Dataset`, or `(key, task_key, *, settings)`.
 
-    With a setting `sequences` it draws as many examples as it is asked for. `key` differs between training,
-    test and validation data and between fresh batches; `task_key` is the same for all draws of a seed.
+    If the function has a setting `sequences`, this is the number of examples to sample. `key` differs between
+    training, test and validation data and between fresh batches; `task_key` is the same for all samples of a
+    seed.
     """
 
     test_sequences: Count = 0
@@ -99,23 +100,23 @@ class DrawnOfFunction(_Made, DrawnData, frozen=True, kw_only=True):
 
     @property
     def held_out(self) -> bool:
-        """Whether there are validation data."""
+        """True if there are validation data."""
         return self.validation_sequences > 0
 
     @property
     def tokens(self) -> Sequence[str]:
-        """Names of the V tokens: their numbers."""
+        """Names of the V tokens, which are their ids."""
         return _numbered(jax.eval_shape(lambda key: self.draw(key).train, jax.random.key(0)))
 
     @property
     def draws_batches(self) -> bool:
-        """Whether batches of any size can be drawn afresh."""
+        """True if new batches of any size can be sampled."""
         return "sequences" in self.arguments
 
     def batch(
         self, key: Array, examples: int, used: Array | None = None, task_key: Array | None = None
     ) -> Dataset:
-        """Draw new examples; see `draw_batch`."""
+        """Sample new examples; see `draw_batch`."""
         return draw_batch(partial(self._generate, task_key), key, examples, self.label_noise)
 
     def _generate(self, task_key: Array | None, key: Array, sequences: int) -> Any:
@@ -123,7 +124,7 @@ class DrawnOfFunction(_Made, DrawnData, frozen=True, kw_only=True):
         return self._call(key, **given, **{"sequences": sequences} if self.draws_batches else {})
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
-        """Draw the data of one seed."""
+        """Sample the data of one seed."""
         task_key = task_key_of(key) if takes_task_key(type(self).made_of) else None
         return draw_splits(
             partial(self._generate, task_key),
@@ -137,10 +138,10 @@ class DrawnOfFunction(_Made, DrawnData, frozen=True, kw_only=True):
 
 
 class SharedOfFunction(_Made, SharedData, frozen=True, kw_only=True):
-    """Data `(*, settings) -> Dataset`, or a tuple of training and test data, that all seeds share."""
+    """Data of all seeds from a function `(*, settings) -> Dataset`, or `-> (training data, test data)`."""
 
     def load(self, progress: Progress = silent) -> Loaded:
-        """Make the data."""
+        """Call the function."""
         found: object = self._call()
         several = found if type(found) is tuple else (found,)
         for data in several:
@@ -150,12 +151,12 @@ class SharedOfFunction(_Made, SharedData, frozen=True, kw_only=True):
 
 
 def _numbered(data: Dataset) -> Sequence[str]:
-    """Name the V tokens of data that have some."""
+    """Return the names of the V tokens of data, empty if the data have no tokens."""
     return Numbered(data.vocab_size) if isinstance(data, Corpus | Sequences) else ()
 
 
 def data(target: Function, kind: str) -> type[Data]:
-    """Make the class of data: drawn if the first argument is a key, shared if there are settings alone."""
+    """Return the class of a data function: sampled if it has a key, shared if it has only settings."""
     parameters = inspect.signature(target).parameters
     if all(p.kind is p.KEYWORD_ONLY for p in parameters.values()):
         if "task_key" in parameters:
@@ -166,23 +167,23 @@ def data(target: Function, kind: str) -> type[Data]:
 
 @functools.cache
 def class_of(target: Function, kind: str, base: type[Any]) -> type[Any]:
-    """Make the class whose settings are the keyword-only arguments of a function, and those of a base.
+    """Return a class whose settings are the keyword-only arguments of a function, and those of a base.
 
     Args:
         target: the function.
-        kind: its import path, as the study names it.
+        kind: its import path, as in the study.
         base: one of the classes above.
 
     Returns:
-        The class, always the same one.
+        The class; repeated calls return the same class.
 
     Raises:
-        InputError: arguments that are no settings, or that have no readable annotation.
+        InputError: an argument is not a setting, or has no readable annotation.
     """
     fields = _settings(target)
     for name, *_ in fields:
         if name in base.__struct_fields__:
-            raise InputError(f"{kind}: it has a setting {name!r} already; give its own another name")
+            raise InputError(f"{kind}: there is a built-in setting {name!r}; rename this argument")
     return msgspec.defstruct(
         target.__name__,
         fields,
@@ -200,7 +201,7 @@ def class_of(target: Function, kind: str, base: type[Any]) -> type[Any]:
 
 
 def _settings(target: Function) -> list[Any]:
-    """List the keyword-only arguments of a function as msgspec wants fields."""
+    """Return the keyword-only arguments of a function as fields of a msgspec struct."""
     try:
         hints = typing.get_type_hints(target, include_extras=True)
         parameters = inspect.signature(target).parameters.values()
@@ -210,7 +211,7 @@ def _settings(target: Function) -> list[Any]:
         raise InputError(f"no function with readable arguments: {error}") from None
     fields: list[Any] = []
     for p in parameters:
-        if p.name == "task_key":  # a second key of data, not a setting
+        if p.name == "task_key":  # the second key of data is not a setting
             continue
         if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty:
             raise InputError(f"{target.__name__}: {p.name!r} is positional; put * before the settings")
@@ -221,6 +222,6 @@ def _settings(target: Function) -> list[Any]:
 
 
 def as_default(value: Any) -> Any:
-    """Write a default as msgspec wants it: a mutable one is made anew for everyone."""
+    """Return a default in the form of msgspec; a mutable one is copied for every instance."""
     mutable = isinstance(value, list | dict | set) and value
     return msgspec.field(default_factory=lambda: type(value)(value)) if mutable else value

@@ -1,1 +1,1 @@
-"""Labelled texts as corpora: files and tables, tokeniser, vocabulary, a cache of what was read."""
+"""Labelled texts as data: file readers, tokeniser, vocabulary, and a cache of the tokenised texts."""

@@ -1,4 +1,4 @@
-"""A cache of arrays keyed by content. Whatever goes wrong with it costs time, never a run."""
+"""A cache of arrays, keyed by a hash of their sources. Its failures cost time, but never stop a run."""
 
 import hashlib
 import os
@@ -15,11 +15,11 @@ Note = Callable[[str], None]
 
 
 def digest(files: Mapping[str, str], settings: bytes) -> str:
-    """Hash what a result depends on: the bytes of files and the settings, not where the files lie.
+    """Hash the bytes of files and the settings, independently of the folder of the files.
 
     Args:
-        files: paths by the name under which each is used.
-        settings: everything else.
+        files: paths, by the name under which each is used.
+        settings: all other inputs of the cached result.
 
     Returns:
         40 hexadecimal digits.
@@ -31,7 +31,7 @@ def digest(files: Mapping[str, str], settings: bytes) -> str:
     for name, path in files.items():
         try:
             with open(path, "rb", buffering=0) as file:
-                # Without the size, the end of one file could pass for the start of the next.
+                # Without the sizes, moving bytes from one file to the next would not change the hash.
                 state.update(
                     f"\0{name}\0{os.fstat(file.fileno()).st_size}\0".encode(errors="surrogateescape")
                 )
@@ -42,18 +42,18 @@ def digest(files: Mapping[str, str], settings: bytes) -> str:
 
 
 def read(path: Path, names: Iterable[str], note: Note) -> dict[str, np.ndarray] | None:
-    """Read arrays back; a damaged file is set aside.
+    """Read arrays from the cache; a damaged file is renamed.
 
     Args:
         path: the .npz file.
-        names: the arrays it must hold.
-        note: told in one line of a damaged file.
+        names: names of the arrays that it must hold.
+        note: called with one line about a damaged file.
 
     Returns:
-        The arrays by name, or None if they must be made anew.
+        The arrays by name, or None if they must be computed again.
     """
     try:
-        # Opened here because np.load leaves its own file open when it fails.
+        # The file is opened here because np.load leaves its own file open when it fails.
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             return {name: stored[name] for name in names}
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -63,17 +63,17 @@ def read(path: Path, names: Iterable[str], note: Note) -> dict[str, np.ndarray] 
         aside = path.with_name(path.name + ".damaged")
         with suppress(OSError):
             os.replace(path, aside)
-        note(f"cache: {path.name} is damaged, set aside as {aside}; reading the texts anew")
+        note(f"cache: {path.name} is damaged, set aside as {aside}; reading the texts again")
         return None
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], note: Note) -> None:
-    """Write arrays in one atomic step, or not at all.
+    """Write arrays atomically; a failure only calls `note`.
 
     Args:
-        path: the .npz file; missing folders above it are made.
-        arrays: what to store, by name.
-        note: told in one line why nothing was stored.
+        path: the .npz file; missing parent folders are created.
+        arrays: arrays to store, by name.
+        note: called with one line if nothing was stored.
     """
     temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
     try:

@@ -1,4 +1,4 @@
-"""Text files of users: their encodings, and what is wrong with one in one line."""
+"""Encodings of users' text files, and one-line errors for files that cannot be read."""
 
 import codecs
 import csv
@@ -12,7 +12,7 @@ _UNREADABLE = (OSError, ValueError, RuntimeError, csv.Error)
 
 @contextmanager
 def reading(where: str, remedy: str = "save it as UTF-8") -> Iterator[None]:
-    """Turn what libraries raise over unreadable data into one line, with a remedy for another encoding."""
+    """Convert library errors about unreadable data into one line, with a remedy for a wrong encoding."""
     try:
         yield
     except InputError:
@@ -22,11 +22,11 @@ def reading(where: str, remedy: str = "save it as UTF-8") -> Iterator[None]:
         raise InputError(f"data: {where} is not {encoding} text ({error.reason}); {remedy}") from error
     except _UNREADABLE as error:
         raise InputError(
-            f"data: cannot read {where}: {first_line(error)}; is it whole, and what it should be?"
+            f"data: cannot read {where}: {first_line(error)}; check that the file is complete and valid"
         ) from error
 
 
-REMEDY = 'save it as UTF-8, or name its encoding, such as data.encoding = "cp1252" for files of Windows'
+REMEDY = 'save it as UTF-8, or set its encoding, such as data.encoding = "cp1252" for files from Windows'
 # The first bytes of compressed files.
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
@@ -38,7 +38,7 @@ _COMPRESSED = {
 
 
 def refuse_compressed(path: str) -> None:
-    """Raise InputError if a file is compressed as a whole; in some encodings its bytes pass for text."""
+    """Raise InputError if a file is compressed, because some encodings would accept its bytes as text."""
     with open(path, "rb") as file:
         start = file.read(10)
     for first, name in _COMPRESSED.items():
@@ -47,25 +47,25 @@ def refuse_compressed(path: str) -> None:
 
 
 def codec(encoding: str | None) -> str:
-    """Return Python's name of an encoding: UTF-8 with or without a byte order mark if it is None.
+    """Return Python's name of an encoding; for None, UTF-8 with or without a byte order mark.
 
-    Latin-1 is read as Windows-1252, as browsers do. They differ in the control characters of Latin-1, which
-    texts do not hold and which are curly quotes and dashes in Windows-1252.
+    Latin-1 is read as Windows-1252, as browsers do. The two differ only in control characters of Latin-1,
+    which texts do not contain, and which are curly quotes and dashes in Windows-1252.
 
     Raises:
-        InputError: Python does not know it.
+        InputError: Python does not know the encoding.
     """
     try:
         " ".encode(encoding or "utf-8")
         name = codecs.lookup(encoding or "utf-8").name
     except (LookupError, ValueError):
-        raise InputError(f'encoding: {encoding!r:.40} is not known; name one such as "cp1252"') from None
+        raise InputError(f'encoding: {encoding!r:.40} is not known; use one such as "cp1252"') from None
     return {"utf-8": "utf-8-sig", "iso8859-1": "cp1252"}.get(name, name)
 
 
 @contextmanager
 def decoding(path: str, encoding: str | None) -> Iterator[str]:
-    """Give the codec to read a file with, and turn what is raised over its bytes into one line.
+    """Yield the codec to read a file with, and convert decoding errors into one line.
 
     Args:
         path: the file.
@@ -75,8 +75,8 @@ def decoding(path: str, encoding: str | None) -> Iterator[str]:
         Python's name of the encoding.
 
     Raises:
-        InputError: the file cannot be read, or is in another encoding: names the first such line and how many
-            there are, and how to mend them.
+        InputError: the file cannot be read, or has another encoding. The message gives the first invalid
+            line, the number of invalid lines and a remedy.
     """
     name = codec(encoding)
     with reading(path, REMEDY):
@@ -84,14 +84,14 @@ def decoding(path: str, encoding: str | None) -> Iterator[str]:
         try:
             yield name
         except UnicodeDecodeError:
-            # The error knows neither the line nor, of a file that is read in parts, the byte.
-            if said := _undecodable(path, name):
-                raise InputError(said) from None
+            # The exception has no line number and, for a file read in parts, no byte position.
+            if message := _undecodable(path, name):
+                raise InputError(message) from None
             raise
 
 
 def _undecodable(path: str, name: str) -> str:
-    """Say which lines of a file are not in an encoding; nothing where bytes do not tell lines apart."""
+    """Describe the invalid lines of a file; "" if lines cannot be found from the bytes."""
     if "\n".encode(name) != b"\n" and name != "utf-8-sig":
         return ""
     with open(path, "rb") as file:
@@ -109,8 +109,9 @@ def _undecodable(path: str, name: str) -> str:
     if not wrong:
         return ""
     (first, reason), encoding = wrong[0], name.removesuffix("-sig").upper()
-    said = f"data: line {first} of {path} is not {encoding} text ({reason}), as {len(wrong):,} of {number:,}"
+    total = f"{len(wrong):,} of {number:,} lines are not"
+    message = f"data: line {first} of {path} is not {encoding} text ({reason}); {total}"
     if name == "utf-8-sig" and 2 * len(wrong) < beyond_ascii:
-        good = f"{beyond_ascii - len(wrong):,} with other letters than those of ASCII are"
-        return f"{said} are not; {good}: it mixes encodings, so save those that are not as UTF-8"
-    return f"{said} are not; {REMEDY}"
+        good = f"{beyond_ascii - len(wrong):,} lines with characters beyond ASCII are"
+        return f"{message}, but {good}: it mixes encodings, so save the invalid lines as UTF-8"
+    return f"{message}; {REMEDY}"

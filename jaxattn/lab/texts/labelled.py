@@ -1,4 +1,4 @@
-"""Labelled rows of one split: which class a raw label is, balanced classes, and rows to hold out."""
+"""Labelled rows of a split: classes of raw labels, balanced classes and held-out rows."""
 
 import itertools
 import re
@@ -19,36 +19,36 @@ IGNORED = -1
 
 
 class Texts(NamedTuple):
-    """Numbered words of all texts end to end: numbers (Σ T,) uint32, words per text (n,) int64."""
+    """Word numbers of all texts end to end, (Σ T,) uint32, and the number of words of each, (n,) int64."""
 
     numbers: np.ndarray
     lengths: np.ndarray
 
 
 class Labelled(NamedTuple):
-    """The rows of a split that count: their texts, class numbers (n,) and places."""
+    """The rows of a split that have a class: their texts, class numbers (n,) and places in the files."""
 
     texts: Texts
     classes: np.ndarray
     places: list[str]
 
     def keep(self, kept: np.ndarray) -> "Labelled":
-        """Keep the rows where `kept`, (n,) bool, is true."""
+        """Return the rows for which `kept`, (n,) bool, is true."""
         numbers = self.texts.numbers[np.repeat(kept, self.texts.lengths)]
         places = list(itertools.compress(self.places, kept))
         return Labelled(Texts(numbers, self.texts.lengths[kept]), self.classes[kept], places)
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value of a table is null or NaN."""
+    """Return True if a value of a table is null or NaN."""
     return value is None or (isinstance(value, float) and value != value)
 
 
 def plain(label: Any) -> Any:
-    """Return a raw label in the form in which labels are compared.
+    """Return a raw label in the normalised form in which labels are compared.
 
-    Whole numbers and booleans are ints, however they are written: 1 for 1.0, True, "1", "1.0" and "true".
-    Null, NaN, "nan" and an empty text are None. Other numbers are texts.
+    Whole numbers and booleans become ints in any notation: 1 for 1.0, True, "1", "1.0" and "true". Null, NaN,
+    "nan" and an empty text become None. Other numbers become texts.
     """
     if isinstance(label, str):
         if _WHOLE.fullmatch(label):
@@ -62,27 +62,27 @@ def plain(label: Any) -> Any:
 
 
 def members(label: ClassLabels) -> tuple[Label, ...]:
-    """Return the raw labels of one class."""
+    """Return the raw labels of a class."""
     return label if isinstance(label, tuple) else (label,)
 
 
 def class_numbers(labels: Sequence[ClassLabels], ignored: Sequence[Label]) -> dict[Any, int]:
-    """Map each raw label, in its plain form, to the number of its class, or to IGNORED.
+    """Map each raw label, in its normalised form, to the number of its class, or to IGNORED.
 
     Raises:
-        InputError: a label is named twice.
+        InputError: a label occurs twice.
     """
     numbers: dict[Any, int] = {}
     rows = [(label, k) for k, every in enumerate(labels) for label in members(every)]
     for label, number in [*rows, *((label, IGNORED) for label in ignored)]:
         if plain(label) in numbers:
-            raise InputError(f"labels, ignore_labels: {label!r} is named twice; name each label once")
+            raise InputError(f"labels, ignore_labels: {label!r} occurs twice; list each label once")
         numbers[plain(label)] = number
     return numbers
 
 
 def balanced(source: Any, split: str, labelled: Labelled) -> Labelled:
-    """Keep as many rows of every class as the smallest class has.
+    """Reduce every class to the size of the smallest class.
 
     Raises:
         InputError: a class has no row.
@@ -91,31 +91,31 @@ def balanced(source: Any, split: str, labelled: Labelled) -> Labelled:
     if not sizes.all():
         raise InputError(
             f"data.balance: no row of the {split} split has the label "
-            f"{source.labels[int(sizes.argmin())]!r}; take it out of data.labels, or leave balance out"
+            f"{source.labels[int(sizes.argmin())]!r}; remove it from data.labels, or remove data.balance"
         )
     return labelled.keep(_place_in_class(labelled.classes) < sizes.min())
 
 
 def held_out(source: Any, labelled: Labelled) -> tuple[Labelled, Labelled]:
-    """Part the training rows into those to train on and those of the validation split.
+    """Split the training rows into training and validation rows.
 
     Raises:
-        InputError: the share is less than a row of every class.
+        InputError: the validation fraction is less than one row of every class.
     """
-    # The share of a hundred is to be a whole number where the decimal fraction says so.
+    # The small addend makes decimal fractions such as 0.29 of 100 rows exact in spite of rounding.
     numbers = np.floor(source.validation * np.bincount(labelled.classes) + 1e-6)
-    held = _place_in_class(labelled.classes) < numbers[labelled.classes]
-    if not held.any():
+    is_held = _place_in_class(labelled.classes) < numbers[labelled.classes]
+    if not is_held.any():
         raise InputError(
-            f"data.validation: {source.validation} of {len(held)} training rows is not a row of any class; "
-            "raise it, or set it to 0"
+            f"data.validation: {source.validation} of {len(is_held)} training rows is less than one row of "
+            "any class; increase it, or set it to 0"
         )
-    return labelled.keep(~held), labelled.keep(held)
+    return labelled.keep(~is_held), labelled.keep(is_held)
 
 
 def _place_in_class(classes: np.ndarray) -> np.ndarray:
-    """Give every row its place within its class after a shuffle that is always the same: (n,) int."""
-    # Raw bits, because NumPy promises them, and not its shuffles, to be the same in every version.
+    """Return the position of every row within its class after a deterministic shuffle, (n,) int."""
+    # NumPy guarantees the same raw bits in every version, but not the same shuffles.
     shuffled = np.argsort(np.random.PCG64(0).random_raw(len(classes)), kind="stable")
     by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
     sizes = np.bincount(classes)

@@ -1,4 +1,4 @@
-"""Where labelled texts come from: one settings type per kind of source, which lists and reads its files."""
+"""Readers of labelled texts: one settings class for each format, which lists and reads its files."""
 
 import glob
 import os
@@ -40,7 +40,7 @@ class Tfds(Source, frozen=True, kw_only=True):
         return os.path.expanduser(self.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
 
     def files(self) -> dict[str, str]:
-        """List the data set's files in all configurations and versions, without importing tfds."""
+        """Return the data set's files of all configurations and versions, without importing tfds."""
         root = Path(self._folder, re.split("[/:]", self.dataset)[0])
         paths = sorted(path for path in root.rglob("*") if path.is_file())
         if not paths:
@@ -53,14 +53,14 @@ class Tfds(Source, frozen=True, kw_only=True):
 
     def read(self, split: str) -> Rows:
         """Open a split with `tensorflow_datasets.data_source`."""
-        # Importing it takes about as long as a whole load from the cache.
+        # The import takes about as long as a load from the cache.
         import tensorflow_datasets as tfds
 
         name = getattr(self, split)
         where = f"split {name!r} of {self.dataset} in {self._folder}"
         try:
             data = tfds.data_source(self.dataset, split=name, data_dir=self._folder, download=False)
-        # It has a dozen exception types for data that are not as they should be.
+        # tfds raises a dozen exception types for invalid data.
         except Exception as error:
             raise InputError(
                 f"data.{split}: cannot open {where}: {first_line(error)}; "
@@ -99,7 +99,7 @@ class Lines(Files, frozen=True, kw_only=True):
                     if not rest:
                         raise InputError(
                             f"data: line {number} of {path} is {line.strip()!r:.40}, not a label and a text; "
-                            "data.separator says what stands between them"
+                            "set data.separator to the text between them"
                         )
                     yield place_in(paths, path, f"line {number}"), rest[0], label
 
@@ -122,7 +122,7 @@ class Folder(Source, frozen=True, kw_only=True):
     encoding: str | None = None
 
     def files(self) -> dict[str, str]:
-        """List the files of the classes in both splits."""
+        """Return the files of the classes in all splits."""
         return {name: path for split in self.splits for name, path, _ in self._texts(split)}
 
     def read(self, split: str) -> Rows:
@@ -133,18 +133,18 @@ class Folder(Source, frozen=True, kw_only=True):
     def _content(self, path: str) -> str:
         with decoding(path, self.encoding) as encoding:
             content = Path(path).read_bytes().decode(encoding)
-        # Other encodings of two bytes a character can pass for UTF-8 with zeros in it.
+        # Two-byte encodings can pass for UTF-8 with zero bytes.
         if "\0" in content:
-            raise InputError(f"data: {path} is not a text; remove it, or {REMEDY}")
+            raise InputError(f"data: {path} is not a text file; remove it, or {REMEDY}")
         return content
 
     def _texts(self, split: str) -> list[tuple[str, str, Label]]:
-        """List (name, path, label) of the texts of a split, by class and file name."""
+        """Return (name, path, label) of each text of a split, by class and file name."""
         folder = os.path.join(os.path.expanduser(self.path), getattr(self, split))
         labels = [label for every in self.labels for label in members(every)]
         known = {str(label) for label in (*labels, *self.ignore_labels)}
         if not os.path.isdir(folder):
-            raise InputError(f"data.path: there is no folder {folder}; data.{split} names its last part")
+            raise InputError(f"data.path: there is no folder {folder}; data.{split} is its last part")
         with reading(folder):
             for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()):
                 if name not in known:
@@ -157,7 +157,7 @@ class Folder(Source, frozen=True, kw_only=True):
                 inside = os.path.join(folder, str(label))
                 if not (names := sorted(glob.glob("*.txt", root_dir=inside))):
                     raise InputError(f"data.labels: there is no file {inside}/*.txt")
-                # The same names on every system, for they are part of the cache's key.
+                # The names are part of the cache key, so they must be the same on every system.
                 texts += [(f"{split}/{label}/{name}", os.path.join(inside, name), label) for name in names]
         return texts
 
@@ -173,6 +173,6 @@ READERS: dict[str, type[Source]] = {
 
 
 def _plain(label: Any) -> Any:
-    """Turn NumPy's scalars and bytes into Python's numbers and strings."""
+    """Convert NumPy scalars and bytes to Python numbers and strings."""
     value = label.tolist() if isinstance(label, np.generic | np.ndarray) else label
     return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""What every kind of source of labelled texts has: settings of its splits, classes and vocabulary."""
+"""Base class of sources of labelled texts: settings of splits, classes and vocabulary."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -23,11 +23,11 @@ Labels = Annotated[tuple[Label | Several, ...], msgspec.Meta(min_length=2)]
 
 
 class Rows(NamedTuple):
-    """The rows of one split, to be read once.
+    """The rows of one split, which can be iterated over once.
 
     Attributes:
-        total: how many there are; None if only reading can tell.
-        rows: (place, text, raw label) of each; the place, such as "row 3", names it in messages.
+        total: number of rows; None if it is not known before reading.
+        rows: iterator over (place, text, raw label); the place, such as "row 3", is used in messages.
     """
 
     total: int | None
@@ -35,7 +35,7 @@ class Rows(NamedTuple):
 
 
 class Source(SharedData, frozen=True, kw_only=True):
-    """What all kinds of source share: splits, classes and vocabulary.
+    """Labelled texts with splits, classes and a vocabulary.
 
     Attributes:
         train: name of the training split.
@@ -63,7 +63,7 @@ class Source(SharedData, frozen=True, kw_only=True):
         empty: what to do with a row that has no label or no word in the vocabulary: "error", or "drop" to
             ignore it. Rows without a word in the vocabulary are dropped after balancing and after the
             validation split.
-        inert: the settings that change no number: where files lie, what classes are called.
+        inert: settings that do not change any number, such as paths and class names.
     """
 
     may_be_settings: ClassVar[frozenset[str]] = SharedData.may_be_settings | {"encoding", "split_column"}
@@ -84,7 +84,7 @@ class Source(SharedData, frozen=True, kw_only=True):
     empty: Literal["error", "drop"] = "error"
 
     def check(self, *context: object) -> None:
-        """Raise InputError if a label or class is named twice, a class is not, or an encoding is none."""
+        """Raise InputError if a label or class name occurs twice or is missing, or an encoding is unknown."""
         class_numbers(self.labels, self.ignore_labels)
         names = self.class_names or ()
         if self.class_names is not None and len(names) != len(self.labels):
@@ -93,31 +93,31 @@ class Source(SharedData, frozen=True, kw_only=True):
             )
         for name in names:
             if names.count(name) > 1:
-                raise InputError(f"class_names: {name!r} is there twice; give each class its own name")
+                raise InputError(f"class_names: {name!r} occurs twice; give each class a different name")
         codec(self.encoding)
 
     @property
     def encoding(self) -> str | None:
-        """How the files write text; None where they say it themselves."""
+        """Encoding of the files; None if the format determines it."""
         return None
 
     @property
     def split_column(self) -> str | None:
-        """The column or field that names the split of a row; None if each split has files of its own."""
+        """Column or field with the split of a row; None if each split has separate files."""
         return None
 
     @property
     def gives(self) -> type[Dataset]:
-        """The kind of data."""
+        """Type of the data."""
         return Sequences if self.order == "kept" else Corpus
 
     @property
     def held_out(self) -> bool:
-        """Whether there are validation data."""
+        """True if there are validation data."""
         return self.validation > 0
 
     def load(self, progress: Progress = silent) -> Loaded:
-        """Read the texts, or take them from the cache; see `text.load`."""
+        """Read the texts, or load them from the cache; see `text.load`."""
         read = text.load(self, progress=progress)
         train = read.train
         tokens = jax.jit(token_statistics)(train) if isinstance(train, Corpus) else None
@@ -126,17 +126,17 @@ class Source(SharedData, frozen=True, kw_only=True):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits there are: "train", and "test" if it has a name."""
+        """Splits of the data: "train", and "test" if its name is set."""
         return ("train", "test") if self.test else ("train",)
 
     def files(self) -> dict[str, str]:
-        """List the files that the rows depend on.
+        """Return the files that the rows depend on.
 
         Returns:
-            Paths by name, in an order and with names that stay when the files are moved elsewhere.
+            Paths by name. The names and their order do not depend on the folder of the files.
 
         Raises:
-            InputError: there are none.
+            InputError: there are no files.
         """
         raise NotImplementedError
 
@@ -150,16 +150,16 @@ class Source(SharedData, frozen=True, kw_only=True):
             Its rows in the order of the files.
 
         Raises:
-            InputError: something is missing or unreadable; perhaps not before the rows are read.
+            InputError: a file is missing or unreadable; possibly not before the rows are read.
         """
         raise NotImplementedError
 
 
 def as_text(value: Any, where: str) -> str:
-    """Return the text of a row, which may be bytes in UTF-8; null is an empty text.
+    """Return the text of a row; bytes are decoded as UTF-8, and null is an empty text.
 
     Raises:
-        InputError: it is neither; names the place.
+        InputError: the value is not a text; the message gives its place.
     """
     if is_missing(value):
         return ""
@@ -167,5 +167,7 @@ def as_text(value: Any, where: str) -> str:
         with reading(where):
             return value.decode("utf-8-sig")
     if not isinstance(value, str):
-        raise InputError(f"data.text: {where} holds {value!r:.40}, not a text; name the field with the text")
+        raise InputError(
+            f"data.text: {where} holds {value!r:.40}, not a text; set data.text to the field with the text"
+        )
     return value

@@ -1,4 +1,4 @@
-"""Files of labelled rows with named fields: Parquet, CSV and JSON lines."""
+"""Readers of files of labelled rows with named fields: Parquet, CSV and JSON lines."""
 
 import csv
 import glob
@@ -17,7 +17,7 @@ from jaxattn.lab.texts.source import Name, Row, Rows, Source, as_text
 
 _BATCH = 512
 
-# One field, or several whose texts follow each other.
+# One field, or several fields whose texts are joined.
 Texts = Name | Annotated[tuple[Name, ...], msgspec.Meta(min_length=1)]
 
 
@@ -36,16 +36,18 @@ class Files(Source, frozen=True, kw_only=True):
         """Raise InputError if settings contradict each other."""
         super().check()
         if not self.split_column and (self.train != "train" or self.test not in ("test", "", None)):
-            raise InputError("train, test: they are values of split_column; set it, or leave them out")
+            raise InputError(
+                "train, test: they are values of split_column; set split_column, or remove train and test"
+            )
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits there are: "train", and "test" if something says where."""
+        """Splits of the data: "train", and "test" if a file or a column for it is set."""
         there = self.test_path or self.split_column
         return ("train", "test") if self.test and there else ("train",)
 
     def files(self) -> dict[str, str]:
-        """List the files of all splits, those of one setting by name."""
+        """Return the files of all splits; files of the same setting are sorted by name."""
         found = {}
         for setting in ("path", "test_path"):
             for number, path in enumerate(self._found(setting)):
@@ -53,7 +55,7 @@ class Files(Source, frozen=True, kw_only=True):
         return found
 
     def _found(self, setting: str) -> list[str]:
-        """List the files that `path` or `test_path` names."""
+        """Return the files that `path` or `test_path` refers to."""
         if not (given := getattr(self, setting)):
             return []
         place = os.path.expanduser(given)
@@ -62,7 +64,7 @@ class Files(Source, frozen=True, kw_only=True):
         if found := sorted(filter(os.path.isfile, glob.glob(place, recursive=True))):
             return found
         where = os.path.abspath(place)
-        folder = f'; it is a folder: name its files, such as "{where}/*"' if os.path.isdir(place) else ""
+        folder = f'; it is a folder: list its files, such as "{where}/*"' if os.path.isdir(place) else ""
         raise InputError(f"data.{setting}: there is no file {where}{folder}")
 
     def read(self, split: str) -> Rows:
@@ -73,7 +75,7 @@ class Files(Source, frozen=True, kw_only=True):
         return Rows(total, self._rows(paths, getattr(self, split)))
 
     def _total(self, path: str) -> int | None:
-        """Count the rows of a file if that can be done without reading it."""
+        """Return the number of rows of a file if it is known without reading the file, else None."""
         return None
 
     def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[Row]:
@@ -82,7 +84,7 @@ class Files(Source, frozen=True, kw_only=True):
 
 
 def place_in(paths: Sequence[str], path: str, place: str) -> str:
-    """Return the place of a row, with the name of its file if there are several."""
+    """Return the place of a row, including the name of its file if there are several files."""
     return place if len(paths) == 1 else f"{place} of {os.path.basename(path)}"
 
 
@@ -105,10 +107,10 @@ class Table(Files, frozen=True, kw_only=True):
         """Raise InputError if settings contradict each other."""
         super().check()
         if self.split_column and self.test_path:
-            raise InputError("test_path, split_column: both say where the test rows are; keep one of them")
+            raise InputError("test_path, split_column: both select the test rows; set only one of them")
 
     def _records(self, path: str) -> Iterator[Any]:
-        """Yield the place of each row and its values of `fields_of`, for the rows of a file."""
+        """Yield the place of each row of a file, followed by its values of `fields_of`."""
         raise NotImplementedError
 
     def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[Row]:
@@ -170,7 +172,7 @@ class Csv(Table, frozen=True, kw_only=True):
     encoding: str | None = None
 
     def _records(self, path: str) -> Iterator[Any]:
-        # The limit is one for the whole process and would refuse texts of more than 128 KiB.
+        # The default limit of 128 KiB holds for the whole process and would reject long texts.
         csv.field_size_limit(max(csv.field_size_limit(), 2**30))
         with decoding(path, self.encoding) as encoding:
             letters = self.quoting == "none" or (self.quoting is None and self._is_unquoted(path, encoding))
@@ -179,7 +181,9 @@ class Csv(Table, frozen=True, kw_only=True):
                 try:
                     yield from self._parsed(lines, path)
                 except csv.Error as error:
-                    remedy = "" if letters else ', or set data.quoting = "none" if they are letters'
+                    remedy = (
+                        "" if letters else ', or set data.quoting = "none" if they are ordinary characters'
+                    )
                     where = f"line {lines.line_num} of {path}"
                     raise InputError(f"data: {where}: {error}; fix its quotes{remedy}") from error
 
@@ -188,7 +192,7 @@ class Csv(Table, frozen=True, kw_only=True):
         return {"delimiter": self.delimiter, "quoting": quoting, "strict": True}
 
     def _is_unquoted(self, path: str, encoding: str) -> bool:
-        """Return whether every line is a row with a known label if its quotes are letters."""
+        """Return True if every line is a row with a known label when quotes are ordinary characters."""
         with open(path, encoding=encoding, newline="") as file:
             lines = csv.reader(file, **self._dialect(letters=True))
             try:
@@ -199,7 +203,7 @@ class Csv(Table, frozen=True, kw_only=True):
                 return False
 
     def _row_test(self, header: Sequence[str]) -> Callable[[Sequence[str]], bool]:
-        """Make a test of fields: as many as names, and a label that is known or missing."""
+        """Return a test of fields: their number is that of the header, and the label is known or missing."""
         known = {None, *class_numbers(self.labels, self.ignore_labels)}
         place = header.index(self.label) if self.label in header else 0
         return lambda fields: len(fields) == len(header) and plain(fields[place]) in known
@@ -211,9 +215,9 @@ class Csv(Table, frozen=True, kw_only=True):
         last = lines.line_num
         for fields in lines:
             if len(fields) not in (0, len(header)):
-                what = f"{len(fields)} fields where there are names for {len(header)}"
-                remedy = "name all of them in data.columns, or " if self.columns else ""
-                raise InputError(f"data: line {lines.line_num} of {path}: {what}; {remedy}fix its quotes")
+                fault = f"has {len(fields)} fields, but there are {len(header)} field names"
+                remedy = "list all of them in data.columns, or " if self.columns else ""
+                raise InputError(f"data: line {lines.line_num} of {path} {fault}; {remedy}fix its quotes")
             if self.quoting is None and lines.line_num > last + 1:
                 self._check_one_row(fields, is_row, f"lines {last + 1} to {lines.line_num} of {path}")
             last = lines.line_num
@@ -221,12 +225,12 @@ class Csv(Table, frozen=True, kw_only=True):
                 yield f"line {last}", *(fields[column] for column in columns)
 
     def _check_one_row(self, fields: list[str], is_row: Callable[[Sequence[str]], bool], where: str) -> None:
-        """Raise InputError if a field that spans lines looks as if it had swallowed rows."""
+        """Raise InputError if a field that spans lines seems to contain whole rows."""
         every = self.delimiter.join(fields).splitlines()
         if any(is_row(line.split(self.delimiter)) for line in every[:-1]):
             raise InputError(
-                f"data: {where} are one row whose quotes enclose whole rows; set data.quoting = "
-                '"none" if quotes are letters there, "fields" if they are not'
+                f"data: {where} form one row whose quotes enclose whole rows; set data.quoting = "
+                '"none" if quotes are ordinary characters there, else "fields"'
             )
 
     def _hint(self, header: Sequence[str]) -> str:
@@ -234,7 +238,7 @@ class Csv(Table, frozen=True, kw_only=True):
             return ""
         if len(header) < 2:
             return '; for lines of a label and a text set data.kind = "lines", else data.delimiter'
-        return '; if that is a row, name the fields, such as data.columns = ["label", "text"]'
+        return '; if that is a row, set the field names, such as data.columns = ["label", "text"]'
 
 
 class Jsonl(Table, frozen=True, kw_only=True):
@@ -255,7 +259,7 @@ class Jsonl(Table, frozen=True, kw_only=True):
                 where = f"line {number} of {path}"
                 try:
                     fields = decode(line)
-                    # Of a name that is there twice the first decoder keeps the last.
+                    # For a repeated name the first decoder keeps only the last value.
                     names = [name for name, _ in json.loads(line, object_pairs_hook=tuple)]
                 except (msgspec.DecodeError, RecursionError) as error:
                     raise InputError(f"data: {where} is not a JSON object: {first_line(error)}") from error
@@ -268,7 +272,7 @@ def names(text: Any) -> tuple[str, ...]:
 
 
 def fields_of(source: Any, have: Sequence[str], where: str, hint: str = "") -> list[str]:
-    """Names of the fields for the texts, the label and, if set, the split; each must be there once."""
+    """Return the names of the text fields, the label and the split; each must occur exactly once."""
     split = source.split_column
     named = [*(("text", name) for name in names(source.text)), ("label", source.label)]
     named += [("split_column", split)] if split else []
@@ -280,5 +284,5 @@ def fields_of(source: Any, have: Sequence[str], where: str, hint: str = "") -> l
 
 
 def row_of(place: str, texts: Sequence[Any], label: Any, where: str) -> Row:
-    """Return a row of fields: texts follow each other, a line each."""
+    """Return a row of its fields; several texts are joined by line breaks."""
     return place, "\n".join(as_text(value, f"{place} of {where}") for value in texts), label

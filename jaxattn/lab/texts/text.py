@@ -1,4 +1,4 @@
-"""From labelled texts to corpora: words, the vocabulary of the training split, token ids."""
+"""Conversion of labelled texts to corpora: tokeniser, vocabulary of the training split, token ids."""
 
 import functools
 import re
@@ -33,39 +33,40 @@ from jaxattn.lab.texts.labelled import (
     plain,
 )
 
-# Part of the cache key: change it with anything that changes the words of a text or the stored arrays.
+# Part of the cache key: change it with every change of the tokeniser or of the stored arrays.
 FORMAT = b"words, bags 2"
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _BREAK = re.compile(r"<br\s*/?>")
-# Invisible characters that do not end a word: soft hyphens, word joiners and marks of direction.
+# Invisible characters that do not end a word: soft hyphens, word joiners and direction marks.
 _INVISIBLE = re.compile("[\u00ad\u061c\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]")
-# Where marks and composed letters may be, as opposed to Western letters and punctuation.
+# Code points that need normalisation, in contrast to Western letters and punctuation.
 _FAR = re.compile(
     "[\\u00ad\\u0300-\\u1fff\\u200c-\\u200f\\u202a-\\u202e\\u2060-\\u2069\\u20d0-\\u20ff\\u2c00-\\U0010ffff]"
 )
-# They join letters, or keep them apart, within a word.
+# Characters that join or separate letters within a word.
 _JOINERS = "\u200c\u200d"
 _ESCAPE = re.compile(r"\\[A-Za-z]")
 _STRIDE = 512
-# What is stored of a split: of bags, and of texts whose order is kept.
+# Stored arrays of a split: for bags of words, and for sequences.
 _BAGS = ("tokens", "counts", "distinct", "classes")
 _ORDERED = ("ids", "lengths", "classes")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The V known words; a word's place is its token id.
+    """The V known words; a word's index is its token id.
 
     Attributes:
-        tokens: the words, by falling count, then alphabetically, unless given in an order of their own.
-        counts: occurrences of each in the training split.
+        tokens: the words, by decreasing count and then alphabetically, unless they were given in another
+            order.
+        counts: occurrences of each word in the training split.
     """
 
     tokens: tuple[str, ...]
     counts: tuple[int, ...]
 
     def __len__(self) -> int:
-        """The vocabulary's size V."""
+        """Return the vocabulary size V."""
         return len(self.tokens)
 
     @cached_property
@@ -75,13 +76,13 @@ class Vocabulary:
 
 
 class TextCorpora(NamedTuple):
-    """A text data set in token ids.
+    """A text data set as token ids.
 
     Attributes:
-        train: the training split.
-        test: the test split, None if the source has none.
-        vocabulary: the words behind the token ids of all.
-        validation: what was held out of the training split, None if nothing was.
+        train: training split.
+        test: test split; None if the source has none.
+        vocabulary: the words of all token ids.
+        validation: held-out part of the training split; None if nothing was held out.
     """
 
     train: Corpus | Sequences
@@ -91,13 +92,13 @@ class TextCorpora(NamedTuple):
 
 
 def tokenise(text: str) -> list[str]:
-    """Split a text into lower-case words: letters and digits, with inner apostrophes ("don't").
+    """Split a text into lower-case words of letters and digits, with inner apostrophes ("don't").
 
     A combining mark belongs to the letter before it. Words are in Unicode's form NFC, so canonically equal
     texts have equal words.
 
     Args:
-        text: any text; `<br />` tags are left out.
+        text: any text; `<br />` tags are removed.
 
     Returns:
         The words in order.
@@ -111,21 +112,21 @@ def tokenise(text: str) -> list[str]:
 
 @functools.cache
 def _word_with_marks() -> re.Pattern[str]:
-    """Compile the pattern of words whose letters may have combining marks, in texts without underscores."""
+    """Compile the pattern of words whose letters may have combining marks, for texts without underscores."""
     characters = map(chr, range(sys.maxunicode + 1))
     marks = "".join(c for c in characters if unicodedata.category(c).startswith("M"))
-    # The range is looked at first because it is searched faster than the set.
+    # The lookahead for the range comes first because it is faster than the set.
     part = rf"\w+(?:(?=[{marks[0]}-{marks[-1]}])[{marks}{_JOINERS}]+\w*)*"
     return re.compile(rf"{part}(?:'{part})*")
 
 
 def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int | None = None) -> Vocabulary:
-    """Collect the vocabulary of some texts.
+    """Build the vocabulary of some texts.
 
     Args:
         texts: the training texts.
-        min_count: leave out words that occur less often.
-        max_vocab: keep this many of the most frequent words at most.
+        min_count: least number of occurrences of a word.
+        max_vocab: largest number of words; the most frequent ones are kept.
 
     Returns:
         The vocabulary.
@@ -140,15 +141,16 @@ def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int
 def encode(
     texts: Iterable[str], vocabulary: Vocabulary, *, max_length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Turn texts into token ids; unknown words are left out.
+    """Convert texts to token ids; unknown words are dropped.
 
     Args:
         texts: n texts.
         vocabulary: the known words.
-        max_length: keep only this many known words of a text, the first ones.
+        max_length: largest number of known words of a text; the first ones are kept.
 
     Returns:
-        Token ids of all texts end to end, (Σ T,) int32, and how many a text has, (n,) int64, perhaps 0.
+        Token ids of all texts end to end, (Σ T,) int32, and the number of ids of each text, (n,) int64, which
+        may be 0.
     """
     words = _numbering()
     return _known(_number(texts, words), _token_ids(words, vocabulary), max_length)
@@ -161,22 +163,22 @@ def load(
     cache_dir: str | Path | None = None,
     progress: Progress = silent,
 ) -> TextCorpora:
-    """Read a text data set, or take it from the cache if neither its files nor its settings changed.
+    """Read a text data set, or load it from the cache if its files and settings are unchanged.
 
     Args:
-        source: where the texts are and how they become a corpus; see `readers`.
-        tokens: a vocabulary to count with, token k being the k-th; by default that of the training split,
-            with `min_count` and `max_vocab`.
+        source: settings of the source; see `readers`.
+        tokens: vocabulary whose k-th entry is token k; by default that of the training split, with
+            `min_count` and `max_vocab`.
         cache_dir: folder of the cache; see `storage.files.cache_folder`.
-        progress: told how far the reading is.
+        progress: progress callback.
 
     Returns:
         The corpora on the default device, and the vocabulary.
 
     Raises:
-        InputError: impossible settings, files that are missing or cannot be read, a label outside the set,
-            one of the set that no training text has, a text without a known word (unless `source.empty` is
-            "drop"), a token given twice.
+        InputError: settings are invalid, files are missing or cannot be read, a label is unknown, a class has
+            no training text, a text has no known word (unless `source.empty` is "drop"), or a token is given
+            twice.
     """
     source = _checked(source)
     given = None if tokens is None else _distinct(tokens)
@@ -198,9 +200,9 @@ def load(
     corpora: dict[str, Corpus | Sequences] = {}
     for split in splits:
         progress("laying out", len(corpora), len(splits))
-        *held, classes = (arrays[f"{split}_{part}"].astype(np.int64) for part in _parts(source))
-        corpora[split] = _laid_out(source, held, classes, len(vocabulary))
-        _tell_missing(source, split, classes, note)
+        *stored, classes = (arrays[f"{split}_{part}"].astype(np.int64) for part in _parts(source))
+        corpora[split] = _corpus_of(source, stored, classes, len(vocabulary))
+        _check_classes(source, split, classes, note)
     progress("laying out", len(corpora), len(splits))
     return TextCorpora(corpora["train"], corpora.get("test"), vocabulary, corpora.get("validation"))
 
@@ -209,25 +211,25 @@ def _parts(source: Any) -> tuple[str, ...]:
     return _ORDERED if source.order == "kept" else _BAGS
 
 
-def _laid_out(
-    source: Any, held: Sequence[np.ndarray], classes: np.ndarray, vocab_size: int
+def _corpus_of(
+    source: Any, stored: Sequence[np.ndarray], classes: np.ndarray, vocab_size: int
 ) -> Corpus | Sequences:
-    """Lay out what is stored of a split."""
+    """Build the corpus of a split from its stored arrays."""
     number = len(source.labels)
     labels = class_labels(classes, number)
     if source.order == "kept":
-        ids, lengths = held
+        ids, lengths = stored
         targets = labels.astype(np.int32)
         return sequences.from_flat(ids, lengths, targets, vocab_size=vocab_size, classes=number)
     names = source.class_names or tuple(map(class_name, source.labels))
-    distinct, counts, sizes = held
+    distinct, counts, sizes = stored
     return from_counted(
         distinct, counts, sizes, labels, vocab_size=vocab_size, num_classes=number, class_names=names
     )
 
 
 def _checked(source: Any) -> Any:
-    # A constructor call in Python does not check types and bounds as reading a file of settings does.
+    # Constructing the settings in Python does not check types and bounds, in contrast to reading a file.
     try:
         checked = msgspec.convert(msgspec.to_builtins(source), type(source))
     except msgspec.ValidationError as error:
@@ -236,18 +238,18 @@ def _checked(source: Any) -> Any:
     return checked
 
 
-def _tell_missing(source: Any, split: str, classes: np.ndarray, note: cache.Note) -> None:
-    """Say which listed label no row has; to train on such a class is an error."""
+def _check_classes(source: Any, split: str, classes: np.ndarray, note: cache.Note) -> None:
+    """Report classes without a row; raise InputError for the training split."""
     for number in np.setdiff1d(np.arange(len(source.labels)), classes):
-        said = f"data.labels: no row of the {split} split has the label {source.labels[number]!r}"
+        message = f"data.labels: no row of the {split} split has the label {source.labels[number]!r}"
         if split == "train":
-            raise InputError(f"{said}; take it out")
-        note(said)
+            raise InputError(f"{message}; remove it from data.labels")
+        note(message)
 
 
 def _settings(source: Any) -> bytes:
     fields = {"kind": type(source).__name__} | msgspec.to_builtins(source)
-    # A setting that is left out is no part of the key, so that earlier files stay valid.
+    # Unset settings are not part of the key, so that new settings keep existing cache files valid.
     kept = {name: x for name, x in fields.items() if name not in source.inert and x is not None}
     return FORMAT + msgspec.json.encode(kept, order="sorted")
 
@@ -257,13 +259,13 @@ def _distinct(tokens: Sequence[str]) -> tuple[str, ...]:
     for number, token in enumerate(tokens):
         if seen.setdefault(token, number) != number:
             raise InputError(
-                f"vocabulary: {token!r:.60} is token {seen[token]} and token {number}; name each token once"
+                f"vocabulary: {token!r:.60} is token {seen[token]} and token {number}; list each token once"
             )
     return tuple(tokens)
 
 
 def _arrays(source: Any, given: tuple[str, ...] | None, progress: Progress) -> dict[str, np.ndarray]:
-    """Read, number and encode all splits: what the cache stores."""
+    """Read, tokenise and encode all splits; return the arrays that the cache stores."""
     words = _numbering()
     labelled = {split: _read(source, split, words, progress) for split in source.splits}
     if source.balance:
@@ -286,12 +288,12 @@ def _arrays(source: Any, given: tuple[str, ...] | None, progress: Progress) -> d
         if source.empty == "error" and not kept.all():
             raise InputError(
                 f"data: {split} split, {places[int(np.argmin(kept))]}: no word of it is in the vocabulary; "
-                'set data.empty = "drop" to leave such rows out, or lower data.min_count'
+                'set data.empty = "drop" to drop such rows, or lower data.min_count'
             )
         if not kept.any():
             raise InputError(
                 f"data: no row of the {split} split holds a known word; "
-                f"{'lower data.min_count' if given is None else 'is the vocabulary in lower case?'}"
+                f"{'lower data.min_count' if given is None else 'check that the vocabulary is in lower case'}"
             )
         ordered = source.order == "kept"
         own = (ids, lengths[kept]) if ordered else count_tokens(ids, lengths[kept], len(vocabulary))
@@ -333,22 +335,22 @@ def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progr
             f"data.labels: no row of the {split} split has one of the labels {list(source.labels)}"
         )
     if unlabelled:
-        progress(f"data.empty: {unlabelled:,} rows of the {split} split without a label are left out", 0, 0)
+        progress(f"data.empty: {unlabelled:,} rows of the {split} split have no label and are dropped", 0, 0)
     if unescaped:
-        said = f"data.escapes: {unescaped:,} texts of the {split} split write line breaks as \\n"
-        progress(f'{said}; set it to "kept" if they do not', 0, 0)
+        message = rf"data.escapes: in {unescaped:,} texts of the {split} split \n is read as a line break"
+        progress(f'{message}; set data.escapes = "kept" to keep it as two characters', 0, 0)
     return Labelled(numbered, np.array(classes), places)
 
 
 def _class_of(source: Any, split: str, place: str, label: Any, numbers: Mapping[Any, int]) -> int | None:
     """Return the number of a row's class, IGNORED, or None if the row has no label and may be dropped."""
-    said = plain(label)
-    # A label that is a list or a table is none.
-    number = numbers.get(said) if said.__hash__ else None
-    if number is None and (said is not None or source.empty == "error"):
+    name = plain(label)
+    # A label that is a list or a table is never known.
+    number = numbers.get(name) if name.__hash__ else None
+    if number is None and (name is not None or source.empty == "error"):
         remedy = (
-            'set data.empty = "drop" to leave such rows out'
-            if said is None
+            'set data.empty = "drop" to drop such rows'
+            if name is None
             else "add it to data.labels or data.ignore_labels"
         )
         raise InputError(
@@ -359,7 +361,7 @@ def _class_of(source: Any, split: str, place: str, label: Any, numbers: Mapping[
 
 
 def has_escaped_breaks(text: str) -> bool:
-    r"""Return whether a text writes line breaks as a backslash and n.
+    r"""Return True if a text writes line breaks as a backslash followed by n.
 
     Most of its backslashes before letters must be before n: "the C:\Users\new folder" has no line break.
     """
@@ -368,14 +370,14 @@ def has_escaped_breaks(text: str) -> bool:
 
 
 def _numbering() -> defaultdict[str, int]:
-    """Make a table that gives each new word the next number."""
+    """Return a dictionary that gives each new word the next number."""
     words: defaultdict[str, int] = defaultdict()
     words.default_factory = words.__len__
     return words
 
 
 def _number(texts: Iterable[str], words: defaultdict[str, int]) -> Texts:
-    """Tokenise each text once; `words` grows by the words it did not hold."""
+    """Tokenise texts; new words are added to `words`."""
     numbers, ends = array("I"), array("Q")
     for text in texts:
         numbers.extend(map(words.__getitem__, tokenise(text)))
@@ -402,7 +404,7 @@ def _counted(words: Mapping[str, int], texts: Texts, tokens: tuple[str, ...]) ->
 
 
 def _token_ids(words: Iterable[str], vocabulary: Vocabulary) -> np.ndarray:
-    """Token id by word number, -1 for an unknown word: (words,) int32."""
+    """Return the token id of each word number, -1 for an unknown word, (words,) int32."""
     return np.array([vocabulary.index.get(word, -1) for word in words], np.int32)
 
 

@@ -146,7 +146,7 @@ def test_something_promised_that_fails_makes_the_status_1(one):
 def test_a_folder_that_cannot_be_written(one, claims, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        RunError, match=r"^MC: .*file: a file, and no folder; give another one for results with --out"
+        RunError, match=r"^MC: .*file: is a file, not a folder; choose another results folder with --out"
     ):
         claims("MC", out=tmp_path / "file")
 

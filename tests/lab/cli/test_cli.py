@@ -312,7 +312,7 @@ def test_options_may_be_written_with_underscores(call):
             ["run", SWEEPS / "quickstart.toml", "--seeds", "9:3"],
             "jaxattn: --seeds: 9:3 is an empty range; write",
         ),
-        (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim=16"], "--axis model.dim: 16 is no list"),
+        (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim=16"], "--axis model.dim: 16 is not a list"),
         (["run", SWEEPS / "quickstart.toml", "--set", "model.dim=0"], "jaxattn: --set model.dim: expected"),
         (["claims", "--only", "T4.4"], "--only: T4.4: no such item; there are L4.1"),
         (["claims", "--only", "L4.1", "--only", "T4.3"], "--only: given 2 times; give it once"),
@@ -466,7 +466,7 @@ def test_a_fifo_in_place_of_a_file_keeps_nobody_waiting(call, tmp_path, command)
     os.mkfifo(tmp_path / "manifest.json")
     status, _, error = call(command, tmp_path)
     assert status == 2
-    assert "manifest.json: no regular file; remove it" in error
+    assert "manifest.json: not a regular file; remove it" in error
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])

@@ -164,7 +164,7 @@ def test_uniform_attention_selects_nothing_and_says_that_all_tie(corpus, alpha):
     important = np.abs(np.asarray(ja.data.posterior_difference(corpus))) >= 0.5
     holds = np.mean([important[x[m]].any() for x, m in zip(ids, mask, strict=True)])
     assert row(found, "sequences that select an important token", "share")["value"] == 0
-    tied = row(found, "sequences in which an important token ties on top", "share")
+    tied = row(found, "sequences in which an important token ties for the highest score", "share")
     assert (tied["value"], tied["verdict"]) == (pytest.approx(holds), "above the null band")
     assert found.verdicts[-1].endswith("important tokens tie more than by chance")
     assert (found.tokens["selected"] == 0).all()
@@ -331,7 +331,9 @@ def test_heads_with_a_read_out_each_and_what_can_be_read_in_two_ways(corpus, alp
         values = found.quantities.set_index(["head", "quantity", "statistic"])["value"]
         spoken.append([values[h, "E·v against α", "Pearson, tokens"] for h in range(3)])
     np.testing.assert_allclose(spoken, [[1, -1, 1]] * 3, rtol=0, atol=1e-9)
-    with pytest.raises(InputError, match=r"of 2 attention heads or of 2 classes; give \(2, 4, 1\)"):
+    with pytest.raises(
+        InputError, match=r"the first axis may be attention heads or classes; give \(2, 4, 1\)"
+    ):
         diagnose(E, unit[:2], unit[1:3], corpus, **FAST)
 
 

@@ -83,7 +83,7 @@ def test_what_a_folder_holds_of_several_cells_is_kept(study):
 
 def test_more_batches_than_a_folder_can_hold_are_refused(study):
     with pytest.raises(
-        InputError, match=r"chunk: 1 cells × 1,000,000 seeds, 1 together, are more than 100,000"
+        InputError, match=r"chunk: 1 cells × 1,000,000 seeds in batches of 1 are more than 100,000"
     ):
         cut(study(seeds=1_000_000, chunk=1))
 

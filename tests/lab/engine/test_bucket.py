@@ -108,7 +108,7 @@ def test_a_stopped_run_goes_on_elsewhere_to_the_same_bits(
     outcome, _ = go(place, wanted)
     assert not outcome.already_finished
     assert_same(outcome.directory, two_batches)
-    marks = [json.loads(x) for name, x in there.items() if bucket._is_mark(name)]
+    marks = [json.loads(x) for name, x in there.items() if bucket._is_record(name)]
     checkpoints = sum(
         size for mark in marks for size, _ in mark["checkpoint"]["files"].values() if not mark["finished"]
     )
@@ -128,7 +128,7 @@ def test_what_a_mark_names_is_there_and_nothing_else(go, study, place, elsewhere
     def look(method, path):
         there = sent(server, place) if method == "PUT" else {}
         for name, content in there.items():
-            if bucket._is_mark(name):
+            if bucket._is_record(name):
                 mark, batch = json.loads(content), name[len("parts/") : -len(".json")]
                 wanted = [f"parts/{batch}.{table}.{x[:16]}.parquet" for table, x in mark["tables"].items()]
                 saved = mark["checkpoint"]
@@ -142,7 +142,7 @@ def test_what_a_mark_names_is_there_and_nothing_else(go, study, place, elsewhere
     assert not set().union(*named)
     found = Store(place)
     kept = set(bucket.MERGED) | {"manifest.json", "metrics.jsonl", lock.OBJECT}
-    for batch in (name[6:-5] for name in sent(server, place) if bucket._is_mark(name)):
+    for batch in (name[6:-5] for name in sent(server, place) if bucket._is_record(name)):
         saved = bucket.batch_state.read(found.directory, batch)
         kept |= {f"parts/{batch}.json", *bucket._tables(batch, saved), *bucket._checkpoint(batch, saved)}
     assert sent(server, place).keys() == kept
@@ -324,7 +324,7 @@ def test_a_key_that_is_no_path_is_named(go, study, place, elsewhere, server, key
     server.put(str(place).split("/")[1], f"results/small/{key}", b"x")
     elsewhere()
     with pytest.raises(
-        InputError, match=r"the key 'results/small/.*' is no path, .*; delete that object"
+        InputError, match=r"the key 'results/small/.*' is not a valid path; delete that object"
     ) as caught:
         ja.load(place)
     assert repr(key)[1:-1] in str(caught.value)
@@ -360,10 +360,10 @@ def test_requests_that_fail_now_and_then_change_nothing(
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("denied", "refused; give credentials"),
-        ("expired", "the credentials have ended; renew them"),
-        pytest.param("500", "the server does not answer as it should", marks=pytest.mark.more),
-        ("lost before", "the server does not answer as it should"),
+        ("denied", "access denied; use credentials"),
+        ("expired", "the credentials have expired; renew them"),
+        pytest.param("500", "unexpected response of the server", marks=pytest.mark.more),
+        ("lost before", "unexpected response of the server"),
     ],
 )
 def test_a_bucket_that_ends_on_the_way_ends_the_run_with_one_line(
@@ -372,7 +372,7 @@ def test_a_bucket_that_ends_on_the_way_ends_the_run_with_one_line(
     marks = itertools.count()
 
     def end(method, path):
-        if method == "PUT" and bucket._is_mark(path.partition("small/")[2]) and next(marks):
+        if method == "PUT" and bucket._is_record(path.partition("small/")[2]) and next(marks):
             server.fault = lambda method, path: fault
             return fault
         return ""
@@ -380,13 +380,13 @@ def test_a_bucket_that_ends_on_the_way_ends_the_run_with_one_line(
     server.fault = end
     with pytest.raises(RunError, match=words) as raised:
         go(place, study(chunk=1))
-    assert "run the same command again to continue" in str(raised.value)
+    assert "run the same command again to resume" in str(raised.value)
     server.fault = lambda method, path: ""
     outcome, _ = go(place, study(chunk=1))
     assert_same(outcome.directory, two_batches)
 
 
-@pytest.mark.parametrize(("fault", "words"), [("denied", "refused"), ("expired", "have ended")])
+@pytest.mark.parametrize(("fault", "words"), [("denied", "access denied"), ("expired", "have expired")])
 def test_a_bucket_that_refuses_from_the_start(study, place, elsewhere, server, fault, words):
     server.fault = lambda method, path: fault
     with pytest.raises(InputError, match=words):
@@ -399,9 +399,9 @@ def test_bad_addresses(study, place, elsewhere, server, monkeypatch, impatient):
     run = study().run
     with pytest.raises(InputError, match=r"s3://nosuch/x: cannot be read: no such bucket; create it"):
         run("s3://nosuch/x", quiet=True)
-    with pytest.raises(InputError, match="no address of a folder; give s3://BUCKET/NAME"):
+    with pytest.raises(InputError, match="not the address of a folder; give s3://BUCKET/NAME"):
         run("s3://bucket", quiet=True)
-    with pytest.raises(InputError, match="no address of a folder"):
+    with pytest.raises(InputError, match="not the address of a folder"):
         run("s3://bucket/a/../b", quiet=True)
     with pytest.raises(InputError, match=r"s3://.*: no manifest.json, so not a results folder"):
         ja.load(place)
@@ -423,7 +423,7 @@ def test_without_credentials(study, place, elsewhere, monkeypatch, tmp_path, imp
 def test_a_prefix_that_holds_other_things_is_left_alone(study, place, elsewhere, server):
     other = objects.Objects(place)
     other.commit("thesis.tex", b"x")
-    with pytest.raises(InputError, match="not empty and no results folder; choose another with --out"):
+    with pytest.raises(InputError, match="not empty and not a results folder; choose another with --out"):
         study().run(place, quiet=True)
     assert sent(server, place).keys() == {"thesis.tex"}
 

@@ -181,8 +181,8 @@ def test_the_last_account_counts_whether_or_not_the_process_came_to_its_end():
     stopped = {"wall_time_s": 50.0, "peak_memory_mib": None}
     killed = {"wall_time_s": 70.0, "peak_memory_mib": 1e6}
     going_on = Clock(Reporter(quiet=True))
-    going_on.go_on_from(stopped, killed)
+    going_on.resume_from(stopped, killed)
     assert 70 <= going_on.spent()["wall_time_s"] < 71
     assert going_on.spent()["peak_memory_mib"] == 1e6
-    going_on.go_on_from(stopped, {})
+    going_on.resume_from(stopped, {})
     assert 50 <= going_on.spent()["wall_time_s"] < 51

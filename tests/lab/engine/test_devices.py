@@ -20,7 +20,7 @@ def test_a_run_that_goes_on_on_other_devices_says_so_once(two_batches, study, go
     manifest.write(folder, manifest.read(folder) | {"device": begun})
     lines = [go(folder, study(chunk=1, seeds=n))[1] for n in (3, 4)]
     here = devices.here()
-    told = f"begun on {words}, going on on {here['count']} × cpu: numbers may differ in their last digits"
+    told = f"started on {words}, resumed on {here['count']} × cpu: numbers may differ in their last digits"
     assert lines == [[told], []]
     assert manifest.read(folder)["continued_on"] == [here]
 

@@ -178,7 +178,7 @@ def test_a_shard_is_waited_for_as_long_as_it_is_worked_on(shards, wait, clock, t
         found, notes = wait(folder)
     assert clock.looks == 100
     assert found[1] == shard
-    assert notes[-1] == f"{shard}: waiting for it to be finished"
+    assert notes[-1] == f"{shard}: waiting for this shard to finish"
 
 
 def test_shards_of_fewer_seeds_and_of_another_config_do_not_count(shards, wait):
@@ -189,13 +189,15 @@ def test_shards_of_fewer_seeds_and_of_another_config_do_not_count(shards, wait):
 
 
 def test_shards_that_are_cut_differently_are_refused(shards, wait, monkeypatch):
-    begun = Store.begun
+    existing = Store.existing
 
     def other_width(self, *arguments):
-        return begun(self, *arguments) | {"widths": [int(self.directory.name[6])]}
+        return existing(self, *arguments) | {"widths": [int(self.directory.name[6])]}
 
-    monkeypatch.setattr(Store, "begun", other_width)
-    with pytest.raises(RunError, match="its shards are cut differently, for hosts with other memory"):
+    monkeypatch.setattr(Store, "existing", other_width)
+    with pytest.raises(
+        RunError, match="its shards have different batches, because the hosts differ in memory"
+    ):
         wait(shards)
 
 

@@ -101,7 +101,7 @@ def test_what_cannot_fit_is_said_before_anything_is_compiled(study, tables, monk
 def test_sizes_that_no_array_has_are_named(study, tables):
     sizes = {"vocab_size": 2**31 - 1, "length": 40, "sequences": 200}
     wanted = first(study(data=tables()["data"] | sizes))
-    with pytest.raises(InputError, match="cell 0: its sizes are too large for programs"):
+    with pytest.raises(InputError, match="cell 0: its arrays are too large to compile"):
         memory.width(*wanted, 5, 2**32)
 
 

@@ -81,7 +81,7 @@ def test_what_every_phase_records_is_what_a_run_records(name, study, request, re
         said, _, missing = line.removeprefix(f"{phase} records ").partition("; not ")
         names = {name for text in said.split(", ") for name in _spelled(text)}
         assert names == found
-        assert ("one_step_error (wants a phase of one full step)" in missing) == (phase != "embed")
+        assert ("one_step_error (requires a phase of one full step)" in missing) == (phase != "embed")
         assert ("max_margin" in names) == (phase != "embed" and name == "flow")
 
 
@@ -94,7 +94,7 @@ def _spelled(text):
 def test_what_is_not_recorded_has_its_reason(tmp_path, study):
     two_layers = study(model={"kind": "two_layer", "dim": 4}, phases=study().tree["phases"][:1])
     (line,) = recorded(two_layers)
-    reason = "(wants a model with attends_to_tokens = True)"
+    reason = "(requires a model with attends_to_tokens = True)"
     assert f"; not important_mass, important_selected, important_tied, selected_tokens {reason}" in line
     assert {"loss", "p_norm"} <= set(line.partition("; ")[0].split(", "))
 

@@ -32,7 +32,7 @@ def test_folders_of_another_config_and_strange_folders_are_refused(small_run, tm
     with pytest.raises(InputError, match=r"another config \(model.dim: 16 -> 8\)"):
         go(small_run, study(model={"kind": "one_layer", "dim": 8}))
     (tmp_path / "thesis.txt").write_text("my life's work")
-    with pytest.raises(InputError, match="not empty and no results folder"):
+    with pytest.raises(InputError, match="not empty and not a results folder"):
         go(tmp_path, study())
     assert (tmp_path / "thesis.txt").exists()
 
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_does_not_fit_on_the_devices_is_not_damaged(
         outcome, lines = go(folder, wanted)
     # It was read to the host, where no device had to hold all lanes.
     assert {type(x) for x in held} == {np.ndarray}
-    assert "Out of memory; a single lane needs a smaller problem" in outcome.errors[0]["reason"]
+    assert "Out of memory; a single seed needs a smaller problem" in outcome.errors[0]["reason"]
     assert not any("damaged" in line for line in lines)
     assert not (folder / "damaged").exists()
     assert not go(folder, wanted)[0].errors
@@ -165,7 +165,7 @@ def test_a_batch_without_memory_is_halved_at_once_and_only_a_single_lane_tried_a
 ):
     out_of_memory(monkeypatch, most=0)
     _, lines = go(tmp_path, study(seeds=2), on_failure="retry")
-    again = [line.partition(":")[0] for line in lines if "trying again" in line]
+    again = [line.partition(":")[0] for line in lines if "running it again" in line]
     assert set(again) == {f"cells-00000-00000-seeds-0000{seed}-0000{seed}" for seed in range(2)}
 
 
@@ -173,7 +173,7 @@ def test_a_single_lane_that_does_not_fit_is_one_line(tmp_path, monkeypatch, go, 
     out_of_memory(monkeypatch, most=0)
     errors = go(tmp_path, study(seeds=2))[0].errors
     assert [error["batch"][-11:] for error in errors] == ["00000-00000", "00001-00001"]
-    assert "Out of memory; a single lane needs a smaller problem" in errors[0]["reason"]
+    assert "Out of memory; a single seed needs a smaller problem" in errors[0]["reason"]
 
 
 def test_quiet_hides_no_note_of_damage(two_batches, tmp_path, study, capsys):
@@ -182,7 +182,7 @@ def test_quiet_hides_no_note_of_damage(two_batches, tmp_path, study, capsys):
     with Reporter(quiet=True) as reporter:
         reporter.note("hidden")
         run.run(study(chunk=1), folder, command="test", reporter=reporter)
-    line = f"{folder}/records.parquet: damaged (its checksum differs); making it anew from its parts\n"
+    line = f"{folder}/records.parquet: damaged (its checksum differs); merging the tables again\n"
     assert capsys.readouterr().err == line
 
 
@@ -214,7 +214,7 @@ def test_a_finished_run_that_is_stopped_with_more_seeds_is_not_finished(
 def test_stop_stops_and_keeps_what_is_done(tmp_path, monkeypatch, go, study):
     with monkeypatch.context() as patch:
         calls = failing(patch, times=9)
-        with pytest.raises(RunError, match="go on with --on-failure continue"):
+        with pytest.raises(RunError, match="use --on-failure continue"):
             go(tmp_path, study(chunk=1), on_failure="stop")
     assert len(calls) == 1
     assert not go(tmp_path, study(chunk=1))[0].errors
@@ -284,7 +284,7 @@ def test_own_code_that_has_changed_is_refused_unless_it_is_accepted(tmp_path, ow
     assert set(manifest["code"]) == {"mine.py:loss", "mine.py:size"}
     assert go(tmp_path / "run", own())[0].already_finished
     changed = own("labels = 1 * labels", seeds=2)
-    message = r"mine.py:loss, mine.py:size changed since this run began; .* on the command line --accept-code"
+    message = r"mine.py:loss, mine.py:size changed since this run started; .* \(command line: --accept-code\)"
     with pytest.raises(InputError, match=message):
         go(tmp_path / "run", changed)
     outcome, _ = go(tmp_path / "run", changed, accept_code=True)
@@ -328,7 +328,7 @@ def test_an_edited_class_of_a_notebook_is_refused(tmp_path, notebook, go):
     assert go(tmp_path / "run", notebook(-1.0))[0].already_finished
     for changed in (notebook(-2.0), notebook(-2.0, seeds=2)):
         with pytest.raises(
-            InputError, match="__main__:Softened changed since this run began; choose another"
+            InputError, match="__main__:Softened changed since this run started; choose another"
         ):
             go(tmp_path / "run", changed)
 
@@ -336,10 +336,11 @@ def test_an_edited_class_of_a_notebook_is_refused(tmp_path, notebook, go):
 def test_code_without_a_hash_is_named_and_is_continued_only_if_it_is_accepted(tmp_path, notebook, go):
     unknown = notebook(-1.0, reads=" + 0 * LOCK.locked()")
     _, lines = go(tmp_path / "run", unknown)
-    assert "__main__:Softened: has no hash, since LOCK (lock) that it reads has none; pass" in lines[0]
-    with pytest.raises(
-        InputError, match="Softened cannot be compared with the code that this run began with;"
-    ):
+    assert (
+        "__main__:Softened: its code has no hash, because LOCK (lock), which it uses, has none; pass"
+        in lines[0]
+    )
+    with pytest.raises(InputError, match="Softened cannot be compared with the code that started this run;"):
         go(tmp_path / "run", unknown)
     assert go(tmp_path / "run", unknown, accept_code=True)[0].already_finished
 
@@ -361,7 +362,7 @@ def test_own_code_that_raises_in_all_cells_is_told_with_its_own_traceback(tmp_pa
         ),
         (
             {"probes": {"bins": 0, "own": ["mine.py:spread", {"kind": "mine.py:spread", "name": "loss"}]}},
-            r"'loss' is measured already, by a standard probe; give it another name",
+            r"'loss' is already measured by a standard probe; choose another name",
         ),
         (
             {"probes": {"bins": 0, "own": ["mine.py:pair_of_numbers"]}},

@@ -146,9 +146,9 @@ def test_a_flow_of_long_steps_that_is_killed_goes_on_from_its_last_row(
             raise SystemExit
         measure(underway, program, state)
 
-    measure = run._Underway.measure
+    measure = run._BatchRun.measure
     with monkeypatch.context() as patch:
-        patch.setattr(run._Underway, "measure", killed)
+        patch.setattr(run._BatchRun, "measure", killed)
         with pytest.raises(SystemExit):
             go(tmp_path / "flow", study("flow"), intervals=every_step)
         measured.clear()

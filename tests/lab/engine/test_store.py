@@ -68,7 +68,7 @@ def test_a_damaged_part_is_named_set_aside_and_computed_again(
     (line,) = [line for line in lines if SECOND in line]
     assert line.startswith(f"{path}: ")
     aside = copy / "damaged" / SECOND
-    assert f"set aside in {aside}, computing {SECOND} anew" in line
+    assert f"set aside in {aside}, computing {SECOND} again" in line
     assert (aside / path.name).exists() == (damage != "missing")
     assert other.stat().st_mtime_ns == before
     assert_same(copy, two_batches)
@@ -167,7 +167,7 @@ def test_a_manifest_that_is_lost_is_made_anew_from_the_batches(copy, two_batches
         damage(path)
         outcome, (line,) = go(copy, study())
         assert line.startswith(f"{path}: ")
-        assert line.endswith("; making it anew from what is there")
+        assert line.endswith("; rebuilding it from the batches there")
         assert outcome.batches == 2
         again = manifest.read(copy)
         kept = ("cells", "seeds", "batches", "widths", "config_hash", "failures", "sha256", "status")
@@ -234,7 +234,7 @@ def test_a_folder_that_is_deleted_under_a_run_is_one_line(tmp_path, go, study, m
         return load_corpora(*given)
 
     monkeypatch.setattr(lift.Programs, "draw", delete)
-    with pytest.raises(RunError, match=f"{folder}: is gone; run the same command again"):
+    with pytest.raises(RunError, match=f"{folder}: was deleted; run the same command again"):
         go(folder, study())
     assert not folder.exists()
 
@@ -242,7 +242,7 @@ def test_a_folder_that_is_deleted_under_a_run_is_one_line(tmp_path, go, study, m
 def test_a_file_in_the_place_of_the_folder_is_named(tmp_path, study, go):
     (tmp_path / "x.py").write_text("")
     for place in (tmp_path / "x.py", tmp_path / "x.py" / "run"):
-        with pytest.raises(InputError, match=r"x.py: a file, and no folder; give another one for results"):
+        with pytest.raises(InputError, match=r"x.py: is a file, not a folder; choose another results folder"):
             go(place, study())
 
 
@@ -253,7 +253,7 @@ def test_a_folder_that_cannot_be_made_is_not_said_to_be_gone(study, go):
 
 
 @pytest.mark.parametrize(
-    ("free", "said"), [(0, "holds as many files as it can"), (7, r"the disk is full \(3 MiB left\)")]
+    ("free", "said"), [(0, "the disk has no free inodes"), (7, r"the disk is full \(3 MiB left\)")]
 )
 def test_a_disk_without_inodes_is_not_called_full(tmp_path, monkeypatch, free, said):
     def full(*_):
@@ -280,7 +280,7 @@ def test_what_cannot_be_read_is_not_taken_for_damaged(copy, go, study, monkeypat
         return original(path, *options, **named)
 
     monkeypatch.setattr("builtins.open", refuse)
-    with pytest.raises(InputError, match=f"{name}.*: cannot be read: Too many open files; mend this"):
+    with pytest.raises(InputError, match=f"{name}.*: cannot be read: Too many open files; fix this"):
         go(copy, study(chunk=1))
     assert not (copy / "damaged").exists()
 
@@ -363,9 +363,7 @@ def test_a_hard_link_is_never_written_through(copy, go, study, tmp_path, name):
     victim.write_text("kept")
     (copy / name).unlink(missing_ok=True)
     os.link(victim, copy / name)
-    with pytest.raises(
-        InputError, match=rf"{name}: a hard link, and its file may lie elsewhere too; remove it"
-    ):
+    with pytest.raises(InputError, match=rf"{name}: a hard link, which other folders may share; remove it"):
         go(copy, study(chunk=1, seeds=3))
     assert victim.read_text() == "kept"
     assert not lock.is_locked(copy)

@@ -322,9 +322,9 @@ def test_rows_of_a_path_are_steps_too():
     [
         ({"steps": [1, 30]}, "probes.steps: 30 is beyond the end, the longest phase has 20"),
         ({"steps": {"embed": [2]}}, "probes.steps.embed: 2 is beyond the end, the phase has 1"),
-        ({"every": {"qury": 2}}, "probes.every.qury: no such phase; they are embed, query"),
-        ({"every": 2, "steps": [1]}, "probes.every: probes.steps says the steps already; leave one out"),
-        ({"every": {"query": 2}, "steps": {"query": [1]}}, "probes.every.query: probes.steps.query says"),
+        ({"every": {"qury": 2}}, "probes.every.qury: no such phase; phases: embed, query"),
+        ({"every": 2, "steps": [1]}, "probes.every: probes.steps sets the steps too; remove one of them"),
+        ({"every": {"query": 2}, "steps": {"query": [1]}}, "probes.every.query: probes.steps.query sets"),
         ({"every": 0}, r"probes.every: .*>= 1"),
         ({"steps": [-1]}, r"probes.steps\[0\]: .*>= 0"),
     ],

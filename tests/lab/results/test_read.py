@@ -101,7 +101,7 @@ def test_a_batch_of_another_config_is_one_line(running):
         msgspec.structs.replace(mark, origin=batch_state.Provenance({"0": "f" * 16, "1": ""}, {}, {})),
     )
     with pytest.raises(
-        InputError, match=rf"{WHOLE}\.json: cell 0 is of another config than the manifest says; delete it"
+        InputError, match=rf"{WHOLE}\.json: cell 0 has another config than in the manifest; delete this file"
     ):
         load(running)
 
@@ -140,7 +140,9 @@ def test_two_batches_with_the_same_seeds_are_refused(running):
 
 def test_seeds_that_the_manifest_lacks_are_refused(running):
     manifest.write(running, manifest.read(running) | {"seeds": [0, 1]})
-    with pytest.raises(InputError, match=rf"{EMPTY}\.json: seeds that the manifest lacks; run the same"):
+    with pytest.raises(
+        InputError, match=rf"{EMPTY}\.json: has seeds that are not in the manifest; run the same"
+    ):
         load(running)
 
 
@@ -184,7 +186,9 @@ def test_a_column_of_another_kind_is_named(write, rewrite, tmp_path, column):
 )
 def test_what_is_shown_is_checked_too(write, tmp_path, changes):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1, **changes)
-    with pytest.raises(InputError, match=r"manifest\.json: Expected .*; give the manifest of a run"):
+    with pytest.raises(
+        InputError, match=r"manifest\.json: Expected .*; use a folder that `jaxattn run` wrote"
+    ):
         read(folder)
 
 
@@ -275,7 +279,7 @@ def test_a_batch_of_another_config_is_named(folder):
     cells = [{"cell": 0, "settings": {}, "config_hash": "f" * 16}]
     manifest.write(folder, manifest.read(folder) | {"cells": cells})
     (line,) = verify(folder)
-    assert line.startswith(f"{folder}/parts/{BATCH}.json: cell 0 is of another config")
+    assert line.startswith(f"{folder}/parts/{BATCH}.json: cell 0 has another config")
 
 
 def test_the_command_names_what_is_damaged_and_exits_with_1(folder, call):

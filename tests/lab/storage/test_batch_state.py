@@ -52,7 +52,7 @@ def renamed(folder, batch, other):
 def test_a_commit_record_under_another_name_is_misplaced(folder):
     assert batch_state.read(folder, ONE).batch == ONE
     renamed(folder, ONE, OTHER)
-    with pytest.raises(Misplaced, match=rf"{OTHER}\.json: the commit record of another batch$"):
+    with pytest.raises(Misplaced, match=rf"{OTHER}\.json: is the commit record of another batch$"):
         batch_state.read(folder, OTHER)
 
 
@@ -75,7 +75,7 @@ def test_without_a_name_tables_tell_seeds_apart(folder):
     renamed(folder, ONE, OTHER)
     state = batch_state.read(folder, OTHER)
     for ask in (batch_state.read_with_tables, lambda *of: batch_state.check_lanes(*of, state)):
-        with pytest.raises(Misplaced, match=rf"{OTHER}\.records\..*: the table of another batch"):
+        with pytest.raises(Misplaced, match=rf"{OTHER}\.records\..*: is the table of another batch"):
             ask(folder, OTHER)
 
 

@@ -85,7 +85,7 @@ def test_what_cannot_be_read_is_not_damaged(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr("builtins.open", refuse)
-    with pytest.raises(InputError, match="file: cannot be read: Permission denied; mend this") as caught:
+    with pytest.raises(InputError, match="file: cannot be read: Permission denied; fix this") as caught:
         files.read(tmp_path / "file", tmp_path)
     assert not isinstance(caught.value, Damaged)
 
@@ -129,7 +129,9 @@ def test_nothing_outside_a_folder_is_read_or_written(tmp_path, way):
     digest = files.digest(b"secret")
     readers = [files.read, files.read_json, files.read_sealed, lambda p, f: files.check(p, f, digest)]
     for reading in readers:
-        with pytest.raises(Damaged, match=f"leads out of {folder}, and nothing outside is read or written"):
+        with pytest.raises(
+            Damaged, match=f"leads out of {folder}; files outside it are neither read nor written"
+        ):
             reading(path, folder)
     if way not in ("link", "device"):  # those are replaced, and what they lead to stays
         with pytest.raises(Damaged, match="leads out of"):
@@ -160,11 +162,11 @@ def test_a_planted_link_under_the_temporary_name_is_not_written_through(tmp_path
 
 def test_what_is_no_regular_file_or_too_large_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(Damaged, match=r"fifo: no regular file; remove it"):
+    with pytest.raises(Damaged, match=r"fifo: not a regular file; remove it"):
         files.read(tmp_path / "fifo", tmp_path)
     (tmp_path / "sparse").touch()
     os.truncate(tmp_path / "sparse", 2**40)
-    with pytest.raises(Damaged, match=r"sparse: 1,099,511,627,776 bytes, and more than"):
+    with pytest.raises(Damaged, match=r"sparse: has 1,099,511,627,776 bytes; at most"):
         files.read(tmp_path / "sparse", tmp_path)
 
 
@@ -224,7 +226,7 @@ def test_a_path_that_a_file_names_outside_is_not_advised_to_be_removed(tmp_path)
     (tmp_path / "out" / "link").symlink_to(tmp_path)
     with pytest.raises(Damaged, match=r"out/link/a: a link that leads out of .*; remove the link$"):
         files.read(tmp_path / "out" / "link" / "a", tmp_path / "out")
-    with pytest.raises(Damaged, match=rf"^{tmp_path / 'out'}: names a file that leads out of") as caught:
+    with pytest.raises(Damaged, match=rf"^{tmp_path / 'out'}: refers to a path that leads out of") as caught:
         files.read(tmp_path / "out" / ".." / "secret", tmp_path / "out")
     assert "remove" not in str(caught.value)
     assert "secret" not in str(caught.value)

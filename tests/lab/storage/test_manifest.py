@@ -77,7 +77,9 @@ def test_a_strange_manifest_is_one_line_for_every_command(tmp_path, monkeypatch,
 @pytest.mark.parametrize("key", ["name", "command", "config", "cells", "seeds"])
 def test_what_is_needed_is_named(tmp_path, key):
     manifest.write(tmp_path, {name: x for name, x in WHOLE.items() if name != key})
-    with pytest.raises(InputError, match=f"manifest.json: .*`{key}`.*; give the manifest of a run"):
+    with pytest.raises(
+        InputError, match=f"manifest.json: .*`{key}`.*; use a folder that `jaxattn run` wrote"
+    ):
         manifest.read(tmp_path)
 
 

@@ -20,7 +20,7 @@ def test_another_source_is_named():
     assert ", then jaxattn 0.0.9 at commit bbbbbbbbbbbb; this is" in both
     assert provenance.differs([provenance.installed() | {"source": "0"}]).endswith(", with changes since")
     assert provenance.differs([{"version": None, "commit": None}]).startswith(
-        "made by jaxattn of no version;"
+        "made by jaxattn of unknown version;"
     )
     assert now["source"] == provenance.installed()["source"]
 

@@ -106,19 +106,19 @@ WRONG = {
     ),
     "a take that changes shapes": (
         {"data": "mine.py:flat", "model": "mine.py:Linear"},
-        "data: train: take gives float32[4] of x, float32[6, 2], for 2 examples; keep all axes but the first",
+        "data: train: take returns float32[4] for x, float32[6, 2], with 2 examples; keep all axes except the first",
     ),
     "targets that a loss cannot take": (
         {"loss": "classification"},
-        "loss: Classification cannot take these: it wants targets that are classes, one an example, not float32[6]",
+        "loss: Classification does not fit the model and the data: it requires targets that are classes, one for each example, not float32[6]",
     ),
     "classes for a loss of numbers": (
         {"data": "mine.py:signs"},
-        "loss: SquaredError cannot take these: it wants numbers of the outputs' shape (6,) as targets, not int32[6]",
+        "loss: SquaredError does not fit the model and the data: it requires targets that are numbers of the outputs' shape (6,)",
     ),
     "noise without classes": (
         {"data": {"kind": "mine.py:line", "label_noise": 0.1}},
-        "data: label_noise: the targets are no classes; leave it out",
+        "data: label_noise: the targets are not classes; remove this setting",
     ),
     "outputs of another number": (
         {"model": "mine.py:Wide"},
@@ -126,11 +126,11 @@ WRONG = {
     ),
     "another kind of data": (
         {"model": {"kind": "one_layer", "dim": 4}},
-        "model: it takes Corpus, and the data are Vectors; choose another model, or other data",
+        "model: it takes Corpus, but the data are Vectors; choose another model or other data",
     ),
     "bags for vectors": (
         {"data": {"kind": "independent", "vocab_size": 9, "relevant": 4, "length": 3, "sequences": 8}},
-        "model: it takes Vectors, and the data are Corpus; choose another model, or other data",
+        "model: it takes Vectors, but the data are Corpus; choose another model or other data",
     ),
     "fresh batches of a function without a size": (
         {"data": "mine.py:unsized", "phases": [DESCENT | {"fresh": 4}]},
@@ -177,20 +177,22 @@ def test_what_does_not_fit_is_said_in_one_line(names, tmp_path, case):
 
 def test_texts_read_in_order_are_refused_by_models_of_bags(names):
     data = {"kind": "lines", "path": "a.txt", "order": "kept"}
-    with pytest.raises(InputError, match=r"model: it takes Corpus, and the data are Sequences"):
+    with pytest.raises(InputError, match=r"model: it takes Corpus, but the data are Sequences"):
         study(names, data=data, model={"kind": "one_layer", "dim": 3}, loss="classification")
 
 
 def test_a_plan_says_why_a_probe_that_was_asked_for_applies_to_no_phase(names):
     (line,) = recorded(study(names, probes={"own": ["attention_entropy"]}))
-    assert "attention_entropy, attended_tokens (wants a model with attends_to_tokens = True)" in line
+    assert "attention_entropy, attended_tokens (requires a model with attends_to_tokens = True)" in line
 
 
 def test_a_plan_says_which_metrics_real_targets_have_not(names):
     (line,) = recorded(study(names, data={"kind": "mine.py:line", "test_sequences": 3}))
     names_, _, missing = line.removeprefix("move records ").partition("; not ")
     assert set(names_.split(", ")) == {"loss", "test_loss", "log_gradient_norm", "evaluations"}
-    assert "test_accuracy_best_on_validation, validation_accuracy (wants targets that are classes)" in missing
+    assert (
+        "test_accuracy_best_on_validation, validation_accuracy (requires targets that are classes)" in missing
+    )
 
 
 @pytest.mark.more

@@ -330,23 +330,23 @@ WRONG = {
     "no code": ({"model": "mine.py:number"}, "mine.py:number is neither a class nor a function"),
     "a function": (
         {"model": "mine.py:loss"},
-        "model.kind: mine.py:loss is a function; a model wants a class derived from jaxattn.Model with",
+        "model.kind: mine.py:loss is a function; a model must be a class derived from jaxattn.Model with",
     ),
     # what lacks something
     "no data": (
         {"data": "mine.py:NoData"},
-        "data.kind: mine.py:NoData does not derive from jaxattn.DrawnData or jaxattn.SharedData; data wants a",
+        "data.kind: mine.py:NoData does not derive from jaxattn.DrawnData or jaxattn.SharedData; data must be a",
     ),
     "no outputs": (
         {"model": model("NoOutputs")},
-        "model.kind: mine.py:NoOutputs has no 'outputs'; a model wants",
+        "model.kind: mine.py:NoOutputs has no 'outputs'; a model must be",
     ),
-    "no call": ({"loss": "mine.py:NoCall"}, "loss.kind: mine.py:NoCall has no '__call__'; a loss wants"),
+    "no call": ({"loss": "mine.py:NoCall"}, "loss.kind: mine.py:NoCall has no '__call__'; a loss must be"),
     "no phase": (
         {"phases": phase("NoPhase")},
-        "phases[0].kind: mine.py:NoPhase does not derive from jaxattn.Phase; a phase wants",
+        "phases[0].kind: mine.py:NoPhase does not derive from jaxattn.Phase; a phase must be",
     ),
-    "no step": ({"phases": phase("NoStep")}, "phases[0]: NotImplementedError: NoStep.step; a phase wants"),
+    "no step": ({"phases": phase("NoStep")}, "phases[0]: NotImplementedError: NoStep.step; a phase must be"),
     "an observation of several arrays": (
         {"probes": {"own": ["mine.py:SeesTwo"]}},
         "probes.own[0]: SeesTwo.observe returns dict; return one array of any shape",
@@ -361,7 +361,7 @@ WRONG = {
     ),
     "no measure": (
         {"probes": {"own": ["mine.py:NoMeasure"]}},
-        "probes.own[0].kind: mine.py:NoMeasure has no 'measure'; a probe wants",
+        "probes.own[0].kind: mine.py:NoMeasure has no 'measure'; a probe must be",
     ),
     # settings
     "unknown setting": ({"model": model("Model", dimm=3)}, "model: unknown key 'dimm'; did you mean 'dim'?"),
@@ -380,11 +380,11 @@ WRONG = {
     ),
     "plain class": (
         {"model": model("Plain", dim=3)},
-        "model.kind: mine.py:Plain does not derive from jaxattn.Model; a model wants a class",
+        "model.kind: mine.py:Plain does not derive from jaxattn.Model; a model must be a class",
     ),
     "named tuple": (
         {"model": model("Pair", dim=3)},
-        "model.kind: mine.py:Pair does not derive from jaxattn.Model; a model wants a class",
+        "model.kind: mine.py:Pair does not derive from jaxattn.Model; a model must be a class",
     ),
     "array setting": (
         {"probes": {"own": [{"kind": "mine.py:array_setting", "weights": [1.0]}]}},
@@ -401,15 +401,15 @@ WRONG = {
     ),
     "unnamed": (
         {"model": model("Unnamed")},
-        "model.init: parameters: a list has no names; make it a dataclass",
+        "model.init: parameters: a list has no names; Model.init must return a dataclass",
     ),
     "keyless": (
         {"model": model("Keyless")},
-        "model.init: TypeError: Keyless.init() got an unexpected keyword argument 'dtype'; a model wants",
+        "model.init: TypeError: Keyless.init() got an unexpected keyword argument 'dtype'; a model must be",
     ),
     "two logits": (
         {"model": model("TwoColumns")},
-        "loss: Classification cannot take these: it wants outputs (10,) for 10 examples of 2 classes, not float32[10, 2]",
+        "loss: Classification does not fit the model and the data: it requires outputs (10,) for 10 examples of 2 classes, not float32[10, 2]",
     ),
     "values only": (
         {"model": model("ValuesOnly")},
@@ -429,15 +429,15 @@ WRONG = {
     ),
     "short start": (
         {"model": model("Model", init={"p": "mine.py:short"})},
-        "model.init.p: mine.py:short returns float32[1]; return float32[4], as it was given",
+        "model.init.p: mine.py:short returns float32[1]; return float32[4], like its input",
     ),
     "whole start": (
         {"model": model("Model", init={"p": "mine.py:whole"})},
-        "model.init.p: mine.py:whole returns int32[4]; return float32[4], as it was given",
+        "model.init.p: mine.py:whole returns int32[4]; return float32[4], like its input",
     ),
     "start of nothing": (
         {"model": model("Model", init={"q": "zero"})},
-        "model.init: the model has no 'q', but E, p, v",
+        "model.init: the model has no parameter 'q'; it has E, p, v",
     ),
     "training nothing": (
         {"phases": phase("Stays", train=["q"])},
@@ -449,7 +449,7 @@ WRONG = {
     ),
     "forgets": (
         {"phases": phase("Forgets")},
-        "phases[0]: Forgets.step returns a Params, which is not built like the State",
+        "phases[0]: Forgets.step returns a Params, whose structure differs from its input State",
     ),
     "widens": (
         {"phases": phase("Widens")},
@@ -473,12 +473,12 @@ WRONG = {
     ),
     "scores that are not told": (
         {"model": model("Claims")},
-        "model: Claims says attends_to_tokens, but not by which scores; write scores_and_values(params)",
+        "model: Claims sets attends_to_tokens, but has no scores; write scores_and_values(params)",
     ),
     "coupled sequences": (
         {"loss": "mine.py:contrast", "phases": BATCHED},
-        "phases[0].batch_size: mine.py:contrast couples sequences, and would see all of them, not those of "
-        "the batch alone; derive a class from jaxattn.Loss that says coupled = True",
+        "phases[0].batch_size: mine.py:contrast couples sequences, but it would get all sequences and not only those of the batch; "
+        "derive a class from jaxattn.Loss with coupled = True",
     ),
     "a batch's loss that does not say so": (
         {"loss": "mine.py:together"},
@@ -495,19 +495,19 @@ WRONG = {
     # names that are taken
     "loss is taken": (
         {"probes": {"own": ["mine.py:entropy", "mine.py:loss"]}},
-        "probes.own[1]: 'loss' is measured already, by a standard probe; give it another name",
+        "probes.own[1]: 'loss' is already measured by a standard probe; choose another name",
     ),
     "evaluations is taken": (
         {"probes": {"own": ["mine.py:evaluations"]}},
-        "probes.own[0]: 'evaluations' is measured already, by phase move",
+        "probes.own[0]: 'evaluations' is already measured by phase move",
     ),
     "a bin is taken": (
         {"model": "one_layer", "probes": {"own": ["mine.py:Ev_bin_00"]}},
-        "probes.own[0]: 'Ev_bin_00' is measured already, by a standard probe",
+        "probes.own[0]: 'Ev_bin_00' is already measured by a standard probe",
     ),
     "twice": (
         {"probes": {"own": ["mine.py:entropy", {"kind": "mine.py:entropy", "base": 3.0}]}},
-        "probes.own[1]: 'entropy' is measured already, by probes.own[0]; give it another name",
+        "probes.own[1]: 'entropy' is already measured by probes.own[0]; choose another name",
     ),
     "a transformation": (
         {"phases": [BATCHED[0] | {"optimizer": "mine.py:made_already"}]},
@@ -523,11 +523,11 @@ WRONG = {
     ),
     "nested parameters": (
         {"model": model("Nested"), "phases": [{**BATCHED[0], "train": ["head"]}]},
-        "phases[0].train: 'head' is a dict, not an array; let init return its arrays as parameters of",
+        "phases[0].train: 'head' is a dict, not an array; return its arrays from init as separate parameters",
     ),
     "an annotation": (
         {"probes": {"own": ["mine.py:no_setting"]}},
-        "probes.own[0]: an annotation of no_setting is none of a setting (",
+        "probes.own[0]: no_setting has an annotation that settings cannot have (",
     ),
     # numbers that cells have for themselves
     "decides": (
@@ -613,7 +613,11 @@ def test_the_remedy_for_a_number_that_python_decides_by_works(names, tmp_path):
     [
         ({"model": model("Raises")}, "model: KeyError in outputs, line ", 'raise KeyError("no such thing")'),
         ({"data": {"kind": "mine.py:unread"}}, "data: FileNotFoundError in unread", "return np.load(name)"),
-        ({"model": model("RaisesWhenMade")}, "model: RaisesWhenMade raises when it is made", "__post_init__"),
+        (
+            {"model": model("RaisesWhenMade")},
+            "model: RaisesWhenMade raises when it is created",
+            "__post_init__",
+        ),
         (
             {"model": model("DecidesByArrays")},
             "model: TracerBoolConversionError in outputs",
@@ -747,7 +751,7 @@ def test_a_number_that_is_none_is_found_in_the_data(sweep, tmp_path, monkeypatch
             "fragile",
             "limit",
             [0, 1],
-            "ZeroDivisionError: division by zero in code that your functions call back",
+            "ZeroDivisionError: division by zero in a callback of your functions",
         ),
     ],
 )

@@ -120,7 +120,7 @@ def test_cells_of_all_blocks_are_counted(tables, monkeypatch):
         ),
         (
             {"halton": {"points": 3, "axes": {"model.dim": {"low": 0, "high": 2, "log": True}}}},
-            "a logarithmic axis starts above 0",
+            "low must be positive for a logarithmic axis",
         ),
         ({"axes": {"cells": [1]}}, "cells cannot be an axis"),
     ],

@@ -115,10 +115,10 @@ def test_what_python_gave_comes_first():
         ("mine.py:dobule", r"mine.py:dobule: mine.py has no 'dobule'; did you mean mine.py:double\?"),
         ("mine.py:", r"'mine.py:': expected package.module:Name, or a file"),
         ("mien.py:double", r"mien.py: there is no such file; did you mean mine.py\?"),
-        ("other/lab.py:double", r"other/lab.py: there is no such file; paths start from /"),
+        ("other/lab.py:double", r"other/lab.py: there is no such file; paths are relative to /"),
         (
             "nowhere.to_be.found:X",
-            "there is no such module; install it, or name a file, for example mine.py:Name",
+            "there is no such module; install it, or give a file, for example mine.py:Name",
         ),
         ("math:sinn", r"math has no 'sinn'; did you mean math:sin"),
     ],

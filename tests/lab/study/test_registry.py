@@ -132,22 +132,22 @@ def test_defaults_are_written_down(names):
         (
             "model",
             "mine.py:pairs",
-            "model.kind: mine.py:pairs is a function; a model wants a class derived from",
+            "model.kind: mine.py:pairs is a function; a model must be a class derived from",
         ),
         (
             "phase",
             "mine.py:pairs",
-            "phase.kind: mine.py:pairs is a function; a phase wants a class derived from",
+            "phase.kind: mine.py:pairs is a function; a phase must be a class derived from",
         ),
         (
             "model",
             {"kind": "mine.py:WithoutOutputs"},
-            "mine.py:WithoutOutputs has no 'outputs'; a model wants",
+            "mine.py:WithoutOutputs has no 'outputs'; a model must be",
         ),
         (
             "model",
             {"kind": "mine.py:Underived", "dim": 3},
-            "mine.py:Underived does not derive from jaxattn.Model; a model wants a class derived",
+            "mine.py:Underived does not derive from jaxattn.Model; a model must be a class derived",
         ),
         (
             "model",
@@ -177,7 +177,7 @@ def test_mistakes_are_one_line_with_place_and_remedy(concept, table, message, na
 
 
 def test_code_that_raises_when_it_is_made_shows_its_own_lines(names):
-    with pytest.raises(UserCodeError, match="model: RaisesWhenMade raises when it is made") as caught:
+    with pytest.raises(UserCodeError, match="model: RaisesWhenMade raises when it is created") as caught:
         made("model", {"kind": "mine.py:RaisesWhenMade", "dim": 3}, names)
     assert 'raise KeyError("not like this")' in caught.value.trace
     assert "kinds.py" not in caught.value.trace
@@ -213,7 +213,7 @@ def test_settings_that_cannot_be_written_down_are_named():
         thing: object = None
 
     with pytest.raises(
-        InputError, match=r"a setting cannot be written down: .*use numbers, texts, lists, tables"
+        InputError, match=r"a setting cannot be stored: .*use numbers, texts, lists or tables"
     ):
         describe(Holding(object()), registry.MODEL, ImportPaths())
 
@@ -271,8 +271,16 @@ def test_settings_are_fields_of_a_class_and_keyword_only_arguments_of_a_function
             "def Taken(params, corpus, *, labels: int = 3): ...",
             "'labels' of taken.py:Taken",
         ),
-        ("probe", "def Taken(params, corpus, *, name: str = ''): ...", "has a setting 'name' already; give"),
-        ("data", "def Taken(key, *, label_noise: float = 0.1): ...", "has a setting 'label_noise' already"),
+        (
+            "probe",
+            "def Taken(params, corpus, *, name: str = ''): ...",
+            "there is a built-in setting 'name'; rename",
+        ),
+        (
+            "data",
+            "def Taken(key, *, label_noise: float = 0.1): ...",
+            "there is a built-in setting 'label_noise'",
+        ),
     ],
 )
 def test_a_setting_named_like_an_attribute_of_its_base_is_refused(concept, code, message, tmp_path):

@@ -117,10 +117,16 @@ def test_every_kind_has_its_settings_with_defaults(made):
 
 def test_settings_are_described_in_the_words_of_their_classes(made):
     texts = choices(made, "data")["csv"]["properties"]
-    assert texts["columns"]["description"].startswith("names of the fields of files without a header line")
-    assert texts["min_count"]["description"].startswith("words that occur less often")  # of its base
+    assert texts["columns"]["description"].startswith(
+        "names of the fields, from left to right, for files without a header line"
+    )
+    assert texts["min_count"]["description"].startswith(
+        "least number of occurrences in the training split of a word"
+    )  # of its base
     probes = made["$defs"]["Tables"]["properties"]["probes"]["properties"]
-    assert probes["min_count"]["description"].startswith("tokens that occur less often")
+    assert probes["min_count"]["description"].startswith(
+        "least number of occurrences of tokens in correlations over tokens"
+    )
 
 
 def test_own_code_is_allowed_everywhere(made):

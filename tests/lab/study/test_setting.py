@@ -45,7 +45,7 @@ def test_what_does_not_go_together_is_named(study, changes, message):
 
 
 def test_max_margin_without_a_phase_that_moves_p_alone_is_refused(study, tables):
-    with pytest.raises(InputError, match=r"probes.max_margin: no phase moves p alone"):
+    with pytest.raises(InputError, match=r"probes.max_margin: no phase trains p alone"):
         study("flow", phases=tables("flow")["phases"][:1])
 
 
@@ -74,13 +74,13 @@ def test_a_setting_that_sees_the_axes_of_its_space_keeps_them(study, changes, pl
     if place is None:
         assert study(model=model("inf", init={"p": "zero"}), **changes).base.model.dim == "inf"
         return
-    with pytest.raises(InputError, match=f"model.dim: 'inf', but {place} needs the axes"):
+    with pytest.raises(InputError, match=f"model.dim: 'inf', but {place} depends on the axes"):
         study(model=model("inf"), **changes)
 
 
 def test_rows_from_a_file_have_axes(study):
     model = {"kind": "one_layer", "dim": "inf", "init": {"E": {"file": "glove.npy"}}}
-    with pytest.raises(InputError, match=r"'inf', but model.init.E needs the axes"):
+    with pytest.raises(InputError, match=r"'inf', but model.init.E depends on the axes"):
         study(model=model, phases=[descent(["p"], optimizer="sgd")])
 
 

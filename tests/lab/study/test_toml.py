@@ -101,8 +101,8 @@ def test_an_override_that_no_cell_sees_is_refused_and_its_remedy_works(
     path.write_text(SMALL + grid)
     with pytest.raises(InputError) as raised:
         toml.read(path, [override])
-    assert str(raised.value).startswith(f"--set {override}: every cell has its own ")
-    assert str(raised.value).endswith(f", it is swept; give {option}")
+    assert str(raised.value).startswith(f"--set {override}: has no effect, because ")
+    assert str(raised.value).endswith(f" is swept; use {option}")
     kind, _, key = option.partition("=")[0].partition(" ")
     changed = {"--set": ([f"{key}={values}"], []), "--axis": ([], [f"{key}={values}"])}[kind]
     assert toml.read(path, *changed).cells != toml.read(path).cells
@@ -199,7 +199,7 @@ def test_extending_in_circles_or_from_nowhere_is_named(tmp_path):
     one, two = tmp_path / "one.toml", tmp_path / "two.toml"
     one.write_text('extends = "two.toml"')
     two.write_text('extends = "one.toml"')
-    with pytest.raises(InputError, match=r"one.toml: .*two.toml: extends: one.toml extends this"):
+    with pytest.raises(InputError, match=r"one.toml: .*two.toml: extends: one.toml also extends this"):
         toml.read(one)
     one.write_text('extends = "three.toml"')
     with pytest.raises(InputError, match=r"one.toml: .*three.toml: no such sweep file"):
@@ -266,7 +266,7 @@ def test_a_figure_names_its_kind(file):
 def test_a_long_row_of_files_is_refused(tmp_path):
     for number in range(30):
         (tmp_path / f"{number}.toml").write_text(f'extends = "{number + 1}.toml"')
-    with pytest.raises(InputError, match="more than 20 files one after the other"):
+    with pytest.raises(InputError, match="more than 20 files extend each other"):
         toml.read(tmp_path / "0.toml")
 
 

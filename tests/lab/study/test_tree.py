@@ -26,7 +26,7 @@ def test_dotted_keys_reach_into_tables_and_lists_by_name_or_number():
         ("phases.other.steps", "phases.other.steps: no entry 'other' in the list; there are embed, 0 to 0"),
         ("phases.7", "no entry '7' in the list"),
         ("name.deep", "'name' holds a plain value"),
-        ("name.deep.er", "there is no table 'deep' to set a key in"),
+        ("name.deep.er", "there is no table 'deep' that could hold this key"),
     ],
 )
 def test_keys_that_lead_nowhere_are_named(key, message):
@@ -102,7 +102,7 @@ def test_none_takes_a_key_or_an_entry_out():
     assert assign(grid, "blocks.b.halton.axes.a.b", None)["blocks"]["b"]["halton"]["axes"] == {}
     assert tree["data"]["columns"] == ["a", "b"]
     for key in ("data.colums", "probes.bins"):
-        with pytest.raises(InputError, match=f"{key}: is not set, so that it has its default"):
+        with pytest.raises(InputError, match=f"{key}: is not set, so it has its default"):
             assign(tree, key, None)
 
 

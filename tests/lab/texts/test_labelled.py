@@ -34,7 +34,7 @@ def test_one_class_may_have_several_raw_labels():
 
 @pytest.mark.parametrize("labels", [((1, 2), (2, 3)), ((1, "1.0"), 2), ("True", 1), (0, (1, 1))])
 def test_a_label_that_is_named_twice(labels):
-    with pytest.raises(InputError, match="is named twice; name each label once"):
+    with pytest.raises(InputError, match="occurs twice; list each label once"):
         class_numbers(labels, ())
 
 

@@ -182,12 +182,12 @@ class TestEveryKind:
             with pytest.raises(msgspec.ValidationError, match=says):
                 msgspec.convert(fields | wrong, kind)
         for wrong, says in (
-            ({"labels": ["a", "b", "a"]}, "'a' is named twice"),
-            ({"labels": [1, 2], "ignore_labels": [2]}, "2 is named twice"),
-            ({"labels": [1, "1"]}, "'1' is named twice"),
+            ({"labels": ["a", "b", "a"]}, "'a' occurs twice"),
+            ({"labels": [1, 2], "ignore_labels": [2]}, "2 occurs twice"),
+            ({"labels": [1, "1"]}, "'1' occurs twice"),
             ({"labels": [3, 4], "class_names": ["a"]}, "class_names: 1 for 2 labels; give one for each, in"),
             ({"labels": [3, 4], "class_names": []}, "class_names: 0 for 2 labels"),
-            ({"labels": [3, 4], "class_names": ["a", "a"]}, "class_names: 'a' is there twice"),
+            ({"labels": [3, 4], "class_names": ["a", "a"]}, "class_names: 'a' occurs twice"),
         ):
             with pytest.raises(InputError, match=says):
                 msgspec.convert(fields | wrong, kind).check()
@@ -446,11 +446,11 @@ class TestCsv:
         said = message(lambda: rows(Csv(path=str(path))))
         assert said == (
             f"data.text: {path} has no field 'text'; it has 3, Wall St., Short-sellers, again; if that is a "
-            'row, name the fields, such as data.columns = ["label", "text"]'
+            'row, set the field names, such as data.columns = ["label", "text"]'
         )
         said = message(lambda: rows(Csv(path=str(path), columns=("label", "text"))))
         assert said == (
-            f"data: line 1 of {path}: 3 fields where there are names for 2; name all of them in "
+            f"data: line 1 of {path} has 3 fields, but there are 2 field names; list all of them in "
             "data.columns, or fix its quotes"
         )
 
@@ -514,7 +514,7 @@ class TestLines:
         path = tmp_path / "x"
         path.write_text("1\ta\n0 b\n")
         said = message(lambda: rows(Lines(path=str(path), separator="\t")))
-        assert said.startswith(f"data: line 2 of {path} is '0 b', not a label and a text; data.separator")
+        assert said.startswith(f"data: line 2 of {path} is '0 b', not a label and a text; set data.separator")
 
     def test_splits_are_files(self, tmp_path):
         with pytest.raises(InputError, match="train, test"):
@@ -536,7 +536,7 @@ class TestEncoding:
         source = self.write(kind, tmp_path)
         said = message(lambda: rows(source))
         assert "is not UTF-8 text" in said
-        assert 'save it as UTF-8, or name its encoding, such as data.encoding = "cp1252"' in said
+        assert 'save it as UTF-8, or set its encoding, such as data.encoding = "cp1252"' in said
         latin = msgspec.structs.replace(source, encoding="latin-1")
         assert sorted(text for text, _ in rows(latin)) == ["na\u00eff", "\u00e9t\u00e9"]
         ascii = msgspec.structs.replace(source, encoding="ascii")
@@ -555,8 +555,8 @@ class TestEncoding:
             path.write_bytes(lines + rest.partition(b"\n")[2] if header else lines + rest)
             said = message(lambda path=path: rows(kind(path=str(path))))
             assert said.startswith(f"data: line {header + 5 + good + 1} of {path} is not UTF-8 text (")
-            assert f", as {bad} of {header + 5 + good + bad} are not; " in said
-            assert ("3 with other letters than those of ASCII are: it mixes encodings" in said) == mixed
+            assert f"; {bad} of {header + 5 + good + bad} lines are not" in said
+            assert ("3 lines with characters beyond ASCII are: it mixes encodings" in said) == mixed
             assert ("cp1252" in said) != mixed
 
     def test_an_encoding_whose_bytes_are_no_lines(self, tmp_path):

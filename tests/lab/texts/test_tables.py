@@ -44,7 +44,7 @@ class TestQuotes:
     def test_rows_within_quotes_are_refused_where_a_line_is_no_row(self, tmp_path, spoilt):
         path = put(tmp_path / "x", self.LETTERS.replace("1;lovely\n", f"1;lovely\n{spoilt}"))
         said = message(lambda: rows(Csv(path=path, delimiter=";")))
-        assert said.startswith(f"data: lines 3 to 6 of {path} are one row whose quotes enclose whole rows")
+        assert said.startswith(f"data: lines 3 to 6 of {path} form one row whose quotes enclose whole rows")
         assert 'data.quoting = "none"' in said
         assert len(rows(Csv(path=path, delimiter=";", quoting="fields"))) == 2
 
@@ -105,7 +105,7 @@ class TestShards:
             f"there is no file {tmp_path}/*.pq"
         )
         said = message(Parquet(path=str(tmp_path)).files)
-        assert said.endswith(f'it is a folder: name its files, such as "{tmp_path}/*"')
+        assert said.endswith(f'it is a folder: list its files, such as "{tmp_path}/*"')
 
 
 class TestBytes:

@@ -309,13 +309,13 @@ def test_a_label_outside_the_set(tmp_path, settings, label):
 def test_a_row_without_a_label(tmp_path, settings, label):
     source = Jsonl(path=write(tmp_path / "a.jsonl", [("lone", label), *ROWS]))
     said = message(source, **settings)
-    assert said.endswith('expected one of [0, 1]; set data.empty = "drop" to leave such rows out')
+    assert said.endswith('expected one of [0, 1]; set data.empty = "drop" to drop such rows')
     told = []
     source = changed(source, empty="drop")
     loaded = load(source, progress=lambda *report: told.append(report), **settings)
     assert loaded.train.targets.tolist() == [1, -1, -1, 1]
     assert "lone" not in loaded.vocabulary.index
-    assert ("data.empty: 1 rows of the train split without a label are left out", 0, 0) in told
+    assert ("data.empty: 1 rows of the train split have no label and are dropped", 0, 0) in told
 
 
 def test_several_raw_labels_make_one_class(tmp_path, settings):
@@ -343,7 +343,8 @@ def test_an_escaped_line_break_is_no_letter(tmp_path, settings, kind):
     assert set(found) == {*tokenise("nice room never noisy see c users new folder nothing t now")}
     said = [what for what, _, total in told if total == 0]
     assert said == [
-        'data.escapes: 2 texts of the train split write line breaks as \\n; set it to "kept" if they do not'
+        'data.escapes: in 2 texts of the train split \\n is read as a line break; set data.escapes = "kept" '
+        "to keep it as two characters"
     ]
     kept = load(kind(path=path, escapes="kept"), **settings).vocabulary.tokens
     assert {"nnever", "nnow"} <= set(kept)
@@ -456,7 +457,10 @@ def test_a_listed_label_that_never_occurs_is_said(tmp_path, settings):
     three, told = Jsonl(path=path, labels=(0, 1, "neutral")), set()
     for _ in range(2):
         said = message(three, **settings)
-        assert said == "data.labels: no row of the train split has the label 'neutral'; take it out"
+        assert (
+            said
+            == "data.labels: no row of the train split has the label 'neutral'; remove it from data.labels"
+        )
         told.clear()
         load(Jsonl(path=path, test_path=test), progress=lambda *report: told.add(report), **settings)
         assert ("data.labels: no row of the test split has the label 0", 0, 0) in told
