@@ -12,8 +12,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from sphinx.util import logging
-
 DOCS = Path(__file__).parents[1]
 PUBLISHED = DOCS.parent / "results" / "published"
 NOTES = DOCS / "notes"
@@ -81,6 +79,8 @@ def _page(text: str, folder: Path, page: Path) -> str:
         try:
             return rewritten(found, folder, page)
         except ValueError as error:
+            from sphinx.util import logging  # the tests of this file run without Sphinx
+
             logging.getLogger(__name__).warning(str(error))
             return found.group()
 

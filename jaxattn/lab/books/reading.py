@@ -21,8 +21,8 @@ _INTERVALS = (
 _RULES: dict[Basis, str] = {
     "published": "A number agrees if its whole interval is within the criterion, and differs if none of "
     "the interval is. It is inconclusive if a part of the interval is within the criterion, or if there "
-    "is no interval. A number without a criterion is only measured. The interval of the centre of a bin "
-    "is at least as wide as the bin.",
+    "is no interval. A number without a criterion is reported without a verdict. The interval of the centre "
+    "of a bin is at least as wide as the bin.",
     "promised": "A number that the theory promises holds if its whole interval is within the criterion, "
     "and fails if none of the interval is. Otherwise it is inconclusive. A promise without a criterion "
     "is inconclusive too, because it is a limit that no finite run reaches. A yes/no statement is "

@@ -122,5 +122,5 @@ def summary(items: Sequence[Sequence[Finding]]) -> str:
         numbers = f"{counted(each.total, 'number')} in {where} {'is' if each.total == 1 else 'are'}"
         sentences.append(f"{numbers} {_SUBJECTS[each.basis]}: {each.sentence}.")
     if (free := sum(not finding.judged for finding in every)) and sentences:
-        sentences.append(f"{counted(free, 'further number')} {'is' if free == 1 else 'are'} only measured.")
+        sentences.append(f"{counted(free, 'further number')} {'has' if free == 1 else 'have'} no criterion.")
     return " ".join(sentences) or "No number is compared with a criterion yet."

@@ -136,7 +136,7 @@ def _follows(metric: str, said: list[_Said]) -> str:
     over = metric.rpartition("_")[2]
     how = "correlation with α" if over == "alpha" else f"Spearman correlation over {over}"
     if not any(cell.low == cell.low for cell in said):
-        what = "correlation of E·v with α" if over == "alpha" else f"{how} of E·v and importance"
+        what = "correlation of E·v with α" if over == "alpha" else f"{how} between E·v and importance"
         return f"the {what} {_is(said)}"
     yes, against = sum(cell.low > 0 for cell in said), sum(cell.high < 0 for cell in said)
     weakly = " weakly" if yes and max(cell.low for cell in said) < 0.5 else ""
@@ -152,8 +152,6 @@ def _follows(metric: str, said: list[_Said]) -> str:
 
 
 def _selects(said: list[_Said]) -> str:
-    if said[0].text == said[-1].text:
-        return f"attention selects an important token in {said[0].text} of the sequences"
     return f"the share of sequences in which attention selects an important token {_is(said)}"
 
 

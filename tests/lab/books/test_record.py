@@ -84,7 +84,7 @@ def test_the_page_shows_an_item_from_its_record_and_names_what_to_run_for_the_ot
     assert "![Figure 2: synthetic data: All seeds](figures/fig2_synthetic.png)" in text
     assert (
         "**2 numbers in 1 of 31 items are compared with a criterion: 1 agrees and 1 is inconclusive. "
-        "1 further number is only measured.**" in text
+        "1 further number has no criterion.**" in text
     )
     assert written.status == 0
     failed = page.write(PAPER, Place(folder, "laptop"), failed={"fig2_synthetic": "no memory"})
@@ -238,7 +238,7 @@ def test_the_counts_above_a_committed_page_are_those_of_its_table(committed):
         (r"(\d+) agree", "agrees"),
         (r"(\d+) differ", "differs"),
         (r"(\d+) (?:is|are) inconclusive", "cannot tell|undecided"),
-        (r"(\d+) further numbers? (?:is|are) only measured", "measured"),
+        (r"(\d+) further numbers? (?:has|have) no criterion", "measured"),
     ):
         count = sum(bool(re.fullmatch(recorded, verdict)) for verdict in verdicts)
         assert sum(map(int, re.findall(words, text))) == count

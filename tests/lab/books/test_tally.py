@@ -52,7 +52,7 @@ def test_the_summary_counts_what_the_items_count():
     items = [[GOOD] * 3 + [FREE], [BAD, OPEN], [FREE], []]
     assert summary(items) == (
         "5 numbers in 2 of 4 items are compared with a criterion: 3 agree, 1 differs and 1 is inconclusive. "
-        "2 further numbers are only measured."
+        "2 further numbers have no criterion."
     )
     assert summary([[GOOD], [GOOD]]) == "2 numbers in all 2 items are compared with a criterion: 2 agree."
     assert summary([[FREE]]) == "No number is compared with a criterion yet."

@@ -78,8 +78,8 @@ def test_the_sentences_say_what_the_table_says():
         f"After phase query, the test accuracy is {table['test_accuracy']} and the loss is {table['loss']}."
     )
     assert second == (
-        f"E·v follows importance (Spearman correlation over tokens {table['spearman_Ev_tokens']}); attention "
-        f"selects an important token in {table['important_selected']} of the sequences."
+        f"E·v follows importance (Spearman correlation over tokens {table['spearman_Ev_tokens']}); the share "
+        f"of sequences in which attention selects an important token is {table['important_selected']}."
     )
 
 
@@ -89,7 +89,7 @@ def test_the_sentences_say_what_the_table_says():
         ([0.2, 0.21, 0.22, 0.23], "E·v follows importance weakly (Spearman "),
         ([-0.2, -0.21, -0.22, -0.23], "E·v decreases with importance (Spearman "),
         ([-0.5, 0.4, 0.3, -0.2], "There is no evidence that E·v follows importance (Spearman "),
-        ([0.9], "The Spearman correlation over tokens of E·v and importance is 0.900"),
+        ([0.9], "The Spearman correlation over tokens between E·v and importance is 0.900"),
     ],
 )
 def test_what_is_said_of_values_is_what_their_interval_bears(values, words):

@@ -121,11 +121,11 @@ def test_settings_are_described_in_the_words_of_their_classes(made):
         "names of the fields, from left to right, for files without a header line"
     )
     assert texts["min_count"]["description"].startswith(
-        "least number of occurrences in the training split of a word"
+        "smallest number of occurrences in the training split"
     )  # of its base
     probes = made["$defs"]["Tables"]["properties"]["probes"]["properties"]
     assert probes["min_count"]["description"].startswith(
-        "least number of occurrences of tokens in correlations over tokens"
+        "smallest number of occurrences for a token to enter correlations"
     )
 
 
