@@ -136,8 +136,8 @@ def _follows(metric: str, said: list[_Said]) -> str:
     over = metric.rpartition("_")[2]
     how = "correlation with α" if over == "alpha" else f"Spearman correlation over {over}"
     if not any(cell.low == cell.low for cell in said):
-        what = "correlation of E·v with α" if over == "alpha" else f"{how} between E·v and importance"
-        return f"the {what} {_is(said)}"
+        with_importance = f"Spearman correlation between E·v and importance over {over}"
+        return f"the {'correlation of E·v with α' if over == 'alpha' else with_importance} {_is(said)}"
     yes, against = sum(cell.low > 0 for cell in said), sum(cell.high < 0 for cell in said)
     weakly = " weakly" if yes and max(cell.low for cell in said) < 0.5 else ""
     words = (

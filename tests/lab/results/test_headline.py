@@ -89,7 +89,7 @@ def test_the_sentences_say_what_the_table_says():
         ([0.2, 0.21, 0.22, 0.23], "E·v follows importance weakly (Spearman "),
         ([-0.2, -0.21, -0.22, -0.23], "E·v decreases with importance (Spearman "),
         ([-0.5, 0.4, 0.3, -0.2], "There is no evidence that E·v follows importance (Spearman "),
-        ([0.9], "The Spearman correlation over tokens between E·v and importance is 0.900"),
+        ([0.9], "The Spearman correlation between E·v and importance over tokens is 0.900"),
     ],
 )
 def test_what_is_said_of_values_is_what_their_interval_bears(values, words):
@@ -128,7 +128,7 @@ def test_there_are_two_sentences_whatever_was_recorded():
     )
     # Tokens that are too rare for a correlation leave the one over bins.
     found = headline.sentences(run_of(LEARNED | {"spearman_Ev_tokens": [nan] * 4}))[1]
-    assert "The Spearman correlation over bins of E·v and importance is 1.00 (all equal)" in found
+    assert "The Spearman correlation between E·v and importance over bins is 1.00 (all equal)" in found
 
 
 def test_every_metric_that_is_recorded_unasked_has_its_place():
