@@ -403,7 +403,7 @@ def test_the_arrays_of_the_transformer_of_its_page_are_its_logits(tmp_path, monk
 
 def test_the_page_of_the_checker_writes_a_certificate_that_is_accepted(tmp_path, monkeypatch):
     (cell,) = blocks("reference/checker.md", "python")
-    (command,) = blocks("reference/checker.md", "bash")
+    command, _ = blocks("reference/checker.md", "bash")
     corpus = ja.data.from_sequences([[0, 1], [0, 2]], [1, -1], vocab_size=3)
     scores = ja.theory.Scores(np.eye(3), corpus)
     names = {"ja": ja, "scores": scores, "selection": ja.theory.selection_of(np.arange(3) == 0, corpus)}
