@@ -22,8 +22,6 @@ html_theme = "sphinx_book_theme"
 html_title = f"jaxattn {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-# Published pages as they are, beside the figures and numbers that they link to.
-html_extra_path = ["../results/published"]
 html_copy_source = False
 html_show_sourcelink = False
 html_math_renderer = "mathml"

@@ -95,8 +95,14 @@ def test_the_docstring_of_a_settings_class_has_all_settings_with_their_ranges():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[a](../../results/published/paper/index.html#xor)", "<a href='../paper/index.html#xor'>a</a>"),
-        ("[`a`](../../results/published/cover/runs.csv)", "<a href='../cover/runs.csv'><code>a</code></a>"),
+        (
+            "[a](../../results/published/paper/index.html#xor)",
+            "<a href='../published/paper/index.html#xor'>a</a>",
+        ),
+        (
+            "[`a`](../../results/published/cover/runs.csv)",
+            "<a href='../published/cover/runs.csv'><code>a</code></a>",
+        ),
         ("[a](../notes/joint_flow.md)", "<a href='../notes/joint_flow.md'>a</a>"),
         ("[a](../../sweeps/own/lab.py)", "[a](../../sweeps/own/lab.py)"),
         ("[a](../../CHANGELOG.md)", "{download}`a <../../CHANGELOG.md>`"),

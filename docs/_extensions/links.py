@@ -1,8 +1,8 @@
 """Links of the pages to the rest of the project, and the files that they lead to.
 
-On the site, pages of `results/published` and the notes are copied next to the pages, and links lead
-there. Any other file of the project is offered for download. A link to a folder, or to a file that does not
-exist, fails the build: no link disappears.
+`results/published` and the notes are copied into the site, and links lead there. Any other file of the
+project is offered for download. A link to a folder, or to a file that does not exist, fails the build: no
+link disappears.
 """
 
 import json
@@ -36,8 +36,7 @@ def rewritten(link: re.Match[str], folder: Path, page: Path) -> str:
     if path.suffix == ".ipynb":
         path = DOCS / path.relative_to(DOCS.parent)  # conf.py copies the notebooks
     if not image and PUBLISHED in path.parents:
-        # conf.py puts the published pages, with their figures and numbers, at the top of the site.
-        return _anchor(DOCS / path.relative_to(PUBLISHED), words, place, page)
+        return _anchor(DOCS / "published" / path.relative_to(PUBLISHED), words, place, page)
     if NOTES in path.parents:
         return _anchor(path, words, place, page)
     here = os.path.relpath(path, page.parent)
@@ -87,13 +86,14 @@ def _page(text: str, folder: Path, page: Path) -> str:
     return LINK.sub(link, text)
 
 
-def _copy_notes(app: Any, error: Exception | None) -> None:
+def _copy(app: Any, error: Exception | None) -> None:
     if error is None and app.builder.format == "html":
-        shutil.copytree(NOTES, Path(app.outdir) / "notes", dirs_exist_ok=True)
+        for folder in (NOTES, PUBLISHED):
+            shutil.copytree(folder, Path(app.outdir) / folder.name, dirs_exist_ok=True)
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Rewrite pages when they are read, and copy the notes when the site is built."""
+    """Rewrite pages when they are read, and copy notes and published results when the site is built."""
     app.connect("source-read", _read)
-    app.connect("build-finished", _copy_notes)
+    app.connect("build-finished", _copy)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
