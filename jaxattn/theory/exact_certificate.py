@@ -58,26 +58,18 @@ def write_certificate(path: str | Path, scores: Scores, selection: Selection, an
     p, weights = _integers(np.asarray(answer.p)), _integers(np.asarray(answer.multipliers))
     pairs = [(int(s), int(t), x) for (s, t), x in zip(answer.pairs, weights, strict=True) if x]
     exact, w, unit = _scores_and_sum(keys, p, pairs)
-    scale = min(
-        min(exact[s] for s in chosen) - max(exact[t] for t in others)
-        for chosen, others in sequences
-        if others
-    )
+    scale = min(exact[s] - exact[t] for s, others in sequences for t in others)
     if scale <= 0:
         raise InputError("answer: p does not separate the selection in exact arithmetic")
     total = sum(x for *_, x in pairs)
     gap = 1 - Fraction(total**2 * scale**2, sum(x * x for x in w) * sum(x * x for x in p))
-    entries = [
-        x for held in sequences for x in (len(held[0] + held[1]), *held[0], *(-1 - t for t in held[1]))
-    ]
-    data = keys.astype("<f8").tobytes() + np.array(entries, "<i4").tobytes()
+    entries = [x for s, others in sequences for x in (1 + len(others), s, *(-1 - t for t in others))]
+    header = b"MAXMARG1" + np.array([*keys.shape, len(sequences)], "<i8").tobytes()
+    data = header + keys.astype("<f8").tobytes() + np.array(entries, "<i4").tobytes()
     path = Path(path)
     claim = {
-        "format": "max-margin certificate 1",
         "data": path.with_suffix(".bin").name,
         "sha256": hashlib.sha256(data).hexdigest(),
-        "tokens": len(keys),
-        "dimension": keys.shape[1],
         "gap": str(_rounded_up(gap)),
         "scale": str(scale * unit),
         "p": p,
@@ -89,14 +81,15 @@ def write_certificate(path: str | Path, scores: Scores, selection: Selection, an
     return float(gap)
 
 
-def _sequences(scores: Scores, selection: Selection) -> list[tuple[list[int], list[int]]]:
-    """List the distinct selected tokens of every sequence, and its other distinct tokens."""
+def _sequences(scores: Scores, selection: Selection) -> list[tuple[int, list[int]]]:
+    """List the selected token of every sequence, and its other distinct tokens."""
     present, owner, token = distinct_tokens(scores.corpus)
     chosen = np.asarray(selection.mask)[present]
-    made: list[tuple[list[int], list[int]]] = [([], []) for _ in range(scores.corpus.num_examples)]
-    for number, s, is_chosen in zip(owner.tolist(), token.tolist(), chosen.tolist(), strict=True):
-        made[number][not is_chosen].append(s)
-    return made
+    selected = dict(zip(owner[chosen].tolist(), token[chosen].tolist(), strict=True))
+    others: list[list[int]] = [[] for _ in range(scores.corpus.num_examples)]
+    for number, t in zip(owner[~chosen].tolist(), token[~chosen].tolist(), strict=True):
+        others[number].append(t)
+    return [(selected[number], each) for number, each in enumerate(others)]
 
 
 def _integers(x: np.ndarray) -> list[int]:
