@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path += [str(Path(__file__).parents[1] / "benchmarks"), str(Path(__file__).parent / "_extensions")]
+sys.path.append(str(Path(__file__).parent / "_extensions"))
 
 import msgspec
 import tomli_w
-from bench import beside, read
 from docstrings import latex
 
 from jaxattn.base import Measurement
@@ -446,44 +445,12 @@ def gallery() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-BENCH = Path(__file__).parents[1] / "results" / "published" / "bench"
-SEND = """\
-`benchmarks/bench.py` measures the time of one step for every kind of program, checks that repeated runs are
-bitwise identical, and compares the memory use with the estimate of `jaxattn plan`.
-
-```text
-python benchmarks/bench.py --out KIND-COUNT.json     # for example h100-1.json; the machine must be idle
-```
-
-To contribute the timings of a machine, add the file as `results/published/bench/KIND-COUNT.json`, run
-`python docs/pages.py`, and open a pull request that describes the machine. Please also attach the output of
-`JAX_PLATFORMS=cuda,cpu pytest -n 0 -m device` (`tpu,cpu` for a TPU), even if a test fails. These tests
-compare times and memory use with estimates that are based on data sheets."""
-
-
-def machines() -> str:
-    """Return the page of timings by machine, and how to contribute one."""
-    files = sorted(BENCH.glob("*.json"))
-    sections = ["# Timings by machine", SEND]
-    if files:
-        table = beside([read(path) for path in files])
-        table.insert(1, "seeds ", table.pop("seeds"))
-        rows = [list(map(str, table.columns)), ["---"] * len(table.columns)]
-        rows += [[str(x) for x in row] for row in table.itertuples(index=False)]
-        shown = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        sections += ["## µs a step and seed", shown, "A whole path of a flow counts as one step."]
-    else:
-        sections.append("No timings have been contributed yet.")
-    return "\n\n".join(sections) + "\n"
-
-
 PAGES = {
     "metrics": metrics,
     "texts": texts,
     "sweep_keys": sweep_keys,
     "command_line": command_line,
     "gallery": gallery,
-    "machines": machines,
 }
 
 if __name__ == "__main__":

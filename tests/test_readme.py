@@ -14,7 +14,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-import jaxattn as ja
 from jaxattn.lab.api import Study
 from jaxattn.lab.cli import results
 

@@ -219,8 +219,10 @@ class Clock:
         return goal if isinstance(goal, Goal) else None  # a custom phase may have a setting of this name
 
     def _share(self) -> float:
-        """Return the finished fraction of the batch, as if its phases had equal lengths."""
-        return (self._phase + self._step / max(self._probes[-1], 1)) / len(self._phases)
+        """Return the finished fraction of the batch, as if all steps of its phases took equally long."""
+        steps = [max(phase.steps, 1) for phase in self._phases]
+        here = steps[self._phase] * self._step / max(self._probes[-1], 1)
+        return (sum(steps[: self._phase]) + here) / sum(steps)
 
     def _overall(self) -> float:
         return (self._number + self._share()) / self._whole

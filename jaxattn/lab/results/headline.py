@@ -73,7 +73,10 @@ def sentences(results: Run) -> tuple[str, str]:
     """
     names = recorded(results, finite=True)
     asked = [name for name in names if name not in STANDARD and name not in DIRECTIONS]
-    fit = [name for group in (ACCURACIES, LOSSES) if (name := _first(group, names))]
+    # Values of different losses cannot be compared.
+    has_one_loss = not any(axis.partition(".")[0] == "loss" for axis in results.axes)
+    groups = (ACCURACIES, LOSSES) if has_one_loss else (ACCURACIES,)
+    fit = [name for group in groups if (name := _first(group, names))]
     values, direction = (_first(group, names) for group in (VALUES, DIRECTIONS))
     known: list[tuple[str | None, Callable[[list[_Said]], str]]] = [
         (values, lambda said: _follows(values or "", said)),

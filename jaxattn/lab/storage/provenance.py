@@ -8,6 +8,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from jaxattn import __version__
+
 PACKAGE = Path(__file__).parents[2]
 
 
@@ -23,6 +25,9 @@ def installed() -> dict[str, str | None]:
 
 def version(name: str) -> str | None:
     """Return the version of an installed package, or None."""
+    if name == PACKAGE.name:
+        # The metadata of an editable installation are those of the day when it was installed.
+        return __version__
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

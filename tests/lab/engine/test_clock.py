@@ -99,9 +99,9 @@ def test_what_takes_as_long_as_it_takes_is_named_without_share_and_time(run):
     assert run.reporter.lines == [
         ("compiling", None, None),
         ("embed begins", None, None),
-        ("embed step 1 of 1", pytest.approx(0.5 / 3), None),
+        ("embed step 1 of 1", pytest.approx(1 / 21 / 3), None),
         ("query begins", None, None),
-        ("query step 5 of 20", pytest.approx(0.625 / 3), None),
+        ("query step 5 of 20", pytest.approx(6 / 21 / 3), None),
     ]
     assert [entry["doing"] for entry in run.entries] == ["compiling", "embed begins", "query begins"]
 

@@ -131,6 +131,16 @@ def test_there_are_two_sentences_whatever_was_recorded():
     assert "The Spearman correlation between E·v and importance over bins is 1.00 (all equal)" in found
 
 
+def test_values_of_different_losses_are_not_compared():
+    cells = ({"loss.gamma": 0.0}, {"loss.gamma": 2.0})
+    run = run_of({"loss": [[0.4, 0.5], [0.1, 0.2]], "test_accuracy": [[0.8, 0.9], [0.7, 0.9]]}, cells=cells)
+    first, _ = headline.sentences(run)
+    assert first.startswith("After phase query, the test accuracy ranges ")
+    assert "loss ranges" not in first
+    same = run_of({"loss": [[0.4, 0.5], [0.1, 0.2]]}, cells=({"model.dim": 2}, {"model.dim": 4}))
+    assert "the loss ranges" in headline.sentences(same)[0]
+
+
 def test_every_metric_that_is_recorded_unasked_has_its_place():
     unasked = {name for probe in (Fit, Accuracy, Importance, Selected, OneStepError) for name in probe.labels}
     assert unasked <= set(headline.STANDARD)
