@@ -96,8 +96,8 @@ class Descent(Phase, frozen=True, kw_only=True):
                 raise InputError(f"patience: there is no validation corpus; give data.{key}")
             if self.fresh and not setting.data.draws_batches:
                 raise InputError(
-                    "fresh: no new batches can be sampled, because the data are read from files, or sampled by a "
-                    "function without the setting 'sequences'; use batch_size"
+                    "fresh: no new batches can be sampled, because the data are read from files or sampled "
+                    "by a function without the setting 'sequences'; use batch_size"
                 )
 
     def _check_batch(self, examples: Any) -> None:

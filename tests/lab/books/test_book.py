@@ -136,8 +136,13 @@ def test_a_book_without_a_list_has_all_its_items(tmp_path):
         ),
         ("own/item.toml", "reports", 'name = "step"\nreports', r"two items are called 'step'; rename one"),
         ("step/item.toml", "chosen", "chose", r"step/item.toml: .*unknown field `chose`"),
-        ("step/item.toml", "{note}", "{nte}", r"step/item.toml: {nte}: no such phrase; book.toml has note"),
-        ("step/item.toml", "{note}", "{", r"step/item.toml: .*write braces that stand for themselves twice"),
+        (
+            "step/item.toml",
+            "{note}",
+            "{nte}",
+            r"step/item.toml: {nte}: no such phrase; book.toml defines note",
+        ),
+        ("step/item.toml", "{note}", "{", r"step/item.toml: .*double each literal brace"),
         (
             "step/item.toml",
             "within = 0.3,",
@@ -161,7 +166,7 @@ def test_a_book_without_a_list_has_all_its_items(tmp_path):
             "step/item.toml",
             'kind = "law"',
             "",
-            r"step/item.toml: measures\[1\]: kind is missing; give the name of a measure, or mine.py:NAME",
+            r"step/item.toml: measures\[1\]: kind is missing; add the name of a measure, or mine.py:NAME",
         ),
         (
             "elsewhere/item.toml",
@@ -222,7 +227,7 @@ def changed(folder, file, old, new):
         (
             '"mine.py:least"',
             '"shape"',
-            r"own/item.toml: measures: no kind 'shape'; give one of cells, .*or mine.py:NAME",
+            r"own/item.toml: measures: no kind 'shape'; choose one of cells, .*or mine.py:NAME",
         ),
         ('"mine.py:least"', '"mine.py:lest"', r"mine.py has no 'lest'; did you mean mine.py:least"),
         (
@@ -292,7 +297,7 @@ def test_a_study_has_the_limit_of_seeds_of_its_measures(shared):
             r"step/item.toml: studies: neither the item nor the book has comon.toml; did you mean 'common'\?",
         ),
         ("own", r"own.toml: the book has an item own; give the study another name"),
-        ("nowhere:study", r"nowhere: no such book, there is no book.toml; did you mean"),
+        ("nowhere:study", r"nowhere: no such book, because there is no book.toml; did you mean"),
     ],
 )
 def test_a_study_that_is_not_there_is_named_before_anything_runs(shared, call, tmp_path, name, message):
@@ -347,7 +352,8 @@ def test_a_book_that_is_nowhere_is_named(call, tmp_path):
     assert status == 2
     (line,) = said.splitlines()
     assert re.search(
-        "nowhere: no such book, there is no book.toml; known: claims, findings, neighbours, paper", line
+        "nowhere: no such book, because there is no book.toml; known: claims, findings, neighbours, paper",
+        line,
     )
     with pytest.raises(InputError, match=r"claim: no such book, .*; did you mean 'claims'\?"):
         read("claim")

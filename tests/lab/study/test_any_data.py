@@ -134,7 +134,7 @@ WRONG = {
     ),
     "fresh batches of a function without a size": (
         {"data": "mine.py:unsized", "phases": [DESCENT | {"fresh": 4}]},
-        "phases[0]: fresh: no new batches can be sampled, because the data are read from files, or sampled by a",
+        "phases[0]: fresh: no new batches can be sampled, because the data are read from files or sampled by a",
     ),
     "fresh batches of shared data": (
         {"data": "mine.py:shared", "phases": [DESCENT | {"fresh": 4}]},
