@@ -28,7 +28,7 @@ _RULES: dict[Basis, str] = {
     "and fails if none of the interval is. Otherwise it is inconclusive. A promise without a criterion "
     "is inconclusive too, because it is a limit that no finite run reaches. A yes/no statement is "
     f"measured by the share of seeds that satisfy it. Its criterion is a share of at least {REQUIRED:g}, "
-    f"which {DECIDING_SEEDS} seeds or more can show. The number of seeds must be chosen before the run: "
+    f"which {DECIDING_SEEDS} seeds or more can show. The number of seeds has to be chosen before the run: "
     "adding seeds until a statement holds makes any statement hold.",
     "beyond": "The same rule applies to numbers that the theory does not promise: such a number holds, "
     "does not hold, or is inconclusive. It holds for some seeds if the share of seeds is below the "

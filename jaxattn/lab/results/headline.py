@@ -20,7 +20,7 @@ DIRECTIONS = {
     "relaxed_one_minus_cosine": "p_relax",
     "limit_one_minus_cosine": "its limit",
 }
-# What built-in phases and probes record unasked, in the order in which it is shown.
+# Metrics that built-in phases and probes record by default, in display order.
 STANDARD = (
     "important_selected", "spearman_Ev_tokens", "spearman_Ep_absolute_tokens", "one_step_error",
     "important_mass", "important_tied", *ACCURACIES, *LOSSES, *VALUES, "spearman_Ep_absolute_bins",
@@ -32,7 +32,7 @@ STANDARD = (
 
 
 class _Said(NamedTuple):
-    """An estimate of a metric in a cell: its settings, the phase, and the text of the numbers."""
+    """An estimate of a metric in a cell, with its settings, its phase, and the numbers as text."""
 
     settings: str
     phase: str
@@ -43,15 +43,16 @@ class _Said(NamedTuple):
 
 
 def metrics(results: Run) -> list[str]:
-    """Choose at most six metrics: an accuracy, the loss, two that were asked for, then by `STANDARD`.
+    """Select at most six metrics: an accuracy, the loss, two requested ones, then others from `STANDARD`.
 
-    Asked for is what no study records by itself: the user's own metrics, and built-in probes in `probes.own`.
+    Requested metrics are those that no study records by default: user-defined metrics, and built-in probes
+    in `probes.own`.
 
     Args:
         results: a run.
 
     Returns:
-        Names, the first one first; of accuracies test, validation and training are tried in this order.
+        Names in display order. The accuracy is test, validation or training accuracy, the first that exists.
     """
     names = recorded(results)
     asked = [name for name in names if name not in STANDARD]
@@ -62,14 +63,14 @@ def metrics(results: Run) -> list[str]:
 
 
 def sentences(results: Run) -> tuple[str, str]:
-    """Say in two sentences how well a run learned, and what E·v, attention and p know.
+    """Return two sentences: the final accuracy and loss, and the behaviour of E·v, attention and p.
 
     Args:
-        results: a run of any phases and metrics.
+        results: a run with any phases and metrics.
 
     Returns:
-        The numbers are those of `summary_rows`, at the last step of the last phase that recorded them; of
-        several cells those of the lowest and the highest one.
+        Two sentences with the numbers of `summary_rows` at the last step of the last phase that recorded
+        them. With several cells, the numbers are those of the lowest and the highest cell.
     """
     names = recorded(results, finite=True)
     asked = [name for name in names if name not in STANDARD and name not in DIRECTIONS]
@@ -97,7 +98,7 @@ def sentences(results: Run) -> tuple[str, str]:
 
 
 def recorded(results: Run, *, finite: bool = False) -> list[str]:
-    """List the metrics at the end of the phases, single bins left out, or those that have a finite value."""
+    """Return the metrics at the end of the phases, without single bins; if `finite`, those with a value."""
     last = last_steps(results.records)
     names = last["metric"][np.isfinite(last["value"]) | (not finite)].unique()
     return [str(name) for name in names if not re.search(r"_bin_\d+$", str(name))]
@@ -108,7 +109,7 @@ def _first(group: Iterable[str], names: Sequence[str]) -> str | None:
 
 
 def _said(results: Run, table: pd.DataFrame) -> list[_Said]:
-    """Collect the estimates of one metric in every cell, of the last phase with a value, lowest first."""
+    """Return the estimates of one metric in all cells, from the last phase with a value, lowest first."""
     last: dict[str, _Said] = {}
     short = {axis: axis.rpartition(".")[2] for axis in results.axes}
     names = short if len(set(short.values())) == len(short) else {axis: axis for axis in short}
@@ -132,7 +133,7 @@ def _is(said: list[_Said]) -> str:
 
 
 def _follows(metric: str, said: list[_Said]) -> str:
-    """Say whether E·v follows importance; one seed decides nothing."""
+    """Return a clause on whether E·v follows importance; a single seed is no evidence."""
     over = metric.rpartition("_")[2]
     how = "correlation with α" if over == "alpha" else f"Spearman correlation over {over}"
     if not any(cell.low == cell.low for cell in said):
@@ -162,7 +163,7 @@ def _begun(text: str) -> str:
     return text[0].upper() + text[1:] if text.startswith(("attention ", "there ", "the ")) else text
 
 
-# A rank correlation over fewer tokens is hardly one.
+# Rank correlations over fewer tokens are unreliable.
 FEW = 10
 _OVER_TOKENS = re.compile(r"spearman_\w+_tokens")
 _OVER_SIGNED_BINS = re.compile(r"spearman_(Ev|Ep_signed)_bins")
@@ -170,13 +171,13 @@ _OF_IMPORTANT = re.compile(r"important_(mass|selected|tied)")
 
 
 def caveats(results: Run) -> list[str]:
-    """Explain why metrics have no value at the end of a phase, and which tokens and bins others are based on.
+    """Explain why metrics have no final value, and which tokens and bins other metrics are based on.
 
     Args:
         results: a results folder.
 
     Returns:
-        One line for each reason, which starts with its metrics.
+        One line per reason, which starts with the metrics it applies to.
     """
     last = last_steps(results.records)
     last = last[~last["metric"].str.contains(r"_bin_\d+$")]
@@ -205,7 +206,7 @@ def caveats(results: Run) -> list[str]:
 
 
 def _of_probes(results: Run, cell: int, *keys: str) -> list[float]:
-    """Look up settings of the probes of a cell; none if one is not there, or is no finite number."""
+    """Return probe settings of a cell; an empty list if one is missing or not a finite number."""
     try:
         found = [float(results.lookup(cell, f"probes.{key}")) for key in keys]
     except (ValueError, TypeError, OverflowError):
@@ -214,7 +215,7 @@ def _of_probes(results: Run, cell: int, *keys: str) -> list[float]:
 
 
 def _few_tokens(results: Run, cell: int) -> str:
-    """Say that few tokens of some seed occur often enough for correlations, or nothing."""
+    """Return a note if few tokens of some seed occur often enough for correlations, else ""."""
     known = _of_probes(results, cell, "min_count")
     tokens = results.tokens[results.tokens["cell"] == cell].drop_duplicates(["seed", "id"])
     if not known or tokens.empty:
@@ -230,7 +231,7 @@ def _few_tokens(results: Run, cell: int) -> str:
 
 
 def _outside_bins(results: Run, cell: int) -> str:
-    """Say how many tokens are in no bin of the posterior difference, or nothing."""
+    """Return a note on the number of tokens outside the bins of the posterior difference, or ""."""
     if not (known := _of_probes(results, cell, "low", "high")):
         return ""
     low, high = known
@@ -248,7 +249,7 @@ def _outside_bins(results: Run, cell: int) -> str:
 
 
 def _important(results: Run, cell: int) -> str:
-    """Say which tokens are important, and how many."""
+    """Return a note on the definition and number of important tokens."""
     if not (known := _of_probes(results, cell, "important", "min_count")):
         return ""
     size, least = known

@@ -147,7 +147,7 @@ def test_a_book_without_a_list_has_all_its_items(tmp_path):
             "step/item.toml",
             "within = 0.3,",
             "",
-            r"step/item.toml: measures\[1\]: give at_least alone, or around with within or .*criteria",
+            r"step/item.toml: measures\[1\]: give at_least alone, or around together with .*criteria",
         ),
         ("step/item.toml", "[[measures]]", "[measure]", r"step/item.toml: .*\bmeasure\b"),
         (
@@ -160,7 +160,7 @@ def test_a_book_without_a_list_has_all_its_items(tmp_path):
             "texts/item.toml",
             "criteria = {}",
             "",
-            r"texts/item.toml: measures\[1\]: criteria is missing; give what .* compared with, or {} if they",
+            r"texts/item.toml: measures\[1\]: criteria is missing; add the criteria of .*, or {} if they",
         ),
         (
             "step/item.toml",
@@ -233,10 +233,10 @@ def changed(folder, file, old, new):
         (
             "metric =",
             "metrics =",
-            r"own/item.toml: measures: mine.py:least: .*; it takes \(results, item, \*, metric\), the runs",
+            r"own/item.toml: measures: mine.py:least: .*; its parameters are \(results, item, \*, metric\), ",
         ),
-        ("metric =", "at = 1\nmetric =", r"own/item.toml: measures: mine.py:least: .*'at'; it takes"),
-        ("metric =", 'studies = ["study", "study"]\nmetric =', r"mine.py:least: too many .*; it takes"),
+        ("metric =", "at = 1\nmetric =", r"own/item.toml: measures: mine.py:least: .*'at'; its parameters"),
+        ("metric =", 'studies = ["study", "study"]\nmetric =', r"mine.py:least: too many .*; its parameters"),
     ],
 )
 def test_a_measure_that_does_not_fit_is_refused(tmp_path, old, new, message):

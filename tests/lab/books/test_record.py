@@ -96,7 +96,7 @@ def test_the_page_shows_an_item_from_its_record_and_names_what_to_run_for_the_ot
 
 
 def test_results_of_another_scale_are_not_overwritten(folder):
-    with pytest.raises(InputError, match=r"holds results at laptop scale; add `--scale laptop`, or name"):
+    with pytest.raises(InputError, match=r"holds results at laptop scale; add `--scale laptop`, or choose"):
         record.read(ITEM, "full", folder)
 
 

@@ -356,8 +356,8 @@ def test_curves_of_an_unknown_metric(results):
     [
         ({"kind": "scalling"}, r"figures\[0\].kind: unknown 'scalling'; did you mean 'scaling'"),
         ({}, r"figures\[0\].kind: unknown None"),
-        ({"kind": "scaling"}, "scaling needs 'axis'"),
-        ({"kind": "diagram"}, "diagram needs 'x_axis' and 'y_axis'"),
+        ({"kind": "scaling"}, "scaling requires 'axis'"),
+        ({"kind": "diagram"}, "diagram requires 'x_axis' and 'y_axis'"),
         ({"kind": "importance", "cel": 0}, "importance has no option 'cel'; did you mean 'cell'"),
         (
             {"kind": "importance", "phase": "embd"},
