@@ -208,7 +208,9 @@ def test_an_item_has_measures_or_is_shown_elsewhere(tmp_path):
     for changed_text in (text[0], "".join(text) + '[elsewhere]\nwords = "x"\nlink = "x"\ncommand = "x"\n'):
         book = shutil.copytree(TINY, tmp_path / "tiny", dirs_exist_ok=True)
         (book / "step" / "item.toml").write_text(changed_text, encoding="utf-8")
-        with pytest.raises(InputError, match=r"step/item.toml: give \[\[measures\]\], or \[elsewhere\] if"):
+        with pytest.raises(
+            InputError, match=r"step/item.toml: add \[\[measures\]\], or add \[elsewhere\] if"
+        ):
             read(book)
 
 

@@ -453,7 +453,7 @@ def test_figures_of_tokens_are_refused_for_a_cell_without_them():
     for kind in ("importance", "one_step_law", "top_tokens"):
         specs = {0: {"kind": kind}, 1: {"kind": "curves"}}
         check(specs, phases=["embed"], axes=[], without_tokens={1})
-        with pytest.raises(InputError, match=rf"^figures\[0\]: {kind} shows scores and values of tokens"):
+        with pytest.raises(InputError, match=rf"^figures\[0\]: {kind} requires scores and values of tokens"):
             check(specs, phases=["embed"], axes=[], without_tokens={0})
 
 

@@ -174,7 +174,7 @@ def test_a_column_of_another_kind_is_named(write, rewrite, tmp_path, column):
     table = pd.read_parquet(folder / "records.parquet")
     rewrite(folder, "records", table.assign(**{column: WRONG[column]}))
     reason = (
-        "cells that the manifest lacks"
+        "it has cells that the manifest lacks"
         if column == "cell"
         else f"column '{column}' contains values other than"
     )
