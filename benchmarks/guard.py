@@ -270,8 +270,8 @@ def compare(before: Path, after: Path) -> int:
             print(f"{name}: only in {before if (before / name).exists() else after}")
             differing += 1
             continue
-        if told := _difference(pd.read_parquet(before / name), pd.read_parquet(after / name)):
-            print(f"{name}: {told}")
+        if difference := _difference(pd.read_parquet(before / name), pd.read_parquet(after / name)):
+            print(f"{name}: {difference}")
             differing += 1
     print(f"{differing} tables differ")
     return differing

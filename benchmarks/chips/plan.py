@@ -163,10 +163,10 @@ class ChipPlan:
         here = [row for row in self.programs if row.where == self.target]
         host = [row for row in self.programs if row.on_host]
         failed = [row for row in self.programs if row.error]
-        said = [f"{len(here)} programs compile for {self.target}"]
-        said += [f"{len(host)} need float64 and run on the host's CPU"] * bool(host)
-        said += [f"{len(failed)} do not compile: {failed[0].error}"] if failed else []
-        return "; ".join(said)
+        parts = [f"{len(here)} programs compile for {self.target}"]
+        parts += [f"{len(host)} need float64 and run on the host's CPU"] * bool(host)
+        parts += [f"{len(failed)} do not compile: {failed[0].error}"] if failed else []
+        return "; ".join(parts)
 
     def __repr__(self) -> str:
         return f"ChipPlan({self.sentence})"

@@ -134,8 +134,8 @@ def call(
             answer = _talk(process, arguments, progress)
         if answer is None:
             noise.seek(0)
-            said = [line.strip() for line in noise if line.strip()] or ["it said nothing"]
-            raise RunError(f"target {target.name}: its compiler ended with {process.returncode}: {said[-1]}")
+            lines = [line.strip() for line in noise if line.strip()] or ["it printed nothing"]
+            raise RunError(f"target {target.name}: its compiler ended with {process.returncode}: {lines[-1]}")
     if "error" in answer:
         raise InputError(answer["error"])
     return answer["result"]
@@ -149,10 +149,10 @@ def _talk(
         process.stdin.write(json.dumps(arguments))
         process.stdin.close()
         for line in process.stdout:
-            said = json.loads(line)
-            if "progress" not in said:
-                return said
-            progress(*said["progress"])
+            message = json.loads(line)
+            if "progress" not in message:
+                return message
+            progress(*message["progress"])
     except BrokenPipeError:
         return None
     except BaseException:
@@ -166,20 +166,20 @@ def main(name: str, function: str) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def say(said: Any) -> None:
-        print(json.dumps(said), file=answers, flush=True)
+    def send(message: Any) -> None:
+        print(json.dumps(message), file=answers, flush=True)
 
     target, arguments = read_target(name), json.load(sys.stdin)
     module, _, own = function.partition(":")
     try:
         with backend.made_for(describe(target)):
             found = getattr(importlib.import_module(module), own)(
-                target, lambda text, share: say({"progress": [text, share]}), **arguments
+                target, lambda text, share: send({"progress": [text, share]}), **arguments
             )
     except InputError as error:
-        say({"error": str(error)})
+        send({"error": str(error)})
     else:
-        say({"result": found})
+        send({"result": found})
     # Not a normal exit, during which libtpu would wait for a chip.
     os._exit(0)
 

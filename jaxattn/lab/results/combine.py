@@ -105,8 +105,8 @@ def choose(
     kept = list(results.manifest["cells"])
     for key, wanted in (where or {}).items():
         values = [results.lookup(cell["cell"], key) for cell in kept]
-        meant = _meant(key, values, wanted)
-        kept = [cell for cell, value in zip(kept, values, strict=True) if value in meant]
+        matching = _matching(key, values, wanted)
+        kept = [cell for cell, value in zip(kept, values, strict=True) if value in matching]
     numbers = [cell["cell"] for cell in kept]
     records = records[records["cell"].isin(numbers)]
     if records.empty:
@@ -169,11 +169,11 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
         raise InputError(f"{key}: not swept; the swept keys are {', '.join(results.axes) or 'nothing'}")
     together = _zipped(results, key)
     values = [cell["settings"].get(key) for cell in results.manifest["cells"]]
-    sides = [(sign, _meant(key, values, wanted)) for sign, wanted in ((-1.0, first), (1.0, second))]
+    sides = [(sign, _matching(key, values, wanted)) for sign, wanted in ((-1.0, first), (1.0, second))]
     rest, side = {}, {}
     for cell, value in zip(results.manifest["cells"], values, strict=True):
-        for sign, meant in sides:
-            if value in meant:
+        for sign, matching in sides:
+            if value in matching:
                 rest[cell["cell"]] = {name: x for name, x in cell["settings"].items() if name not in together}
                 side[cell["cell"]] = sign
     if set(side.values()) != {-1.0, 1.0}:
@@ -184,7 +184,7 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
         both = records[records["cells"] == 2]
         return both.assign(value=both["value"] * both["from"].map(side))
 
-    low, high = (setting(meant[0]) for _, meant in sides)
+    low, high = (setting(matching[0]) for _, matching in sides)
     others = ", ".join(name for name in results.axes if name in together and name != key)
     words = f"differences ({key} = {high} minus {low}{f', with {others}' if others else ''})"
     found = _regroup(results, rest, signed, words)
@@ -240,7 +240,7 @@ def _regroup(
     return replace(results, manifest=manifest, records=records, tokens=results.tokens.iloc[:0])
 
 
-def _meant(key: str, values: Sequence[Any], wanted: Any) -> list[Any]:
+def _matching(key: str, values: Sequence[Any], wanted: Any) -> list[Any]:
     """Return the values that equal the wanted one as text or number, or else are printed like it."""
     if exact := [value for value in values if _equal(value, wanted)]:
         return exact

@@ -31,7 +31,7 @@ STANDARD = (
 )  # fmt: skip
 
 
-class _Said(NamedTuple):
+class _Estimated(NamedTuple):
     """An estimate of a metric in a cell, with its settings, its phase, and the numbers as text."""
 
     settings: str
@@ -76,24 +76,24 @@ def sentences(results: Run) -> tuple[str, str]:
     asked = [name for name in names if name not in STANDARD and name not in DIRECTIONS]
     fit = [name for group in (ACCURACIES, LOSSES) if (name := _first(group, names))]
     values, direction = (_first(group, names) for group in (VALUES, DIRECTIONS))
-    known: list[tuple[str | None, Callable[[list[_Said]], str]]] = [
-        (values, lambda said: _follows(values or "", said)),
+    known: list[tuple[str | None, Callable[[list[_Estimated]], str]]] = [
+        (values, lambda cells: _follows(values or "", cells)),
         (_first(["important_selected"], names), _selects),
-        (direction, lambda said: f"1 - cos between p and {DIRECTIONS[direction or '']} {_is(said)}"),
-        *((name, lambda said, name=name: f"{name} {_is(said)}") for name in asked[:1]),
+        (direction, lambda cells: f"1 - cos between p and {DIRECTIONS[direction or '']} {_is(cells)}"),
+        *((name, lambda cells, name=name: f"{name} {_is(cells)}") for name in asked[:1]),
     ]
     rest = [name for name in metrics(results) if name in names and name not in fit]
     wanted = [*dict.fromkeys([*fit, *(x for x, _ in known if x), *rest])]
     table = estimates(results, metrics=wanted)
-    found = {name: _said(results, table[table["metric"] == name]) for name in wanted if name in names}
+    found = {name: _estimated(results, table[table["metric"] == name]) for name in wanted if name in names}
     learned = [words(found[name]) for name, words in known if name and found[name]][:3]
     learned = learned or [f"{name} {_is(found[name])}" for name in rest if found[name]][:1]
     fits = [f"the {name.replace('_', ' ')} {_is(found[name])}" for name in fit if found[name]]
-    phases = {said.phase for name in fit for said in found[name]}
+    phases = {cell.phase for name in fit for cell in found[name]}
     after = f"After phase {phases.pop()}" if len(phases) == 1 else "After the last phase"
     return (
         f"{after}, {' and '.join(fits)}." if fits else "No accuracy and no loss has a finite value.",
-        f"{_begun('; '.join(learned))}." if learned else "No other metric has a finite value.",
+        f"{_capitalised('; '.join(learned))}." if learned else "No other metric has a finite value.",
     )
 
 
@@ -108,39 +108,39 @@ def _first(group: Iterable[str], names: Sequence[str]) -> str | None:
     return next((name for name in group if name in names), None)
 
 
-def _said(results: Run, table: pd.DataFrame) -> list[_Said]:
+def _estimated(results: Run, table: pd.DataFrame) -> list[_Estimated]:
     """Return the estimates of one metric in all cells, from the last phase with a value, lowest first."""
-    last: dict[str, _Said] = {}
+    last: dict[str, _Estimated] = {}
     short = {axis: axis.rpartition(".")[2] for axis in results.axes}
     names = short if len(set(short.values())) == len(short) else {axis: axis for axis in short}
     for row in table[np.isfinite(table["value"])].itertuples():
         values = {axis: setting(x) for axis, x in results.settings(row.cell).items()}
         settings = ", ".join(f"{names[axis]} = {values[axis]}" for axis in names if values.get(axis))
-        last[settings] = _Said(settings, str(row.phase), row.text, row.value, row.low, row.high)
-    return sorted(last.values(), key=lambda said: said.value)
+        last[settings] = _Estimated(settings, str(row.phase), row.text, row.value, row.low, row.high)
+    return sorted(last.values(), key=lambda cell: cell.value)
 
 
-def _range(said: list[_Said]) -> str:
-    low, high = said[0], said[-1]
+def _range(cells: list[_Estimated]) -> str:
+    low, high = cells[0], cells[-1]
     if low.text == high.text:
         return low.text
     return f"from {low.text} at {low.settings} to {high.text} at {high.settings}"
 
 
-def _is(said: list[_Said]) -> str:
+def _is(cells: list[_Estimated]) -> str:
     """Return the predicate of a sentence about an estimate: its value, or its range over the cells."""
-    return f"{'is' if said[0].text == said[-1].text else 'ranges'} {_range(said)}"
+    return f"{'is' if cells[0].text == cells[-1].text else 'ranges'} {_range(cells)}"
 
 
-def _follows(metric: str, said: list[_Said]) -> str:
+def _follows(metric: str, cells: list[_Estimated]) -> str:
     """Return a clause on whether E·v follows importance; a single seed is no evidence."""
     over = metric.rpartition("_")[2]
     how = "correlation with α" if over == "alpha" else f"Spearman correlation over {over}"
-    if not any(cell.low == cell.low for cell in said):
+    if not any(cell.low == cell.low for cell in cells):
         what = "correlation of E·v with α" if over == "alpha" else f"{how} of E·v and importance"
-        return f"the {what} {_is(said)}"
-    yes, against = sum(cell.low > 0 for cell in said), sum(cell.high < 0 for cell in said)
-    weakly = " weakly" if yes and max(cell.low for cell in said) < 0.5 else ""
+        return f"the {what} {_is(cells)}"
+    yes, against = sum(cell.low > 0 for cell in cells), sum(cell.high < 0 for cell in cells)
+    weakly = " weakly" if yes and max(cell.low for cell in cells) < 0.5 else ""
     words = (
         f"E·v follows importance{weakly}"
         if yes
@@ -148,17 +148,17 @@ def _follows(metric: str, said: list[_Said]) -> str:
         if against
         else "there is no evidence that E·v follows importance"
     )
-    among = f" in {yes or against} of {len(said)} cells" if 0 < (yes or against) < len(said) else ""
-    return f"{words}{among} ({how} {_range(said)})"
+    among = f" in {yes or against} of {len(cells)} cells" if 0 < (yes or against) < len(cells) else ""
+    return f"{words}{among} ({how} {_range(cells)})"
 
 
-def _selects(said: list[_Said]) -> str:
-    if said[0].text == said[-1].text:
-        return f"attention selects an important token in {said[0].text} of the sequences"
-    return f"the share of sequences in which attention selects an important token {_is(said)}"
+def _selects(cells: list[_Estimated]) -> str:
+    if cells[0].text == cells[-1].text:
+        return f"attention selects an important token in {cells[0].text} of the sequences"
+    return f"the share of sequences in which attention selects an important token {_is(cells)}"
 
 
-def _begun(text: str) -> str:
+def _capitalised(text: str) -> str:
     """Capitalise the first word of a sentence, but not names of metrics and parameters."""
     return text[0].upper() + text[1:] if text.startswith(("attention ", "there ", "the ")) else text
 
@@ -196,9 +196,9 @@ def caveats(results: Run) -> list[str]:
         for cell, metric in dict.fromkeys((cell, metric) for cell, metric, _ in finite.index):
             if pattern.fullmatch(metric) and (words := reason(results, int(cell))):
                 reasons.setdefault(words, {})[metric] = None
-    said = [f"{', '.join(metrics)}: {reason}" for reason, metrics in reasons.items()]
+    lines = [f"{', '.join(metrics)}: {reason}" for reason, metrics in reasons.items()]
     failed = results.failures.groupby(["phase", "reason"], sort=False).size()
-    return said + [
+    return lines + [
         f"{number} seed{'s' * (number > 1)} failed in phase {phase} and {'are' if number > 1 else 'is'} not "
         f"in the means from then on: {reason}"
         for (phase, reason), number in failed.items()

@@ -115,11 +115,11 @@ class Piece(NamedTuple):
     @property
     def style(self) -> str:
         """CSS variables for `COLUMN_RULES` and page.css: width, alignment, and headings for cards."""
-        said = [f"--least:{self.least}"]
+        declarations = [f"--least:{self.least}"]
         for k, column in enumerate(self.columns, 1):
-            said += [f"--a{k}:left"] * (not column.number and k > 1)
-            said += [f"--h{k}:{json.dumps(column.head, ensure_ascii=False)}"] * self.many
-        return ";".join(said)
+            declarations += [f"--a{k}:left"] * (not column.number and k > 1)
+            declarations += [f"--h{k}:{json.dumps(column.head, ensure_ascii=False)}"] * self.many
+        return ";".join(declarations)
 
     @property
     def rows(self) -> list[tuple[str, ...]]:

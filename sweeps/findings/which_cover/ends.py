@@ -40,7 +40,7 @@ def choices(results, item) -> Measured:
     one_label = found["follows_alpha"] == 1
     small = covers & (found[STEP] == 0) & (found[SCALE] <= 0.1) & found["block"].str.startswith("one")
     tiny = covers & (found[SCALE] == 0.01) & found["block"].str.startswith("one")
-    told = small & one_label & (found["variance_sign"] != 0)
+    predicted = small & one_label & (found["variance_sign"] != 0)
     alone = found["cover_attention"] >= 0.99
     shares = {
         "runs that come to the end asked for": (arrived, True),
@@ -50,8 +50,8 @@ def choices(results, item) -> Measured:
         "covers no smaller than the shortest one": (found["cover_size"] >= found["shortest_cover"], covers),
         "covers that are a shortest one": (found["cover_size"] == found["shortest_cover"], covers),
         "small starts, one relevant token: scores in the order of α or -α": (one_label, small),
-        "there the sign of Σ y Var α tells the label": (found["winner"] == found["variance_sign"], told),
-        "there the start tells the label": (found["winner"] == found["start_sign"], told),
+        "there the sign of Σ y Var α tells the label": (found["winner"] == found["variance_sign"], predicted),
+        "there the start tells the label": (found["winner"] == found["start_sign"], predicted),
         "at scale 0.01, with and without the step: order of α or -α": (one_label, tiny),
         "at scale 0.01: the sign of Σ y Var α tells the label": (
             found["winner"] == found["variance_sign"],

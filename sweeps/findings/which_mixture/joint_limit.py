@@ -59,8 +59,8 @@ class JointLimit:
     def __repr__(self) -> str:
         """Return whether it holds, with the numbers of heavy sequences and finite scores."""
         kinds = f"{int(np.sum(self.heavy))} of {np.size(self.heavy)} sequences heavy"
-        said = "certified" if self.holds else self.reason
-        text = f"{said}; {kinds}, {int(self.finite)} scores finite, spare {float(self.spare):.3g}"
+        outcome = "certified" if self.holds else self.reason
+        text = f"{outcome}; {kinds}, {int(self.finite)} scores finite, spare {float(self.spare):.3g}"
         return f"JointLimit({text})"
 
 
