@@ -99,7 +99,7 @@ def explore(
 
     Raises:
         InputError: the path has several seeds, `limit` is not a direction, or names or sequences do not
-        match.
+            match.
 
     Source:
         Theorem 4.3 of arXiv 2505.17282; the page is this library's.

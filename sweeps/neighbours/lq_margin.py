@@ -50,7 +50,7 @@ def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: 
 
     Raises:
         InputError: q is below 1, Φ holds NaN or inf, a sequence has no selected token, or shapes do not
-        match.
+            match.
 
     Source:
         Julistiono, Tarzanagh and Azizan 2024 (arXiv 2410.14581), the ℓ_p attention SVM; Lawson's reweighting

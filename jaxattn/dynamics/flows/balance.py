@@ -142,9 +142,9 @@ def find_ties(
 
     def open_yet(state: tuple[Array, Array, Balance]) -> Array:
         tried, _, found = state
-        return (tried < 0) | (wanted & (tried < holes) & ~found.settled & ~found.undecided)
+        return (tried < 0) | (wanted & (tried < gaps) & ~found.settled & ~found.undecided)
 
-    holes = min(_MAX_GAPS, corpus.bags.index.size)
+    gaps = min(_MAX_GAPS, corpus.bags.index.size)
     first = jnp.where(slides, -1, 0).astype(jnp.int32)
     _, p, found = jax.lax.while_loop(open_yet, attempt, (first, p, no_balance(E, p, values, corpus)))
     return p, found

@@ -48,7 +48,7 @@ class Cancelled(NamedTuple):
     Attributes:
         idle: (R, W) bool.
         pairs: second-order terms of their force.
-        undecided: () bool; True if the order of a pair is unknown, or there are more than MOST_PAIRS pairs.
+        undecided: () bool; True if the order of a pair is unknown, or there are too many pairs.
     """
 
     idle: Array

@@ -203,7 +203,7 @@ def _item_lines(section: Section) -> list[str]:
         [marked(f"**Why a curve is flat:** {_sentence(item.flat)}")] if item.flat and section.pictures else []
     )
     for statement, table in section.agreement.items():
-        lines += [typeset(f"{_begun(statement)}:") if statement else "", _table(table)]
+        lines += [typeset(f"{_capitalised(statement)}:") if statement else "", _table(table)]
     for title, table in section.labelled_tables.items():
         lines += [f"{title}:", _table(table)]
     return [*lines, f"    {section.command}"]
@@ -213,7 +213,7 @@ def _table(table: pd.DataFrame) -> str:
     return markdown(table.map(lambda text: marked(str(text))))
 
 
-def _begun(text: str) -> str:
+def _capitalised(text: str) -> str:
     """Capitalise the first word of a text; symbols such as p and names such as fig1_imdb are unchanged."""
     is_word = re.match(r"(a|[a-z]{2,})[ ,.:]", text)
     return text[:1].upper() + text[1:] if is_word else text
@@ -221,7 +221,7 @@ def _begun(text: str) -> str:
 
 def _sentence(text: str) -> str:
     """Return prose of an item as a sentence, with a capital and a full stop."""
-    return f"{_begun(text.strip()).removesuffix('.')}."
+    return f"{_capitalised(text.strip()).removesuffix('.')}."
 
 
 def as_html(book: Book, sections: tuple[Section, ...], place: Place) -> str:
@@ -234,7 +234,7 @@ def as_html(book: Book, sections: tuple[Section, ...], place: Place) -> str:
         verdict=in_numbers(sections),
         texts=layout.texts,
         place=record.place,
-        begun=_begun,
+        capitalised=_capitalised,
         sentence=_sentence,
         table=book.shared.table,
     )

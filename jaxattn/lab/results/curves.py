@@ -50,7 +50,7 @@ def curves(
 
     Raises:
         InputError: a phase, metric or cell is unknown, or a metric on a logarithmic scale has negative
-        values.
+            values.
     """
     records = results.records
     phases = _phases(results, phase, x)

@@ -274,8 +274,7 @@ def dataset(results: Run, *, seed: int, cell: int) -> Splits:
 
     Raises:
         InputError: the cell or seed is unknown, or the data come from files, from user-defined code, or from
-        a
-            block; use the study for these.
+            a block; use the study for these.
     """
     results.settings(cell)
     if seed not in (known := results.manifest["seeds"]):
