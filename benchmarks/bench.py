@@ -1,4 +1,4 @@
-"""Measure the time of a step of each kind on this machine, whether its bits repeat, and memory.
+"""Measure step times of each kind of phase on this machine, their bitwise reproducibility, and memory.
 
 python benchmarks/bench.py --out mine.json          # measure, print a table and write it to a file
 python benchmarks/bench.py mine.json other.json     # show several machines side by side
@@ -40,21 +40,21 @@ from jaxattn.lab.storage import files, provenance
 from jaxattn.models.one_layer import OneLayer
 from jaxattn.models.two_layer import TwoLayer
 
-# A file of a report has some kilobytes.
+# Maximum size of a report file, which normally has some kilobytes.
 MOST_BYTES = 2**24
-# IMDB with words that occur 45 times.
+# Sizes of IMDB with words that occur at least 45 times.
 REVIEWS = {"sequences": 25_000, "vocab_size": 7_813}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that is measured.
+    """One benchmark case.
 
     Attributes:
         name: its name.
-        study: the first phase of its only cell is what is timed, from its beginning to its end.
-        seeds: numbers of seeds side by side.
-        steps: what its time is divided by; 1 for a path that is found at once.
+        study: a study with one cell, whose first phase is timed.
+        seeds: numbers of vmapped seeds.
+        steps: divisor of the measured time; 1 for a path that is computed at once.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Case:
 
 
 def reviews(*, sequences: int, vocab_size: int) -> Corpus:
-    """Draw sequences as long as reviews of tokens by Zipf's law, always the same ones."""
+    """Sample sequences with lengths of reviews and tokens by Zipf's law, always the same ones."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(5.2, 0.6, sequences), 10, 2_000).astype(int)
     weight = 1 / np.arange(1, vocab_size + 1)
@@ -122,23 +122,23 @@ CASES = (
 )
 
 
-# A copy of so many bytes tells how fast memory is, on any machine that jaxattn runs on.
+# Size of an array in bytes whose copy measures memory bandwidth on any machine.
 _COPIED = 2**28
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What a case took.
+    """Measurements of a case.
 
     Attributes:
         case: its name.
-        seeds: seeds side by side.
+        seeds: number of vmapped seeds.
         first_s: seconds of the first pass, compilation included.
-        step_us: microseconds of a step of one seed, median over passes; of a whole path for exact flows.
-        passes: how many passes the median is of.
-        same_bits: whether all passes gave the same bits.
+        step_us: microseconds per step and seed, median over passes; per path for exact flows.
+        passes: number of passes in the median.
+        same_bits: True if all passes gave bitwise identical results.
         planned_mib: memory that `plan` predicts for a device.
-        peak_mib: most memory that a device has used so far, cases before included; None where it does not
-            tell.
+        peak_mib: peak memory of a device so far, earlier cases included; None if the device does not report
+            it.
     """
 
     case: str
@@ -152,13 +152,13 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What it was measured on.
+    """The machine of a measurement.
 
     Attributes:
-        device: the kind of its devices.
+        device: kind of its devices.
         platform: "cpu", "gpu" or "tpu".
-        devices: how many there are; cores, on a CPU.
-        copied_gb_s: 10^9 bytes that one device reads and writes a second, copying a large array.
+        devices: number of devices; of cores, on a CPU.
+        copied_gb_s: GB/s that one device reads and writes when it copies a large array.
         python: version of Python.
         jax: version of JAX.
         made_by: version, commit and hash of jaxattn.
@@ -174,7 +174,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def machine() -> Machine:
-    """Describe the devices that are here."""
+    """Return a description of the local devices."""
     local = jax.local_devices()
     return Machine(
         device=local[0].device_kind if local[0].platform != "cpu" else platform.machine(),
@@ -188,7 +188,7 @@ def machine() -> Machine:
 
 
 def bandwidth() -> float:
-    """Measure how fast one device copies a large array, bytes read and written a second."""
+    """Measure the bandwidth of copying a large array on one device, in bytes read and written per second."""
     copied = jax.jit(lambda x: x + 1)
     x = jax.block_until_ready(copied(jnp.zeros(_COPIED // 4, jnp.float32)))
     return 2 * _COPIED / min(_timed(lambda: copied(x))[0] for _ in range(5))
@@ -199,11 +199,11 @@ def measure(case: Case, seeds: int, repeats: int) -> Measured:
 
     Args:
         case: the case.
-        seeds: seeds side by side.
-        repeats: passes after the first, at least 1.
+        seeds: number of vmapped seeds.
+        repeats: number of passes after the first, at least 1.
 
     Returns:
-        What it took.
+        The measurements.
 
     Raises:
         RunError: it does not fit in memory.
@@ -245,7 +245,7 @@ def _measure(case: Case, seeds: int, repeats: int) -> Measured:
 
 
 def _timed(function: Callable[[], Any]) -> tuple[float, list[str]]:
-    """Time a call until its result is ready; seconds, and hashes of the bits of its arrays."""
+    """Return the seconds until the result of a call is ready, and hashes of the bits of its arrays."""
     begin = time.perf_counter()
     found = jax.block_until_ready(function())
     took = time.perf_counter() - begin
@@ -259,23 +259,23 @@ def _peak() -> float | None:
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A machine, and what was measured on it."""
+    """A machine with its measurements."""
 
     machine: Machine
     measured: list[Measured]
 
     @property
     def title(self) -> str:
-        """Name the machine in a few words."""
+        """Short description of the machine."""
         it = self.machine
         return f"{it.devices} × {it.device}, copies {it.copied_gb_s:.0f} GB/s, jax {it.jax}"
 
 
 def write(report: Report, path: Path) -> Path:
-    """Write a report as JSON, machine and rows by name.
+    """Write a report as JSON, with the machine and the rows by name.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the file cannot be written.
     """
     with writing(path, "give another file"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -284,10 +284,10 @@ def write(report: Report, path: Path) -> Path:
 
 
 def read(path: Path) -> Report:
-    """Read a report back.
+    """Read a report.
 
     Raises:
-        InputError: no such file, or not one of these.
+        InputError: the file does not exist, or is not a report.
     """
     try:
         content = files.read(path, None, most=MOST_BYTES)
@@ -299,7 +299,7 @@ def read(path: Path) -> Report:
 
 
 def table(report: Report) -> pd.DataFrame:
-    """Lay out one machine's rows for reading."""
+    """Return a display table of the rows of one machine."""
     return pd.DataFrame(
         {
             "case": row.case,
@@ -315,21 +315,21 @@ def table(report: Report) -> pd.DataFrame:
 
 
 def beside(reports: Sequence[Report]) -> pd.DataFrame:
-    """Lay out the µs a step and seed of several machines, one column each, in the order of the first."""
+    """Return the µs per step and seed of several machines, one column each, in the row order of the first."""
     keys = dict.fromkeys((row.case, row.seeds) for report in reports for row in report.measured)
     found = [{(row.case, row.seeds): row.step_us for row in report.measured} for report in reports]
     frame = pd.DataFrame([{"case": case, "seeds": seeds} for case, seeds in keys])
     for number, (report, own) in enumerate(zip(reports, found, strict=True), start=1):
-        # Two machines of one kind are two columns.
+        # Column names are numbered, since two machines may have the same description.
         frame[f"{number}: {report.title}"] = [f"{own[key]:.3g}" if key in own else "-" for key in keys]
     return frame
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure the chosen cases, or show files side by side."""
+    """Measure the selected cases, or compare files."""
     if options.files:
         if options.only or options.out or options.seeds is not None:
-            raise InputError("files are shown as they are; leave --only, --seeds and --out out")
+            raise InputError("--only, --seeds and --out do not apply to files; remove them")
         print_table("µs a step and seed", beside([read(path) for path in options.files]))
         return
     of_this_machine(options.out or "")
@@ -339,7 +339,7 @@ def run(options: argparse.Namespace) -> None:
     cases = [case for case in CASES if not options.only or any(word in case.name for word in options.only)]
     if not cases:
         known = "; ".join(case.name for case in CASES)
-        raise InputError(f"--only {' '.join(options.only)}: in no name; there are {known}")
+        raise InputError(f"--only {' '.join(options.only)}: no case name contains it; the cases are {known}")
     devices.use_all_cores()
     report = Report(machine(), [])
     wanted = [(case, n) for case in cases for n in case.seeds if options.seeds is None or n <= options.seeds]
@@ -365,20 +365,20 @@ def main() -> int:
         nargs="+",
         default=[],
         metavar="WORD",
-        help="measure the cases whose names have one of these",
+        help="measure only cases whose names contain one of these",
     )
-    parser.add_argument("--seeds", type=int, metavar="N", help="measure up to so many seeds side by side")
+    parser.add_argument("--seeds", type=int, metavar="N", help="largest number of vmapped seeds to measure")
     parser.add_argument(
         "--repeats",
         type=int,
         default=3,
         metavar="N",
-        help="passes after the first; their median counts",
+        help="number of passes after the first, of which the median is reported",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write what was measured to this file")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the measurements to this file")
     parser.add_argument("--quiet", action="store_true", help="print results and errors only")
     options = parser.parse_args()
-    # As the commands do.
+    # As in the command line.
     gc.set_threshold(*cli.RARELY)
     try:
         check_once(sys.argv[1:])

@@ -1,8 +1,8 @@
-"""What a study costs more in a bucket than in a folder, pair by pair; and what going on elsewhere reads.
+"""Extra time of a study in a bucket compared with a folder, in pairs; and data read when a run is resumed.
 
     python benchmarks/bucket.py --seeds 1000 --out results/benchmarks
 
-The server of the S3 protocol is moto's, a process of its own on the same cores: real ones are further away,
+The server of the S3 protocol is moto, in its own process on the same cores. Real servers are further away,
 and faster. The study is that of benchmarks/seeds_per_second.py. Programs are compiled before the clock
 starts.
 """
@@ -40,7 +40,7 @@ class Half(Reporter):
 
 
 def serve(pipe):
-    """Answer requests until told to stop; tell what was asked."""
+    """Serve requests until told to stop; report the requests."""
     sys.path.insert(0, str(SERVER))
     from s3_server import Server
 
@@ -56,13 +56,13 @@ def serve(pipe):
 
 
 def ask(pipe, word):
-    """Ask the server what it was asked."""
+    """Return the requests that the server has received."""
     pipe.send(word)
     return pipe.recv()
 
 
 def timed(study, place, reporter=Reporter):
-    """Run a study; seconds."""
+    """Run a study; return the seconds."""
     begin = time.perf_counter()
     with reporter(quiet=True) as told, suppress(Interrupted):
         engine.run(study, place, command="benchmark", reporter=told)
@@ -70,7 +70,7 @@ def timed(study, place, reporter=Reporter):
 
 
 def going_on(study, pipe, root):
-    """Leave a study half finished, go on with it on a machine that has nothing, and count what is read."""
+    """Stop a study half-way, resume it with an empty cache, and count what is read."""
     place = Path("s3://bench/half")
     timed(study, place, Half)
     _, _, held = ask(pipe, "size")
@@ -89,7 +89,7 @@ def main():
     )
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=3, help="pairs, of which the median counts")
+    parser.add_argument("--repeats", type=int, default=3, help="pairs, of which the median is reported")
     parser.add_argument("--out", type=Path, default=None, help="folder for bucket.json")
     options = parser.parse_args()
     devices.use_all_cores()

@@ -1,4 +1,4 @@
-"""How often 95 % intervals hold the truth, on normal and on skewed data.
+"""Coverage of 95 % intervals on normal and on skewed data.
 
 python benchmarks/coverage.py
 """
@@ -17,7 +17,7 @@ from jaxattn.lab.results.statistics import aggregate
 LAWS = {"normal": stats.norm(), "exponential": stats.expon(), "lognormal": stats.lognorm(1)}
 SEEDS = (3, 5, 8, 10, 20, 40)
 SHARES = (0.5, 0.9, 0.99)
-# Values with ties, as shares of two sequences are, and a curve over bins with noise in every seed.
+# Values with ties, such as shares of two sequences; and a curve over bins with noise in every seed.
 TIED, WEIGHTS = np.array([0, 0.5, 1]), (0.05, 0.15, 0.8)
 BINS, NOISE = np.linspace(-1, 1, 20), 8.0
 
@@ -45,21 +45,22 @@ def main() -> None:
 
 
 def held(bounds: tuple[Any, Any], truth: float) -> float:
-    """Share of the intervals that hold the truth."""
+    """Return the share of the intervals that contain the truth."""
     return float(((bounds[0] <= truth) & (truth <= bounds[1])).mean())
 
 
 def of_ties(n: int, rng: np.random.Generator) -> float:
-    """Coverage of the mean of values with ties, where they are not all equal."""
+    """Return the coverage of the mean of values with ties, for samples that are not all equal."""
     low, high = student_t(rng.choice(TIED, (20_000, n), p=WEIGHTS))
     made = np.isfinite(low)
     return held((low[made], high[made]), float(TIED @ WEIGHTS))
 
 
 def of_curve(n: int, rng: np.random.Generator) -> float:
-    """Coverage of the correlation with the bins of the mean over seeds of a line with noise.
+    """Return the coverage of the correlation of bins with the mean over seeds of a line with noise.
 
-    The truth is its expectation: noise makes the correlation of a mean over n seeds lower than 1.
+    The truth is its expectation, which is below 1 because noise lowers the correlation of a mean over n
+    seeds.
     """
     curves = BINS + NOISE * rng.normal(size=(4000, n, len(BINS)))
     total = curves.sum(axis=1, keepdims=True)
@@ -68,13 +69,13 @@ def of_curve(n: int, rng: np.random.Generator) -> float:
 
 
 def correlation(curves: Any) -> Any:
-    """Correlate curves with the bins."""
+    """Compute the correlation of curves with the bins."""
     curves = curves - curves.mean(axis=-1, keepdims=True)
     return curves @ BINS / np.sqrt(np.square(curves).sum(axis=-1) * (BINS @ BINS))
 
 
 def of_middle(law: Any, n: int, rng: np.random.Generator) -> float | None:
-    """Coverage of the interval of the interquartile mean, if it has one."""
+    """Return the coverage of the interval of the interquartile mean, None if it has no interval."""
     if n < BOOTSTRAP_SEEDS:
         return None
     values = law.rvs((4000, n), random_state=rng)
@@ -86,13 +87,13 @@ def of_middle(law: Any, n: int, rng: np.random.Generator) -> float | None:
 
 
 def of_share(p: float, n: int) -> float:
-    """Coverage of the interval of a share, summed over all counts."""
+    """Return the coverage of the interval of a share, summed exactly over all counts."""
     low, high = clopper_pearson(np.arange(n + 1), n)
     return float(stats.binom.pmf(np.arange(n + 1), n, p)[(low <= p) & (p <= high)].sum())
 
 
 def written(share: float | None) -> str:
-    """Write a coverage."""
+    """Format a coverage."""
     return "–" if share is None else f"{share:.3f}"
 
 

@@ -1,12 +1,12 @@
-"""Why a loop is not gradient flow: normalised descent by autodiff against the exact flow.
+"""Why a loop is not gradient flow: normalised descent by autodiff, compared with the exact flow.
 
     python benchmarks/flow_against_loops.py --out results/flow_against_loops
 
 One problem that satisfies Assumption 1 (V = 50, n = 200, T = 8, d = 2048, one step of size 200 on E). The
-loops are what the field does: the textbook E[x] model, autodiff, steps of length 0.1 along the normalised
-gradient, in float32 and in float64. They run in the 50 coordinates of span(E): the part of p outside of it
-never moves, so this changes their speed, and where their norm begins, only. The distance is 1 - cos to the
-certified max-margin direction of the exact flow's selection.
+loops follow common practice: the textbook E[x] model, autodiff, steps of length 0.1 along the normalised
+gradient, in float32 and in float64. They run in the 50 coordinates of span(E). The part of p outside of it
+never changes, so this affects only their speed and the initial norm. The distance is 1 - cos to the certified
+max-margin direction of the exact flow's selection.
 """
 
 import argparse
@@ -25,7 +25,7 @@ STEP, STEPS = 0.1, 20_000
 
 
 def loop(E, p, v, ids, mask, labels, target):
-    """Descend by normalised steps; rows of step, ‖p‖ and 1 - cos, until the gradient is exactly zero."""
+    """Run normalised descent; return rows of step, ‖p‖ and 1 - cos, until the gradient is exactly zero."""
 
     def loss(p):
         return ja.losses.logistic(

@@ -1,4 +1,4 @@
-"""The exact flow of p on film reviews: how long it takes, how far it comes, and whether its end is certified.
+"""The exact flow of p on film reviews: its run time, the norm it reaches, and the certificate of its limit.
 
     python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
     python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks \
@@ -6,8 +6,8 @@
     python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks \
         --reviews 25000 --min-count 40 --dim 1024 --until-norm 1000
 
-The first reviews of IMDB, words that occur `min-count` times in them, one step on E. The path is followed in
-legs, each from where the one before ended, so that what a decade of ‖p‖ takes is seen.
+The data are the first reviews of IMDB, with words that occur `min-count` times in them, after one step on E.
+The path is computed in legs, each from the end of the previous one, to show the cost of each decade of ‖p‖.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from jaxattn.dynamics.flows.stiff import by_factors
 
 
 def problem(given):
-    """The corpus, and the parameters after one step."""
+    """Return the corpus, and the parameters after one step."""
     split = f"train[:{given.reviews}]" if given.reviews < 25_000 else "train"
     source = ja.data.Tfds(
         dataset="imdb_reviews", data_dir=given.data_dir, train=split, test="", min_count=given.min_count
@@ -40,7 +40,7 @@ def problem(given):
 
 
 def follow(scores, p, given):
-    """Legs of the path, and the last of them."""
+    """Return the legs of the path, and the last one."""
     legs, norm, begin, path = [], given.first_norm, time.perf_counter(), None
     while True:
         norm = min(norm, given.until_norm)
@@ -78,7 +78,7 @@ def follow(scores, p, given):
 
 
 def one_step(scores, p, h):
-    """What the linear algebra of a step of length h takes at p, without the Jacobian and with it."""
+    """Measure the linear algebra of a step of length h at p, without and with forming the Jacobian."""
     flow = jax.jit(coordinates)(scores.keys, p, scores.values, scores.corpus)
     local = jax.jit(lambda flow: flow.at(flow.zero))(flow)
     c = jnp.asarray(h / 4)
@@ -109,14 +109,14 @@ def one_step(scores, p, h):
 
 
 def left_of_the_forces(scores, path):
-    """‖∂L/∂p‖ over max ‖E_s‖ times the sum of all |∂L/∂a_s| of single reviews, at most 1."""
+    """Compute ‖∂L/∂p‖ over max ‖E_s‖ times the sum of all |∂L/∂a_s| of single reviews, at most 1."""
     flow = jax.jit(coordinates)(scores.keys, path.p[-1], scores.values, scores.corpus)
     log_sum = jax.jit(lambda flow: flow.log_gross(flow.zero) - jnp.log(flow.unit))(flow)
     return float(jnp.exp(path.log_gradient_norm[-1] - log_sum))
 
 
 def certificate(scores, path):
-    """What is certified of the end of a path."""
+    """Certify the end of a path."""
     started = time.perf_counter()
     p, selection = jax.device_get((path.p[-1], path.selection))
     found = ja.theory.certify_limit(jax.device_get(scores), p, selection)
@@ -143,18 +143,22 @@ def main():
     parser.add_argument(
         "--data-dir", type=folder_of_imdb, required=True, help="directory of tensorflow-datasets"
     )
-    parser.add_argument("--reviews", type=int, default=2000, help="how many reviews")
-    parser.add_argument("--min-count", type=int, default=20, help="least occurrences of a word in them")
+    parser.add_argument("--reviews", type=int, default=2000, help="number of reviews")
+    parser.add_argument("--min-count", type=int, default=20, help="minimum number of occurrences of a word")
     parser.add_argument("--dim", type=int, default=2048, help="d")
-    parser.add_argument("--step-size", type=float, default=5000.0, help="of the one step on E")
-    parser.add_argument("--seed", type=int, default=0, help="of the parameters")
-    parser.add_argument("--until-norm", type=float, default=1e6, help="‖p‖ of the end")
-    parser.add_argument("--first-norm", type=float, default=10.0, help="‖p‖ of the first leg's end")
-    parser.add_argument("--ratio", type=float, default=10.0, help="of ‖p‖ at the ends of legs")
-    parser.add_argument("--rtol", type=float, default=1e-5, help="error allowed per step")
-    parser.add_argument("--gradient-rtol", type=float, default=0.01, help="and of the gradient; inf: none")
-    parser.add_argument("--max-steps", type=int, default=10_000, help="steps of a leg")
-    parser.add_argument("--budget", type=float, default=1800.0, help="seconds from which on no leg begins")
+    parser.add_argument("--step-size", type=float, default=5000.0, help="size of the one step on E")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the parameters")
+    parser.add_argument("--until-norm", type=float, default=1e6, help="final ‖p‖")
+    parser.add_argument("--first-norm", type=float, default=10.0, help="‖p‖ at the end of the first leg")
+    parser.add_argument(
+        "--ratio", type=float, default=10.0, help="ratio of ‖p‖ at the ends of successive legs"
+    )
+    parser.add_argument("--rtol", type=float, default=1e-5, help="error tolerance per step")
+    parser.add_argument(
+        "--gradient-rtol", type=float, default=0.01, help="tolerance of the gradient; inf: none"
+    )
+    parser.add_argument("--max-steps", type=int, default=10_000, help="maximum number of steps per leg")
+    parser.add_argument("--budget", type=float, default=1800.0, help="seconds after which no leg starts")
     parser.add_argument("--step", action="store_true", help="time the linear algebra of a step at the end")
     parser.add_argument("--out", type=Path, help="folder for flow_on_texts_REVIEWS_to_NORM.json")
     given = parser.parse_args()

@@ -1,11 +1,11 @@
 """Compare exact flows of p with backward Euler steps in log time, in arithmetic of a thousand digits.
 
     python benchmarks/flow_oracle.py --seeds 20                  # 20 problems of each of 16 kinds
-    python benchmarks/flow_oracle.py --seeds 20 --kinds lattice  # those whose name has that word
+    python benchmarks/flow_oracle.py --seeds 20 --kinds lattice  # kinds whose name contains this word
 
-The problems are small and made to break the flow: keys and values on a lattice, contradicting labels, values
-at which first-order pulls cancel, repeated tokens, three classes, scales from 1e-2 to 1e2. The reference
-shares no code with the flow: plain softmax, Newton's method, steps halved and extrapolated.
+The problems are small and adversarial: keys and values on a lattice, contradicting labels, values for which
+first-order forces cancel, repeated tokens, three classes, scales from 1e-2 to 1e2. The reference shares no
+code with the flow: plain softmax, Newton's method, step halving and extrapolation.
 """
 
 import argparse
@@ -30,7 +30,7 @@ PRECISION, FAR = 3000, 100.0
 
 
 def problem(kind, seed):
-    """Draw keys, values, sequences of tokens, labels and p of one problem."""
+    """Sample keys, values, sequences of tokens, labels and p of one problem."""
     rng, words = np.random.default_rng([seed, KINDS.index(kind)]), kind.split()
     classes, tokens = 3 if "k3" in words else 2, int(rng.integers(4, 8))
     shape = (tokens, classes) if classes > 2 else (tokens,)
@@ -62,7 +62,7 @@ def problem(kind, seed):
 
 
 def scores_of(keys, values, sequences, labels, classes):
-    """Lay a problem out as vectors, padded to one shape, with sequences of one token that pull at nothing."""
+    """Return a problem as `Scores`, padded to one shape with one-token sequences, which exert no force."""
     X, mask = np.zeros((SEQUENCES, LENGTH, DIM)), np.zeros((SEQUENCES, LENGTH), bool)
     own, y = np.zeros((SEQUENCES, LENGTH, *values.shape[1:])), np.zeros(SEQUENCES, int)
     mask[:, 0] = True
@@ -75,7 +75,7 @@ def scores_of(keys, values, sequences, labels, classes):
 
 
 class Reference:
-    """The force on p and its derivative by plain formulas, in arithmetic of `PRECISION` bits."""
+    """Force on p and its derivative by plain formulas, in arithmetic of `PRECISION` bits."""
 
     def __init__(self, keys, values, sequences, labels, classes):
         outputs = np.stack([0 * values, values], axis=1) if classes == 2 else values
@@ -138,7 +138,7 @@ class Reference:
         return None
 
     def until(self, norm, p, unit, rtol=1e-3, seconds=120.0):
-        """Follow the flow to a ‖p‖; None where it does not come there in time."""
+        """Follow the flow to a given ‖p‖; return None if it exceeds the time limit."""
         p, log_time, h = mpmath.matrix(p.tolist()), mpmath.mpf(-20), 0.1
         began = time.perf_counter()
         while mpmath.norm(p) < norm:
@@ -157,7 +157,7 @@ class Reference:
 
 
 def compare(kind, seed):
-    """Compare one problem, and say how it came out."""
+    """Compare one problem, and return the outcome."""
     *made, start = problem(kind, seed)
     scores, unit = scores_of(*made), 1 / max(np.abs(made[0]).max(), 1e-9)
     far = ja.dynamics.exact_flow(scores, start, until_norm=1e6 * unit)
@@ -179,9 +179,9 @@ def compare(kind, seed):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=20, help="problems of each kind")
+    parser.add_argument("--seeds", type=int, default=20, help="number of problems of each kind")
     parser.add_argument("--first", type=int, default=0, help="first seed")
-    parser.add_argument("--kinds", default="", help="word that the names of kinds have")
+    parser.add_argument("--kinds", default="", help="run only kinds whose name contains this word")
     arguments = parser.parse_args()
     mp.prec = PRECISION
     total = collections.Counter()

@@ -1,10 +1,10 @@
-"""Where E, p and v go together near zero loss, and what following them costs.
+"""Joint limit of E, p and v near zero loss, and the cost of the flow.
 
     python benchmarks/full_flow.py [--until -1e4] > results/benchmarks/full_flow.md
 
-With s(X) the token on top of X at the end and r_eff the number of distinct ones, the law under test is
-y E_s·v = ‖v‖²/√r_eff on those, and 0 elsewhere. The first rows are the base setting of the scoreboard, then
-come sizes at which other tokens than the relevant ones end on top, and several relevant tokens a sequence.
+With s(X) the token on top of X at the end and r_eff the number of distinct ones, the tested law is
+y E_s·v = ‖v‖²/√r_eff for these tokens, and 0 for others. The first case is the base setting of the claims.
+The other cases have sizes for which irrelevant tokens end on top, or several relevant tokens per sequence.
 """
 
 import argparse
@@ -46,7 +46,7 @@ CASES = {
 
 
 def problems(generate, sizes, dim, scale, seeds):
-    """Draw corpora and starts of many seeds."""
+    """Sample corpora and initial parameters of many seeds."""
 
     def draw(key):
         data_key, model_key = jax.random.split(key)
@@ -59,7 +59,7 @@ def problems(generate, sizes, dim, scale, seeds):
 
 
 def end(E, p, v, corpus, relevant):
-    """Tell which tokens one seed ends on, and how far from the law it is."""
+    """Return the final top tokens of one seed, and their distance from the law."""
     ids, mask = padded_sequences(corpus)
     labels = np.asarray(corpus.targets)
     on_top = ids[np.arange(len(ids)), np.where(mask, (E @ p)[ids], -np.inf).argmax(axis=1)]
@@ -79,7 +79,7 @@ def end(E, p, v, corpus, relevant):
 
 
 def describe(name, path, corpora, relevant):
-    """Lay out a row for each seed."""
+    """Return one row per seed."""
     rows = []
     for seed, stop in enumerate(path.stop):
         E, p, v = (np.asarray(getattr(path, x)[seed, -1]) for x in ("E", "p", "v"))
@@ -90,7 +90,7 @@ def describe(name, path, corpora, relevant):
 
 
 def over_losses(path, relevant):
-    """Lay out a row for each loss: medians over seeds, the worst drift."""
+    """Return one row per loss: medians over seeds, and the largest drift."""
     E, p, v = (np.asarray(x) for x in (path.E, path.p, path.v))
     sizes = [np.linalg.norm(x, axis=-1) for x in (E, p, v)]
     along = np.einsum("bksr,bkr->bks", E, v) / sizes[2][..., None]

@@ -7,7 +7,7 @@
 
 All synthetic studies are run at a small size, one on made-up texts and one on vectors. The script of the
 working tree runs both trees, so a revision may have its files elsewhere: see `MOVED`. Results depend on the
-processor, so only tables of one machine can be compared. The script shows that code was moved faithfully; it
+processor, so only tables from the same machine can be compared. The script detects changes of the numbers; it
 does not show that numbers are right.
 """
 
@@ -29,7 +29,7 @@ import pandas as pd
 
 HERE = Path(__file__).parents[1]
 PAPER = "jaxattn/lab/books/paper"
-# Where earlier revisions have files and modules, by today's place.
+# Earlier locations of files and modules, by their current ones.
 MOVED = {
     "jaxattn/lab/books": "jaxattn/reproduction",
     "jaxattn.lab.engine": "jaxattn.engine",
@@ -57,7 +57,7 @@ class Small(NamedTuple):
     overrides: tuple[str, ...]
 
 
-# Sweep files and their code that are written for the guard.
+# Sweep files and code that the guard writes.
 MADE = {
     "texts.csv": "\n".join(
         ["text,label,split"]
@@ -180,16 +180,16 @@ STUDIES = {
     "xor": Small(f"{PAPER}/xor/study.toml", (*FEW, "data.test_sequences=32")),
     "negation": Small(f"{PAPER}/negation/study.toml", (*FEW, "data.test_sequences=32")),
 }  # fmt: skip
-# Killed once on its way, and continued.
+# This study is killed once and resumed.
 CONTINUED = "own"
 
 
 def record(folder: Path, names: list[str], root: Path) -> None:
-    """Run the small studies with the package that is imported, and write what they find of every seed.
+    """Run the small studies with the imported package, and write the per-seed tables.
 
     Args:
-        folder: where to write.
-        names: of `STUDIES`.
+        folder: output folder.
+        names: names in `STUDIES`.
         root: the checkout whose sweep files are run.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -203,7 +203,7 @@ def record(folder: Path, names: list[str], root: Path) -> None:
 
 
 def _study(name: str, root: Path, scratch: Path, *overrides: str):
-    """Read a study of a checkout; a sweep file of `MADE` is written to a folder first."""
+    """Read a study of a checkout; a sweep file of `MADE` is first written to a folder."""
     import jaxattn as ja
 
     small = STUDIES[name]
@@ -218,7 +218,7 @@ def _study(name: str, root: Path, scratch: Path, *overrides: str):
 
 
 def _places(place: str) -> list[str]:
-    """Today's place of a file or module, and the former one."""
+    """Return the current and the former location of a file or module."""
     former = [old + place.removeprefix(new) for new, old in MOVED.items() if place.startswith(new)]
     return [place, *former]
 
@@ -230,7 +230,7 @@ def _write(results, folder: Path, name: str) -> None:
 
 def _continued(scratch: Path, root: Path):
     """Kill a study at its first checkpoint, and resume it."""
-    # Not a fork: locks that threads of this process hold would stay locked for ever.
+    # Not a fork, because locks that threads of this process hold would stay locked forever.
     child = multiprocessing.get_context("spawn").Process(target=_killed, args=(scratch, root))
     child.start()
     child.join()
@@ -239,7 +239,7 @@ def _continued(scratch: Path, root: Path):
 
 
 def _module(name: str):
-    """Import a module from today's place or the former one."""
+    """Import a module from its current or former location."""
     for place in _places(name):
         with suppress(ModuleNotFoundError):
             return importlib.import_module(place)
@@ -247,7 +247,7 @@ def _module(name: str):
 
 
 def _killed(scratch: Path, root: Path) -> None:
-    """Run the study until it takes a step of its second phase, saving after every one."""
+    """Run the study with a checkpoint after every step, until a step of its second phase."""
     Reporter = _module("jaxattn.lab.engine.progress").Reporter
 
     class Killing(Reporter):
@@ -263,15 +263,15 @@ def _killed(scratch: Path, root: Path) -> None:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Tell where two recordings differ; returns how many tables do."""
+    """Print where two recordings differ; return the number of tables that differ."""
     differing = 0
     for name in sorted({x.name for folder in (before, after) for x in folder.glob("*.parquet")}):
         if not ((before / name).exists() and (after / name).exists()):
             print(f"{name}: only in {before if (before / name).exists() else after}")
             differing += 1
             continue
-        if told := _difference(pd.read_parquet(before / name), pd.read_parquet(after / name)):
-            print(f"{name}: {told}")
+        if difference := _difference(pd.read_parquet(before / name), pd.read_parquet(after / name)):
+            print(f"{name}: {difference}")
             differing += 1
     print(f"{differing} tables differ")
     return differing
@@ -305,7 +305,7 @@ def _difference(a: pd.DataFrame, b: pd.DataFrame) -> str:
 
 
 def against(revision: str, names: list[str]) -> int:
-    """Record a revision and the working tree on this machine, and compare."""
+    """Record a revision and the working tree on this machine, and compare them."""
     with tempfile.TemporaryDirectory() as scratch:
         other = Path(scratch) / "other"
         subprocess.run(["git", "worktree", "add", "--detach", str(other), revision], cwd=HERE, check=True)

@@ -2,12 +2,12 @@
 
     python benchmarks/imdb_gradient.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
 
-All rows of the table are measured in one process, in turn, so that their ratios hold where times drift:
+All rows of the table are measured in one process, in turn, so that drifting times do not affect their ratios:
 
 - the lower bound: the three products with E that any method needs, E p, E v and (∂L/∂a)ᵀ E;
 - jaxattn: ∂L/∂p, and the gradient of E, p and v together;
-- a joint step: E, p and v by Adam, against what it must read and write: E and its two moments in both
-  directions, and E for two products forwards and two backwards.
+- a joint step: E, p and v by Adam, compared with the required memory traffic: E and its two moments read and
+  written, and E read for two products forwards and two backwards.
 """
 
 import argparse
@@ -36,7 +36,7 @@ JOINT, STEPS = "Adam step on E, p and v", 4
 
 
 def seconds(function, repeats):
-    """Time single calls of a function whose results are ready when it returns."""
+    """Time single calls of a function that returns when its results are ready."""
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -46,7 +46,7 @@ def seconds(function, repeats):
 
 
 def load_times(data_dir):
-    """Time reading both splits from the data set to bags, first without, then with the cache."""
+    """Time reading both splits from the data set into bags, first without, then with the cache."""
     source = ja.data.Tfds(dataset="imdb_reviews", data_dir=data_dir, min_count=45)
     with tempfile.TemporaryDirectory() as cache:
         times = []
@@ -59,7 +59,7 @@ def load_times(data_dir):
 
 
 def joint_rows(params, corpus):
-    """Make the calls of joint steps and of their floor: `STEPS` steps each, which keep their arrays."""
+    """Build the calls of joint steps and of their lower bound: `STEPS` steps each on persistent arrays."""
     descent = ja.dynamics.descent(optax.adam(3e-4, eps=3e-8), train=("E", "p", "v"))
     advance = jax.jit(lambda state, c, n: ja.dynamics.run(descent, state, c, n), donate_argnums=0)
     scaled = jax.jit(
@@ -68,7 +68,7 @@ def joint_rows(params, corpus):
     )
     products = jax.jit(lambda E, p, v, a, b: (E @ p, E @ v, a @ E, b @ E))
     a, b = ja.models.one_layer.scores_and_values(params)
-    # Copies, since what is donated is gone.
+    # Copies, because donated arrays are deleted.
     kept = jax.tree.map(jax.numpy.copy, {"state": descent.init(params), "arrays": [params.E] * 3})
 
     def joint():
@@ -99,7 +99,7 @@ def main():
     products = jax.jit(lambda E, p, v, a: (E @ p, E @ v, a @ E))
     gradient_p = jax.jit(lambda params, c: ja.dynamics.loss_and_gradients(params, c, ("p",)))
     gradient_all = jax.jit(lambda params, c: ja.dynamics.loss_and_gradients(params, c, ("E", "p", "v")))
-    # The first writes ∂L/∂E to memory that the system has yet to give, the second over an earlier one.
+    # The first call writes ∂L/∂E to newly allocated memory, the second one reuses memory.
     over = jax.jit(lambda old, params, c: gradient_all(params, c), donate_argnums=0, keep_unused=True)
     kept = [gradient_all(params, corpus)]
 

@@ -1,10 +1,10 @@
-"""The flow of p and v together against an independent ODE: how many seeds agree, and how many end unsettled.
+"""The joint flow of p and v, compared with an independent ODE: share of seeds that agree or end unsettled.
 
     python benchmarks/joint_flow.py --out results/benchmarks [--seeds 64]
 
-V = 16 with 8 relevant tokens, n = 40, T = 6, d = 32, one step of 60 on E. `joint_flow` goes to ‖p‖ = 1000,
-the ODE (`joint_ode.py`: NumPy and SciPy) to log ‖v‖ = 19.6, where v has been slaved since about 17.8. Rows of
-a path up to there are compared with the ODE at the same log ‖v‖.
+V = 16 with 8 relevant tokens, n = 40, T = 6, d = 32, one step of 60 on E. `joint_flow` runs to ‖p‖ = 1000,
+the ODE (`joint_ode.py`: NumPy and SciPy) to log ‖v‖ = 19.6. The flow has slaved v, that is, computed it as a
+function of p, since about 17.8. Rows of its path are compared with the ODE at the same log ‖v‖.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from jaxattn.models.reference import padded_sequences
 SIZES = {"vocab_size": 16, "relevant": 8, "length": 6, "sequences": 40}
 UNTIL, AGREES = 19.6, 1e-4
 DISTANCE = "largest ‖p - p_ODE‖/‖p‖"
-# Seeds of one call, so that all calls share a program.
+# Number of seeds per call, equal in all calls so that they share a program.
 CHUNK = 8
 
 
@@ -36,7 +36,7 @@ DATA = {
 
 
 def problems(generate, seeds):
-    """Draw corpora, and the parameters after one step."""
+    """Sample corpora, and compute the parameters after one step."""
 
     def draw(key):
         data_key, model_key = jax.random.split(key)
@@ -50,9 +50,9 @@ def problems(generate, seeds):
 
 
 def apart(params, corpus, path, until=UNTIL, tolerance=1e-8):
-    """Compute ‖p - p_ODE‖/‖p_ODE‖ of the rows of one seed's path, beside their log ‖v‖, (rows, 2)."""
+    """Return log ‖v‖ and ‖p - p_ODE‖/‖p_ODE‖ of the rows of one seed's path, (rows, 2)."""
     log_norm = np.asarray(path.log_v_norm)
-    # Rows that ‖v‖ tells from all that come later; the end is approached, not passed.
+    # Rows whose ‖v‖ is below that of all later rows; the end is approached, not passed.
     later = np.append(np.minimum.accumulate(log_norm[::-1])[::-1][1:], np.inf)
     until = min(until, log_norm.max() - 0.01)
     rows = np.flatnonzero((log_norm < later) & (log_norm > log_norm[0]) & (log_norm < until))
@@ -81,7 +81,7 @@ def tied_pairs(params, corpus, selection):
 
 
 def measure(name, generate, seeds):
-    """Follow all seeds by either, and count."""
+    """Integrate all seeds with both methods, and count agreement."""
     params, corpora = problems(generate, seeds)
     found = []
     for first in range(0, seeds, CHUNK):
@@ -106,7 +106,7 @@ def measure(name, generate, seeds):
 
 
 def compare(params, corpus, path):
-    """Hold one seed's path against the ODE."""
+    """Compare one seed's path with the ODE."""
     rows = apart(params, corpus, path)
     return {
         "end": path.stop,

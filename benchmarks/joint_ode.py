@@ -1,4 +1,4 @@
-"""Gradient flow on p and v together, E fixed, by NumPy and SciPy alone: an oracle for `joint_flow`.
+"""Gradient flow on p and v together, E fixed, with NumPy and SciPy alone: a reference for `joint_flow`.
 
 The state is p, u = v/‖v‖ and ρ = log ‖v‖. With γ = E u, attention q and weights w = sigmoid(-y e^ρ q·γ) of
 the sequences, kept as logarithms,
@@ -6,8 +6,8 @@ the sequences, kept as logarithms,
     dp = e^ρ Σ_X y w Σ_{i<j} q_i q_j (γ_i - γ_j) (E_i - E_j),    G = Σ_X y w Σ_i q_i E_i,
     dρ = e^(-ρ) u·G,    du = e^(-ρ) (G - (u·G) u).
 
-Two tokens at a time, no force is a difference of larger ones. The clock runs like ‖dp‖ + |dρ|. Weights lose
-their digits where e^ρ does: rounding of u by 1e-16 changes them by 1e-6 at ρ = 23.
+The sums over pairs of tokens avoid forces that are differences of larger ones. The clock runs like
+‖dp‖ + |dρ|. Weights lose digits as e^ρ grows: rounding of u by 1e-16 changes them by 1e-6 at ρ = 23.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class JointODE:
     Attributes:
         E: embeddings in an orthonormal basis of the span of E, p and v, (V, m).
         ids: tokens, (n, T).
-        mask: which of them are there, (n, T).
+        mask: True where there is a token, (n, T).
         labels: -1 or 1, (n,).
     """
 
@@ -34,7 +34,7 @@ class JointODE:
     labels: np.ndarray
 
     def __call__(self, _, state):
-        """Compute the velocity of one state, (2 m + 1,), or of k side by side, (2 m + 1, k)."""
+        """Compute the velocity of one state, (2 m + 1,), or of k states, (2 m + 1, k)."""
         several = state.reshape(len(state), -1).T
         p, u, rho = np.split(several, [self.E.shape[1], -1], axis=1)
         u = u / np.linalg.norm(u, axis=1, keepdims=True)
@@ -58,7 +58,7 @@ class JointODE:
 
 @dataclass
 class Followed:
-    """The path, to be looked up by log ‖v‖.
+    """The path as a function of log ‖v‖.
 
     Attributes:
         solution: the state at any time.
@@ -72,11 +72,11 @@ class Followed:
 
     @property
     def until(self):
-        """Log ‖v‖ that was reached."""
+        """Largest log ‖v‖ on the path."""
         return self.rho[-1]
 
     def at(self, log_norm):
-        """Look up p and v/‖v‖ where ‖v‖ is last as small as that, (2, d)."""
+        """Return p and v/‖v‖ at the last point with this log ‖v‖, (2, d)."""
         last = np.flatnonzero(self.rho[:-1] <= log_norm)[-1]
         ends = self.solution.ts[last : last + 2]
         found = brentq(lambda t: self.solution(t)[-1] - log_norm, *ends, xtol=1e-14)
@@ -85,11 +85,11 @@ class Followed:
 
 
 def follow(E, p, v, ids, mask, labels, until, tolerance=1e-8, evaluations=100_000):
-    """Follow the flow from p and v until log ‖v‖ is as large as that, or that much is spent."""
+    """Integrate the flow from p and v up to a given log ‖v‖, or until the evaluations are spent."""
     basis = np.linalg.svd(np.concatenate([E, p[None], v[None]]), full_matrices=False)[2]
     m, length = len(basis), np.linalg.norm(v)
     start = np.concatenate([basis @ p, basis @ v / length, [np.log(length)]])
-    # u has to be known to a small part of e^(-ρ).
+    # The error of u must be a small fraction of e^(-ρ).
     allowed = np.concatenate([np.full(m, tolerance), np.full(m, 1e-5 * tolerance), [tolerance]])
     field = JointODE(E @ basis.T, ids, mask, labels)
     solver = Radau(field, 0.0, start, np.inf, rtol=tolerance, atol=allowed, vectorized=True)

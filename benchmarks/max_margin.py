@@ -1,13 +1,13 @@
-"""Max-margin problems of both sizes: many small ones at once, and one of the size of IMDB.
+"""Max-margin problems of two sizes: many small ones at once, and one of the size of IMDB.
 
     python benchmarks/max_margin.py --out results/benchmarks
 
-- batch: Assumption 1 with V = 50, n = 200, T = 8, d = 2,048 after one step of η0 = 200, all relevant tokens
-  selected; also one by one with the exact method, which must agree;
+- batch: Assumption 1 with V = 50, n = 200, T = 8, d = 2,048 after one step of η0 = 200, with all relevant
+  tokens selected; also one by one with the exact method, which must agree;
 - large: random sequences with Zipf frequencies, n = 25,000, V = 7,800, d = 2,048, E after one step. Four
-  selections: of the initial p; of a p that scores tokens by their posterior difference as well as E
-  allows (many selected tokens); of random scores, which E need not be able to produce; and of a random
-  token of each sequence, which no scores can produce.
+  selections: of the initial p; of a p whose scores approximate the posterior difference (many selected
+  tokens); of random scores, which E may be unable to produce; and of a random token of each sequence, which
+  no scores can produce.
 """
 
 import argparse
@@ -28,7 +28,7 @@ DIM = 2048
 
 
 def batch_problem(seeds, relevant=10, vocab=50, step=200.0):
-    """Embeddings, corpora and selections of many seeds."""
+    """Return embeddings, corpora and selections of many seeds."""
     keys = jax.random.split(jax.random.key(0), seeds)
     corpora = jax.vmap(
         lambda key: ja.data.assumption1(key, vocab_size=vocab, relevant=relevant, length=8, sequences=200)
@@ -41,7 +41,7 @@ def batch_problem(seeds, relevant=10, vocab=50, step=200.0):
 
 
 def measure_batch(seeds, compare):
-    """Solve all seeds at once, twice; the first time compiles."""
+    """Solve all seeds at once, twice; the first run includes compilation."""
     E, corpora, chosen = batch_problem(seeds)
     times = []
     for _ in range(2):
@@ -73,7 +73,7 @@ def measure_batch(seeds, compare):
 
 
 def large_problem(seed=0, sequences=25_000, vocab=7_800, step=5_000.0):
-    """Draw a corpus with Zipf frequencies that differ between the labels, and E after one step."""
+    """Sample a corpus with Zipf frequencies that differ between the labels, and compute E after one step."""
     rng = np.random.default_rng(seed)
     frequency, tilt = 1 / (np.arange(vocab) + 2.7), 0.3 * rng.normal(size=vocab)
     lengths = np.clip(rng.lognormal(np.log(180), 0.6, sequences).astype(int), 10, 1000)

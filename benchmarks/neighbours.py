@@ -1,8 +1,8 @@
-"""Seconds that neighbours take with one seed and with a hundred, at laptop scale otherwise.
+"""Run times of the neighbours book with one seed and with a hundred, otherwise at laptop scale.
 
     python benchmarks/neighbours.py [--only rates] [--seeds 1 100] --out results/benchmarks
 
-A study like any other, from its sweep file to its tables, compilation included; each in a process of its own.
+Times include everything from the sweep file to the tables, and compilation. Each study has its own process.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from jaxattn.lab.books import book
 
 
 def run(name, seeds):
-    """Run the study of a neighbour with a number of seeds; its seconds, cells and seeds."""
+    """Run the study of an item with a number of seeds; return its seconds, cells and seeds."""
     study = book.read("neighbours").item(name).study("laptop", overrides=[f"seeds={seeds}"])
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
@@ -36,7 +36,7 @@ def main():
     parser.add_argument("--out", type=Path, help="folder for neighbours.json")
     given = parser.parse_args()
     if min(given.seeds) < 1:
-        parser.error(f"--seeds {min(given.seeds)}: at least 1")
+        parser.error(f"--seeds {min(given.seeds)}; give at least 1")
     rows = {}
     for name in given.only:
         for seeds in given.seeds:

@@ -1,10 +1,9 @@
-"""What a study of many seeds costs beside computing: planning, checkpoints, tables, progress; and resuming.
+"""Overhead of a study of many seeds: planning, checkpoints, tables, progress; and time to resume.
 
     python benchmarks/orchestration.py --seeds 1000 --out results/benchmarks
 
-The study of benchmarks/seeds_per_second.py runs as `jaxattn run` runs it, and every call into a compiled
-program is timed; what is left of the wall time is orchestration. Then the command line is asked to run the
-finished study once more.
+The study of benchmarks/seeds_per_second.py runs as with `jaxattn run`, and every call of a compiled program
+is timed. The remaining wall time is overhead. Then the command line runs the finished study once more.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from jaxattn.lab.engine.progress import Reporter
 
 
 def timed(function, spent):
-    """Add the time of every call, results ready, to a list."""
+    """Append the time of every call, until its results are ready, to a list."""
 
     def call(*arguments, **options):
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((arguments, options))):
@@ -41,7 +40,7 @@ def timed(function, spent):
 
 
 def watch(spent):
-    """Have every call into a compiled program timed, and the compiling before them."""
+    """Time every call of a compiled program, and the compilation before it."""
     lift.Lifted.__call__ = timed(lift.Lifted.__call__, spent)
     lift.Programs.compile = timed(lift.Programs.compile, spent)
     engine.seed_keys = timed(engine.seed_keys, spent)
@@ -52,7 +51,9 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=1000)
-    parser.add_argument("--repeats", type=int, default=3, help="of which the median counts")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="number of runs, of which the median is reported"
+    )
     parser.add_argument("--out", type=Path, default=None, help="folder for orchestration.json")
     options = parser.parse_args()
     devices.use_all_cores()
@@ -62,7 +63,7 @@ def main():
     runs, resumed = [], []
     for _ in range(options.repeats):
         spent.clear()
-        # What one run has compiled, the next one has to compile again.
+        # Each run has to compile again.
         jax.clear_caches()
         with tempfile.TemporaryDirectory() as folder:
             path, results = study.write(Path(folder) / "study.toml"), Path(folder) / "results"

@@ -1,10 +1,9 @@
-"""Whether a change of the code costs time: benchmarks of this tree and of a revision, run in turn.
+"""Whether a code change costs time: benchmarks of this tree and of a revision, run in turn.
 
     python benchmarks/pairs.py REV [--rounds 6] [--data-dir DIRECTORY_OF_TFDS] --out results/benchmarks
 
-Both trees run their own script, one after the other, this one first in every second round. A figure is the
-ratio of its seconds here over those there, pair by pair; the interval is Student's, of the mean of their
-logarithms.
+Each tree runs its own script. The order alternates from round to round. A figure is the ratio of the seconds
+of this tree to those of the revision, pair by pair. The interval is Student's, of the mean of the logarithms.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from imdb import folder_of_imdb
 from scipy import stats
 
 HERE = Path(__file__).parents[1]
-# Script, its arguments, and which of the numbers it writes are times.
+# Script, its arguments, and which of the numbers that it writes are times.
 BENCHMARKS = (
     ("max_margin", ("--only", "batch", "--seeds", "64", "256"), ("again_s",)),
     ("margin_convergence", ("--seeds", "64"), ("all of it, s",)),
@@ -31,7 +30,7 @@ WITH_DATA = (("imdb_gradient", (), ("seconds",)),)
 
 
 def times(value, keys, path=(), wanted=False):
-    """Yield (name, seconds) of all numbers below one of `keys` of what a benchmark wrote."""
+    """Yield (name, seconds) of all numbers below one of `keys` in the output of a benchmark."""
     if isinstance(value, dict):
         for key, one in value.items():
             yield from times(one, keys, (*path, key), wanted or key in keys)
@@ -57,7 +56,7 @@ def measure(tree, name, arguments, keys):
 
 
 def ratios(there, name, arguments, keys, rounds):
-    """Measure both trees in turn; give name → ratios here over there, one a round."""
+    """Measure both trees in turn; return the ratios of this tree to the revision by name, one per round."""
     found = {}
     for turn in range(rounds):
         trees = [HERE, there] if turn % 2 else [there, HERE]
@@ -68,14 +67,14 @@ def ratios(there, name, arguments, keys, rounds):
 
 
 def interval(values):
-    """Give the geometric mean of ratios and its 95 % interval."""
+    """Return the geometric mean of ratios and its 95 % interval."""
     logs = np.log(values)
     half = stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs)
     return [float(np.exp(logs.mean() + x)) for x in (0, -half, half)]
 
 
 def tell(measured):
-    """Print intervals of ratios, and give them by figure."""
+    """Print intervals of ratios, and return them by figure."""
     rows = {figure: interval(values) for figure, values in measured.items()}
     for figure, (mean, low, high) in sorted(rows.items()):
         print(f"{mean:5.2f} [{low:.2f}, {high:.2f}]  {figure}", flush=True)
@@ -86,7 +85,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("revision")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--only", nargs="+", help="names of benchmarks")
+    parser.add_argument("--only", nargs="+", help="names of the benchmarks to run")
     parser.add_argument("--data-dir", type=folder_of_imdb, help="directory of tensorflow-datasets")
     parser.add_argument("--out", type=Path, help="folder for pairs.json")
     given = parser.parse_args()

@@ -1,10 +1,10 @@
-"""What a step on p costs in coordinates of the span, and if only the scores a = E p were kept.
+"""Cost of a step on p in coordinates of the span, compared with storing only the scores a = E p.
 
     python benchmarks/scores_alone.py
 
     p ← p - η Eᵀ g(E p),    a ← a - η K g(a),   K = E Eᵀ,   g = ∂L/∂a,
 
-side by side in one process on one core, medians of seven alternating runs; E has V + 2 columns.
+Both run in one process on one core, medians of seven alternating runs; E has V + 2 columns.
 """
 
 import os
@@ -22,7 +22,7 @@ STEPS, RATE = 3000, 0.1
 
 
 def measure(vocab_size, sequences, length, relevant):
-    """Time both forms, and g alone; microseconds a step."""
+    """Time both forms, and g alone, in microseconds per step."""
     corpus = ja.data.assumption1(
         jax.random.key(0), vocab_size=vocab_size, relevant=relevant, length=length, sequences=sequences
     )
@@ -52,7 +52,7 @@ def measure(vocab_size, sequences, length, relevant):
         for name, loop in loops.items():
             begin = time.process_time()
             jax.block_until_ready(loop(moves[name][1], corpus))
-            if repeat:  # the first one compiles
+            if repeat:  # the first run compiles
                 times[name].append((time.process_time() - begin) / STEPS * 1e6)
     return {name: float(np.median(x)) for name, x in times.items()}
 

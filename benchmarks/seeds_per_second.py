@@ -1,17 +1,17 @@
-"""Many seeds of a synthetic two-phase study: against a loop over seeds, vmapped textbook code, and PyTorch.
+"""Many seeds of a synthetic two-phase study, compared with seed loops, vmapped textbook code and PyTorch.
 
     python benchmarks/seeds_per_second.py --out results/benchmarks
 
-Every seed draws a corpus and parameters, takes one gradient step on E, then descends on p. Rows are measured
-in one process, in turn, compiled beforehand, so that their ratios hold where times drift:
+Every seed samples a corpus and parameters, takes one gradient step on E, then descends on p. Rows are
+measured in one process, in turn, compiled beforehand, so that drifting times do not affect their ratios:
 
-- jaxattn: all seeds as lanes of the programs that `jaxattn run` runs, with a probe after each phase;
-- loop, token space: a Python loop over seeds and steps around jaxattn's jitted step;
-- loop, textbook: the same loop around a jitted step of textbook code, which looks E[x] up;
-- vmap, textbook: that code under jit(vmap(scan)), in the batches of seeds that it likes best;
+- jaxattn: all seeds vmapped in the programs of `jaxattn run`, with a probe after each phase;
+- loop, token space: a Python loop over seeds and steps with jaxattn's jitted step;
+- loop, textbook: the same loop with a jitted step of textbook code, which gathers E[x];
+- vmap, textbook: that code under jit(vmap(scan)), in batches of seeds of the fastest size;
 - PyTorch: an nn.Embedding model, seed after seed (with the `torch` extra installed).
 
-What is slow runs a few seeds and `--slow-steps` steps of the second phase, and is scaled up to a seed.
+Slow rows run a few seeds and `--slow-steps` steps of the second phase; their times are extrapolated.
 """
 
 import argparse
@@ -43,14 +43,14 @@ BATCHES = (1, 4, 16)
 
 
 def clock(function):
-    """Time one call of a function, results ready; seconds."""
+    """Return the seconds of one call of a function, until its results are ready."""
     begin = time.perf_counter()
     jax.block_until_ready(function())
     return time.perf_counter() - begin
 
 
 def ours(seeds):
-    """All seeds as lanes, as a run does it."""
+    """Run all seeds vmapped, as a study does."""
     made = Programs(STUDY.base)
     data_keys, model_keys = seed_keys(list(range(seeds)))
     drawn = made.draw(data_keys, {})
@@ -70,7 +70,7 @@ def ours(seeds):
 
 
 def drawn(seeds):
-    """Corpora and parameters of some seeds, outside the clock."""
+    """Return corpora and parameters of some seeds, outside the clock."""
     data_keys, model_keys = seed_keys(list(range(seeds)))
     programs = Programs(STUDY.base)
     loaded = programs.draw(data_keys, {})
@@ -81,7 +81,7 @@ def drawn(seeds):
 
 
 def token_loop(each, steps, embed, query):
-    """A Python loop over seeds and steps around the library's step."""
+    """Run a Python loop over seeds and steps with the library's step."""
     first = jax.jit(lambda params, corpus: ja.dynamics.one_step(params, corpus, step_size=embed))
     step = jax.jit(lambda params, corpus: ja.dynamics.one_step(params, corpus, step_size=query, train=("p",)))
 
@@ -112,7 +112,7 @@ def textbook_steps(embed, query):
 
 
 def textbook_loop(each, sequences, steps, embed, query):
-    """The loop around textbook code."""
+    """Run the loop with textbook code."""
     first, step = map(jax.jit, textbook_steps(embed, query))
 
     def whole():
@@ -126,7 +126,7 @@ def textbook_loop(each, sequences, steps, embed, query):
 
 
 def textbook_vmap(each, sequences, steps, embed, query):
-    """Textbook code for all seeds in one program."""
+    """Run textbook code for all seeds in one program."""
     first, step = textbook_steps(embed, query)
 
     def train(params, *data):
@@ -140,7 +140,7 @@ def textbook_vmap(each, sequences, steps, embed, query):
 
 
 def torch_loop(each, sequences, steps, embed, query):
-    """PyTorch, as it is written today; None if it is not installed."""
+    """Run idiomatic PyTorch; return None if it is not installed."""
     try:
         import torch
     except ImportError:
@@ -179,8 +179,8 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=256)
-    parser.add_argument("--slow-seeds", type=int, default=2, help="seeds of what is slow")
-    parser.add_argument("--slow-steps", type=int, default=50, help="steps of what is slow")
+    parser.add_argument("--slow-seeds", type=int, default=2, help="number of seeds of slow rows")
+    parser.add_argument("--slow-steps", type=int, default=50, help="number of steps of slow rows")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="folder for seeds_per_second.json")
     options = parser.parse_args()
@@ -192,7 +192,7 @@ def main():
     each, sequences = drawn(max(options.slow_seeds, *BATCHES))
     few, some = each[: options.slow_seeds], sequences[: options.slow_seeds]
     arguments = (slow, embed, query)
-    # Per row: the function, its seeds, and the steps that stand for all of the second phase.
+    # Per row: the function, its seeds, and the number of steps that is extrapolated to the second phase.
     rows = {
         "jaxattn": (ours(options.seeds), options.seeds, steps),
         "loop, token space": (token_loop(few, steps, embed, query), len(few), steps),

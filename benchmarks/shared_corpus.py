@@ -1,18 +1,18 @@
-"""Seeds on one large corpus: the token-space part of ∂L/∂p for all of them, in milliseconds a seed.
+"""Seeds on one large corpus: the token-space part of ∂L/∂p for all of them, in milliseconds per seed.
 
     python benchmarks/shared_corpus.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
 
 That part is ∂L/∂a given scores a and values γ: `attend` forward and backward with the logistic loss between.
-Without --data-dir the corpus is drawn, Zipf's law with the sizes of IMDB. Measured in turn in one process, so
-that ratios hold where times drift, in float32:
+Without --data-dir the corpus is sampled from Zipf's law with the sizes of IMDB. Rows are measured in turn in
+one process, in float32, so that drifting times do not affect their ratios:
 
 - vmapped: `jax.vmap` over the seeds, which shares the products with the counts;
 - in turn: `jax.lax.map` over the seeds;
-- scipy.sparse: counts in CSR both ways times all seeds' columns, one shift for all sequences, so for narrow
-  scores only; a reference from outside.
+- scipy.sparse: CSR counts, in both directions, times the columns of all seeds. It has one shift for all
+  sequences, so it works for a narrow range of scores only; an independent reference.
 
-Scores are normal and scaled to a spread: float32 takes bands of 64. The error is that of vmapped ∂L/∂a
-against float64 in NumPy, relative to its largest component, the worst of up to four seeds.
+Scores are normal and scaled to a range: float32 splits them into bands of width 64. The error is that of
+vmapped ∂L/∂a relative to float64 NumPy, divided by its largest component, the maximum over up to four seeds.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SPREADS = {"one band": 10.0, "two bands": 100.0, "four bands": 240.0, "1e4": 1e4
 
 
 def zipf_corpus():
-    """Draw a corpus of the sizes of IMDB."""
+    """Sample a corpus with the sizes of IMDB."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(5.2, 0.6, 25_000), 10, 2_000).astype(int)
     weight = 1 / np.arange(1, 7_814)
@@ -45,7 +45,7 @@ def zipf_corpus():
 
 
 def entries(corpus):
-    """List the entries of the bags on the host: sequence, token, count."""
+    """Return the entries of the bags on the host: sequence, token, count."""
     count = np.asarray(corpus.bags.count)
     owner = np.broadcast_to(np.asarray(corpus.bags.owner)[:, None], count.shape)
     there = count > 0
@@ -53,7 +53,7 @@ def entries(corpus):
 
 
 def gradient(scores, values, corpus):
-    """∂L/∂a of one seed."""
+    """Compute ∂L/∂a of one seed."""
     return jax.grad(lambda a: ja.losses.logistic(ja.attention.attend(corpus, a, values), corpus.targets))(
         scores
     )
@@ -64,7 +64,7 @@ sequential = jax.jit(lambda a, g, corpus: jax.lax.map(lambda seed: gradient(*see
 
 
 def scipy_gradient(matrix, transposed, labels):
-    """∂L/∂a of all seeds by scipy.sparse, seeds along the last axis."""
+    """Compute ∂L/∂a of all seeds by scipy.sparse, with seeds along the last axis."""
 
     def compute(scores, values):
         weight = np.exp(scores - scores.max(axis=0))
@@ -79,7 +79,7 @@ def scipy_gradient(matrix, transposed, labels):
 
 
 def exact_gradient(corpus, scores, values):
-    """∂L/∂a of one seed in float64, every sequence shifted by its own top score."""
+    """Compute ∂L/∂a of one seed in float64, with every sequence shifted by its own top score."""
     sequence, token, count = entries(corpus)
     order = np.argsort(sequence, kind="stable")
     sequence, token, count = sequence[order], token[order], count[order]
@@ -94,7 +94,7 @@ def exact_gradient(corpus, scores, values):
 
 
 def draw(seeds, spread, vocab_size):
-    """Draw scores of a given spread, and values."""
+    """Sample scores of a given range, and values."""
     rng = np.random.default_rng(seeds)
     scores, values = rng.normal(size=(2, seeds, vocab_size))
     scores *= spread / (scores.max(axis=1) - scores.min(axis=1))[:, None]
@@ -102,7 +102,7 @@ def draw(seeds, spread, vocab_size):
 
 
 def timed(calls, repeats):
-    """Time calls in turn; their seconds by name."""
+    """Time calls in turn; return their seconds by name."""
     times = {name: [] for name in calls}
     for call in calls.values():
         call()
@@ -142,7 +142,9 @@ def measure(corpus, compute, seeds, name, repeats):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--data-dir", type=folder_of_imdb, help="directory of tensorflow-datasets; a drawn corpus without it"
+        "--data-dir",
+        type=folder_of_imdb,
+        help="directory of tensorflow-datasets; by default a corpus is sampled",
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--repeats", type=int, default=7)

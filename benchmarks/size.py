@@ -1,15 +1,14 @@
-"""The size and the shape of the package, counted from its sources alone.
+"""Size and structure of the package, counted from its sources.
 
     python benchmarks/size.py [--rooms] [--imports] [--single]
 
-prints lines of code (without docstrings, blank lines and comments), modules (without `__init__`), and
-the import graph between rooms: its levels and a circle if there is one. A room is a directory of the
-package or of its lab, or a module there. tests/test_imports.py checks which room may import which.
+prints lines of code (without docstrings, blank lines and comments), modules (without `__init__`), and the
+import graph between rooms: its levels, and a cycle if there is one. A room is a directory or module of the
+package or of its lab. tests/test_imports.py checks which room may import which.
 
-An import inside a function, or for types alone, counts like one at the head of a module. There is one
-exception: names that an `__init__` imports on first use, which it lists for type checkers alone. A name
-imported from a package counts as an import of the package's `__init__`, a module imported from it as one of
-the module.
+An import inside a function, or for type checkers only, counts like one at the top of a module. The exception
+is names that an `__init__` imports on first use, which it lists for type checkers. A name imported from a
+package counts as an import of the package's `__init__`, and a module imported from it as one of the module.
 """
 
 import argparse
@@ -38,7 +37,7 @@ _NOT_CODE = {
 
 
 def code_lines(source: str) -> int:
-    """Lines that hold code: not blank, not a comment, not a string that stands alone (a docstring)."""
+    """Count lines of code: not blank, not a comment, not a string statement (a docstring)."""
     documented = {
         line
         for node in ast.walk(ast.parse(source))
@@ -55,7 +54,7 @@ def code_lines(source: str) -> int:
 
 
 def modules(package: Path = PACKAGE) -> dict[str, Path]:
-    """The file of each module of the package, by the module's full name."""
+    """Return the file of each module of the package, by the module's full name."""
     named = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package.parent).with_suffix("").parts
@@ -64,7 +63,7 @@ def modules(package: Path = PACKAGE) -> dict[str, Path]:
 
 
 def imports(package: Path = PACKAGE) -> Graph:
-    """The modules of the package that each of its modules imports."""
+    """Return the modules of the package that each of its modules imports."""
     files = modules(package)
     return {
         name: _imported(path.read_text(), files.keys(), lazy=not _is_module(path)) - {name}
@@ -73,12 +72,12 @@ def imports(package: Path = PACKAGE) -> Graph:
 
 
 def room(module: str) -> str:
-    """The room of a module: the directory or module below the package, or below its lab, that holds it."""
+    """Return the room of a module: the directory or module of the package or its lab that contains it."""
     return ".".join(module.split(".")[: 3 if f"{module}.".startswith(f"{LAB}.") else 2])
 
 
 def between_rooms(graph: Graph) -> Graph:
-    """The rooms that each room imports."""
+    """Return the rooms that each room imports."""
     rooms: Graph = {room(name): set() for name in graph}
     for name, imported in graph.items():
         rooms[room(name)].update(room(other) for other in imported)
@@ -86,7 +85,7 @@ def between_rooms(graph: Graph) -> Graph:
 
 
 def circle(graph: Graph) -> list[str]:
-    """One circle of imports as the names along it, or nothing where there is none."""
+    """Return one import cycle as the names along it, or an empty list."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -95,7 +94,7 @@ def circle(graph: Graph) -> list[str]:
 
 
 def levels(graph: Graph) -> dict[str, int]:
-    """The level of each module: 1 if it imports no other, else one above the highest that it imports."""
+    """Return the level of each module: 1 without imports, else one above the highest imported level."""
     level: dict[str, int] = {}
     for name in TopologicalSorter(graph).static_order():
         level[name] = 1 + max((level[other] for other in graph[name]), default=0)
@@ -103,7 +102,7 @@ def levels(graph: Graph) -> dict[str, int]:
 
 
 def longest_chain(graph: Graph) -> list[str]:
-    """Modules from the highest level down, each importing the next."""
+    """Return modules from the highest level down, each importing the next."""
     level = levels(graph)
     chain = [max(level, key=lambda name: (level[name], name))]
     while graph[chain[-1]]:
@@ -136,9 +135,9 @@ def main() -> None:
         "--rooms", action="store_true", help="lines of code and modules of each room, by level"
     )
     parser.add_argument(
-        "--imports", action="store_true", help="a longest chain of modules, each importing the next"
+        "--imports", action="store_true", help="a longest chain of modules in which each imports the next"
     )
-    parser.add_argument("--single", action="store_true", help="modules that exactly one other imports")
+    parser.add_argument("--single", action="store_true", help="modules that exactly one other module imports")
     options = parser.parse_args()
     files, graph = modules(), imports()
     rooms = between_rooms(graph)

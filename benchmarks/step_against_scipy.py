@@ -1,10 +1,10 @@
-"""A step of p on a corpus of the seed's own, beside the two sparse products that no step can do without.
+"""A step of p on a separate corpus per seed, compared with the two sparse products that it must contain.
 
     python benchmarks/step_against_scipy.py --out results/benchmarks
 
 scipy.sparse multiplies the count matrix, and its transpose, with two columns each, on one core. A step of the
-engine has these two products, softmax, E p and the update beside them. Both take turns in one process;
-printed are medians and the median of the ratios of neighbours.
+engine contains these two products, softmax, E p and the update. Both are timed in turn in one process. The
+output contains medians, and the median of the ratios of adjacent runs.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SIZES = (
 
 
 def counts_of(corpus):
-    """Return the count matrix as rows and as columns."""
+    """Return the count matrix in row and in column format."""
     bags = corpus.bags
     owner = np.repeat(np.asarray(bags.owner), bags.index.shape[1])
     entries = np.asarray(bags.count, np.float32).ravel(), (owner, np.asarray(bags.index).ravel())
@@ -56,7 +56,7 @@ def products(corpus):
 
 
 def steps(study, corpora):
-    """Return a function that times steps of the study's phase, in microseconds a step."""
+    """Return a function that times steps of the study's phase, in microseconds per step."""
     setting = study.base
     _, key = seed.keys(0)
     params = jax.jit(lambda: seed.start(setting, corpora, key, ()))()

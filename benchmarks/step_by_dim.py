@@ -1,10 +1,10 @@
-"""One step of descent at several d, side by side in one process: in coordinates of the span d costs nothing.
+"""Time of a descent step for several d in one process: in coordinates of the span it does not depend on d.
 
     python benchmarks/step_by_dim.py --out results/benchmarks
 
-Prints microseconds a step (median over repeats that take turns) and their ratio to d = V + 2, for p alone
-and for E, p and v together; `axes` is the same loop over (V, d) arrays, which Adam and whatever else sees the
-axes of R^d needs.
+Prints microseconds per step (median over alternating repeats) and the ratio to d = V + 2, for p alone and for
+E, p and v together. `axes` is the same loop over (V, d) arrays, which is required for Adam and other methods
+that depend on the axes of R^d.
 """
 
 import argparse
@@ -28,7 +28,7 @@ DIMS = (2048, 4096)
 
 
 def looped(sizes, dim, train, in_span):
-    """Compile a descent of some steps: a function of their number."""
+    """Compile a descent; return it as a function of the number of steps."""
     study = ja.Study(
         name="step",
         data=ja.data.Independent(relevant=20, **sizes),
@@ -40,7 +40,7 @@ def looped(sizes, dim, train, in_span):
     corpora = jax.jit(lambda: seed.draw(setting, data_key))()
     params = jax.jit(lambda: seed.start(setting, corpora, key, ()))()
     begun = seed.begin(setting, 0, params, corpora, key)
-    # A program that holds its data as constants would be another one than a study's.
+    # A program with its data as constants would differ from that of a study.
     advance = jax.jit(lambda carried, data, steps: seed.advance(setting, 0, carried, data, steps))
 
     def run(steps):

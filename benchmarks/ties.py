@@ -1,11 +1,11 @@
-"""Exact flow of p on data whose tokens tie: how paths end, and whether the certificates of their limits hold.
+"""Exact flow of p on data with tied tokens: how paths end, and whether the limits can be certified.
 
     python benchmarks/ties.py --out results/benchmarks                                      # made corpora
     python benchmarks/ties.py --only reviews --data-dir DIRECTORY_OF_TFDS --out results/benchmarks    # IMDB
 
-Made corpora: one step of 200 on E, d = 2048, V = 50 with 20 relevant tokens, n = 200, T = 8, the seeds of a
-study. Reviews: the first 500 of IMDB, words that occur 20 times in them, one step of 5,000 on E, seeds of
-the parameters. All in coordinates of the span, to ‖p‖ = 1e6.
+Made corpora: one step of 200 on E, d = 2048, V = 50 with 20 relevant tokens, n = 200, T = 8, with the seeds
+of a study. Reviews: the first 500 of IMDB, words that occur 20 times in them, one step of 5,000 on E, with
+seeds of the parameters. All flows are in coordinates of the span, up to ‖p‖ = 1e6.
 """
 
 import argparse
@@ -36,7 +36,7 @@ MODEL = ja.models.OneLayer(dim=2048).in_span()
 
 
 def made(data, seeds):
-    """Corpora and parameters of many seeds, drawn as a study draws them."""
+    """Sample corpora and parameters of many seeds as in a study."""
     data_keys, keys = seed_keys(list(range(seeds)))
 
     def draw(data_key, key):
@@ -48,7 +48,7 @@ def made(data, seeds):
 
 
 def reviews(data_dir, count, min_count, step_size, seeds):
-    """One corpus of reviews, and the parameters of many seeds."""
+    """Return one corpus of reviews, and the parameters of many seeds."""
     source = ja.data.Tfds(
         dataset="imdb_reviews", data_dir=data_dir, train=f"train[:{count}]", test="", min_count=min_count
     )
@@ -62,7 +62,7 @@ def reviews(data_dir, count, min_count, step_size, seeds):
 
 
 def measure(name, params, corpus, shared, max_steps=10_000):
-    """Follow the flow of every seed, and certify its limit."""
+    """Compute the flow of every seed, and certify its limit."""
     begin = time.perf_counter()
     path = jax.block_until_ready(
         ja.dynamics.exact_flow(
@@ -109,11 +109,13 @@ def measure(name, params, corpus, shared, max_steps=10_000):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", choices=["made", "reviews"], default="made")
-    parser.add_argument("--seeds", type=int, help="64 of made corpora, 3 of reviews by default")
-    parser.add_argument("--reviews", type=int, default=500, help="how many reviews")
-    parser.add_argument("--min-count", type=int, default=20, help="least occurrences of a word in them")
-    parser.add_argument("--step-size", type=float, default=5000.0, help="of the one step on E, for reviews")
-    parser.add_argument("--max-steps", type=int, default=10_000, help="steps of a path")
+    parser.add_argument(
+        "--seeds", type=int, help="number of seeds; defaults to 64 for made corpora, 3 for reviews"
+    )
+    parser.add_argument("--reviews", type=int, default=500, help="number of reviews")
+    parser.add_argument("--min-count", type=int, default=20, help="minimum number of occurrences of a word")
+    parser.add_argument("--step-size", type=float, default=5000.0, help="size of the step on E, for reviews")
+    parser.add_argument("--max-steps", type=int, default=10_000, help="maximum number of steps of a path")
     parser.add_argument("--data-dir", type=folder_of_imdb, help="directory of tensorflow-datasets")
     parser.add_argument("--out", type=Path, help="folder for ties_made.json or ties_reviews_500.json")
     given = parser.parse_args()
@@ -126,7 +128,7 @@ def main():
                 given.data_dir, given.reviews, given.min_count, given.step_size, given.seeds or 3
             )
             alone = partial(jax.tree.map, lambda x: x[None])
-            # One after the other: what was found is printed at once.
+            # One seed at a time, so that results are printed immediately.
             rows = [
                 measure(
                     f"{given.reviews} reviews, V = {corpus.vocab_size}, seed {seed}",

@@ -1,11 +1,11 @@
-"""In how many files of the package something runs: one seed, and a whole command from sweep file to page.
+"""Count the files of the package that one seed executes, and that a whole command executes.
 
     python benchmarks/trace_files.py             # counts
     python benchmarks/trace_files.py --list      # and the files
 
-Counted are calls into functions of the package, by `sys.setprofile`, in all threads; what runs while a module
-is imported is left out. The study is the quickstart with few seeds and steps, which are no matter: what is
-traced and compiled is the same. A crossing is a call from a function of one file into that of another.
+The script counts calls of functions of the package with `sys.setprofile`, in all threads. It excludes code
+that runs during imports. The study is the quickstart with few seeds and steps, which trace and compile the
+same code. A crossing is a call from a function of one file to a function of another.
 """
 
 import argparse
@@ -28,7 +28,7 @@ SMALL = ("seeds=2", "phases.query.steps=20", "data.sequences=200", "data.test_se
 
 
 class Trace:
-    """Counts the functions of the package that are called, by file, and calls from file to file."""
+    """Counts calls of functions of the package by file, and calls between files."""
 
     def __init__(self) -> None:
         self.functions: set[tuple[str, str, int]] = set()
@@ -36,7 +36,7 @@ class Trace:
         self._thread = threading.local()
 
     def count(self, function: Callable[[], Any]) -> None:
-        """Count what a call of a function calls."""
+        """Count all calls during the call of a function."""
         threading.setprofile(self._note)
         sys.setprofile(self._note)
         try:
@@ -71,7 +71,7 @@ def _is_ours(code: Any) -> bool:
 
 
 def one_seed() -> Trace:
-    """Run one seed from its start to its end."""
+    """Run one seed from start to end."""
     study, trace = jaxattn.Study.read(SWEEP, SMALL), Trace()
     setting = study.cells[0].setting
     trace.count(lambda: list(seed.run(setting, 0)))

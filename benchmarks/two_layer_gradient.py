@@ -1,13 +1,13 @@
-"""Two layers against textbook code: a step on a minibatch.
+"""Two-layer models, compared with textbook code: one step on a minibatch.
 
     python benchmarks/two_layer_gradient.py --out results/benchmarks   # reviews of Zipf draws
     python benchmarks/two_layer_gradient.py --out results/benchmarks --data-dir DIRECTORY_OF_TFDS   # IMDB
 
-The textbook gathers E[x] and forms scores (n, T, T), jitted, differentiated by JAX. A step is all gradients
-and Adam; the textbook pads the minibatch to its longest sequence, and takes it in parts that fit in memory.
-"Sorted" is the textbook with help: sequences are sorted by length, cut into chunks of about as many positions
-each, and a chunk is padded to its longest sequence only. All rows are measured in one process, in turn, and
-the least time of each counts.
+The textbook code gathers E[x] and computes scores (n, T, T), jitted and differentiated by JAX. A step
+computes all gradients and applies Adam. The textbook code pads the minibatch to its longest sequence and
+processes it in parts that fit in memory. "Sorted" is an improved version: sequences are sorted by length and
+split into chunks of about equal numbers of positions, each padded to its own longest sequence. All rows are
+measured in one process, in turn, and the minimum time of each is reported.
 """
 
 import argparse
@@ -29,14 +29,14 @@ from jaxattn.models.reference import padded_sequences, two_layer_outputs
 
 MODELS = {"two_layer": ja.models.two_layer, "two_layer_weights": ja.models.two_layer_weights}
 NAMES = {"two_layer": ("E", "p", "v"), "two_layer_weights": ("E", "p", "v", "W1", "W2")}
-# Positions of a chunk.
+# Number of positions per chunk.
 POSITIONS = 8192
-# Sequences of a minibatch that the textbook takes at once.
+# Number of sequences of a minibatch that the textbook code processes at once.
 PART = 32
 
 
 def zipf_reviews(sequences, vocab_size):
-    """Draw sequences as long as reviews (median 170, some ten times that) of tokens by Zipf's law."""
+    """Sample sequences with lengths of reviews (median 170, some ten times that), tokens by Zipf's law."""
     rng = np.random.default_rng(0)
     lengths = np.clip(np.exp(rng.normal(np.log(170), 0.65, sequences)), 10, 2000).astype(int)
     weight = 1 / np.arange(3, vocab_size + 3)
@@ -45,14 +45,14 @@ def zipf_reviews(sequences, vocab_size):
 
 
 def seconds(function):
-    """Time one call, waiting for its result."""
+    """Return the seconds of one call, until its result is ready."""
     begin = time.perf_counter()
     jax.block_until_ready(function())
     return time.perf_counter() - begin
 
 
 def in_turn(calls, repeats):
-    """Time calls by name, one after the other, `repeats` times; each has run once before."""
+    """Time calls by name in turn, `repeats` times, after one run of each."""
     times = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
@@ -61,7 +61,7 @@ def in_turn(calls, repeats):
 
 
 def fastest(times):
-    """Tell the least seconds of every row: what else a machine does only adds to them."""
+    """Return the minimum seconds of every row, because other load on a machine only adds time."""
     return {name: min(each) for name, each in times.items()}
 
 
@@ -74,13 +74,13 @@ def textbook_gradient(params, ids, mask, labels, sequences):
 
 
 def relative_errors(mine, expected, names):
-    """Compare arrays by name: the largest difference against the largest number."""
+    """Return the largest difference of arrays, relative to the largest entry, by name."""
     pairs = {name: (getattr(mine, name), getattr(expected, name)) for name in names}
     return {name: float(jnp.abs(x - y).max() / jnp.abs(y).max()) for name, (x, y) in pairs.items()}
 
 
 class Chunks:
-    """The textbook on chunks of sequences of like length."""
+    """The textbook code on chunks of sequences of similar length."""
 
     def __init__(self, corpus, params, positions):
         self.params = params
@@ -135,7 +135,7 @@ class Step:
 
 
 def minibatch(corpus, kind, params, size, repeats):
-    """Time a step on a minibatch, which ours cuts out of the corpus."""
+    """Time a step on a minibatch, which jaxattn slices out of the corpus."""
     model, names = MODELS[kind], NAMES[kind]
     own = np.sort(np.random.default_rng(0).choice(corpus.num_examples, size, replace=False))
     batch = sub_corpus(corpus, own)
@@ -204,14 +204,12 @@ def main():
     parser.add_argument(
         "--data-dir",
         type=folder_of_imdb,
-        help="directory of tensorflow-datasets; without it Zipf draws are used",
+        help="directory of tensorflow-datasets; by default reviews are sampled by Zipf's law",
     )
-    parser.add_argument("--sequences", type=int, default=25_000, help="of the Zipf draws")
-    parser.add_argument("--vocab-size", type=int, default=7_800, help="of the Zipf draws")
+    parser.add_argument("--sequences", type=int, default=25_000, help="number of sampled sequences")
+    parser.add_argument("--vocab-size", type=int, default=7_800, help="vocabulary size of sampled sequences")
     parser.add_argument("--dim", type=int, default=2048)
-    parser.add_argument(
-        "--batch", type=int, default=256, help=f"sequences of a minibatch, a multiple of {PART}"
-    )
+    parser.add_argument("--batch", type=int, default=256, help=f"size of a minibatch, a multiple of {PART}")
     parser.add_argument("--model", choices=MODELS, default="two_layer")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="folder for two_layer_gradient_*.json")

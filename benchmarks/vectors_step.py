@@ -1,4 +1,4 @@
-"""A gradient step on real tokens, beside two batched products by XLA over the same array.
+"""A gradient step on real-valued tokens, compared with two batched XLA products over the same array.
 
     python benchmarks/vectors_step.py --out results/benchmarks
 
@@ -6,10 +6,9 @@ A step of gradient descent on p, on p and v, or on W, of
 
     f(X) = Σ_t q_t x_t·v,   q = softmax over t of x_t·p, or of x_t·W z,
 
-against a loop of one product of each kind, a_nt = x_nt·u_n and h_n = Σ_t q_nt x_nt. A step on W has two
-products of matrices besides, of z and W and of z and ∂L/∂(W z), which are timed too. All are compiled loops
-of the same number of rounds that take turns; printed is the median of the ratios of neighbours, with its
-quartiles.
+is compared with a loop of one product of each kind, a_nt = x_nt·u_n and h_n = Σ_t q_nt x_nt. A step on W also
+has two matrix products, of z and W and of z and ∂L/∂(W z), which are timed too. All are compiled loops of the
+same number of rounds, run in turn. The output is the median of the ratios of adjacent runs, with quartiles.
 """
 
 import argparse
@@ -31,7 +30,7 @@ SIZE = {"sequences": 2000, "length": 16, "dim": 512}
 
 
 class Params(NamedTuple):
-    """A query, W against queries of the sequences, and the head."""
+    """A query, W between keys and queries, and the head."""
 
     p: jax.Array
     W: jax.Array
@@ -39,17 +38,17 @@ class Params(NamedTuple):
 
 
 def by_query(params, data):
-    """Compute f of each sequence under one query p."""
+    """Compute f of each sequence with one query p."""
     return (jax.nn.softmax(data.dot(params.p), axis=1) * data.dot(params.v)).sum(axis=1)
 
 
 def by_matrix(params, data):
-    """Compute f of each sequence under W and its query z."""
+    """Compute f of each sequence with W and its query z."""
     return (jax.nn.softmax(data.dot(data.z @ params.W.T), axis=1) * data.dot(params.v)).sum(axis=1)
 
 
 def draw(sequences, length, dim):
-    """Draw tokens, queries and labels."""
+    """Sample tokens, queries and labels."""
     tokens, queries, labels = jax.random.split(jax.random.key(0), 3)
     X = jax.random.normal(tokens, (sequences, length, dim)) / dim**0.5
     z = jax.random.normal(queries, (sequences, dim)) / dim**0.5
@@ -58,7 +57,7 @@ def draw(sequences, length, dim):
 
 
 def stepping(data, outputs, train, rounds):
-    """Return a function that takes some steps."""
+    """Return a function that takes a number of steps."""
     algorithm = ja.dynamics.descent(optax.sgd(0.1), train=train, outputs=outputs)
     dim = data.dim
     state = algorithm.init(Params(jnp.zeros(dim), jnp.zeros((dim, dim)), jnp.ones(dim) / dim**0.5))
@@ -67,19 +66,19 @@ def stepping(data, outputs, train, rounds):
 
 
 def looped(once, begin, data, rounds):
-    """Return a function that does something some times, each with what the last one gave."""
+    """Return a function that applies another one repeatedly to its own result."""
     run = jax.jit(lambda x, data: jax.lax.fori_loop(0, rounds, lambda _, x: once(x, data), x))
     return lambda: jax.block_until_ready(run(begin, data))
 
 
 def batched(u, data):
-    """Make two batched products."""
+    """Compute two batched products."""
     a = jnp.einsum("ntd,nd->nt", data.X, u)
     return jnp.einsum("nt,ntd->nd", a, data.X) / data.dim
 
 
 def dense(W, data):
-    """Make the two products with W that a step on it has."""
+    """Compute the two products with W in a step on it."""
     return (data.z @ W.T).T @ data.z / data.dim
 
 

@@ -1,11 +1,11 @@
-"""Which tokeniser and cut-off give the paper's vocabularies? Plausible ones, counted.
+"""Which tokeniser and cut-off give the paper's vocabularies: counts for plausible choices.
 
     python benchmarks/vocabulary.py --data-dir DIRECTORY_OF_TFDS --yelp FILE.parquet --out results/vocabulary
 
-The paper has V = 7,766 on IMDB and 5,424 on Yelp, and bins of the posterior difference over [-1, 14/15] on
-IMDB: -1 and 14/15 = (29 - 1)/30 are then the smallest and the largest posterior difference of its words. Of
-every tokeniser, way of counting, length limit and share of the training reviews this finds the cut-off that
-comes nearest to V, and the range of the posterior difference there.
+The paper has V = 7,766 on IMDB and 5,424 on Yelp. On IMDB its bins of the posterior difference are over
+[-1, 14/15], so -1 and 14/15 = (29 - 1)/30 are the smallest and the largest posterior difference of its words.
+For each tokeniser, way of counting, length limit and share of the training reviews, the script finds the
+cut-off whose vocabulary size is closest to V, and the range of the posterior difference for it.
 """
 
 import argparse
@@ -59,7 +59,7 @@ SHARES = (1.0, 0.8, 0.5, 0.4, 0.2)
 
 
 def tally(texts: list[str], split: Callable[[str], list[str]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Number the tokens; returns token, text and place in it of every occurrence."""
+    """Number the tokens; return token, text and position in the text of every occurrence."""
     index: dict[str, int] = {}
     rows = [np.array([index.setdefault(word, len(index)) for word in split(text)], int) for text in texts]
     lengths = [len(row) for row in rows]
@@ -68,14 +68,14 @@ def tally(texts: list[str], split: Callable[[str], list[str]]) -> tuple[np.ndarr
 
 
 def settings(texts: list[str], positive: np.ndarray, wanted: int) -> Iterator[dict[str, object]]:
-    """Find the nearest cut-off of every setting."""
+    """Find the closest cut-off for every setting."""
     order = np.random.default_rng(0).permutation(len(texts))
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     for name, split in TOKENISERS.items():
         print(name, flush=True)
         token, owner, place = tally(texts, split)
-        # The first one of a review is within every limit that another one is within.
+        # The first occurrence in a review is within every limit that any occurrence is within.
         once = np.zeros(len(token), bool)
         once[np.unique(token * len(texts) + owner, return_index=True)[1]] = True
         for limit, share, by in itertools.product(LIMITS, SHARES, ("occurrence", "review")):
@@ -98,7 +98,7 @@ def settings(texts: list[str], positive: np.ndarray, wanted: int) -> Iterator[di
 
 
 def nearest(count: np.ndarray, wanted: int) -> int:
-    """Find the cut-off at which so many tokens are left, or nearly."""
+    """Find the cut-off whose vocabulary size is closest to the wanted one."""
     tail = np.cumsum(np.bincount(count)[::-1])[::-1]
     return int(1 + np.abs(tail[1:] - wanted).argmin())
 

@@ -1,4 +1,4 @@
-"""Gradient training of softmax attention with trained embeddings, as pure functions and as studies."""
+"""Gradient training of softmax attention with trained embeddings: pure functions and studies of them."""
 
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jaxattn.lab.probes import Probes
 
 __version__ = "0.3.0"
-# Address of the repository, once it is public; the links of the site use it.
+# Address of the repository once it is public, used by the links of the site.
 __url__ = ""
 __all__ = [
     "Dataset",
@@ -67,7 +67,7 @@ __all__ = [
     "theory",
 ]
 
-# Modules are imported on first use, because importing JAX alone takes most of a second.
+# Submodules are imported on first use, because JAX alone takes most of a second to import.
 _NAMES = {
     "Dataset": "jaxattn.base",
     "Generator": "jaxattn.data",

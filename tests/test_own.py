@@ -192,7 +192,7 @@ def test_its_figure_is_in_the_report_also_when_it_is_drawn_again(own, call):
     assert call("report", own / "finished")[0] == 0
     again = (own / "finished" / "report.html").read_text(encoding="utf-8")
     assert "Attended" in again
-    assert "reading results executes no code that a folder names" in again
+    assert "reading results never executes code from a folder" in again
 
 
 def test_trained_parameters_have_the_type_of_its_own_model(own):

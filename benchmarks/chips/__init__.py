@@ -1,1 +1,1 @@
-"""Compile studies for chips that this machine lacks, and count what the programs move, compute and launch."""
+"""Compile studies for accelerators that this machine lacks, and count traffic, operations and launches."""

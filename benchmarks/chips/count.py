@@ -1,4 +1,4 @@
-"""What a compiled program does, counted in its text: bytes of device memory, operations, launches."""
+"""Counts for a compiled program from its text: bytes of device memory moved, operations, launches."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\
 _CALLED = re.compile(r"\b(calls|to_apply|condition|body|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'known_trip_count"?:\{"?n"?:"(\d+)"')
-# A memory space of a TPU beside its large memory.
+# A memory space of a TPU other than its main memory.
 _ON_CHIP = re.compile(r"S\([1-9]\d*\)")
 
 
 class Type(NamedTuple):
-    """An array type: its element type, shape, and whether it lies in the large memory of the device."""
+    """An array type: element type, shape, and whether it is in the main memory of the device."""
 
     element: str
     shape: tuple[int, ...]
@@ -32,12 +32,12 @@ class Type(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Its size, without the padding of tiles."""
+        """Size in bytes, without the padding of tiles."""
         return self.elements * _BITS.get(self.element, 0) // 8
 
 
@@ -46,11 +46,11 @@ class Instruction(NamedTuple):
 
     Attributes:
         name: its name.
-        is_root: whether its computation returns it.
-        types: the arrays that it makes.
+        is_root: True if its computation returns it.
+        types: types of its result arrays.
         op: the operation.
-        operands: names of what it takes.
-        rest: what is written after its operands.
+        operands: names of its operands.
+        rest: the text after its operands.
         argument: the text between its brackets, for parameters and constants.
     """
 
@@ -63,32 +63,32 @@ class Instruction(NamedTuple):
     argument: str
 
     def called(self, kind: str) -> str:
-        """Name the computation that it calls as "calls", "body", ...; "" if there is none."""
+        """Return the name of the computation that it calls as "calls", "body", ...; "" if there is none."""
         return next((found[2] for found in _CALLED.finditer(self.rest) if found[1] == kind), "")
 
     @property
     def branches(self) -> list[str]:
-        """Names of the branches of a conditional."""
+        """Return the names of the branches of a conditional."""
         if found := _BRANCHES.search(self.rest):
             return re.findall(r"%([\w.\-]+)", found[1])
         return [self.called("true_computation"), self.called("false_computation")]
 
     @property
     def trips(self) -> int | None:
-        """How often a loop runs, None if that is not known before."""
+        """Number of iterations of a loop, None if it is not statically known."""
         found = _TRIPS.search(self.rest)
         return int(found[1]) if found else None
 
 
 class Module(NamedTuple):
-    """A compiled program: its computations by name, and the one that it begins with."""
+    """A compiled program: its computations by name, and the entry computation."""
 
     computations: Mapping[str, tuple[Instruction, ...]]
     entry: str
 
 
 def parse(text: str) -> Module:
-    """Read a program as `compiled.as_text()` writes it."""
+    """Parse the text of a program from `compiled.as_text()`."""
     found: dict[str, list[Instruction]] = {}
     entry, own = "", None
     for line in text.splitlines():
@@ -107,7 +107,7 @@ def parse(text: str) -> Module:
 
 
 def types(text: str) -> tuple[Type, ...]:
-    """Read the arrays of a type, which may be a tuple."""
+    """Parse an array type, which may be a tuple."""
     return tuple(
         Type(
             found[1],
@@ -119,7 +119,7 @@ def types(text: str) -> tuple[Type, ...]:
 
 
 def _bracketed(text: str) -> tuple[str, str]:
-    """Cut a text where the bracket that is open closes."""
+    """Split a text at the closing bracket that matches the open one."""
     depth = 1
     for place, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
@@ -128,7 +128,7 @@ def _bracketed(text: str) -> tuple[str, str]:
     return text, ""
 
 
-# Nothing is moved or started for these.
+# Operations that move no memory and launch nothing.
 _FREE = {
     "parameter",
     "constant",
@@ -152,7 +152,7 @@ _COLLECTIVES = (
     "recv",
 )
 _SLICES = ("dynamic-slice", "slice", "gather")
-# Operations that are no arithmetic.
+# Operations without arithmetic.
 _STILL = _FREE | {
     *("broadcast", "iota", "reshape", "transpose", "copy", "concatenate", "pad", "reverse", "fusion", "call"),
     *("while", "conditional", "sort", "custom-call", "gather", "slice", "dynamic-slice", "convert"),
@@ -162,12 +162,12 @@ _STILL = _FREE | {
 
 
 class Work(NamedTuple):
-    """What a stretch of a program does.
+    """Work of a part of a program.
 
     Attributes:
-        bytes: moved between the device and its memory: every operation reads what it is given and writes
-            what it makes; of what it only slices or gathers from, no more than it takes.
-        flops: arithmetic operations, a product of matrices counting two for every term.
+        bytes: traffic between the device and its memory: every operation reads its operands and writes its
+            results; of an operand that is only sliced or gathered from, only the elements taken count.
+        flops: arithmetic operations, two for each term of a matrix product.
         launches: operations started, kernels on a GPU.
     """
 
@@ -176,26 +176,26 @@ class Work(NamedTuple):
     launches: int = 0
 
     def __add__(self, other: "Work") -> "Work":  # type: ignore[override]
-        """Do both."""
+        """Return the sum of both."""
         return Work(*(x + y for x, y in zip(self, other, strict=True)))
 
     def times(self, often: int) -> "Work":
-        """Do it often."""
+        """Return the work of a number of repetitions."""
         return Work(*(often * x for x in self))
 
 
 class Counted(NamedTuple):
-    """What is in a compiled program.
+    """Counts for a compiled program.
 
     Attributes:
-        step: one round of the loops whose length is not known before, such as the steps of a phase; loops
-            of unknown length within them count once, and conditionals by their cheapest branch.
+        step: one iteration of the loops whose length is not statically known, such as the steps of a phase.
+            Loops of unknown length inside them count once, and conditionals by their cheapest branch.
         once: everything else.
-        scatter_adds: scatters that add up floating-point numbers.
-        collectives: operations that devices do together.
-        float64: instructions that make float64 numbers.
-        conditionals: branches that are chosen while it runs.
-        unknown_loops: loops of unknown length.
+        scatter_adds: number of scatters that add floating-point numbers.
+        collectives: number of collective operations.
+        float64: number of instructions with float64 results.
+        conditionals: number of conditionals.
+        unknown_loops: number of loops of unknown length.
     """
 
     step: Work
@@ -208,13 +208,13 @@ class Counted(NamedTuple):
 
 
 def count(text: str) -> Counted:
-    """Count what is in a compiled program.
+    """Count the work of a compiled program.
 
     Args:
-        text: as `compiled.as_text()` writes it.
+        text: the output of `compiled.as_text()`.
 
     Returns:
-        The counts. Caches are not seen: what is read twice counts twice.
+        The counts. Caches are ignored: memory that is read twice counts twice.
     """
     module = parse(text)
     every = [line for lines in module.computations.values() for line in lines]
@@ -234,7 +234,7 @@ def count(text: str) -> Counted:
 
 
 class _Walk:
-    """Goes through a program as it runs; loops of unknown length are put apart, into `step`."""
+    """Traverses a program in execution order; loops of unknown length are counted separately, in `step`."""
 
     def __init__(self, module: Module) -> None:
         self.module, self.step = module, Work()
@@ -267,14 +267,14 @@ class _Walk:
 
 
 def _bytes(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]) -> int:
-    """Count what one operation reads and writes."""
+    """Count the bytes that one operation reads and writes."""
     given = [types.get(name, ()) for name in line.operands]
     if line.op == "dynamic-update-slice":
         return 2 * _size(given[1])
     if line.op == "copy-start":
         return _size(line.types[:2])
     if line.op == "slice-start":
-        # Its types are what is sliced, the slice, and a flag; the slice is read where it lies.
+        # Its types are the source, the slice, and a flag; the slice is read in place.
         return line.types[1].bytes + _size(line.types[1:2])
     if line.op in _SLICES:
         return _size(line.types) + min(_size(given[0]), _size(line.types)) + sum(map(_size, given[1:]))
@@ -287,7 +287,7 @@ def _bytes(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]
 
 
 def _read(inner: Sequence[Instruction], parameter: str, given: Sequence[Type]) -> int:
-    """Count what a fusion reads of a parameter: of one that is only sliced, the slices."""
+    """Count the bytes that a fusion reads of a parameter: only the slices, if it is only sliced."""
     whole = _size(given)
     users = list(_users(inner, parameter))
     taken = 0
@@ -301,7 +301,7 @@ def _read(inner: Sequence[Instruction], parameter: str, given: Sequence[Type]) -
 
 
 def _users(inner: Sequence[Instruction], name: str) -> Iterator[tuple[str, Instruction]]:
-    """List what takes a value, seen through bitcasts, with the name that it takes."""
+    """Return the users of a value, looking through bitcasts, with the operand name that each uses."""
     for line in inner:
         if name in line.operands:
             if line.op == "bitcast":
@@ -311,7 +311,7 @@ def _users(inner: Sequence[Instruction], name: str) -> Iterator[tuple[str, Instr
 
 
 def _written(inner: Sequence[Instruction], line: Instruction) -> int:
-    """Count what a fusion writes: of an array that it updates in place, the update."""
+    """Count the bytes that a fusion writes: only the update, for an array that it updates in place."""
     by_name = {own.name: own for own in inner}
     (root,) = (own for own in inner if own.is_root)
     while root.op == "bitcast":
@@ -326,7 +326,7 @@ def _size(made: Sequence[Type]) -> int:
 
 
 def _flops(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]) -> int:
-    """Count the arithmetic of an operation, and of what it is made of."""
+    """Count the arithmetic of an operation, including that of its called computations."""
     elements = sum(made.elements for made in line.types)
     inner = module.computations.get(line.called("calls"), ()) if line.op == "fusion" else ()
     if inner:
@@ -340,7 +340,7 @@ def _flops(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]
 
 
 def _terms(line: Instruction, types: dict[str, tuple[Type, ...]]) -> int:
-    """Count the products that an element of a product of matrices is the sum of."""
+    """Return the number of products summed in each element of a matrix product."""
     left, right = (types[name][0].shape for name in line.operands[:2])
     if labels := re.search(r"dim_labels=\w+_(\w+)->", line.rest):
         return prod(right) // max(1, right[labels[1].index("o")])
@@ -349,7 +349,7 @@ def _terms(line: Instruction, types: dict[str, tuple[Type, ...]]) -> int:
 
 
 def _adds_up(module: Module, line: Instruction) -> bool:
-    """Tell whether it is a scatter that adds up floating-point numbers."""
+    """Return whether it is a scatter that adds floating-point numbers."""
     combined = module.computations.get(line.called("to_apply"), ())
     is_float = any(made.element in ("f32", "f64", "bf16", "f16") for made in line.types)
     return line.op == "scatter" and is_float and any(own.op == "add" for own in combined)

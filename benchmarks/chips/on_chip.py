@@ -1,6 +1,6 @@
-"""The programs of a study, compiled for a chip that is not here: memory, bytes, launches, time at least.
+"""The programs of a study, compiled for a chip that is not installed: memory, traffic and minimum time.
 
-This runs in the process that `process.py` starts for the chip.
+This module runs in the process that `process.py` starts for the chip.
 """
 
 import math
@@ -19,12 +19,12 @@ from jaxattn.lab.study import toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.import_paths import ImportPaths
 
-# What a run lets itself use: most of what jax takes, which on a GPU leaves a quarter to others.
+# Share of device memory that a run uses: most of what jax reserves, which on a GPU is three quarters.
 _SHARE = {"gpu": 0.8 * 0.75, "tpu": 0.8}
-# What a user may make smaller, and by how much at most.
+# Settings that a user can reduce, and the largest factor.
 _SIZES = ("model.dim", "data.sequences", "data.vocab_size", "data.length")
 _HALVINGS = 12
-# What a phase needs beside parameters and corpora, in their sizes: at least gradients and results.
+# Memory of a phase in addition to parameters and corpora, in units of their size: gradients and results.
 _WORKING = 4
 _NO_MEMORY = "RESOURCE_EXHAUSTED"
 Progress = Callable[[str, float], None]
@@ -34,7 +34,7 @@ Found = list[tuple[Shaped, Compiled | None]]
 
 
 class _Fitted(NamedTuple):
-    """How many lanes run together and how many would fit, what a lane adds to a device, and the programs."""
+    """Number of runs in one batch, number that would fit, memory per run on a device, and the programs."""
 
     together: int
     fitting: int
@@ -43,9 +43,9 @@ class _Fitted(NamedTuple):
 
 
 class _Compiler(NamedTuple):
-    """Compiles the programs of a group, those named in `only` if it is not empty.
+    """Compiles the programs of a group, or only those in `only` if it is not empty.
 
-    Groups share what they have in common: `known` holds what came of a program by its text.
+    Groups share compiled programs: `known` stores the result for each program text.
     """
 
     target: Target
@@ -57,7 +57,7 @@ class _Compiler(NamedTuple):
     known: dict[str, Compiled]
 
     def compile(self, lanes: int, only: Collection[str] = ()) -> Found:
-        """Compile programs for a number of lanes; None for one that runs on the host."""
+        """Compile programs for a number of vmapped runs; None for a program that runs on the host."""
         found: Found = []
         wanted = only or self.only
         for made in self.programs.shaped(self.group, lanes):
@@ -71,7 +71,7 @@ class _Compiler(NamedTuple):
         return found
 
     def _compiled(self, made: Shaped, lanes: int) -> Compiled:
-        """Compile a program, or say what came of it before, which takes no time."""
+        """Compile a program, or return the stored result."""
         lowered = made.lifted.lower(*made.arguments)
         text = lowered.as_text()
         if text in self.known and self.keep is None:
@@ -96,19 +96,19 @@ def plan_on(
 
     Args:
         target: the chip.
-        progress: told what is compiled.
-        tables: those of the study.
-        folder: what relative paths in them start from.
-        max_memory: bytes that may be used on a device; by default what a run would.
-        only: names of programs to compile, "query.advance" or "draw"; all if empty. Of some alone it is not
-            found out how many lanes fit.
+        progress: progress callback.
+        tables: tables of the study.
+        folder: base folder of relative paths in them.
+        max_memory: limit on device memory in bytes; defaults to that of a run.
+        only: names of programs to compile, such as "query.advance" or "draw"; all if empty. With a selection,
+            the number of runs that fit is not determined.
         keep: a folder for the texts of the compiled programs.
 
     Returns:
-        "groups", a row for every compile group; "programs", one for every program of a group.
+        "groups", one row per compile group; "programs", one row per program of a group.
 
     Raises:
-        InputError: tables that are no study, or of which one seed fits on no device.
+        InputError: the tables are not a study, or one seed of it fits on no device.
     """
 
     def read(*further: str) -> Definition:
@@ -139,7 +139,7 @@ def plan_on(
 
 
 def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
-    """Find how many of the wanted lanes fit, and compile the programs of as many."""
+    """Find how many of the wanted runs fit, and compile the programs for that number."""
     group = compiler.group
     shared = group.setting.data.shared
     used = devices.device_count(shared)
@@ -152,13 +152,13 @@ def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
         return math.inf if lacking else _peak(found)[0]
 
     held, own = memory.sizes(group, compiler.programs, used)
-    # Parameters and corpora alone say of some that they cannot fit; a compiler takes long to refuse them.
+    # Parameters and corpora alone exclude some sizes, which a compiler takes long to reject.
     most = min(math.ceil(wanted / used), int((budget - held) // max(own, 1)))
     if most < 1:
         return _Fitted(0, 0, held + own, [])
     each, needed = (most, peak(most)) if compiler.only else memory.fit(peak, most, budget)
     if each < 1:
-        # Of what the compiler refuses it is only known that it needs more.
+        # For a rejected program it is only known that it needs more memory.
         return _Fitted(0, 0, needed if math.isfinite(needed) else budget, list(compiled.values())[-1])
     if each not in compiled:
         needed = peak(each)
@@ -175,12 +175,12 @@ def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
 
 
 def _peak(found: Found) -> tuple[int, str]:
-    """Find the largest memory of a device, and which program needs it."""
+    """Return the largest memory of a device, and the program that needs it."""
     return max(((own.held, made.place) for made, own in found if own), default=(0, ""))
 
 
 def _row(target: Target, group: CompileGroup, made: Shaped, found: Compiled | None) -> dict[str, Any]:
-    """Write down what came of a program."""
+    """Return the row of a program."""
     phase = made.place.rpartition(".")[0]
     row: dict[str, Any] = {"group": group.number, "phase": phase, "program": made.name}
     if found is None:
@@ -211,7 +211,7 @@ def _row(target: Target, group: CompileGroup, made: Shaped, found: Compiled | No
 def _group_row(
     target: Target, group: CompileGroup, lanes: int, fitted: _Fitted, rows: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Write down what a group comes to."""
+    """Return the row of a group."""
     batches = math.ceil(lanes / fitted.together)
     steps = {phase.name: group.setting.probes.steps_of(phase) for phase in group.setting.phases}
 
@@ -240,13 +240,13 @@ def _group_row(
 def _too_large(
     target: Target, read: Callable[..., Definition], group: CompileGroup, needed: float, budget: int
 ) -> str:
-    """Say which single override of a size would let one seed fit."""
+    """Return an error line with single overrides of a size for which one seed would fit."""
     cell = group.cells[0].number
     line = (
         f"cell {cell}: one seed needs {needed / 2**30:,.1f} GiB or more, and {target.name} has "
         f"{budget / 2**30:,.1f} GiB for it"
     )
-    # Gradients and temporaries are taken to shrink as parameters and corpora do.
+    # Assumes that gradients and temporaries shrink in proportion to parameters and corpora.
     sizes = sum(memory.sizes(group, ProgramCache().of(group), 1))
     wanted = budget * sizes / max(needed, _WORKING * sizes)
     fitting = []
@@ -261,7 +261,7 @@ def _too_large(
                 first = compile_groups(read(f"{key}={smaller}").cells)[0]
                 smaller_sizes = sum(memory.sizes(first, ProgramCache().of(first), 1))
             except InputError:
-                break  # other sizes depend on it
+                break  # other sizes depend on this one
             if smaller_sizes <= wanted:
                 fitting.append(f"--set {key}={smaller}")
                 break

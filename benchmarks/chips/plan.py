@@ -1,9 +1,9 @@
-"""Compile the programs of a study for a chip that this machine lacks, and print what they need there.
+"""Compile the programs of a study for a chip that this machine lacks, and print their requirements.
 
     python benchmarks/chips/plan.py sweeps/quickstart.toml --target h200 --seeds 1024
 
 The tables show memory, bytes, operations and launches of every program, how many seeds fit, and a lower bound
-of the time. The compilers are installed in an environment of their own:
+of the time. The compilers need a separate environment:
 
     pip install -e . -r benchmarks/chips/requirements.txt
 """
@@ -28,7 +28,7 @@ from jaxattn.lab.cli.options import check_once, load_sweep, read_size
 from jaxattn.lab.engine.devices import trouble
 from jaxattn.lab.engine.progress import Reporter
 
-# What a program may do that costs more than its bytes say, in words.
+# Features of a program that cost more time than its bytes suggest.
 _NOTES = {
     "scatter_adds": "scatter-adds",
     "compare_and_swaps": "compare-and-swap loops",
@@ -40,7 +40,7 @@ _UNITS = ("", "k", "M", "G", "T", "P")
 
 
 def quantity(x: int | float) -> str:
-    """Write a number with three digits and a prefix: 12.3 M."""
+    """Format a number with three digits and a prefix: 12.3 M."""
     power = 0
     while abs(x) >= 999.5 and power < len(_UNITS) - 1:
         x, power = x / 1000, power + 1
@@ -48,7 +48,7 @@ def quantity(x: int | float) -> str:
 
 
 def seconds(x: int | float) -> str:
-    """Write a time in the unit that suits it."""
+    """Format a time in a suitable unit."""
     for size, unit in ((3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms")):
         if x >= size:
             return f"{x / size:.3g} {unit}"
@@ -57,23 +57,23 @@ def seconds(x: int | float) -> str:
 
 @dataclass(frozen=True)
 class ChipProgram:
-    """A compiled program; numbers of one that runs on the host, or does not compile, are None.
+    """A compiled program; the numbers are None if it runs on the host or does not compile.
 
     Attributes:
-        group: number of its compile group.
-        phase: the phase; "" for what comes before the first.
+        group: index of its compile group.
+        phase: the phase; "" for programs before the first phase.
         program: "draw", "start", "begin", "advance", ...
-        where: the chip, "host" for what needs float64 there, or "does not compile".
+        where: the chip, "host" for programs that need float64, or "does not compile".
         error: why it does not compile, else "".
-        per: "step" or "call": what bytes, operations, launches and seconds are counted for.
-        bytes: moved between a device and its memory.
+        per: "step" or "call": the unit of bytes, operations, launches and seconds.
+        bytes: traffic between a device and its memory.
         flops: operations.
         launches: operations started, kernels on a GPU.
-        seconds_at_least: a bound of the time from below, by bandwidth, peak and launches.
-        held: bytes that a device holds at once.
-        temporaries: those of them that are neither arguments nor results.
-        compile_s: seconds that the compiler took.
-        scatter_adds, compare_and_swaps, collectives, float64, conditionals: how many there are.
+        seconds_at_least: lower bound of the time from bandwidth, peak and launches.
+        held: peak memory of a device in bytes.
+        temporaries: the part of it that is neither arguments nor results.
+        compile_s: seconds of compilation.
+        scatter_adds, compare_and_swaps, collectives, float64, conditionals: number of each.
     """
 
     group: int
@@ -97,7 +97,7 @@ class ChipProgram:
 
     @property
     def on_host(self) -> bool:
-        """Whether it runs on the host's CPU, as the chip lacks float64."""
+        """True if it runs on the host's CPU, because the chip lacks float64."""
         return self.where == "host"
 
 
@@ -106,15 +106,15 @@ class ChipGroup:
     """A compile group.
 
     Attributes:
-        group: its number.
-        lanes: how many it has, cells times seeds.
-        together: how many run side by side.
-        fitting: how many would fit in memory.
-        batches: how often lanes run, one batch after the other.
-        per_lane: bytes that a lane adds to the memory of a device.
-        held: bytes that a device holds at most; 0 if all runs on the host.
-        compile_s: seconds that its programs took to compile.
-        seconds_at_least: a bound of the time of all lanes from below.
+        group: its index.
+        lanes: number of runs, cells times seeds.
+        together: number of runs in one batch.
+        fitting: number of runs that would fit in memory.
+        batches: number of consecutive batches.
+        per_lane: memory of a device per run, in bytes.
+        held: peak memory of a device in bytes; 0 if everything runs on the host.
+        compile_s: seconds of compilation of its programs.
+        seconds_at_least: lower bound of the time of all runs.
     """
 
     group: int
@@ -130,7 +130,7 @@ class ChipGroup:
 
 @dataclass(frozen=True, repr=False)
 class ChipPlan:
-    """What the programs of a study hold, move and compute on a chip; `print` shows it as tables.
+    """Memory, traffic and operations of the programs of a study on a chip; `print` shows tables.
 
     Attributes:
         target: the chip, "h200" or "v5e:2x2".
@@ -150,7 +150,7 @@ class ChipPlan:
 
     @property
     def tables(self) -> tuple[tuple[str, pd.DataFrame], ...]:
-        """Tables of the programs and of the groups with their titles, for people."""
+        """Display tables of the programs and of the groups, with their titles."""
         programs, groups = pd.DataFrame(map(_program, self.programs)), pd.DataFrame(map(_group, self.groups))
         return (
             (f"Programs on {self.target}: what a step or a call comes to", programs),
@@ -159,26 +159,26 @@ class ChipPlan:
 
     @property
     def sentence(self) -> str:
-        """The whole in words."""
+        """Summary in one sentence."""
         here = [row for row in self.programs if row.where == self.target]
         host = [row for row in self.programs if row.on_host]
         failed = [row for row in self.programs if row.error]
-        said = [f"{len(here)} programs compile for {self.target}"]
-        said += [f"{len(host)} need float64 and run on the host's CPU"] * bool(host)
-        said += [f"{len(failed)} do not compile: {failed[0].error}"] if failed else []
-        return "; ".join(said)
+        parts = [f"{len(here)} programs compile for {self.target}"]
+        parts += [f"{len(host)} need float64 and run on the host's CPU"] * bool(host)
+        parts += [f"{len(failed)} do not compile: {failed[0].error}"] if failed else []
+        return "; ".join(parts)
 
     def __repr__(self) -> str:
         return f"ChipPlan({self.sentence})"
 
     def __str__(self) -> str:
-        """Lay out the tables."""
+        """Return the tables as text."""
         laid_out = [f"{title}\n{table.to_string(index=False)}" for title, table in self.tables]
         return "\n\n".join([*laid_out, self.sentence])
 
 
 def _program(row: Any) -> dict[str, Any]:
-    """Lay out where a program runs, and what a step of it, or a call, comes to."""
+    """Return the display row of a program: where it runs, and its counts per step or call."""
     first = {"group": row.group, "phase": row.phase, "program": row.program, "where": row.where}
     if row.bytes is None:
         empty = dict.fromkeys(("per", "bytes", "flops", "launches", "at least", "memory", "compile"), "")
@@ -197,7 +197,7 @@ def _program(row: Any) -> dict[str, Any]:
 
 
 def _group(row: ChipGroup) -> dict[str, Any]:
-    """Lay out how many lanes of a group fit, and the time at least."""
+    """Return the display row of a group: how many runs fit, and the minimum time."""
     return {
         "group": row.group,
         "lanes": row.lanes,
@@ -220,23 +220,23 @@ def plan(
     only: Sequence[str] = (),
     keep: str | None = None,
 ) -> ChipPlan:
-    """Compile the programs of a study for a chip, in a process of its own.
+    """Compile the programs of a study for a chip, in a separate process.
 
     Args:
         study: the study; its custom classes and functions need import paths.
         target: the chip, such as "h200", "a100:4" or "v5e:2x2".
-        max_memory: bytes that may be used on a device; chosen for the device by default.
-        progress: called with what is compiled, and with the share of compile groups done.
-        only: names of the programs to compile, "query.advance" or "draw"; all if empty. With some alone, how
-            many lanes fit is not determined.
+        max_memory: limit on device memory in bytes; defaults to a value for the device.
+        progress: progress callback (what is compiled, fraction of compile groups done).
+        only: names of programs to compile, such as "query.advance" or "draw"; all if empty. With a selection,
+            the number of runs that fit is not determined.
         keep: a folder for the texts of the compiled programs.
 
     Returns:
         The plan.
 
     Raises:
-        InputError: an unknown chip, no compiler for it, or a study of which one seed does not fit.
-        RunError: the compiler ended without an answer.
+        InputError: the chip is unknown, there is no compiler for it, or one seed of the study does not fit.
+        RunError: the compiler ended without a result.
     """
     found = read_target(target)
     study._check_names("no other process")
@@ -287,7 +287,11 @@ def main() -> int:
     parser.add_argument("--seeds", metavar="N|A:B|A,B", help="seeds, instead of the sweep file's")
     parser.add_argument("--max-memory", metavar="SIZE", help="memory that a device may use, such as 8GiB")
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="PROGRAM", help="such as query.advance or draw"
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="PROGRAM",
+        help="programs to compile, such as query.advance or draw",
     )
     parser.add_argument("--keep", metavar="DIR", help="folder for the texts of the compiled programs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")

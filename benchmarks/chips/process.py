@@ -1,4 +1,4 @@
-"""Compilers of chips, in a process of their own, as they change jax, and end a process they dislike."""
+"""Compilers of chips in a separate process, because they modify jax and may abort their process."""
 
 import importlib
 import json
@@ -23,7 +23,8 @@ from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError
 
 _NEEDED = {"tpu": ("libtpu",), "gpu": ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")}
-# What libtpu and XLA read when they start; a described chip asks no metadata server and locks no device.
+# Variables that libtpu and XLA read on startup; without a chip, libtpu must not query metadata or lock
+# devices.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -33,35 +34,35 @@ ENVIRONMENT = {
 
 
 def check(target: Target) -> None:
-    """Raise InputError if a target's compiler is not installed, or does not fit the installed jax."""
+    """Raise InputError if a target's compiler is not installed, or does not match the installed jax."""
     needed = _NEEDED[target.platform]
     if missing := [name for name in needed if _version(name) is None]:
         raise InputError(
-            f"target {target.name}: {', '.join(missing)} not installed; in an environment of its own: "
+            f"target {target.name}: {', '.join(missing)} not installed; run in a separate environment: "
             "pip install -r benchmarks/chips/requirements.txt"
         )
     for name, wanted in _fitting(needed).items():
         if not f"{_version(name)}.".startswith(f"{wanted}."):
             raise InputError(
-                f"target {target.name}: {name} {_version(name)} does not fit jax {_version('jax')}; "
+                f"target {target.name}: {name} {_version(name)} does not match jax {_version('jax')}; "
                 f"pip install --no-deps '{name}=={wanted}.*'"
             )
 
 
 def describe(target: Target) -> tuple[Any, ...]:
-    """Describe the devices of a target.
+    """Return descriptions of the devices of a target.
 
-    To be called in a process that was started with `ENVIRONMENT`.
+    The process must have been started with `ENVIRONMENT`.
 
     Raises:
-        InputError: a shape that the chip cannot have.
+        InputError: the chip does not exist with this shape.
     """
     _take_cuda_for_a_platform()
     if target.platform == "gpu":
         how = {"platform": "cuda", "topology_name": target.name, "topology": target.topology}
         return tuple(topologies.get_topology_desc(**how, target_config=target.config).devices)
     axes = target.topology.partition(":")[2].split("x")
-    # A host holds 2 × 2 chips, or one of a single chip.
+    # A host has 2 × 2 chips, or a single chip.
     across = 1 if set(axes) == {"1"} else 2
     bounds = {"chips_per_host_bounds": [across, across, 1]}
     try:
@@ -72,7 +73,7 @@ def describe(target: Target) -> tuple[Any, ...]:
 
 
 def _take_cuda_for_a_platform() -> None:
-    """Let jax look up the plugin of CUDA although no driver is here; it has no public way to."""
+    """Make jax load the CUDA plugin without a driver; there is no public interface for this."""
     known = xla_bridge.canonicalize_platform
 
     def with_cuda(platform: str) -> str:
@@ -89,7 +90,7 @@ def _version(name: str) -> str | None:
 
 
 def _fitting(needed: tuple[str, ...]) -> dict[str, str]:
-    """Tell which versions fit the installed jax: libtpu by jax's own metadata, the plugin like jaxlib."""
+    """Return the versions that match the installed jax: libtpu by jax's metadata, the plugin like jaxlib."""
     fitting = {name: metadata.version("jaxlib") for name in needed if name.startswith("jax-")}
     for line in metadata.requires("jax") or ():
         if "libtpu" in needed and (pinned := re.match(r"libtpu==([\d.]+?)(?:\.\*)?;", line)):
@@ -103,20 +104,20 @@ def call(
     arguments: Mapping[str, Any],
     progress: Callable[[str, float], None] = lambda text, share: None,
 ) -> Any:
-    """Call a function in a process whose programs are made for a chip.
+    """Call a function in a process whose programs are compiled for a chip.
 
     Args:
         target: the chip.
         function: "module:name"; it is called with the target, `progress` and the arguments by name.
-        arguments: what JSON can hold.
-        progress: told (what it does, the share that is done).
+        arguments: arguments that can be encoded as JSON.
+        progress: progress callback (what, fraction done).
 
     Returns:
-        What the function returns, by way of JSON.
+        The result of the function, decoded from JSON.
 
     Raises:
-        InputError: no compiler for the chip, or one that does not fit; what the function raises.
-        RunError: the process ended without an answer.
+        InputError: there is no compiler for the chip, or it does not match; or raised by the function.
+        RunError: the process ended without a result.
     """
     check(target)
     words = [sys.executable, __file__, target.name, function]
@@ -133,8 +134,8 @@ def call(
             answer = _talk(process, arguments, progress)
         if answer is None:
             noise.seek(0)
-            said = [line.strip() for line in noise if line.strip()] or ["it said nothing"]
-            raise RunError(f"target {target.name}: its compiler ended with {process.returncode}: {said[-1]}")
+            lines = [line.strip() for line in noise if line.strip()] or ["it printed nothing"]
+            raise RunError(f"target {target.name}: its compiler ended with {process.returncode}: {lines[-1]}")
     if "error" in answer:
         raise InputError(answer["error"])
     return answer["result"]
@@ -143,15 +144,15 @@ def call(
 def _talk(
     process: Any, arguments: Mapping[str, Any], progress: Callable[[str, float], None]
 ) -> dict[str, Any] | None:
-    """Hand over the arguments, pass progress on, and return the answer, if there is one."""
+    """Send the arguments, forward progress, and return the answer, or None."""
     try:
         process.stdin.write(json.dumps(arguments))
         process.stdin.close()
         for line in process.stdout:
-            said = json.loads(line)
-            if "progress" not in said:
-                return said
-            progress(*said["progress"])
+            message = json.loads(line)
+            if "progress" not in message:
+                return message
+            progress(*message["progress"])
     except BrokenPipeError:
         return None
     except BaseException:
@@ -161,25 +162,25 @@ def _talk(
 
 
 def main(name: str, function: str) -> None:
-    """Answer on standard output, a line of JSON for each thing said; what else is printed is noise."""
+    """Write each message to standard output as a line of JSON; any other output is ignored."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def say(said: Any) -> None:
-        print(json.dumps(said), file=answers, flush=True)
+    def send(message: Any) -> None:
+        print(json.dumps(message), file=answers, flush=True)
 
     target, arguments = read_target(name), json.load(sys.stdin)
     module, _, own = function.partition(":")
     try:
         with backend.made_for(describe(target)):
             found = getattr(importlib.import_module(module), own)(
-                target, lambda text, share: say({"progress": [text, share]}), **arguments
+                target, lambda text, share: send({"progress": [text, share]}), **arguments
             )
     except InputError as error:
-        say({"error": str(error)})
+        send({"error": str(error)})
     else:
-        say({"result": found})
-    # Not by the usual way out, on which libtpu waits for a chip.
+        send({"result": found})
+    # Not a normal exit, during which libtpu would wait for a chip.
     os._exit(0)
 
 

@@ -1,9 +1,9 @@
-"""Count what the programs of shipped sweeps move, compute and launch on chips that this machine lacks.
+"""Count memory traffic, operations and launches of shipped sweeps on chips that this machine lacks.
 
     python benchmarks/chips/shipped.py --out results/benchmarks --data-dir DIRECTORY_OF_TFDS    # a table
     python benchmarks/chips/shipped.py --renew tests/benchmarks/chips/ceilings.toml             # for tests
 
-The compilers are installed in an environment of their own:
+The compilers need a separate environment:
 
     pip install -e . -r benchmarks/chips/requirements.txt
 """
@@ -26,19 +26,19 @@ from jaxattn.lab.api import Study
 
 ROOT = Path(__file__).parents[2]
 CEILINGS = ("launches", "bytes", "temporaries")
-# Of what is measured: another patch release of a compiler may fuse a little less.
+# Tolerance factors for tests, because another patch release of a compiler may fuse less.
 SLACK = {"launches": 1.0, "bytes": 1.03, "temporaries": 1.1}
-# What a seed cannot do without, in bytes. Of IMDB, E is (7,813, 2,048), and its 3.88 million distinct entries
-# have a position and a count, 3 bytes, in both directions.
+# Minimum memory traffic of a seed, in bytes. On IMDB, E is (7,813, 2,048), and its 3.88 million distinct
+# entries have a position and a count, 3 bytes, in both directions.
 EMBEDDINGS, ENTRIES = 4 * 7813 * 2048, 2 * 3 * 3_880_000
-# E is read for scores and for the gradient; Adam reads and writes it with its two moments.
+# E is read for scores and for the gradient; Adam reads and writes E and its two moments.
 ADAM_ON_E, ON_P = 8 * EMBEDDINGS, 2 * EMBEDDINGS
-# E twice, and once the counts, positions and what is gathered for 48,000 entries in both directions.
+# E twice, and once the counts, positions and gathered values of 48,000 entries in both directions.
 QUICKSTART = 2 * 4 * 200 * 202 + 240_000 + 270_000
 
 
 def _rows():
-    """List name of a row, sweep, overrides, program, and least bytes, None where the path decides."""
+    """Yield row name, sweep, overrides, program, and minimum bytes (None if they depend on the path)."""
     quick, flow, layer, one_step = (
         f"sweeps/{name}.toml"
         for name in ("quickstart", "margin_convergence", "imdb_one_layer", "imdb_one_step")
@@ -62,7 +62,7 @@ TARGETS = ("h200", "a100", "v5e")
 
 
 def compiled(case):
-    """Compile the programs of a case: rows by the names of programs, one for every compile group."""
+    """Compile the programs of a case; return rows by program name, one per compile group."""
     study = Study.read(ROOT / case["sweep"], case.get("overrides", ()))
     found = {}
     for row in plan(study, case["target"], only=case.get("only", ())).programs:
@@ -71,7 +71,7 @@ def compiled(case):
 
 
 def renew(path):
-    """Measure the cases of a file of ceilings again, and write them."""
+    """Measure the cases of a file of ceilings again, and write the file."""
     head = "".join(line for line in path.read_text().splitlines(True) if line.startswith("#"))
     cases = tomllib.loads(path.read_text())["case"]
     for case in cases:
@@ -86,7 +86,7 @@ def renew(path):
 
 
 def measure(folder, data_dir, targets, rows):
-    """Compile the program of every row for every target; what a file holds of others stays."""
+    """Compile the program of every row for every target; other entries of the file are kept."""
     path = folder / "chips.json"
     held = json.loads(path.read_text()) if path.exists() else []
     found = {(row["what"], row["target"]): row for row in held}
@@ -105,7 +105,7 @@ def measure(folder, data_dir, targets, rows):
 
 
 def markdown(rows):
-    """Lay out the rows."""
+    """Return the rows as a Markdown table."""
     heads = "a step, or the flow", "on", "bytes", "of the floor", "launches", "at least", "temporaries"
     lines = ["| " + " | ".join((*heads, "compiling")) + " |", "|" + "---|" * 8]
     floors = {title: least for title, *_, least in ROWS}

@@ -1,4 +1,4 @@
-"""Chips that are not here: their names, sizes and speeds, and compiling a program for one of them."""
+"""Chips that are not installed: names, sizes and speeds, and compilation for one of them."""
 
 import re
 import tempfile
@@ -14,18 +14,18 @@ from jaxattn.lab.engine.memory import held_bytes
 
 
 class Target(NamedTuple):
-    """Some chips of one kind, as a program sees them.
+    """A number of chips of one kind, as seen by a program.
 
     Attributes:
-        name: as it was asked for.
+        name: the requested name.
         platform: "gpu" or "tpu".
-        topology: how many chips, or how they are wired: "1x1x4" on a GPU, "v5e:2x2" on a TPU.
-        memory: bytes of one device.
-        bandwidth: bytes a second between a device and its memory.
-        flops: float32 operations a second of a device; on a TPU of products at the highest precision, which
-            take six passes in bfloat16.
-        launch_s: least seconds that an operation takes to start.
-        config: how XLA describes a GPU; "" for a TPU, which libtpu knows.
+        topology: number or arrangement of chips: "1x1x4" on a GPU, "v5e:2x2" on a TPU.
+        memory: memory of one device in bytes.
+        bandwidth: bytes per second between a device and its memory.
+        flops: float32 operations per second of a device; on a TPU those of products at the highest precision,
+            which take six passes in bfloat16.
+        launch_s: minimum time to start an operation, in seconds.
+        config: XLA's description of a GPU; "" for a TPU, which libtpu knows.
     """
 
     name: str
@@ -64,7 +64,7 @@ _GPUS = {
     "h100": _Gpu(85_899_345_920, 3.35e12, 66.9e12, 132, 128, 1.98, 52_428_800, 233_472, 9, "NVIDIA H100"),
     "h200": _Gpu(150_110_011_392, 4.8e12, 66.9e12, 132, 128, 1.98, 52_428_800, 233_472, 9, "NVIDIA H200"),
 }
-# Of a device; a chip of v4 and v5p counts as one or two of them, as libtpu has it.
+# Per device; a chip of v4 and v5p counts as one or two devices, as in libtpu.
 _TPUS = {
     "v4": _Tpu(16 * 2**30, 0.614e12, 137e12, 3, "2x2x1"),
     "v5e": _Tpu(16 * 2**30, 0.819e12, 197e12, 2, "1x1"),
@@ -76,14 +76,14 @@ _LAUNCH_S = 2e-6
 
 
 def read_target(name: str) -> Target:
-    """Find a target by its name.
+    """Return a target by its name.
 
     Args:
-        name: a GPU with the number of devices, 1 by default ("h200", "a100:4"); or a TPU with its shape, the
-            smallest by default ("v5e", "v5e:2x2", "v4:2x2x1").
+        name: a GPU with the number of devices, by default 1 ("h200", "a100:4"); or a TPU with its shape, by
+            default the smallest ("v5e", "v5e:2x2", "v4:2x2x1").
 
     Raises:
-        InputError: no such chip, or a shape that it cannot have; with the known ones.
+        InputError: the chip or its shape is unknown; the message lists the known chips.
     """
     kind, _, shape = name.lower().partition(":")
     if kind in _GPUS and re.fullmatch(r"([1-9]\d?)?", shape):
@@ -95,7 +95,7 @@ def read_target(name: str) -> Target:
             speeds = chip.memory, chip.bandwidth, chip.bfloat16 / _PASSES
             return Target(name, "tpu", f"{kind}:{shape}", *speeds, launch_s=0.0)
     raise InputError(
-        f"target: {name!r}; known are {', '.join(_GPUS)} with a number of devices (h200:4), and "
+        f"target: {name!r} is unknown; use {', '.join(_GPUS)} with a number of devices (h200:4), or "
         f"{', '.join(_TPUS)} with a shape (v5e:2x2, v4:2x2x1)"
     )
 
@@ -131,20 +131,20 @@ device_description_str: "{chip.description}"
     return Target(name, "gpu", f"1x1x{devices}", *speeds, config)
 
 
-# A loop that a float addition becomes where the chip has no instruction for it.
+# The loop that replaces a float addition if the chip has no instruction for it.
 _COMPARE_AND_SWAP = re.compile(r"\batom\.[\w.:]*cas\b")
 
 
 class Compiled(NamedTuple):
-    """What came of a program.
+    """Result of compiling a program.
 
     Attributes:
-        error: why it does not compile; "" if it does, and nothing below counts otherwise.
-        seconds: the compiler took.
-        held: bytes that a device holds at once.
-        temporaries: those of them that are neither arguments nor results.
-        compare_and_swaps: loops around one in the kernels of a GPU.
-        counted: what its text says.
+        error: why it does not compile; "" if it does. The other fields are valid only in that case.
+        seconds: compile time.
+        held: peak memory of a device in bytes.
+        temporaries: the part of it that is neither arguments nor results.
+        compare_and_swaps: number of compare-and-swap loops in the kernels of a GPU.
+        counted: counts from the text of the program.
     """
 
     error: str
@@ -159,16 +159,16 @@ def compile_lowered(lowered: Any, target: Target, keep: Path | None = None) -> C
     """Compile a program for a chip.
 
     Args:
-        lowered: as `jax.jit(f).lower(...)` makes it of shapes on the chip's devices.
+        lowered: the result of `jax.jit(f).lower(...)` with shapes on the chip's devices.
         target: the chip.
         keep: a file for the text of the compiled program.
 
     Returns:
-        What the compiler says; a program that it refuses is a result too.
+        The compilation result; a program that the compiler rejects is a valid result too.
     """
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        # Only the kernels say how an addition to a place that others add to is done.
+        # Only the kernels show how additions to shared addresses are implemented.
         options = {"xla_dump_to": folder} if target.platform == "gpu" else {}
         try:
             made = lowered.compile(compiler_options=options)
@@ -190,6 +190,6 @@ def compile_lowered(lowered: Any, target: Target, keep: Path | None = None) -> C
 
 
 def seconds_at_least(work: Work, target: Target) -> float:
-    """Bound the time of some work on a chip from below: by its memory, its arithmetic and its launches."""
+    """Return a lower bound of the time of some work on a chip from its memory, arithmetic and launches."""
     moving, computing = work.bytes / target.bandwidth, work.flops / target.flops
     return max(moving, computing, work.launches * target.launch_s)

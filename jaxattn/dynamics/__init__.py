@@ -1,4 +1,4 @@
-"""Dynamics: how parameters move. One step, descent, exact gradient flows; the phases made of them."""
+"""Training dynamics: single steps, descent, exact gradient flows, and the phases built from them."""
 
 from typing import TYPE_CHECKING
 

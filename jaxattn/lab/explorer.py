@@ -21,9 +21,9 @@ from jaxattn.theory.selection import one_minus_cosine
 TEMPLATE = Path(__file__).with_name("explorer.html")
 SEQUENCES, TOKENS, PAIRS = 12, 10, 24
 HEIGHT = 1350
-# Share of the margin that every pair of the limit has at the end of a path that goes there.
+# Smallest fraction of its margin that each support pair must have reached at the end of the path.
 HALF = 0.5
-# Attention is written in thousandths: 64 points of 12 sequences stay small.
+# Attention is rounded to thousandths, which keeps 64 points of 12 sequences small.
 STEPS = 1000
 
 
@@ -59,7 +59,7 @@ class Explorer:
         return f"Explorer({self.title!r}, {len(self.data['norm'])} points of the path{disagreement})"
 
     def _repr_html_(self) -> str:
-        # A frame keeps the styles of notebook and page apart, and its script grows it to its content.
+        # A frame separates the styles of notebook and page; the script of the page adjusts its height.
         return (
             f'<iframe title="{escape(self.title)}" srcdoc="{escape(self.html())}" '
             f'style="width:100%;height:{HEIGHT}px;border:0"></iframe>'
@@ -90,7 +90,7 @@ def explore(
         limit: the max-margin direction, `theory.max_margin(scores, path.selection)`. The page reports a
             support pair that is not separated at the end of the path.
         sequences: indices of at most 40 sequences to show; by default the first six of each label.
-        tokens: m names of the tokens; their numbers by default.
+        tokens: m names of the tokens; defaults to their numbers.
         title: title of the page.
 
     Returns:
@@ -98,7 +98,8 @@ def explore(
         path, and the 24 support pairs with the largest multipliers.
 
     Raises:
-        InputError: the path has several seeds, `limit` is not a direction, or names or sequences do not fit.
+        InputError: the path has several seeds, `limit` is not a direction, or names or sequences do not
+            match.
 
     Source:
         Theorem 4.3 of arXiv 2505.17282; the page is this library's.
@@ -120,7 +121,7 @@ def explore(
 
 
 def _disagreement(limit: MaxMargin, scores: NDArray[np.float64], norm: float, names: Sequence[str]) -> str:
-    """Say which pair of the limit the end of the path does not have apart; "" if it has all."""
+    """Return a sentence about a pair of the limit that the path does not separate; "" if it separates all."""
     better, worse = np.asarray(limit.pairs).T
     reached = (scores[better] - scores[worse]) / (norm * float(limit.margin))
     if not len(reached) or reached.min() > HALF:
@@ -144,13 +145,13 @@ def _check(
     if np.ndim(limit.p) != 1 or not limit.feasible or not np.isfinite(limit.margin):
         raise InputError("limit: no max-margin direction; give the answer of theory.max_margin for one seed")
     if tokens and len(tokens) != size:
-        raise InputError(f"tokens: {len(tokens)} names for {size} tokens; give one for each")
+        raise InputError(f"tokens: {len(tokens)} names for {size} tokens; give one name per token")
     if len(sequences) > 40 or not all(0 <= x < n for x in sequences):
         raise InputError(f"sequences: give at most 40 numbers from 0 to {n - 1}")
 
 
 def _reached(path: FlowPath) -> NDArray[np.int64]:
-    """Say which rows of a path were reached: rows that were not repeat the last state."""
+    """Return the rows of a path that were reached; rows that were not repeat the last state."""
     length = np.asarray(path.arc_length, np.float64)
     return np.flatnonzero(np.append(True, np.diff(length) > 0))
 
@@ -161,7 +162,7 @@ def _curves(path: FlowPath, p: NDArray[np.float64], direction: NDArray[np.float6
     along = p[kept] @ unit
     moved = p[kept] - along[:, None] * unit
     moved = moved - moved[0]
-    # The direction in which p leaves its ray most over the whole path.
+    # The principal direction of the deviation of p from its ray over the whole path.
     _, _, axes = np.linalg.svd(moved, full_matrices=False)
     off = moved @ axes[0]
     off = off * (1 if off[np.argmax(np.abs(off))] >= 0 else -1)
@@ -175,7 +176,7 @@ def _curves(path: FlowPath, p: NDArray[np.float64], direction: NDArray[np.float6
 
 
 def _few(scores: Scores) -> list[int]:
-    """Choose the first sequences of every label, as many of each."""
+    """Select the first sequences of every label, equally many of each."""
     targets = np.asarray(scores.corpus.targets)
     labels = sorted(set(targets.tolist()), reverse=True)
     each = max(1, SEQUENCES // len(labels))
@@ -185,7 +186,7 @@ def _few(scores: Scores) -> list[int]:
 def _row(
     scores: Scores, of_tokens: NDArray[np.float64], sequence: int, names: Sequence[str]
 ) -> dict[str, Any]:
-    """Attend in one sequence at every point: its tokens, most attended first, and q in thousandths."""
+    """Return the attention of one sequence along the path: tokens, most attended first, q in thousandths."""
     bags = scores.corpus.bags
     own = (np.asarray(bags.owner) == sequence)[:, None] & (np.asarray(bags.count) > 0)
     ids, counts = np.asarray(bags.index)[own].astype(int), np.asarray(bags.count)[own].astype(float)
@@ -207,7 +208,7 @@ def _row(
 def _pairs(
     limit: MaxMargin, of_tokens: NDArray[np.float64], norms: NDArray[np.float64], names: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """List the support, largest multiplier first, with the margin of each pair at every point."""
+    """Return the support pairs, largest multiplier first, with the margin of each pair at every point."""
     multipliers = np.asarray(limit.multipliers, np.float64)
     order = np.argsort(-multipliers, kind="stable")[:PAIRS]
     better, worse = np.asarray(limit.pairs)[order].T
@@ -237,5 +238,5 @@ def _facts(scores: Scores, limit: MaxMargin) -> dict[str, str]:
 
 
 def _numbers(x: Any) -> list[float | None]:
-    """Shorten for the page; JSON has neither NaN nor infinity."""
+    """Round numbers for the page; NaN and infinity become null, because JSON has neither."""
     return [float(f"{value:.5g}") if np.isfinite(value) else None for value in np.asarray(x, np.float64)]

@@ -1,7 +1,7 @@
-"""Theory: what the dynamics should do, and how to tell that it did.
+"""Theory: limits that the dynamics should reach, and certificates that they reached them.
 
-Your own theory of a selection can pose a max-margin problem with `Constraints` and solve it with
-`max_margin_from_constraints`, or certify what another solver returns with `certify_max_margin`.
+For a custom selection rule, pose a max-margin problem with `Constraints` and solve it with
+`max_margin_from_constraints`. `certify_max_margin` certifies the answer of any other solver.
 """
 
 from jaxattn.attention import scores
@@ -59,5 +59,5 @@ __all__ = [
     "write_certificate",
 ]
 
-# For names of version 0.2 alone, whose errors say where they are.
+# Serves only names of version 0.2: each raises an error with the new location.
 __getattr__, _ = lazy(__name__, {}, {})

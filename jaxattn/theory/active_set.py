@@ -1,4 +1,4 @@
-"""One large max-margin problem: a dual active-set method that generates constraints as it needs them."""
+"""Dual active-set method with constraint generation, for one large max-margin problem."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ import numpy as np
 
 from jaxattn.theory.certificate import COINCIDE, Solution
 
-# Violated pairs looked at between two scans of all pairs.
+# Largest number of violated pairs examined between two scans of all pairs.
 _POOL = 64
-# Entries of the matrix of differences up to which all pairs are looked at every time.
+# Largest number of entries of the difference matrix for which every iteration scans all pairs.
 _WHOLE = 200_000
-# A difference whose part outside the span of the active ones is smaller than this depends on them.
+# A difference is linearly dependent on the active ones if its orthogonal part is smaller than this.
 _DEPENDENT = 1e-11
 
 
 class _Factor:
-    """QR factors of the active differences, N = Q R with N (r, k), under appending and deleting columns."""
+    """QR factors of the active differences, N = Q R with N (r, k), updated when columns change."""
 
     def __init__(self, dim: int) -> None:
         self._q = np.zeros((dim, dim + 1), order="F")
@@ -31,10 +31,10 @@ class _Factor:
         return self._r[: len(self.active), : len(self.active)]
 
     def split(self, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Split n = N x + z with z orthogonal to N; returns Qᵀ n and z."""
+        """Return Qᵀ n and z of the decomposition n = N x + z with z orthogonal to N."""
         inside = self.q.T @ n
         z = n - self.q @ inside
-        # A second pass keeps Q orthogonal to rounding where most of n cancels.
+        # A second pass keeps Q orthogonal up to rounding where most of n cancels.
         if z @ z < 0.25 * (n @ n):
             more = self.q.T @ z
             inside, z = inside + more, z - self.q @ more
@@ -52,7 +52,7 @@ class _Factor:
         self.active.append(pair)
 
     def refresh(self, differences: np.ndarray) -> None:
-        """Factor the active differences, (k, r), anew: updates have gathered rounding."""
+        """Recompute the factors from the active differences, (k, r), to remove accumulated rounding."""
         k = len(self.active)
         self._q[:, :k], self._r[:k, :k] = np.linalg.qr(differences.T)
 
@@ -76,10 +76,10 @@ def active_set(
 ) -> Solution:
     """Solve min ½ ‖p‖² s.t. p·(L_s - L_s') ≥ b over all pairs, without forming their differences.
 
-    It keeps p optimal for a few active pairs, scans all pairs through the scores L p, takes in a violated
-    one, and lets go of active ones whose multiplier would turn negative. ‖p‖ only grows, so 1 / ‖p‖ bounds
-    the margin from above at any time. If a violated difference is a combination of active ones with
-    coefficients ≤ 0, these are the proof that nothing separates the selection.
+    The method keeps p optimal for a set of active pairs. It scans all pairs through the scores L p, adds a
+    violated pair, and drops active pairs whose multiplier would become negative. ‖p‖ only grows, so 1 / ‖p‖
+    is an upper bound on the margin at every step. If a violated difference is a combination of active ones
+    with coefficients ≤ 0, these coefficients prove that no direction separates the selection.
 
     A scan costs O(V r + m), a step O(r k) with k ≤ r active pairs; memory is O(V r + r² + m).
 
@@ -87,12 +87,12 @@ def active_set(
         rows: (V, r) float64; embeddings, longest about 1.
         better: (m,) int; the selected token of each pair.
         worse: (m,) int; the unselected token of each pair.
-        required: b ≥ 0, not all zero; (m,) or one for all.
-        tolerance: relative duality gap to stop at; rounding may stop it earlier.
-        max_steps: most pairs to take in or let go.
+        required: b ≥ 0, not all zero; (m,) or one number for all pairs.
+        tolerance: relative duality gap at which the method stops; rounding may stop it earlier.
+        max_steps: maximum number of pairs to add or drop.
 
     Returns:
-        The multipliers; if infeasible, those of the proof.
+        The multipliers; if the problem is infeasible, those of the proof.
 
     Source: Goldfarb and Idnani, A numerically stable dual method for solving strictly convex quadratic
         programs, Mathematical Programming 27 (1983), with partial pricing.
@@ -139,7 +139,7 @@ def active_set(
                 proof[pair] += 1.0
                 return Solution(proof, steps)
             violation = required[pool] - differences @ p
-        # The factors hold the active pairs exactly; the running sums have gathered rounding.
+        # The factors represent the active pairs exactly; the running sums have accumulated rounding.
         p, multipliers = _restart(factor, required)
     return Solution(spread_out(multipliers), steps)
 
@@ -147,11 +147,11 @@ def active_set(
 def _take_in(
     factor: _Factor, p: np.ndarray, multipliers: np.ndarray, pair: int, n: np.ndarray, required: float
 ) -> tuple[np.ndarray, np.ndarray, int, bool]:
-    """Take in a violated pair of difference n, and let go of those whose multiplier would turn negative.
+    """Add a violated pair with difference n, and drop pairs whose multiplier would become negative.
 
     Returns:
-        p, the multipliers and the number of steps after that, and True; or False, if nothing separates, and
-        the multipliers that prove it beside a 1 for the pair.
+        p, the multipliers, the number of steps, and True. If no direction separates the selection, the last
+        entry is False, and the multipliers, with 1 for the new pair, are the proof.
     """
     own, steps = 0.0, 0
     while True:
@@ -184,7 +184,7 @@ def _restart(factor: _Factor, required: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _most_violated(violation: np.ndarray, worse: np.ndarray, slack: float) -> np.ndarray:
-    """List up to _POOL violated pairs, worst first, each with another unselected token."""
+    """Return up to _POOL violated pairs, worst first, each with a different unselected token."""
     pairs = np.flatnonzero(violation > slack)
     keep = 50 * _POOL
     if len(pairs) > keep:

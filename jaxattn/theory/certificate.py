@@ -1,4 +1,4 @@
-"""The answer to a max-margin problem, with a certificate computed from E and the multipliers alone."""
+"""Certificates of max-margin problems, computed from E and the multipliers alone."""
 
 from dataclasses import replace
 from enum import IntEnum
@@ -13,32 +13,32 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.theory.constraints import Constraints
 from jaxattn.theory.infeasible import proves_infeasible
 
-# Largest relative size of a sum of differences that may be zero but for rounding.
+# Largest relative size of a sum of differences that rounding may turn into nonzero.
 INFEASIBLE = 1e-14
-# Keys whose largest entry is outside of this range have squares or multipliers that are no float64.
+# The squares or multipliers of keys outside this range overflow or underflow float64.
 SMALLEST, LARGEST = 1e-140, 1e140
-# Tokens whose embeddings differ by less than this share of the longest one are the same to a solver.
+# Tokens whose embeddings differ by less than this fraction of the longest one count as equal.
 COINCIDE = 1e-13
-# Rounding of float64, and the pairs looked at together in extended precision.
+# Rounding unit of float64, and the number of pairs processed at a time in extended precision.
 _EPS, _BLOCK = 2.0**-52, 4096
 # A relative duality gap below this may come from rounding in the sum of large multipliers.
 _ROUNDING = 1e-5
-# Pairs of which no margin is required must hold up to this cosine.
+# Pairs with required margin 0 must hold up to this cosine.
 _LEVEL = 1e-12
-# Ties, and pairs of which no margin is required, must hold to this share of the margin for p to be feasible.
+# p is feasible only if ties, and pairs with required margin 0, hold up to this fraction of the margin.
 _UNTIED = 1e-8
 
 
 class Status(IntEnum):
-    """How a max-margin problem ended; `MaxMargin.reason` describes it.
+    """Outcome of a max-margin problem; `MaxMargin.reason` describes it.
 
     SOLVED: to the tolerance.
     NOTHING: there is no pair of tokens to separate, and p = 0.
     LOOSE: p meets all constraints, but its duality gap is above the tolerance.
     INFEASIBLE: the multipliers prove that no p meets all constraints.
-    CIRCLE: tokens outrank each other in a circle, whatever the keys are.
-    UNDECIDED: neither a p nor a proof that there is none was found.
-    INVALID: not tried, because the input is not valid.
+    CIRCLE: the pairs contradict each other for any keys, because tokens outrank each other in a cycle.
+    UNDECIDED: the solver found neither a feasible p nor a proof that none exists.
+    INVALID: not attempted, because the input is not valid.
     """
 
     SOLVED = 0
@@ -55,7 +55,7 @@ _REASONS = {
     Status.NOTHING: "there are no tokens to separate, so p = 0",
     Status.LOOSE: "p separates the selection, but its duality gap is above the tolerance",
     Status.INFEASIBLE: "no direction separates the selection: the multipliers sum its differences to zero",
-    Status.CIRCLE: "no scores fit the selection: along its pairs, tokens outrank each other in a circle",
+    Status.CIRCLE: "no scores fit the selection: along its pairs, tokens outrank each other in a cycle",
     Status.UNDECIDED: "undecided: the solver found neither a separating direction nor a proof of none",
     Status.INVALID: "not tried: keys hold NaN or inf, or are beyond 1e140 or all below 1e-140 (rescale "
     "them), or a sequence has no selected token",
@@ -76,8 +76,8 @@ class MaxMargin(Brief):
 
     If it is infeasible, Σ λ (E_s - E_s') + Σ μ (E_s - E_s'') = 0 for multipliers near the given ones, with
     Σ λ = 1: no direction has a positive product with every difference. `dual_residual`, at most 1e-14, is the
-    size of the sum in floating point, relative to the lengths of the differences. A problem may be neither
-    `feasible` nor `infeasible`: undecided, or not tried.
+    size of the sum in floating point, relative to the lengths of the differences. If the problem is undecided
+    or was not attempted, it is neither `feasible` nor `infeasible`.
 
     Attributes:
         p: (d,); the shortest vector with p·(E_s - E_s') ≥ 1 for all pairs; NaN if there is none.
@@ -88,12 +88,12 @@ class MaxMargin(Brief):
         ties: (t, 2) int32; tied tokens, each with the smallest token of its class.
         tie_multipliers: (t,); μ, of any sign.
         primal_residual: (); largest violation of a pair or tie by p; NaN if not feasible.
-        dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, summed pair by pair, and in
-            other norms what p times the sum lacks to equality in Hölder's inequality, relative to it;
-            if not feasible ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, rounding included:
-            no direction that keeps the ties has a cosine above this with every difference.
+        dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, summed pair by pair. In a norm
+            other than 2: the relative gap in Hölder's inequality between p and the sum. If not feasible:
+            ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, rounding included. No direction that
+            keeps the ties has a cosine above it with every difference.
         duality_gap: (); 1 - (margin / margin_bound)², the relative gap of ½ ‖p‖²; 1 if not feasible.
-        num_pairs: () int; distinct pairs of the problem.
+        num_pairs: () int; number of distinct pairs of the problem.
         iterations: () int; iterations of the solver.
         status: () int8; a `Status`.
     """
@@ -114,12 +114,12 @@ class MaxMargin(Brief):
 
     @property
     def feasible(self) -> Leaf:
-        """Whether p satisfies all constraints, bool or (S,) bool; False is no proof that none does."""
+        """True if p satisfies all constraints, bool or (S,) bool; False does not prove that none does."""
         return self._is(Status.SOLVED, Status.NOTHING, Status.LOOSE)
 
     @property
     def infeasible(self) -> Leaf:
-        """Whether the multipliers prove that no p satisfies all constraints, bool or (S,) bool."""
+        """True if the multipliers prove that no p satisfies all constraints, bool or (S,) bool."""
         return self._is(Status.INFEASIBLE, Status.CIRCLE)
 
     @property
@@ -134,17 +134,17 @@ class MaxMargin(Brief):
 
     @property
     def reason(self) -> str | list[str]:
-        """How the problem ended, in words; a list for a batch."""
+        """Outcome in words; a list for a batch."""
         if np.ndim(self.status) == 0:
             return _REASONS[Status(int(self.status))]
         return [_REASONS[Status(int(status))] for status in self.status]
 
 
 class Solution(NamedTuple):
-    """What a solver hands over; the certificate takes nothing in it on trust.
+    """Output of a solver, from which the certificate is recomputed.
 
     Attributes:
-        multipliers: (m,) float64; λ of every pair, of any scale.
+        multipliers: (m,) float64; λ of every pair, at any scale.
         iterations: iterations used.
     """
 
@@ -153,7 +153,7 @@ class Solution(NamedTuple):
 
 
 class _Tight(NamedTuple):
-    """The pairs with a multiplier, (k,), their differences (k, d), and those of the ties (t, d)."""
+    """Pairs with a positive multiplier, (k,), their differences (k, d), and those of the ties (t, d)."""
 
     support: np.ndarray
     pairs: np.ndarray
@@ -171,32 +171,32 @@ def certify_max_margin(
     q: float = 2.0,
     iterations: int = 0,
 ) -> MaxMargin:
-    """Certify the solution of any solver of a max-margin problem, or its proof that there is none.
+    """Certify the output of a max-margin solver: a solution, or a proof that there is none.
 
     p is scaled until it meets all constraints. The multipliers bound the margin of every unit direction, by
     Hölder's inequality with 1/q + 1/q* = 1:
 
         1 / ‖p‖_q ≤ margin ≤ ‖Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s'')‖_q* / Σ λ b,   b = required.
 
-    If no scale of p meets the constraints, it is checked whether the multipliers prove that no vector does.
-    Nothing else of the solver enters: its errors can only widen the gap.
+    If no scale of p meets the constraints, the function checks whether the multipliers prove that no vector
+    does. Errors of the solver can only widen the gap.
 
     Args:
         keys: (V, d) float64; Φ.
         constraints: m pairs and t ties.
-        multipliers: (m,) float64; λ of any scale; negative ones count as 0.
+        multipliers: (m,) float64; λ at any scale; negative entries count as 0.
         tie_multipliers: (t,) float64; μ at the same scale, of any sign.
         tolerance: largest relative duality gap of a solved problem.
-        p: (d,) float64; the direction, of any length; by default the sum of the multipliers.
+        p: (d,) float64; the direction, of any length; defaults to the sum with the multipliers.
         q: the norm of p, 1 to ∞ (`math.inf`).
-        iterations: iterations of the solver, for the answer.
+        iterations: number of iterations of the solver, copied to the result.
 
     Returns:
-        The certificate. Its `status` is SOLVED, LOOSE, INFEASIBLE or UNDECIDED, and NOTHING if nothing is
-        required.
+        The certificate. Its `status` is SOLVED, LOOSE, INFEASIBLE or UNDECIDED, or NOTHING if no pair has
+        a positive required margin.
 
     Raises:
-        InputError: there is not one multiplier for each pair and each tie.
+        InputError: the number of multipliers differs from the number of pairs or ties.
     """
     E = keys
     better, worse, ties, _, required = constraints
@@ -217,7 +217,7 @@ def certify_max_margin(
     differences = E[ends[:, 0]] - E[ends[:, 1]]
     summed, sizes = both @ differences, np.abs(both) * lengths(differences)
     dual = dual_norm(q)
-    # Differences and their sum are right to the last digit of each.
+    # Differences and their sum have componentwise relative rounding errors.
     errors = sizes if q == 2 else np.abs(both) * [norm(row, dual) for row in differences]
     length = norm(summed, dual) + _EPS * errors.sum()
     found: dict[str, Any] = {
@@ -232,7 +232,7 @@ def certify_max_margin(
     weight, tie_weight = np.split(both, [len(support)])
     if p is None:
         share = sizes[: len(support)] @ (required[support] > 0)
-        # The sum over pairs of one embedding twice is zero without rounding.
+        # If both tokens of every pair have equal embeddings, the sum is exactly zero.
         same = not differences[both != 0].any()
         residual = length / share if share > 0 else 0.0 if same else np.inf
         proven = residual <= INFEASIBLE and proves_infeasible(E, pairs, ties, weight, tie_weight)
@@ -260,7 +260,7 @@ def certify_max_margin(
 
 
 def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None) -> MaxMargin:
-    """Make the answer to a problem without pairs, or to one that was not solved."""
+    """Build the result of a problem without pairs, or of one that was not solved."""
     nothing = status == Status.NOTHING
     ties = np.zeros((0, 2), np.int32) if ties is None else ties
     return MaxMargin(
@@ -283,11 +283,11 @@ def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None) -> Max
 def _values(
     E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Compute p·(E_s - E_s') of all pairs, (m,), and how large |p·(E_s - E_s'')| of a tie may be.
+    """Compute p·(E_s - E_s') of all pairs, (m,), and an upper bound on |p·(E_s - E_s'')| of the ties.
 
-    Scores have rounding errors relative to the longest embeddings, which may be far above a margin. What may
-    be the smallest value is summed over the difference, and where that cancels as well, in extended
-    precision and less its rounding error.
+    Rounding errors of scores are relative to the longest embeddings, which may be far above the margin.
+    Candidates for the smallest value are therefore summed over the difference, and where that cancels too,
+    in extended precision minus their rounding error.
     """
     better, worse, _, _, required = constraints
     scores, sizes, strict = E @ p, lengths(E) * np.linalg.norm(p), required > 0
@@ -308,14 +308,14 @@ def _at_least(rows: np.ndarray, p: np.ndarray) -> np.ndarray:
     small = values < 1e-4 * size
     if small.any():
         exactly = rows[small].astype(np.longdouble) @ p.astype(np.longdouble)
-        # The differences are rounded, and p will be when it is scaled.
+        # The differences are rounded, and scaling will round p.
         error = len(p) * float(np.finfo(np.longdouble).eps) + _EPS
         values[small] = exactly.astype(float) - error * size[small]
     return values
 
 
 def _scaled(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray) -> np.ndarray | None:
-    """Scale p until every pair has what it requires; None if no scale does."""
+    """Scale p until every pair reaches its required margin; return None if no scale does."""
     if not (np.isfinite(p).all() and p.any()):
         return None
     values, untied = _values(E, constraints, tight, p)
@@ -323,23 +323,23 @@ def _scaled(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarra
     below = np.flatnonzero((values < 0) & (constraints.required == 0))
     if not (lowest > 0 and max(sunk, untied) <= _UNTIED * lowest):
         return None
-    # What is little beside the margin may be all of a short difference.
+    # A value that is small relative to the margin may be the entire product of a short difference.
     size = lengths(E[constraints.better[below]] - E[constraints.worse[below]]) * np.linalg.norm(p)
     return p / lowest if (values[below] >= -_LEVEL * size).all() else None
 
 
 def _misfit(p: np.ndarray, summed: np.ndarray, q: float) -> float:
-    """How far the sum of the multipliers is from the gradient of ½ ‖p‖_q², relative to it."""
+    """Compute the relative distance of the sum from the gradient of ½ ‖p‖_q²."""
     if q == 2:
         return float(np.linalg.norm(p - summed) / np.linalg.norm(p))
     return float(1 - p @ summed / (norm(p, q) * norm(summed, dual_norm(q))))
 
 
 def _met(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray, q: float) -> np.ndarray:
-    """Move p by as little as meets tight constraints as equalities; keep it if that makes it longer.
+    """Return p with the tight constraints met as equalities, or the given p if that is longer.
 
-    Where the margin is small the multipliers are large, their sum has rounding errors of ε Σ λ, and its
-    smallest margin is lower by as much. The bound from above does not suffer: it is relative to ‖Σ λ ...‖.
+    Where the margin is small the multipliers are large, and their sum has rounding errors of ε Σ λ, which
+    lower its smallest margin. The upper bound is not affected: it is relative to ‖Σ λ ...‖.
     """
     from scipy.linalg import lstsq  # slow to import
 
@@ -358,7 +358,7 @@ def dual_norm(q: float) -> float:
 
 
 def norm(x: np.ndarray, q: float) -> float:
-    """Compute ‖x‖_q of (D,), with the largest entry taken out, so that no power overflows."""
+    """Compute ‖x‖_q of (D,), scaled by the largest entry so that no power overflows."""
     if q in (1, 2, np.inf):
         return float(np.linalg.norm(x, q))
     largest = np.abs(x).max(initial=np.finfo(float).tiny)
@@ -373,17 +373,17 @@ def lengths(rows: np.ndarray) -> np.ndarray:
 def bounds(
     rows: np.ndarray, multipliers: np.ndarray, required: np.ndarray | float = 1.0
 ) -> tuple[float, float]:
-    """Bound the largest margin of a unit direction, the largest m with A p ≥ m b, from below and above.
+    """Return lower and upper bounds on the largest m with A p ≥ m b for a unit direction p.
 
     min over b > 0 of (A w) / b / ‖w‖ ≤ margin ≤ ‖w‖ / λ·b  with  w = Aᵀ λ.
 
     Args:
         rows: (m, r); the differences A.
         multipliers: (m,); λ ≥ 0, λ·b > 0.
-        required: b ≥ 0, (m,) or one for all.
+        required: b ≥ 0, (m,) or one number for all pairs.
 
     Returns:
-        The two bounds; the lower one is negative if A w is where b = 0.
+        The two bounds. The lower bound is negative if A w is negative where b = 0.
     """
     required = np.broadcast_to(required, len(rows))
     w = rows.T @ multipliers
@@ -395,7 +395,7 @@ def bounds(
 
 
 def reached(differences: np.ndarray, required: np.ndarray) -> tuple[float, float]:
-    """Compute the largest m with A w ≥ m b where b > 0, and by how much A w ≥ 0 fails where b = 0."""
+    """Compute the largest m with A w ≥ m b where b > 0, and the largest violation of A w ≥ 0 where b = 0."""
     strict = required > 0
     lowest = float((differences[strict] / required[strict]).min(initial=np.inf))
     return lowest, -float(differences[~strict].min(initial=0.0))

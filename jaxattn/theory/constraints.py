@@ -1,4 +1,4 @@
-"""The distinct constraints of a selection: which token must outscore which, and which tokens tie."""
+"""The distinct constraints of a selection: pairs of tokens whose scores must differ, and ties."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from jaxattn.theory.selection import Selection
 class Constraints(NamedTuple):
     """Constraints on scores a = Φ p: a[better] ≥ a[worse] + required and a[ties[:, 0]] = a[ties[:, 1]].
 
-    `constraints` builds those of a selection; others can be built by hand, the `leader` of each token with
+    `constraints` builds those of a selection. To build others, compute the `leader` of each token with
     `tie_classes`. Tied tokens form classes with one score, and `ties` compares each token with the smallest
     token of its class. Pairs that differ only by tied tokens are one constraint and appear once, so there are
     at most as many pairs as (sequence, token) entries in the corpus.
@@ -23,7 +23,7 @@ class Constraints(NamedTuple):
         worse: (m,) int32; the unselected token of each pair, from the same sequence.
         ties: (t, 2) int32; pairs of tied tokens.
         leader: (V,) int32; the smallest token of each token's tie class.
-        required: (m,) float64 ≥ 0; by how much, 1 in the max-margin problem.
+        required: (m,) float64 ≥ 0; the required margin, 1 in the max-margin problem.
     """
 
     better: np.ndarray
@@ -45,8 +45,8 @@ def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | Non
             default.
 
     Returns:
-        The constraints, sorted by the class of the better token, then by that of the worse one. Of several
-        that are the same up to ties, the strongest is kept.
+        The constraints, sorted by the class of the better token, then by that of the worse one. Constraints
+        that are equal up to ties appear once, with the largest required margin.
 
     Raises:
         InputError: the selection is for another corpus, or a sequence has no selected token.
@@ -54,7 +54,8 @@ def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | Non
     vocab, mask = corpus.vocab_size, np.asarray(selection.mask)
     if mask.shape != corpus.bags.index.shape:
         raise InputError(
-            f"selection: made for bags {mask.shape}, not {corpus.bags.index.shape}; make it anew"
+            f"selection: made for bags {mask.shape}, not {corpus.bags.index.shape}; "
+            "select again on this corpus"
         )
     present, sequence, token = distinct_tokens(corpus)
     token, chosen = token.astype(np.int32), mask[present]
@@ -89,9 +90,9 @@ def distinct_tokens(
         corpus: n sequences over V tokens, in R rows of bags of W entries.
 
     Returns:
-        (R, W) bool, the N entries of the bags that hold a token; (N,) int, the sequence of each of them; and
-        (N,) int, its token. Indexed with the first, arrays of the bags are in the order of the other two:
-        `corpus.bags.count[present]` are the counts.
+        (R, W) bool, True for the N bag entries that hold a token; (N,) int, the sequence of each such entry;
+        and (N,) int, its token. Indexing an array of the bags with the first output gives the order of the
+        other two: `corpus.bags.count[present]` are the counts.
     """
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
@@ -100,13 +101,13 @@ def distinct_tokens(
 
 
 def circle(constraints: Constraints) -> np.ndarray:
-    """Find pairs that contradict each other whatever the embeddings: a > b ≥ ... ≥ a up to ties.
+    """Find pairs that contradict each other for all embeddings: a > b ≥ ... ≥ a up to ties.
 
     Args:
         constraints: the constraints.
 
     Returns:
-        (k,) int; the numbers of the pairs around one circle, empty if there is none.
+        (k,) int; the indices of the pairs in one cycle, empty if there is none.
     """
     from scipy.sparse import coo_array, csr_array  # slow to import
     from scipy.sparse.csgraph import breadth_first_order, connected_components
@@ -116,7 +117,7 @@ def circle(constraints: Constraints) -> np.ndarray:
     tail, head = leader[constraints.better], leader[constraints.worse]
     if not np.isin(tail, head).any():
         return np.zeros(0, int)
-    pair = np.arange(1, len(tail) + 1)  # from 1, since a sparse matrix drops zeros
+    pair = np.arange(1, len(tail) + 1)  # from 1, because a sparse matrix drops zeros
     graph = csr_array(coo_array((pair, (tail, head)), shape=(vocab, vocab)))
     component = connected_components(graph, directed=True, connection="strong")[1]
     inside = np.flatnonzero((component[tail] == component[head]) & (constraints.required > 0))
@@ -132,14 +133,14 @@ def circle(constraints: Constraints) -> np.ndarray:
 
 
 def coinciding(E: np.ndarray, constraints: Constraints) -> int | None:
-    """Find a pair of one embedding twice of which something is required: it contradicts itself.
+    """Find a pair of tokens with equal embeddings and a positive required margin: it contradicts itself.
 
     Args:
         E: (V, d) float64.
         constraints: the constraints.
 
     Returns:
-        The number of one such pair, None if there is none.
+        The index of one such pair, or None.
     """
     better, worse, *_, required = constraints
     size = np.einsum("ij,ij->i", E, E)
@@ -160,7 +161,7 @@ def tie_classes(
         vocab_size: V.
 
     Returns:
-        (V,) int32; `leader` of `Constraints`. A token without a tie is its own class.
+        (V,) int32; `leader` of `Constraints`. A token without a tie forms its own class.
     """
     from scipy.sparse import coo_array  # slow to import
     from scipy.sparse.csgraph import connected_components

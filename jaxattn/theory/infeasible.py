@@ -1,29 +1,29 @@
 """Proofs that no direction separates a selection.
 
 By Gordan's and Motzkin's theorems the constraints p·D_i > 0, p·T_j = 0 have no solution if and only if
-Σ λ_i D_i + Σ μ_j T_j = 0 for some λ ≥ 0 that is not zero. Multipliers in floating point give a small sum, not
-zero, and so do those of the differences (±1, 1e-16), which (0, 1) separates. So a small sum is a proof only
-if exact multipliers exist nearby:
+Σ λ_i D_i + Σ μ_j T_j = 0 for some λ ≥ 0 that is not zero. With floating-point multipliers the sum is small,
+not zero. A small sum alone is no proof: the differences (±1, 1e-16) have one too, but (0, 1) separates them.
+So a small sum counts as a proof only if exact multipliers exist nearby:
 
-- if the differences are more than their coordinates and span them all, the rest of the sum is a combination
-  of them, with coefficients that are too small to change a sign;
-- else the multipliers of a basis are solved for in rational numbers, and every coordinate is checked.
+- If there are more differences than dimensions and they span the whole space, the remainder of the sum is a
+  combination of them, with coefficients that are too small to change a sign.
+- Otherwise the multipliers of a basis are solved for in rational numbers, and every coordinate is checked.
 """
 
 from fractions import Fraction
 
 import numpy as np
 
-# Of singular values, relative to the largest: what is smaller may be rounding.
+# Singular values below this fraction of the largest one may be rounding.
 _DEPENDENT = 1e-9
-# Number of multipliers that are solved for in rational numbers.
+# Largest number of multipliers that are solved for in rational numbers.
 _MOST = 60
 
 
 def proves_infeasible(
     E: np.ndarray, pairs: np.ndarray, ties: np.ndarray, multipliers: np.ndarray, tie_multipliers: np.ndarray
 ) -> bool:
-    """Check whether exact multipliers with a sum of zero exist near given ones.
+    """Return True if exact multipliers with a sum of zero are proven to exist near the given ones.
 
     Args:
         E: (V, d) float64.
@@ -33,7 +33,7 @@ def proves_infeasible(
         tie_multipliers: (t,); μ.
 
     Returns:
-        True if they are proven to exist; False is no proof of the contrary.
+        True if they are proven to exist; False does not prove the contrary.
     """
     ends = np.concatenate([pairs, ties])
     differences = E[ends[:, 0]] - E[ends[:, 1]]
@@ -47,7 +47,7 @@ def proves_infeasible(
 
 
 def _spanned(rows: np.ndarray, weight: np.ndarray, pairs: int) -> bool:
-    """Check whether more rows than coordinates span these, and what is left of the sum changes no sign."""
+    """Return True if the rows are overcomplete and span the space, and the remainder changes no sign."""
     k, dim = rows.shape
     if k <= dim:
         return False
@@ -63,7 +63,7 @@ def _spanned(rows: np.ndarray, weight: np.ndarray, pairs: int) -> bool:
 def _exactly(
     E: np.ndarray, ends: np.ndarray, rows: np.ndarray, weight: np.ndarray, size: np.ndarray, pairs: int
 ) -> bool:
-    """Solve for the multipliers of a basis in rational numbers, given the others, and check the sum."""
+    """Solve for the multipliers of a basis in rational numbers, with the other ones given; check the sum."""
     from scipy.linalg import qr  # slow to import
 
     _, triangle, order = qr(rows.T, mode="economic", pivoting=True)
@@ -88,7 +88,7 @@ def _exactly(
 
 
 def _solve(system: list[list[Fraction]]) -> list[Fraction] | None:
-    """Solve a square system, its right side in the last column, by Gauss-Jordan elimination."""
+    """Solve a square system, with the right side in the last column, by Gauss-Jordan elimination."""
     for column in range(len(system)):
         pivot = next((row for row in range(column, len(system)) if system[row][column] != 0), None)
         if pivot is None:

@@ -1,4 +1,4 @@
-"""The certificate of where gradient flow on p goes, with tokens that tie."""
+"""Certificate of the limit of gradient flow on p, with tied tokens."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ from jaxattn.theory.selection import Selection, one_minus_cosine, require_finite
 
 
 def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
-    """Differentiate the loss of outputs.
+    """Compute the first and second derivatives of the loss by the outputs.
 
     Logistic:       -∂ℓ/∂f = y σ(-y f),     ∂²ℓ/∂f² = σ(y f) σ(-y f).
     Cross-entropy:  -∂ℓ/∂f = e_y - π = (1 - π_y) (e_y - π'),   ∂²ℓ/∂f² = Σ_k π_k (e_k - π)(e_k - π)ᵀ,
 
-    with π = softmax(f) and π' the softmax over the other classes than y.
+    with π = softmax(f) and π' the softmax over the classes other than y.
 
     Args:
         f: (n, C) float64.
@@ -42,51 +42,51 @@ def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
     log_pi = f - np.logaddexp.reduce(f, axis=1, keepdims=True)
     log_size = np.logaddexp.reduce(np.where(own > 0, -np.inf, log_pi), axis=1)
     others = np.where(own > 0, 0, np.exp(log_pi - log_size[:, None]))
-    # e_k - π, where 1 - π_y is known without cancellation.
+    # e_k - π, with 1 - π_y computed without cancellation.
     missing = np.where(own > 0, np.exp(log_size)[:, None], 1 - np.exp(log_pi))
     identity = np.eye(num_classes)
     modes = np.where(identity > 0, missing[:, :, None], -np.exp(log_pi)[:, None, :])
     return Residual(own - others, log_size, modes, log_pi)
 
 
-# Of the squares of lengths: what is smaller is rounding.
+# Squared singular values below this fraction of the largest one are rounding.
 _DEPENDENT = 1e-12
-# Scores at ‖p‖ = 1e6 are right to 1e-10, and so are forces, relative to their sizes.
+# Scores at ‖p‖ = 1e6 are accurate to 1e-10, and so are the forces, relative to their sizes.
 _ZERO = 1e-8
-# To divide by where there is no force.
+# Replaces a zero denominator.
 _TINY = np.finfo(float).tiny
-# What a duality gap of 1e-10 leaves of a force that is zero.
+# Relative size of a zero force that a duality gap of 1e-10 may leave.
 _NO_FORCE = 1e-5
-# Largest 1 - cos of p and the limit at which p counts as on course.
+# Largest 1 - cos between p and the limit for which p counts as on course.
 _ON_COURSE = 1e-3
 
 
 @struct.dataclass(repr=False)
 class Limit(Brief):
-    """Where p goes, and what proves that gradient flow stays on course to it. NumPy numbers, float64.
+    """Limit of p under gradient flow, with the certificate that the flow converges to it. NumPy, float64.
 
-    The rate of a pair is p_*·(E_s - E_s') for s on top of a sequence and s' below it: the force between them
+    The rate of a pair is p_*·(E_s - E_s') for s on top of a sequence and s' below it. The force between them
     decays like e^(-order · rate · ‖p‖/‖p_*‖).
 
     Attributes:
-        direction: the max-margin problem of the limit; "nothing" if nothing moves p, which then is finite.
-        away: (); 1 - cos of the distances to the top, a_top - a_s of all tokens below it, at p and at p_*; 0
-            if nothing moves p. Parts of p that no sequence sees do not count.
-        gradient: (); size of the gradient of the tied part of the loss on 𝒯, the span of the differences of
+        direction: solution of the max-margin problem of the limit; "nothing" if no force moves p, whose limit
+            is then finite.
+        away: (); 1 - cos between the score differences a_top - a_s, over all tokens s below the top, at p and
+            at p_*. Components of p that change no score difference do not count. 0 if no force moves p.
+        gradient: (); norm of the gradient of the tied part of the loss on 𝒯, the span of the differences of
             tied tokens, relative to the forces that cancel in it. 0 without ties.
         curvature: (); smallest eigenvalue of its Hessian on 𝒯, relative to the largest; inf without ties.
-            Eigenvalues of zero, relative to the forces that cancel in their direction, are left out: their
-            eigenvectors are loose.
-        loose: (); length of the part of the tie multipliers' force that lies along loose directions, relative
-            to that of p_*. Nothing holds tied tokens in these, so that p_* has to leave them where they are
-            without a force.
-        drawn: (); smallest rate of the pairs that their sequences draw together to first order, times the
-            order for pairs of second order; inf without any.
-        level: (); largest part of such a pair at rate 1 that the active pairs do not hold, relative to its
-            length; 0 without any.
-        idle: (); smallest rate of the pairs on which pulls cancel; inf without any.
-        unknown: (); the same for those whose pulls cancel to second order too, while tied tokens do not
-            answer them.
+            Eigenvalues that are zero relative to the cancelling forces are excluded, and their eigenvectors
+            are called loose directions.
+        loose: (); component of the tie multipliers' force along loose directions, relative to the length of
+            p_*. No force restores tied tokens in these directions, so p_* must exert none there either.
+        drawn: (); smallest rate of the attracting terms, inf without any. A second-order term has the sum of
+            the rates of its two pairs.
+        level: (); for attracting terms at rate 1, the largest component of their difference outside the span
+            of the active pairs, relative to its length; 0 without any.
+        idle: (); smallest rate of the pairs whose forces cancel; inf without any.
+        unknown: (); smallest rate of the pairs whose forces also cancel to second order without a response of
+            the tied tokens; inf without any.
     """
 
     direction: MaxMargin
@@ -106,24 +106,30 @@ class Limit(Brief):
 
     @property
     def reason(self) -> str:
-        """The first condition that fails, with its number; "" if the certificate holds."""
-        return next((said for holds, said in self._conditions() if not holds), "")
+        """The first condition that fails, with its value; "" if the certificate holds."""
+        return next((text for holds, text in self._conditions() if not holds), "")
 
     def brief(self) -> str:
-        """Return whether the certificate holds, or why not."""
+        """Return a summary of the certificate, or the condition that fails."""
         return self.reason or f"certified, 1 - cos {float(self.away):.3g}, {self.direction.brief()}"
 
     def _conditions(self) -> list[tuple[Any, str]]:
         solved = int(self.direction.status) in (Status.SOLVED, Status.NOTHING)
         return [
             (solved, f"the max-margin problem of the limit: {self.direction.reason}"),
-            (self.gradient <= _ZERO, f"tied tokens are off balance, gradient {self.gradient:.3g}"),
-            (self.curvature > 0, f"tied tokens are at no minimum, curvature {self.curvature:.3g}"),
-            (self.loose <= _NO_FORCE, f"p_* pulls at tied tokens that nothing holds, loose {self.loose:.3g}"),
-            (self.idle > _ZERO, f"two tokens whose pulls cancel come together, idle {self.idle:.3g}"),
-            (self.unknown >= 1 / 3 - _ZERO, f"a force of unknown order counts, unknown {self.unknown:.3g}"),
-            (self.drawn >= 1 - _ZERO, f"two tokens are drawn together, drawn {self.drawn:.3g}"),
-            (self.level <= _NO_FORCE, f"two tokens drawn at rate 1 are not held, level {self.level:.3g}"),
+            (
+                self.gradient <= _ZERO,
+                f"the forces on tied tokens do not balance, gradient {self.gradient:.3g}",
+            ),
+            (self.curvature > 0, f"tied tokens are not at a strict minimum, curvature {self.curvature:.3g}"),
+            (self.loose <= _NO_FORCE, f"p_* exerts a force along loose directions, loose {self.loose:.3g}"),
+            (self.idle > _ZERO, f"two tokens whose forces cancel approach each other, idle {self.idle:.3g}"),
+            (self.unknown >= 1 / 3 - _ZERO, f"a force of unknown order matters, unknown {self.unknown:.3g}"),
+            (self.drawn >= 1 - _ZERO, f"two tokens attract each other, drawn {self.drawn:.3g}"),
+            (
+                self.level <= _NO_FORCE,
+                f"two attracting tokens at rate 1 are not held apart, level {self.level:.3g}",
+            ),
             (self.away <= _ON_COURSE, f"p is not on course to p_*, 1 - cos {self.away:.3g}"),
         ]
 
@@ -140,32 +146,32 @@ def certify_limit(
         p_* = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s'') = 0  for tokens that tie,
                                  p·(Φ_s - Φ_s') ≥ 1  for s on top of X, s' of X pushed away.
 
-    All sequences with one class of tied tokens on top pull at a token below it together. They push it away,
-    draw it near, or cancel.
+    For each token below the top, the forces of all sequences with the same class of tied tokens on top add
+    up. The sum repels the token, attracts it, or cancels.
 
-    - Pushed: a rate of 1 is required.
-    - Drawn: the token stays away if p_* moves it away at a rate of 1 or more by itself.
-    - Cancelled to first order: the force decays like e^(-2 gap), so that a rate of 1/2 is required where it
-      pushes. Where tied tokens answer it there is no force, and any rate above 0 is enough.
+    - Repelled: a rate of 1 is required.
+    - Attracted: the token stays away if p_* moves it away at a rate of 1 or more without this constraint.
+    - Cancelled to first order: the force decays like e^(-2 gap). Where it repels, a rate of 1/2 is required.
+      Where the response of tied tokens cancels it there is no force, and any rate above 0 is sufficient.
 
-    The program is solved with ≥ 0 for pairs of which nothing is required. The differences of tied tokens
-    settle where the tied part of the loss, that of the tokens on top alone, is least. The flow returns there
-    if that is a strict minimum on 𝒯, but for loose directions, along which the forces have no derivative.
-    All of this is local, as the loss is not convex, and p has to be on course to p_*.
+    The max-margin problem requires ≥ 0 for pairs without a required rate. The differences of tied tokens
+    converge to the minimum of the tied part of the loss, which is the loss of the tokens on top alone. The
+    flow returns to it if it is a strict minimum on 𝒯, except along loose directions, where the forces have no
+    derivative. All of this is local because the loss is not convex, so p must be on course to p_*.
 
     Args:
         scores: keys Φ (m, D), values γ, and bags of n sequences; two classes and the logistic loss, or
-            K > 2 and cross-entropy.
-        p: (D,); a point of the path, for the finite differences of tied scores.
-        selection: what is on top of every sequence in the limit, `Path.selection`.
-        tolerance: largest relative duality gap.
+            K > 2 classes and cross-entropy.
+        p: (D,); a point of the path, from which the finite differences of tied scores are taken.
+        selection: tokens on top of every sequence in the limit, `Path.selection`.
+        tolerance: largest relative duality gap of a solved problem.
 
     Returns:
-        The certificate. Everything in it is computed anew from the arguments.
+        The certificate. Everything in it is recomputed from the arguments.
 
     Raises:
-        InputError: no values, NaN or inf, a sequence without selected token, shapes that do not
-            fit.
+        InputError: the scores have no values, an array holds NaN or inf, a sequence has no selected token, or
+            shapes do not match.
 
     Source:
         docs/notes/exact_flow_ties.md.
@@ -179,12 +185,12 @@ def certify_limit(
     values = values.reshape(len(E), -1)
     found = constraints(corpus, selection)
     entries = _entries(corpus, selection, E @ p, values)
-    # Weights like e^(-y f) of sequences that are right by far are below what float64 holds.
+    # Sequences that are classified correctly by a wide margin have weights e^(-y f) below float64's range.
     loss = residual(entries.f, np.asarray(corpus.targets), corpus.num_classes)
     gradient, curvature, slack, tied = _balance(E, found.leader, entries, loss)
     order = orders(E, entries, loss, tied)
     rate = _required(order)
-    # A token that ties with those on top, but is not selected, makes the problem infeasible.
+    # A token that ties with the selected ones, but is not selected, makes the problem infeasible.
     rate[~entries.chosen & (found.leader[entries.token] == found.leader[entries.top])] = 1
     required = np.zeros(np.shape(selection.mask))
     required[np.asarray(corpus.bags.count) > 0] = rate
@@ -215,7 +221,7 @@ def _entries(corpus: Corpus, selection: Selection, scores: np.ndarray, values: n
     top = first[sequence]
     times = np.asarray(corpus.bags.count)[present].astype(float)
     log_weight = np.log(times) + scores[token] - scores[top]
-    # Outputs that differ by the same in all classes are the same.
+    # Outputs that differ by one constant in all classes are equivalent.
     value = values[token] if values.shape[1] == 1 else (values - values[:, -1:])[token]
     highest = np.full(n, -np.inf)
     np.maximum.at(highest, sequence[chosen], log_weight[chosen])
@@ -227,14 +233,14 @@ def _entries(corpus: Corpus, selection: Selection, scores: np.ndarray, values: n
 
 
 def _away(scores: np.ndarray, limit: np.ndarray, entries: Entries) -> float:
-    """Compute 1 - cos of the distances to the top at p and in the limit."""
+    """Compute 1 - cos between the distances to the top at p and in the limit."""
     top, low = entries.top[~entries.chosen], entries.token[~entries.chosen]
     apart = limit[top] - limit[low]
     return float(one_minus_cosine(scores[top] - scores[low], apart)) if apart.any() else 0.0
 
 
 def _required(order: Orders) -> np.ndarray:
-    """Return the rate that every pushed pair is required to have, (N,), 0 for others."""
+    """Return the rate that each repelled pair must have, (N,); 0 for other pairs."""
     squares = np.append(np.diag(order.second) > 0, False)[order.group]
     return np.where(order.first > 0, 1.0, np.where(squares, 0.5, 0.0))
 
@@ -242,14 +248,14 @@ def _required(order: Orders) -> np.ndarray:
 def _drawn(
     E: np.ndarray, entries: Entries, order: Orders, direction: MaxMargin, normals: np.ndarray
 ) -> tuple[float, float]:
-    """Find the smallest rate of what draws tokens to the top, and what active pairs leave of those at 1."""
+    """Return the smallest rate of attracting terms, and the part of those at rate 1 that is not held."""
     if not direction.feasible:
         return np.inf, 0.0
     number = np.unique(order.group[order.group >= 0], return_index=True)[1]
     place = np.flatnonzero(order.group >= 0)[number]
     pairs = E[entries.top[place]] - E[entries.token[place]]
     i, j = np.nonzero(np.triu(order.second))
-    # Terms whose squares both push are met by these; others have no constraint of their own.
+    # Terms whose two squares both repel follow from the squares; other terms are their own condition.
     square = np.diag(order.second)
     own = (order.second[i, j] < 0) | (square[i] <= 0) | (square[j] <= 0)
     first = order.first < 0
@@ -277,7 +283,7 @@ def _summed(index: np.ndarray, columns: np.ndarray, size: int) -> np.ndarray:
 def _balance(
     E: np.ndarray, leader: np.ndarray, entries: Entries, loss: Residual
 ) -> tuple[float, float, np.ndarray, TiedPart]:
-    """Compute the gradient of the tied loss on 𝒯, its curvature, loose directions, and its Hessian."""
+    """Compute the gradient of the tied loss on 𝒯, its curvature, the loose directions and its Hessian."""
     nothing = np.zeros((0, E.shape[1]))
     alone = 0.0, np.inf, nothing, TiedPart(nothing, 0.0, np.zeros((0, 0)))
     tied = np.flatnonzero(np.bincount(leader, minlength=len(E))[leader] > 1)
@@ -287,7 +293,7 @@ def _balance(
     deviation = q[:, None] * (entries.value - entries.f[entries.sequence])
     _, size, vt = np.linalg.svd(E[tied] - E[leader[tied]], full_matrices=False)
     normals = vt[size**2 > _DEPENDENT * size[0] ** 2]
-    if len(normals) == 0:  # they have one embedding
+    if len(normals) == 0:  # all tied tokens have equal embeddings
         return alone
     lift = E[tied] @ normals.T
     place = np.full(len(E), -1)
@@ -313,7 +319,7 @@ def _balance(
         hessian += (heavy[:, None] * steered).T @ steered
     hessian = lift.T @ hessian @ lift
     size, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-    # Each direction is compared with the forces that cancel in it: scales of keys and of weights may differ.
+    # Each direction is compared with the forces that cancel in it, because scales of keys and weights differ.
     loose = np.abs(size) <= _ZERO * (gross @ np.square((E[tied] - E[leader[tied]]) @ normals.T @ vectors))
     longest = np.sqrt(np.square(E).sum(axis=1).max())
     gradient = float(np.linalg.norm(force @ lift) / max(gross.sum() * longest, _TINY))
@@ -323,7 +329,7 @@ def _balance(
 
 
 def _along(E: np.ndarray, direction: MaxMargin, slack: np.ndarray) -> float:
-    """Compute how much of the force that ties take lies along slack directions, relative to all of p_*."""
+    """Compute the part of the tie multipliers' force along loose directions, relative to ‖p_*‖."""
     ties = direction.ties
     if not (direction.feasible and direction.p.any() and len(ties) and len(slack)):
         return 0.0

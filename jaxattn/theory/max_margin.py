@@ -1,4 +1,4 @@
-"""The max-margin direction of a selection, for one problem or for many, small or large."""
+"""Max-margin directions of selections, for one problem or a batch."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,12 +26,12 @@ from jaxattn.theory.constraints import Constraints, circle, coinciding, constrai
 from jaxattn.theory.normalised import solve_normalised
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
-# Entries of the matrix of differences up to which the normalised problem is tried too.
+# Largest number of entries of the difference matrix for which the normalised problem is tried too.
 _MOST_NORMALISED = 10_000_000
 
 
 class _Problem(NamedTuple):
-    """One problem as its solver sees it.
+    """One problem in the form that its solver takes.
 
     Attributes:
         E: (V, d) float64; the keys.
@@ -44,7 +44,7 @@ class _Problem(NamedTuple):
     rows: np.ndarray
 
     def solve(self, tolerance: float) -> MaxMargin:
-        """Find the shortest p and certify it; where rounding leaves it open, solve the normalised problem."""
+        """Return the shortest p and its certificate; retry with normalised differences if undecided."""
         better, worse, _, _, required = self.constraints
         dim = self.rows.shape[1]
         limits = {"tolerance": tolerance, "max_steps": 100 * dim + 1000}
@@ -69,10 +69,10 @@ def max_margin(
         p_mm = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s') ≥ 1  for all X, s ∈ S_X, s' ∈ X \\ S_X,
                                   p·(Φ_s - Φ_s'') = 0  for s, s'' ∈ S_X.
 
-    A selection that no direction separates is an answer, not an error: `infeasible` is True, `reason` says
-    why, and the multipliers prove it. Where rounding leaves it open, neither that nor `feasible` is True.
-    The certificate is computed from Φ, p and the multipliers alone, in float64 whether or not JAX has x64
-    enabled, and whatever the lengths of the differences are.
+    A selection that no direction separates raises no error: `infeasible` is True, `reason` gives the cause,
+    and the multipliers prove it. If rounding prevents a decision, both `feasible` and `infeasible` are False.
+    The certificate is computed from Φ, p and the multipliers alone, in float64 even if x64 is disabled in
+    JAX.
 
     Args:
         scores: keys Φ (m, D), and bags of n sequences; `Scores(E, corpus)` for embeddings.
@@ -83,7 +83,7 @@ def max_margin(
         The direction, its margin and its certificate.
 
     Raises:
-        InputError: Φ holds NaN or inf, a sequence without selected token, shapes that do not fit.
+        InputError: Φ holds NaN or inf, a sequence has no selected token, or shapes do not match.
 
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the max-margin problem; ties as in Tarzanagh et al. 2023
         (arXiv 2308.16898).
@@ -111,7 +111,7 @@ def max_margin_from_constraints(
         The direction and its certificate, as `max_margin` returns them.
 
     Raises:
-        InputError: Φ holds NaN or inf, or has not one row for each token of the constraints.
+        InputError: Φ holds NaN or inf, or its number of rows differs from the number of tokens.
     """
     keys, tokens = np.asarray(keys, np.float64), len(constraints.leader)
     if keys.ndim != 2 or len(keys) != tokens:
@@ -130,7 +130,7 @@ def max_margin_batch(
     """Solve one max-margin problem per seed, all at once.
 
     Seeds with NaN, with a sequence without selected token, or with an infeasible selection are reported in
-    `status` and `reason` and do not stop the others.
+    `status` and `reason` and do not affect the other seeds.
 
     Args:
         scores: keys (S, m, D) of each seed; one corpus for all seeds, or one for each: arrays with a
@@ -139,10 +139,10 @@ def max_margin_batch(
         tolerance: largest relative duality gap of a solved problem.
 
     Returns:
-        The answers; each array has a leading axis S, supports and ties are padded with multiplier 0.
+        The results; each array has a leading axis S. Supports and ties are padded with multiplier 0.
 
     Raises:
-        InputError: shapes that do not fit.
+        InputError: shapes do not match.
     """
     E, corpus, mask = np.asarray(scores.keys), scores.corpus, np.asarray(selection.mask)
     shared = corpus.targets.ndim == 1
@@ -172,7 +172,7 @@ def _prepare(scores: Scores, selection: Selection) -> _Problem | MaxMargin:
 
 
 def _pose(E: np.ndarray, found: Constraints) -> _Problem | MaxMargin:
-    """Set up a problem, or answer it at once if the embeddings do not matter."""
+    """Build the problem, or return its result directly if the embeddings do not affect it."""
     better, worse, ties, _, required = found
     largest = np.abs(E).max(initial=0)
     if largest > LARGEST or 0 < largest < SMALLEST:
@@ -199,7 +199,7 @@ def _pose(E: np.ndarray, found: Constraints) -> _Problem | MaxMargin:
 def _untie(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
     """Project the embeddings orthogonally to the differences of tied tokens.
 
-    The shortest p that ties them lies in that subspace, so what is left is a problem without ties.
+    The shortest p with these ties lies in that subspace, where the problem has no ties.
     """
     if len(ties) == 0:
         return rows
@@ -257,53 +257,56 @@ def _stack(answers: list[MaxMargin]) -> MaxMargin:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
 
 
-# Smaller singular values, relative to the largest, mean normalised differences that depend on others.
+# Normalised differences with smaller singular values, relative to the largest, are linearly dependent.
 _DEPENDENT = 1e-10
 
 
 def differentiable_direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMargin) -> Float[Array, " d"]:
-    """Write the p of an answer as a function of E, which can be differentiated. Pure: jit, grad and vmap it.
+    """Return the p of a solved problem as a differentiable function of E. Pure: supports jit, grad and vmap.
 
         p(E) = N⁺ b,   N = (E_s - E_s' of the support, E_s - E_s'' of the ties),   b = (1, ..., 1, 0, ..., 0)
 
-    While E stays near the one of the answer, the same pairs are tight, and by the implicit function theorem
-    p(E) is the max-margin direction there too:
+    Near the E of the answer the same pairs are tight, and by the implicit function theorem p(E) is the
+    max-margin direction there too:
 
         dp = -N⁺ dN p + (1 - N⁺ N) dNᵀ (λ, μ).
 
-    So `jax.jacobian(differentiable_direction)(E, answer)` says how the limit of gradient flow on p,
-    `certify_limit(...).direction`, moves with the embeddings. Where a tight pair has multiplier 0 the
-    direction has a kink, and this is its derivative on one side.
+    `jax.jacobian(differentiable_direction)(E, answer)` is therefore the derivative of the limit of gradient
+    flow on p, `certify_limit(...).direction`, by the embeddings. Where a tight pair has multiplier 0 the
+    direction has a kink, and the result is its one-sided derivative.
 
     Args:
         E: (V, d) float64; embeddings, equal or close to those of the answer.
-        answer: one problem that was solved, every pair with margin 1.
+        answer: one solved problem in which every pair has required margin 1.
 
     Returns:
-        (d,); the answer's own p at its own E.
+        (d,); p of the answer, if E is that of the answer.
 
     Raises:
-        InputError: a batch of answers, a problem that has no solution, one with other margins than 1, another
-            number of tokens.
+        InputError: `answer` is a batch, has no solution, has required margins other than 1, or has another
+            number of tokens than E.
 
     Source: Fiacco, Introduction to Sensitivity and Stability Analysis in Nonlinear Programming (1983).
     """
     if np.ndim(answer.margin) != 0:
-        raise InputError("answer: a batch; take one seed's with jax.tree.map(lambda x: x[seed], answer)")
+        raise InputError("answer: a batch; select one seed with jax.tree.map(lambda x: x[seed], answer)")
     if not answer.feasible or len(answer.pairs) == 0:
-        raise InputError(f"answer: no direction to follow ({answer.reason})")
+        raise InputError(f"answer: it has no direction ({answer.reason})")
     # λ·b = ‖p‖², whatever b is.
     if not np.isclose(answer.multipliers.sum(), answer.p @ answer.p, rtol=1e-6):
-        raise InputError("answer: of some of its pairs less than 1 is required, and it does not say of which")
+        raise InputError(
+            "answer: some of its pairs have a required margin below 1, and it does not record which; pass an "
+            "answer whose pairs all require 1"
+        )
     ends = np.concatenate([answer.pairs, answer.ties])
     if ends.max() >= E.shape[0]:
         raise InputError(
-            f"E: {E.shape[0]} tokens, but the answer is of more; give the E that it was found for"
+            f"E: {E.shape[0]} tokens, but the answer has more; pass the E that it was computed from"
         )
     required = np.repeat([1.0, 0.0], [len(answer.pairs), len(answer.ties)])
     E = jnp.asarray(E)
     rows = E[ends[:, 0]] - E[ends[:, 1]]
-    # Rows of any lengths count alike; the lengths cancel, and have no part in the derivative.
+    # Normalised rows have equal influence on the pseudoinverse; their lengths cancel and have no derivative.
     size = jax.lax.stop_gradient(jnp.linalg.norm(rows, axis=1))
     size = jnp.where(size > 0, size, 1.0)
     return jnp.linalg.pinv(rows / size[:, None], rtol=_DEPENDENT) @ (required / size)

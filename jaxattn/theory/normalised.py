@@ -1,4 +1,4 @@
-"""A max-margin problem whose pairs have differences of very different lengths, by normalising them."""
+"""Max-margin problems whose differences have very different lengths, solved after normalisation."""
 
 import numpy as np
 
@@ -6,11 +6,11 @@ from jaxattn.theory.active_set import active_set
 from jaxattn.theory.certificate import INFEASIBLE, Solution, bounds, lengths
 from jaxattn.theory.constraints import Constraints
 
-# What is shorter than this share of what it was projected from is rounding.
+# A projected vector shorter than this fraction of the original is rounding.
 _ROUNDING = 1e-14
-# Normalised pairs of which less than this share of the most is required only bound p from one side.
+# Normalised pairs with less than this fraction of the largest required margin only bound p from one side.
 _LITTLE = 1e-12
-# Rounding of p and of a product with it, relative to its length, with some to spare.
+# Rounding error of p and of a product with it, relative to its length, with a safety factor.
 _SPARE = 16 * np.finfo(float).eps
 
 
@@ -23,7 +23,7 @@ def solve_normalised(E: np.ndarray, found: Constraints) -> tuple[Solution, np.nd
         q = argmin ‖q‖²  s.t.  Â q ≥ 1,
 
     exists if and only if a separating direction does, and its problem is well scaled. The shortest p solves
-    Â p ≥ b / ‖A‖, and is moved along q by as much as rounding has left it short of a pair.
+    Â p ≥ b / ‖A‖. It is then shifted along q to remove violations that come from rounding.
 
     Args:
         E: (V, d) float64; the keys.
@@ -71,7 +71,7 @@ def _shortest(rows: np.ndarray, required: np.ndarray) -> Solution:
 
 
 def _directions(rows: np.ndarray, required: np.ndarray, multipliers: np.ndarray) -> list[np.ndarray]:
-    """Compute p = Aᵀ λ, and from A p = b where λ > 0: the sum loses digits where the margin is small."""
+    """Return two candidates: p = Aᵀ λ, which loses digits at small margins, and the p of A p = b on λ > 0."""
     p = rows.T @ multipliers
     summed = p * ((multipliers @ required) / (p @ p))
     tight, solved = multipliers > 0, summed
@@ -86,19 +86,19 @@ def _cosine(rows: np.ndarray, q: np.ndarray) -> float:
 
 
 def _across(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
-    """Project rows orthogonally to ties."""
+    """Project rows orthogonally to the ties."""
     size = lengths(ties)
     ties = ties[size > 0] / size[size > 0, None]
     if len(ties) == 0:
         return rows
     _, share, vt = np.linalg.svd(ties, full_matrices=False)
     along = vt[share > 1e-12 * share[0]]
-    for _ in range(2):  # twice is enough for orthogonality to rounding
+    for _ in range(2):  # two passes make it orthogonal up to rounding
         rows = rows - (rows @ along.T) @ along
     return rows
 
 
 def _shortened(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Factor m rows as L Qᵀ with L (m, m), each with a rounding error relative to its own length."""
+    """Factor m rows as L Qᵀ with L (m, m), where each rounding error is relative to the length of its row."""
     q, r = np.linalg.qr(rows.T)
     return q, r.T

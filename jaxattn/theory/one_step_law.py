@@ -1,4 +1,4 @@
-"""What one gradient step on the embeddings does, in closed form, and how large it should therefore be."""
+"""Effect of one gradient step on the embeddings in closed form, and the step size that follows from it."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ def predicted_values(
     Args:
         corpus: n sequences over V tokens.
         step_size: η0.
-        alpha: α, (V,) or (V, K), where it is known already.
+        alpha: α, (V,) or (V, K), if it is already computed; recomputed by default.
 
     Returns:
         (V,) or (V, K).
@@ -34,13 +34,13 @@ def predicted_values(
 def one_step_error(
     change: Array, corpus: Corpus, step_size: float | Array, alpha: Array | None = None
 ) -> Float[Array, ""]:
-    """Measure the distance to the one-step law per unit of η0, max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0.
+    """Compute the distance to the one-step law per unit of η0, max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0.
 
     Args:
         change: (E¹ - E⁰) v, (V,) or (V, K).
         corpus: the corpus that the step was taken on.
         step_size: η0.
-        alpha: α, (V,) or (V, K), where it is known already.
+        alpha: α, (V,) or (V, K), if it is already computed; recomputed by default.
 
     Returns:
         A scalar that falls like d^(-1/2).
@@ -51,20 +51,20 @@ def one_step_error(
     return jnp.abs(change - predicted_values(corpus, step_size, alpha)).max() / step_size
 
 
-# From ten times the noise on, the flow of p selects the relevant token of every sequence under Assumption 1,
-# for d from 256 to 4,096: docs/notes/training_without_d.md.
+# If the signal is ten times the noise, the flow of p selects the relevant token of every sequence under
+# Assumption 1, for d from 256 to 4,096: docs/notes/training_without_d.md.
 CLEAR = 10.0
 
 
 class Advice(NamedTuple):
-    """What one step of size η0 on E does to E·v, per unit of η0, and the η0 to begin with.
+    """Predicted effect of one step of size η0 on E·v, per unit of η0, and the recommended η0.
 
     Attributes:
         important: median of |E·v| over the important tokens.
         others: standard deviation of E·v over all other tokens.
         logits: root mean square of the logits, which are means of E·v at uniform attention.
         noise: standard deviation of E·v before the step, 1/√d; not per unit of η0.
-        step_size: the η0 to begin with.
+        step_size: the recommended η0.
     """
 
     important: float
@@ -75,11 +75,11 @@ class Advice(NamedTuple):
 
     @property
     def is_enough(self) -> bool:
-        """Whether a typical important token stands out of the others at some η0."""
+        """True if a typical important token exceeds the spread of the other tokens at some η0."""
         return self.important > self.others
 
     def ratio(self, step_size: float) -> float:
-        """|E·v| of a typical important token over the spread of the others, with their noise, at an η0."""
+        """Return |E·v| of a typical important token over the spread of the others, noise included."""
         return step_size * self.important / float(np.hypot(self.noise, step_size * self.others))
 
 
@@ -90,26 +90,28 @@ def advise(
     occurs: Bool[Array | np.ndarray, " V"],
     dim: float,
 ) -> Advice | None:
-    """Advise how large one step on E should be.
+    """Recommend the size of one step on E.
 
-    η0 = min(10 / (√d a), 1 / ℓ): important tokens stand out of the noise, unless logits, whose size is ℓ η0,
-    leave the range in which the step was taken. By the law E·v grows by η0 α/2, for K classes by η0 α_k, and
-    begins with N(0, 1/d): a is the median of |α|/2 over the important tokens, and ℓ the root mean square of
-    the mean of α/2 over each sequence. Attention tells important tokens from others by their E·v alone, so
-    where a is below the spread of α/2 over the others, no η0 is enough for E·p to be U-shaped.
+        η0 = min(10 / (√d a), 1 / ℓ)
+
+    At the first size important tokens exceed the noise. The second keeps the logits, of size ℓ η0, within the
+    range of the linear law. By this law E·v changes by η0 α/2, for K classes by η0 α_k, from its initial
+    value N(0, 1/d). a is the median of |α|/2 over the important tokens, and ℓ the root mean square of the
+    mean of α/2 over each sequence. Attention distinguishes important tokens by their E·v alone. So if a is
+    below the spread of α/2 over the other tokens, E·p is not U-shaped at any η0.
 
     Args:
         corpus: n sequences over V tokens.
         alpha: α, (V,) or (V, K).
         important: (V,) bool.
-        occurs: (V,) bool; tokens of the corpus.
+        occurs: (V,) bool; whether the token occurs in the corpus.
         dim: d, inf for orthonormal embeddings.
 
     Returns:
-        The advice; None without an important token, or where α is 0 for those.
+        The advice; None if there is no important token, or α is 0 for all of them.
 
     Source:
-        Lemma 4.1 of arXiv 2505.17282; what follows from it is chosen here.
+        Lemma 4.1 of arXiv 2505.17282; the rule for η0 is this library's.
     """
     values = predicted_values(corpus, 1.0, jnp.asarray(alpha))
     means = np.asarray(attend(corpus, jnp.zeros(corpus.vocab_size), values), np.float64)
@@ -121,6 +123,6 @@ def advise(
     spread = float(np.sqrt(size[rest].var(axis=0).mean())) if rest.any() else 0.0
     logits = float(np.sqrt(np.mean(means**2)))
     noise = 1 / float(np.sqrt(dim))
-    # Without noise every smaller step does as well.
+    # Without noise any smaller step works equally well.
     step_size = min(CLEAR * noise / typical or 0.1 / logits, 1 / logits)
     return Advice(typical, spread, logits, noise, step_size)

@@ -1,4 +1,4 @@
-"""The order of the force between every token and the top of its sequence, with tied tokens in balance.
+"""Order of the force between every token and the top of its sequence, with tied tokens in balance.
 
 With x = e^(a_s - a_top) for a token s below the tokens on top of sequence X, the loss is a power series in x,
 as derived in docs/notes/exact_flow_ties.md:
@@ -8,21 +8,21 @@ as derived in docs/notes/exact_flow_ties.md:
     g_i = -mean_X r·V_i,    H_ij = mean_X [V_i·S V_j + r·(V_i U_j + V_j U_i)],    G = ∂g/∂y.
 
 U is the weight of s relative to the tokens on top, V = U (γ_s - f), r = -∂ℓ/∂f, S = ∂²ℓ/∂f², and K the
-Hessian of the tied part of the loss by coordinates y of 𝒯. Entries with one difference of keys up to 𝒯 have
-one x.
+Hessian of the tied part of the loss in coordinates y of 𝒯. Entries whose key differences are equal up to 𝒯
+share one x.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
-# What is left of pulls that cancel, relative to their sizes: of first order, and of second order.
+# Forces that remain after cancellation below this fraction are zero: first order, second order.
 _CANCELS, _CANCELS_TWICE = 1e-7, 1e-6
-# Difference of a value and an output, relative to their sizes, that is rounding.
+# A value and an output that differ by less than this, relative to their sizes, are equal.
 _EQUAL = 1e-8
-# Largest exponent: what is multiplied with more vanishes by more.
+# Largest exponent, so that exp does not overflow; the other factor of the product vanishes faster.
 _LARGE = 300.0
-# Difference of two θ that is rounding, relative to the longest.
+# Two θ that differ by less than this, relative to the longest, are equal.
 _SAME = 1e-11
 
 
@@ -47,7 +47,7 @@ class Residual(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """The tokens of all sequences, one after the other, (N,), and outputs where only tokens on top count.
+    """The tokens of all sequences as flat arrays, (N,), and the outputs from the tokens on top alone.
 
     Attributes:
         sequence: (N,) int.
@@ -80,7 +80,7 @@ class TiedPart(NamedTuple):
     """The tied part of the loss near its minimum.
 
     Attributes:
-        normals: (k, D); an orthonormal basis of 𝒯, without directions along which it has no derivative.
+        normals: (k, D); an orthonormal basis of 𝒯 without its loose directions.
         log_unit: () float; log of the unit of the Hessian.
         hessian: (k, k); the second derivative of the mean loss by p along the normals, in that unit.
     """
@@ -91,14 +91,14 @@ class TiedPart(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """The force of every entry below the top, by the order at which it does not cancel.
+    """Order of the lowest nonzero term of the force on every entry below the top.
 
     Attributes:
-        first: (N,) int; 1 if sequences push the token away from the top, -1 if they draw it near, 0 if their
-            pulls cancel, or if the token is on top.
-        group: (N,) int; the number of the pair among those that cancel, -1 for other entries.
-        second: (m, m); M of the pairs that cancel, each row and column in a unit of its own.
-        unknown: (m,) bool; pairs of which the second order cancels too, without an answer by tied tokens.
+        first: (N,) int; 1 if the first-order force repels the token from the top, -1 if it attracts it, 0 if
+            the force cancels or the token is on top.
+        group: (N,) int; index of the pair among those that cancel, -1 for other entries.
+        second: (m, m); M of the pairs that cancel, with one unit per row and column.
+        unknown: (m,) bool; True if the second order cancels too, without a response of the tied tokens.
     """
 
     first: np.ndarray
@@ -108,7 +108,7 @@ class Orders(NamedTuple):
 
 
 def orders(E: np.ndarray, entries: Entries, loss: Residual, tied: TiedPart) -> Orders:
-    """Find the order of the force of every entry.
+    """Compute the order of the force on every entry.
 
     Args:
         E: (V, D); keys.
@@ -120,24 +120,24 @@ def orders(E: np.ndarray, entries: Entries, loss: Residual, tied: TiedPart) -> O
         The orders.
     """
     below = entries.value - entries.f[entries.sequence]
-    # Values that cancel in an output leave rounding of their own sizes.
+    # Cancelling values leave a rounding error relative to their sizes.
     sizes = np.zeros_like(entries.f)
     np.add.at(sizes, entries.sequence, entries.attention[:, None] * np.abs(entries.value))
     size = np.abs(entries.value) + sizes[entries.sequence]
     below = np.where(np.abs(below) <= _EQUAL * size, 0, below)
     flat = E - E @ tied.normals.T @ tied.normals
     group = _groups(flat[entries.token] - flat[entries.top])
-    # Members of a group differ by finite scores of tied tokens; U is that at x = 1 of the highest.
+    # Members of a group differ by finite scores of tied tokens; U is that of the highest one at x = 1.
     rest = ~entries.chosen
     log_share = entries.log_weight - _largest(group, entries.log_weight, rest)[group]
     log_share = np.where(rest, log_share - entries.log_total[entries.sequence], -np.inf)
-    # Sequences weigh relative to the heaviest of the group.
+    # Weights of sequences are relative to the largest weight in the group.
     log_own = loss.log_size[entries.sequence]
     log_own = log_own - _largest(group, log_own, rest)[group]
     parts = np.exp(np.where(rest, log_share + log_own, -np.inf))[:, None]
     parts = parts * loss.direction[entries.sequence] * below
     pull, gross = parts.sum(axis=1), np.abs(parts).sum(axis=1)
-    # Terms of one sequence that cancel leave rounding, which is no force however small others are.
+    # Cancelling terms of one sequence leave rounding, which counts as zero even if other forces are small.
     pull[np.abs(pull) <= _EQUAL * gross] = 0
     net, gross = np.bincount(group, pull)[group], np.bincount(group, gross)[group]
     first = np.where(rest & (np.abs(net) > _CANCELS * gross), -np.sign(net), 0).astype(int)
@@ -149,14 +149,14 @@ def orders(E: np.ndarray, entries: Entries, loss: Residual, tied: TiedPart) -> O
 
 
 def _largest(group: np.ndarray, x: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """Find the largest x of each group among some entries, 0 for groups without any."""
+    """Return the largest x of each group over the given entries, 0 for groups without any."""
     largest = np.full(int(group.max()) + 1, -np.inf)
     np.maximum.at(largest, group[among], x[among])
     return np.where(np.isfinite(largest), largest, 0)
 
 
 def _groups(theta: np.ndarray) -> np.ndarray:
-    """Number entries so that those with one θ, up to rounding, have one number."""
+    """Return a group index for each entry; entries with equal θ, up to rounding, share one."""
     dim = theta.shape[1]
     along = np.random.default_rng(0).normal(size=(dim, 2))
     rounding = max(_SAME * np.abs(theta).max() * dim, np.finfo(float).tiny)
@@ -180,7 +180,7 @@ def _second_order(
     log_own: np.ndarray,
     below: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute M of the pairs that cancel, and which of them cancel to second order without an answer."""
+    """Compute M of the pairs that cancel, and which of them cancel to second order without a response."""
     m = int(pair.max()) + 1
     if m == 0:
         return np.zeros((0, 0)), np.zeros(0, bool)
@@ -228,7 +228,7 @@ def _turning(
     """Compute n ∂g/∂y of all pairs, (m, k), in the unit of the pair and of the tied part."""
     (place, number, share), (weight, along, steered) = idle, of_pairs
     lift, shape = E @ tied.normals.T, (len(loss.log_size), len(E))
-    # Both units and the weight of a sequence: e^(log_size - unit of the pair/2 - unit of the tied part/2).
+    # Combines both units and the weight of a sequence: e^(log_size - pair unit/2 - tied unit/2).
     unit = np.exp(np.minimum((loss.log_size - tied.log_unit) / 2, _LARGE))
     moved = entries.attention[:, None] * below  # ∂f_X/∂a of every entry on top
 
@@ -250,13 +250,13 @@ def _turning(
     total, size = (np.asarray(_scaled(unit, x).sum(axis=0)).ravel()[:, None] for x in (along, abs(along)))
     apart = lift[low] - lift[top]
     turning = on_tokens @ lift + total * apart
-    # What terms that cancel leave is no derivative, however small other terms of M are.
+    # Cancelling terms leave rounding, which counts as zero even if other terms of M are small.
     gross = sizes @ np.abs(lift) + size * np.abs(apart)
     return np.where(np.abs(turning) <= _CANCELS_TWICE * gross, 0, turning)
 
 
 def _sparse(x: np.ndarray, rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Any:
-    """Sum numbers into a sparse matrix."""
+    """Build a sparse matrix; repeated entries are summed."""
     from scipy.sparse import csr_array  # slow to import
 
     return csr_array((x, (rows, columns)), shape=shape)

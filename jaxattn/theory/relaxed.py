@@ -1,4 +1,4 @@
-"""Where p and v go together: the max-margin head, and the relaxed max-margin direction of the query."""
+"""Joint limit of p and v: the max-margin head, and the relaxed max-margin direction of the query."""
 
 import numpy as np
 from flax import struct
@@ -13,18 +13,18 @@ from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens
 from jaxattn.theory.max_margin import max_margin_from_constraints
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
-# A selected token is on the margin of v if y x_s·v ≤ 1 + this: wider than rounding, closer than chance.
+# A selected token is on the margin of v if y x_s·v ≤ 1 + this tolerance, which exceeds rounding.
 _ON_MARGIN = 1e-8
 
 
 @struct.dataclass(repr=False)
 class RelaxedMaxMargin(Brief):
-    """The directions of p and v together, each with its certificate. NumPy arrays, float64.
+    """Limit directions of p and v, each with its certificate. NumPy arrays, float64.
 
     Attributes:
-        query: the problem of p; its `pairs` are (s, s') with positive multiplier, required 1 or less.
+        query: the problem of p; its `pairs` are (s, s') with positive multiplier and required margin ≤ 1.
         head: the problem of v. Its `pairs` are (s, V) for a token s selected under y = 1 and (V, s) under
-            y = -1, V standing for a token whose point is 0; its multipliers are those of v = Σ λ y x_s.
+            y = -1. V is an extra token whose point is 0. The multipliers are those of v = Σ λ y x_s.
         support: (n,) bool; the sequences on which the margin of v is tight, y x_{s(X)}·v = 1.
         clearance: (); smallest y x_{s(X)}·v - 1 of the other sequences, inf if there are none.
     """
@@ -35,7 +35,7 @@ class RelaxedMaxMargin(Brief):
     clearance: Leaf
 
     def brief(self) -> str:
-        """Say how both problems ended, with their margins."""
+        """Return a summary of both problems, with their margins."""
         tight = f"support {int(np.sum(self.support))} of {np.size(self.support)} sequences"
         margins = f"margins {float(self.head.margin):.4g} and {float(self.query.margin):.4g}"
         return f"{self.reason}; {margins} of v and p, duality_gap {self.duality_gap:.4g}, {tight}"
@@ -62,12 +62,12 @@ class RelaxedMaxMargin(Brief):
 
     @property
     def feasible(self) -> bool:
-        """Whether both problems have a solution. False is no proof that one has none."""
+        """True if both problems have a solution. False does not prove that one has none."""
         return bool(self.head.feasible and self.query.feasible)
 
     @property
     def infeasible(self) -> bool:
-        """Whether it is proven that one of the problems has no solution."""
+        """True if one of the problems is proven to have no solution."""
         return bool(self.head.infeasible or self.query.infeasible)
 
     @property
@@ -77,7 +77,7 @@ class RelaxedMaxMargin(Brief):
 
     @property
     def reason(self) -> str:
-        """How the problems ended, in words."""
+        """Outcome of both problems in words."""
         return f"v: {self.head.reason}" + (f"; p: {self.query.reason}" if self.head.feasible else "")
 
 
@@ -89,33 +89,34 @@ def relaxed_max_margin(
     tied: float = 1.0,
     tolerance: float = 1e-10,
 ) -> RelaxedMaxMargin:
-    """Find where p and v tend to when they are trained together while sequences attend to chosen tokens.
+    """Compute the directions to which p and v converge when trained jointly with a fixed selection.
 
         v_mm    = argmin ‖v‖²  s.t.  y x_{s(X)}·v ≥ 1  for all X,
         p_relax = argmin ‖p‖²  s.t.  p·(Φ_{s(X)} - Φ_s') ≥ 1  for X in the support of v_mm,
                                      p·(Φ_{s(X)} - Φ_s') ≥ 0  for the other X,
 
-    with values γ_s = x_s·v of points x, which are the keys Φ too for embeddings, x = Φ = E.
+    with values γ_s = x_s·v of points x, which default to the keys Φ; for embeddings x = Φ = E.
 
-    Only sequences on which v_mm is tight keep pushing p; the others just keep their selection. If no such
-    sequence has another token, p_relax = 0. What cannot be separated is an answer, not an error: `infeasible`
-    is True and `reason` says whether v or p is to blame.
+    Only sequences on which v_mm is tight keep moving p; p_relax only has to keep the selection of the other
+    sequences. If no tight sequence has another token, p_relax = 0. A problem without solution raises no
+    error: `infeasible` is True and `reason` names v or p.
 
     Args:
         scores: keys Φ (m, D), and bags of n sequences of two classes; `Scores(E, corpus)` for embeddings.
         chosen: the selected token s(X) of each sequence, exactly one.
-        points: (m, e) float; x, the keys by default.
-        tied: what is required of a pair, X in the support, if y x_s'·v_mm = 1 for its other token s' too.
-            The regularisation path and Assumption 1 know no such pairs. For gradient flow, where v tells
-            s(X) from s' by a bounded amount only, it is 1/2: see docs/notes/joint_flow.md.
+        points: (m, e) float; x; defaults to the keys.
+        tied: required margin of a pair whose other token s' is on the margin of v_mm too, y x_s'·v_mm = 1,
+            for X in the support. The regularisation path and Assumption 1 exclude such pairs. For gradient
+            flow, where v separates s(X) from s' by a bounded amount only, it is 1/2: see
+            docs/notes/joint_flow.md.
         tolerance: largest relative duality gap of a solved problem.
 
     Returns:
         Both directions with their certificates.
 
     Raises:
-        InputError: more than two classes, keys or points hold NaN or inf, a sequence with no or several
-            selected tokens, shapes that do not fit, `tied` below 0.
+        InputError: there are more than two classes, keys or points hold NaN or inf, a sequence does not have
+            exactly one selected token, shapes do not match, or `tied` is below 0.
 
     Source:
         Tarzanagh et al. 2023 (arXiv 2306.13596), the limit of the regularisation path of p and v.
@@ -150,9 +151,9 @@ def relaxed_max_margin(
 
 
 def max_margin_head(E: np.ndarray, token: np.ndarray, labels: np.ndarray, *, tolerance: float) -> MaxMargin:
-    """Find the shortest v with y E_s·v ≥ 1 for given tokens and labels.
+    """Compute the shortest v with y E_s·v ≥ 1 for given tokens and labels.
 
-    It is the max-margin problem of p beside one more token, whose embedding is 0.
+    It is the max-margin problem of p with one extra token, whose embedding is 0.
 
     Args:
         E: (V, d) float64.
@@ -161,7 +162,7 @@ def max_margin_head(E: np.ndarray, token: np.ndarray, labels: np.ndarray, *, tol
         tolerance: largest relative duality gap of a solved problem.
 
     Returns:
-        The answer; pairs (s, V) for y = 1 and (V, s) for y = -1.
+        The result; pairs (s, V) for y = 1 and (V, s) for y = -1.
     """
     origin = len(E)
     distinct = np.unique(np.stack([token, labels], axis=1), axis=0).astype(np.int32)
@@ -179,16 +180,18 @@ def max_margin_head(E: np.ndarray, token: np.ndarray, labels: np.ndarray, *, tol
 
 
 def _tokens(corpus: Corpus, chosen: Selection) -> np.ndarray:
-    """Look up the selected token of every sequence, (n,)."""
+    """Return the selected token of every sequence, (n,)."""
     (present, sequence, held), mask = distinct_tokens(corpus), np.asarray(chosen.mask)
     if mask.shape != present.shape:
-        raise InputError(f"chosen: made for bags {mask.shape}, not {present.shape}; make it anew")
+        raise InputError(
+            f"chosen: made for bags {mask.shape}, not {present.shape}; select again on this corpus"
+        )
     picked = mask[present]
     count = np.bincount(sequence[picked], minlength=corpus.num_examples)
     if (count != 1).any():
         where = int(np.argmax(count != 1))
         raise InputError(
-            f"chosen: sequence {where} has {count[where]} selected tokens, but is one point to v; select one"
+            f"chosen: sequence {where} has {count[where]} selected tokens; select exactly one in each"
         )
     token = np.zeros(corpus.num_examples, np.int64)
     token[sequence[picked]] = held[picked]

@@ -1,4 +1,4 @@
-"""Selections of tokens, the margin of a direction on one, and angles without the cancellation of 1 - cos."""
+"""Selections of tokens, the margin of a direction, and angles without cancellation in 1 - cos."""
 
 from typing import Any
 
@@ -19,20 +19,20 @@ from jaxattn.data.ragged import take
 
 @struct.dataclass(repr=False)
 class Selection(Brief):
-    """The selected tokens S_X of every sequence X of one corpus. A pytree with the shape of its bags.
+    """The selected tokens S_X of every sequence X of one corpus. A pytree with the shape of the bags.
 
     Attributes:
-        mask: (R, W) bool; whether each entry of `corpus.bags` is selected, False where there is none.
+        mask: (R, W) bool; True where an entry of `corpus.bags` is selected, False for padding.
     """
 
     mask: Leaf
 
     def counts(self, corpus: Corpus) -> Int[Array, " n"]:
-        """How many distinct tokens of each sequence are selected. Returns (n,) int32."""
+        """Return the number of distinct selected tokens of each sequence, (n,) int32."""
         return _count(corpus, self.mask)
 
     def important_counts(self, corpus: Corpus, important: Bool[Array | np.ndarray, " V"]) -> Int[Array, " n"]:
-        """How many distinct important tokens of each sequence are selected.
+        """Return the number of distinct important tokens that are selected in each sequence.
 
         Args:
             corpus: the corpus the selection was made on.
@@ -46,28 +46,28 @@ class Selection(Brief):
     def selects(
         self, corpus: Corpus, important: Bool[Array | np.ndarray, " V"]
     ) -> tuple[Bool[Array, " n"], Bool[Array, " n"]]:
-        """In which sequences attention tells important tokens from others, and in which they tie.
+        """Return in which sequences attention separates important tokens from others, and which have a tie.
 
-        A sequence selects an important token if all tokens of S_X are important and S_X ≠ X. One where an
-        important token shares the top with one that is not, or with all other tokens, has a tie.
+        A sequence selects an important token if all tokens of S_X are important and S_X ≠ X. It has a tie if
+        S_X contains both important and other tokens, or important tokens and S_X = X.
 
         Args:
             corpus: the corpus the selection was made on.
             important: (V,) bool; which tokens are important.
 
         Returns:
-            Whether each sequence selects one, and whether it has such a tie, (n,) bool each; never both.
+            (n,) bool, whether each sequence selects one; (n,) bool, whether it has such a tie. Never both.
         """
         on_top = self.important_counts(corpus, important)
         alone = (on_top > 0) & (on_top == self.counts(corpus)) & self.decided(corpus)
         return alone, (on_top > 0) & ~alone
 
     def decided(self, corpus: Corpus) -> Bool[Array, " n"]:
-        """In which sequences some token is not selected, S_X ≠ X. Returns (n,) bool."""
+        """Return the sequences in which some token is not selected, S_X ≠ X, (n,) bool."""
         return self.counts(corpus) < _count(corpus, corpus.bags.count > 0)
 
     def tokens(self, corpus: Corpus) -> Bool[Array | np.ndarray, " V"]:
-        """Which tokens are selected in at least one sequence. Returns (V,) bool."""
+        """Return the tokens that are selected in at least one sequence, (V,) bool."""
         nowhere = jnp.zeros(corpus.vocab_size, bool)
         return nowhere.at[corpus.bags.index.astype(jnp.int32)].max(self.mask)
 
@@ -80,16 +80,16 @@ def selection(
 ) -> Selection:
     """Select the tokens with the highest score in each sequence: S_X(p) = argmax_{s ∈ X} p·Φ_s.
 
-    Tokens tie with the best one when their score is lower by at most `tie` times the spread of all
-    scores, max - min over the tokens of the corpus. So the selection is the same for p and for any
-    positive multiple of it, and for scores with a constant added. p = 0 selects every token.
+    Tokens tie with the best one if their score is lower by at most `tie` times the spread of all scores, max
+    - min over the tokens of the corpus. The selection is therefore invariant under positive scaling of p and
+    under adding a constant to all scores. p = 0 selects every token.
 
-    The default `tie` is 1e-9, or 64 eps if p has less than double precision (8e-6 in single): ten times
-    the effect on the scores of a direction that is right to 1e-10, and far below the gaps between
-    tokens that do not tie. Tokens that tie in the limit of a gradient flow differ by O(1/‖p‖) of the
-    spread on the way there: to see the limit's selection at a finite ‖p‖, give a `tie` of that size.
+    The default `tie` is 1e-9, or 64 eps if p has less than double precision (8e-6 in single). This is ten
+    times the effect on the scores of a direction with error 1e-10, and far below the gaps between tokens that
+    do not tie. Tokens that tie in the limit of a gradient flow differ by O(1/‖p‖) of the spread at finite
+    ‖p‖. To obtain the selection of the limit at a finite ‖p‖, pass a `tie` of that size.
 
-    Works under jit and vmap. Outside of them the scores are formed in float64, whatever JAX's default.
+    Supports jit and vmap. Outside of them the scores are computed in float64 even if x64 is disabled in JAX.
 
     Args:
         p: (D,) float; the parameter or its direction, of any length.
@@ -100,7 +100,7 @@ def selection(
         The selection.
 
     Raises:
-        InputError: p or Φ holds NaN or inf, shapes that do not fit, a negative tie (outside of jit).
+        InputError: p or Φ holds NaN or inf, shapes do not match, or `tie` is negative (outside of jit).
 
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the set S_X(p).
     """
@@ -128,13 +128,13 @@ def selection_from_scores(
     tie: float | Array | None = None,
     nats: float | Array = 0.0,
 ) -> Selection:
-    """Select the tokens with the highest score in each sequence, whatever model the scores are of.
+    """Select the tokens with the highest score in each sequence, for the scores of any model.
 
     Args:
         scores: (V,) float; one score per token.
         corpus: n sequences over V tokens.
         tie: tolerance for ties, relative to the spread of the scores; by default as in `selection`.
-        nats: what it is more, whatever the spread.
+        nats: absolute tolerance in addition to `tie`, in nats.
 
     Returns:
         The selection.
@@ -151,7 +151,7 @@ def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Sele
         corpus: n sequences over V tokens.
 
     Returns:
-        The selection; empty for a sequence that holds none of the tokens.
+        The selection; empty for a sequence that contains none of the tokens.
     """
     chosen = take(jnp.asarray(tokens), corpus.bags.index.astype(jnp.int32))
     return Selection(chosen & (corpus.bags.count > 0))
@@ -164,7 +164,7 @@ def require_keys(keys: Any, corpus: Corpus) -> None:
 
 
 def require_finite(**arrays: Any) -> None:
-    """Refuse concrete arrays that hold NaN or inf, naming the first one."""
+    """Raise InputError if an array holds NaN or inf, with the name of the first one."""
     for name, x in arrays.items():
         if not np.isfinite(x).all():
             raise InputError(f"{name} holds NaN or inf; lower the step size or drop this run")
@@ -194,39 +194,39 @@ def _count(corpus: Corpus, mask: Array, tokens: Array | None = None) -> Array:
 
 
 def cosine(a: Any, b: Any) -> Any:
-    """Cosine of the angle between two vectors: a·b / (‖a‖ ‖b‖).
+    """Compute the cosine of the angle between two vectors: a·b / (‖a‖ ‖b‖).
 
     Args:
         a: (..., d) float.
         b: (..., d) float, broadcast against `a`.
 
     Returns:
-        (...) in [-1, 1], NaN if a vector is zero; float64 from NumPy, or a JAX array under a trace.
+        (...) in [-1, 1], NaN if a vector is zero; float64 NumPy, or a JAX array under a trace.
     """
     return 1.0 - one_minus_cosine(a, b)
 
 
 def one_minus_cosine(a: Any, b: Any) -> Any:
-    """One minus the cosine, with full relative precision for small angles: ½ ‖a/‖a‖ - b/‖b‖‖².
+    """Compute 1 - cos with full relative precision for small angles: ½ ‖a/‖a‖ - b/‖b‖‖².
 
     Args:
         a: (..., d) float.
         b: (..., d) float, broadcast against `a`.
 
     Returns:
-        (...) in [0, 2], NaN if a vector is zero; float64 from NumPy, or a JAX array under a trace.
+        (...) in [0, 2], NaN if a vector is zero; float64 NumPy, or a JAX array under a trace.
     """
     a, b = _unit(a), _unit(b)
-    # Rounding would take opposite vectors a little beyond.
+    # Rounding could push opposite vectors slightly beyond 2.
     return (0.5 * ((a - b) ** 2).sum(-1)).clip(max=2)
 
 
 def margin(p: Float[Array, " D"], scores: Scores, selection: Selection) -> Float[Array, ""]:
-    """Margin of a direction: by how much p/‖p‖ scores selected tokens above the others, at least.
+    """Compute the margin of a direction, the smallest score difference between selected and other tokens.
 
         min over X, s ∈ S_X, s' ∈ X \\ S_X of  p·(Φ_s - Φ_s') / ‖p‖
 
-    The max-margin direction is the one with the largest; it is negative if p does not separate.
+    The max-margin direction has the largest margin. The margin is negative if p does not separate.
 
     Args:
         p: (D,) float.
@@ -245,11 +245,11 @@ def margin(p: Float[Array, " D"], scores: Scores, selection: Selection) -> Float
 
 
 def _unit(x: Any) -> Any:
-    # Float64 even where JAX has no x64: in float32 no angle below 1e-4 could be seen.
+    # Float64 even if x64 is disabled in JAX: float32 cannot resolve angles below 1e-4.
     traced = isinstance(x, jax.core.Tracer)
     x = jnp.asarray(x) if traced else np.asarray(x, np.float64)
     xp = jnp if traced else np
-    # The largest entry goes first, since the squares of a norm of 1e-200 would underflow.
+    # Divide by the largest entry first, because the squares of a norm of 1e-200 would underflow.
     largest = xp.abs(x).max(-1, keepdims=True)
     x = x / xp.where(largest > 0, largest, xp.nan)
     return x / xp.sqrt((x**2).sum(-1, keepdims=True))

@@ -1,7 +1,7 @@
 """The max-margin direction of a selection in the ℓ_q norm.
 
-Mirror descent with the potential ‖p‖_q^q / q tends to the direction of the largest ℓ_q margin, sign descent
-to that of ℓ_∞, where gradient descent tends to that of ℓ_2.
+Mirror descent with the potential ‖p‖_q^q / q converges to the direction of the largest ℓ_q margin, and sign
+descent to that of ℓ_∞, whereas gradient descent converges to that of ℓ_2.
 """
 
 import math
@@ -21,19 +21,19 @@ from jaxattn.theory import (
     max_margin_from_constraints,
 )
 
-# Largest ratio of two weights of a reweighted problem: its solver works to 1e-16 of the largest.
+# Largest ratio of two weights of a reweighted problem, whose solver is accurate to 1e-16 of the largest.
 _SPREAD = 1e12
 _MOST_PROBLEMS = 400
 
 
 def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: float = 1e-10) -> MaxMargin:
-    """Find the p of least ℓ_q norm that scores selected tokens higher by 1 than the others of their sequence.
+    """Compute the p of smallest ℓ_q norm that scores selected tokens higher by 1 than others of a sequence.
 
         p_q = argmin ‖p‖_q  s.t.  p·(Φ_s - Φ_s') ≥ 1  for all X, s ∈ S_X, s' ∈ X \\ S_X,
                                   p·(Φ_s - Φ_s'') = 0  for s, s'' ∈ S_X.
 
-    At 1 < q < ∞ it is a sequence of ℓ_2 problems with weights |p_j|^(q-2) of the last p, each solved as
-    `max_margin` solves it; at q = 1 and ∞ a linear program, whose p need not be unique. Multipliers λ ≥ 0 and
+    For 1 < q < ∞ the method solves ℓ_2 problems with weights |p_j|^(q-2) of the previous p, each as in
+    `max_margin`. For q = 1 and ∞ it solves a linear program, whose p may not be unique. Multipliers λ ≥ 0 and
     μ, y = Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s''), bound the margin of all directions with ‖p‖_q = 1, by Hölder:
 
         margin ≤ ‖y‖_q* / Σ λ,   1/q + 1/q* = 1.
@@ -45,11 +45,12 @@ def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: 
         tolerance: largest relative duality gap of a solved problem.
 
     Returns:
-        As of `max_margin`, with lengths of p in ℓ_q and the bound above. If the tolerance is not reached, the
-        answer of the smallest gap; of a selection that no direction separates, the proof.
+        The result of `max_margin`, with lengths of p in ℓ_q and the bound above. If the tolerance is not
+        reached, the p with the smallest gap; if no direction separates the selection, the proof.
 
     Raises:
-        InputError: q below 1, Φ holds NaN or inf, a sequence without selected token, shapes that do not fit.
+        InputError: q is below 1, Φ holds NaN or inf, a sequence has no selected token, or shapes do not
+            match.
 
     Source:
         Julistiono, Tarzanagh and Azizan 2024 (arXiv 2410.14581), the ℓ_p attention SVM; Lawson's reweighting
@@ -69,11 +70,11 @@ def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: 
 def _reweighted(
     E: np.ndarray, found: Constraints, q: float, euclidean: MaxMargin, *, tolerance: float
 ) -> MaxMargin:
-    """Minimise ‖p‖_q by problems of least Σ_j |p_j|^(q-2) u_j², p moved towards each u by a line search.
+    """Minimise ‖p‖_q by problems of least Σ_j |p_j|^(q-2) u_j²; a line search moves p towards each u.
 
-    u is a descent direction, and its multipliers are those of ‖p‖_q where p = u. Up to q = 2 a whole step
-    lowers the norm and the error by 2 - q; beyond, one of about 1/(q - 1) is Newton's. It starts at the
-    Euclidean p, and stays there where rounding leaves nothing of a small margin under the first weights.
+    u is a descent direction, and its multipliers are those of ‖p‖_q if p = u. For q ≤ 2 a full step reduces
+    the norm, and multiplies the error by 2 - q. For q > 2 a step of about 1/(q - 1) is Newton's step. The
+    iteration starts at the Euclidean p, and stays there if rounding of the first weights exceeds the margin.
     """
     from scipy.optimize import minimize_scalar  # slow to import
 
@@ -102,13 +103,13 @@ def _reweighted(
 
 
 def _norm(x: np.ndarray, q: float) -> float:
-    """Compute ‖x‖_q of (D,), with the largest entry taken out, so that no power overflows."""
+    """Compute ‖x‖_q of (D,), scaled by the largest entry so that no power overflows."""
     largest = np.abs(x).max(initial=np.finfo(float).tiny)
     return float(largest * np.linalg.norm(x / largest, q))
 
 
 def _of_pairs(answer: MaxMargin, found: Constraints, tokens: int) -> np.ndarray:
-    """Put the multipliers of an answer in the order of the pairs of its problem, (m,)."""
+    """Return the multipliers of an answer in the order of the pairs of its problem, (m,)."""
     key = found.better.astype(np.int64) * tokens + found.worse
     order = np.argsort(key)
     place = order[np.searchsorted(key[order], answer.pairs @ np.array([tokens, 1]))]
@@ -118,9 +119,9 @@ def _of_pairs(answer: MaxMargin, found: Constraints, tokens: int) -> np.ndarray:
 
 
 def _linear_program(E: np.ndarray, found: Constraints, q: float, *, tolerance: float) -> MaxMargin:
-    """Maximise the margin over the ball of ℓ_1 or ℓ_∞; the multipliers of the pairs are those of the program.
+    """Maximise the margin over the ℓ_1 or ℓ_∞ ball by a linear program, which also gives the multipliers.
 
-    For ℓ_1, p is the difference of two vectors without negative entries.
+    For ℓ_1, p is the difference of two nonnegative vectors.
     """
     from scipy.optimize import linprog  # slow to import
 

@@ -1,4 +1,4 @@
-"""A contrastive loss over true minibatches: two views of a sequence are each other's only match in them."""
+"""A contrastive loss over true minibatches: the only match of a view is the other view of its sequence."""
 
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ class Pairs(ja.Dataset):
 
 
 def views(key: Array, *, dim: int, length: int, sequences: int, noise: float = 0.5) -> Pairs:
-    """Draw pairs whose first tokens share a signal u ~ N(0, I); all other tokens are noise."""
+    """Sample pairs whose first tokens share a signal u ~ N(0, I); all other tokens are noise."""
     signal_key, *keys = jax.random.split(key, 3)
     u = jax.random.normal(signal_key, (sequences, dim))
     left, right = (noise * jax.random.normal(k, (sequences, length, dim)) for k in keys)
@@ -25,14 +25,14 @@ def views(key: Array, *, dim: int, length: int, sequences: int, noise: float = 0
 
 
 class Encoder(ja.Model[Pairs]):
-    """g(X) = A Σ_t q_t x_t with q = softmax over t of |x_t|²·s: what pays attention to long tokens wins."""
+    """g(X) = A Σ_t q_t x_t with q = softmax over t of |x_t|²·s: attention depends on token lengths."""
 
     takes: ClassVar[type[Pairs]] = Pairs
 
     features: int
 
     def init(self, key: Array, like: Pairs, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Draw the parameters that one seed starts with."""
+        """Sample the initial parameters of one seed."""
         dim = like.left.shape[-1]
         A = jax.random.normal(key, (dim, self.features), dtype) / dim**0.5
         return {"A": A, "s": jnp.zeros((), dtype)}
@@ -59,6 +59,6 @@ class InfoNCE(ja.Loss):
 
 
 def matched(params: dict[str, Array], data: Pairs) -> Array:
-    """Share of left views whose nearest right view, among all, is their own."""
+    """Compute the share of left views whose nearest right view, among all, is their own."""
     g = Encoder(features=params["A"].shape[1]).outputs(params, data)
     return ((g[:, 0] @ g[:, 1].T).argmax(axis=1) == jnp.arange(data.num_examples)).mean()

@@ -1,11 +1,12 @@
-"""A lab of one's own: corpus, model, loss, start, phase, optimiser, probe and figure, all in this file.
+"""A custom lab: corpus, model, loss, start, phase, optimiser, probe and figure, all in this file.
 
-`study.toml`, and `clipped.toml` for the optimiser, name them by import path, `kind = "lab.py:Temperature"`.
-Each is a pure function of one seed, or a class with pure methods that derives from one of jaxattn's, which
-runs all seeds and cells of a study in one compiled program.
-Keyword-only arguments and fields are settings: checked by their annotations, and swept as you like. Cells
-that differ in a float share a program, in which that float is traced: write `jnp.where`, not `if`, or
-annotate it with `jaxattn.Static[float]`, and each of its values has a program of its own.
+`study.toml`, and `clipped.toml` for the optimiser, refer to them by import path, `kind =
+"lab.py:Temperature"`. Each is a pure function of one seed, or a class with pure methods derived from a
+jaxattn class. jaxattn runs all seeds and cells of a study in one compiled program.
+
+Keyword-only arguments and fields are settings: their values are checked against the annotations, and can be
+swept. Cells that differ in a float share a program in which that float is traced. Write `jnp.where` instead
+of `if`, or annotate the setting with `jaxattn.Static[float]`, which compiles one program per value.
 """
 
 from typing import ClassVar, NamedTuple
@@ -20,7 +21,7 @@ import jaxattn as ja
 
 
 def needle(key: Array, *, vocab_size: int, length: int, sequences: int, shown: float = 1.0) -> ja.data.Corpus:
-    """Draw a corpus: the first of the tokens is 0 or 1 for labels -1 and +1, in a share `shown`."""
+    """Sample a corpus whose first token is 0 or 1 for labels -1 and +1, in a share `shown` of sequences."""
     label_key, token_key, shown_key = jax.random.split(key, 3)
     label = jax.random.bernoulli(label_key, 0.5, (sequences,)).astype(jnp.int32)  # 0 or 1
     noise = jax.random.randint(token_key, (sequences, length), 2, vocab_size)
@@ -43,10 +44,10 @@ class Temperature(ja.Model):
 
     dim: int
     temperature: float = 1.0
-    attends_to_tokens: ClassVar[bool] = True  # so that attention on important tokens is measured
+    attends_to_tokens: ClassVar[bool] = True  # enables probes of attention on important tokens
 
     def init(self, key: Array, like: ja.data.Corpus, *, dtype: jnp.dtype) -> Params:
-        """Draw the parameters that one seed starts with."""
+        """Sample the initial parameters of one seed."""
         plain = ja.models.OneLayer(dim=self.dim)
         E, p, v = jax.tree.leaves(plain.init(key, like, dtype=dtype))
         return Params(E, p, v, jnp.log(jnp.asarray(self.temperature, dtype)))
@@ -56,18 +57,18 @@ class Temperature(ja.Model):
         return ja.attention.attend(corpus, *self.scores_and_values(params))
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute a (V,) and γ (V,): may be left out; with it there are tables and figures of tokens."""
+        """Compute a (V,) and γ (V,); optional, enables tables and figures of tokens."""
         return params.E @ params.p / jnp.exp(params.log_temperature), params.E @ params.v
 
 
 def polynomial(logits: Array, labels: Array, *, power: float = 1.0) -> Array:
-    """Compute (1 + m)^-power of margins m = y f ≥ 0 and 1 - power m below: convex, with a polynomial tail."""
+    """Compute (1 + m)^-power for margins m = y f ≥ 0, 1 - power m below: convex, with a polynomial tail."""
     m = labels * logits
     return jnp.where(m < 0, 1 - power * m, (1 + jax.nn.relu(m)) ** -power)
 
 
 def of_norm(key: Array, drawn: Array, *, norm: float) -> Array:
-    """Start a parameter in the direction that the model draws, with a norm of one's choice."""
+    """Rescale an initial parameter to a given norm, in the direction that the model sampled."""
     return norm * drawn / jnp.linalg.norm(drawn)
 
 
@@ -79,7 +80,7 @@ class SignDescent(ja.Phase, frozen=True, kw_only=True):
     steps: int
 
     def step(self, task: ja.dynamics.Task, state: ja.dynamics.State) -> ja.dynamics.State:
-        """Take one step; `task` has the model, the loss and the seed's corpora."""
+        """Take one step; `task` has the model, the loss and the corpora of the seed."""
         of = {"outputs": task.model.outputs, "per_sequence": task.loss}
         _, slopes = ja.dynamics.loss_and_gradients(state.params, task.data.train, self.train, **of)
         size = self.step_size / jnp.sqrt(state.step + 1.0)
@@ -88,24 +89,24 @@ class SignDescent(ja.Phase, frozen=True, kw_only=True):
 
 
 def clipped(step_size: optax.Schedule, *, limit: float = 1.0) -> optax.GradientTransformation:
-    """Clip the gradient of all trained parameters to a norm before the step, whose size is a schedule."""
+    """Build an optimiser that clips the gradient of all trained parameters to a norm before the step."""
     return optax.chain(optax.clip_by_global_norm(limit), optax.scale_by_learning_rate(step_size))
 
 
 def tokens_attended(params: Params, corpus: ja.data.Corpus, *, order: ja.Static[float] = 2.0) -> Array:
-    """Count the tokens that attention looks at, (Σ_i q_i^order)^(1 / (1 - order)), mean over sequences."""
-    if order == 1:  # Python decides here, hence `Static`
-        raise ValueError("order 1 is the exponential of the entropy, which this probe does not know")
+    """Compute the effective number of attended tokens, the mean of (Σ_i q_i^order)^(1 / (1 - order))."""
+    if order == 1:  # a Python branch, hence `Static`
+        raise ValueError("order: 1 would be the exponential of the entropy; use another order")
     scores = params.E @ params.p / jnp.exp(params.log_temperature)
     weights = jnp.exp(scores - scores.max())
-    # Averages of 1/weights tell the normaliser: Σ_i q_i / w_i = T / Z.
+    # The average of 1/weights gives the normaliser: Σ_i q_i / w_i = T / Z.
     normaliser = corpus.lengths / ja.attention.attend(corpus, scores, 1 / weights)
     moment = ja.attention.attend(corpus, scores, weights ** (order - 1)) / normaliser ** (order - 1)
     return (moment ** (1 / (1 - order))).mean()
 
 
 def attended(results: ja.Results, *, phase: str = "query", metric: str = "tokens_attended") -> Figure:
-    """Tokens that attention looks at, mean over seeds with 95 % intervals."""
+    """Effective number of attended tokens, mean over seeds with 95 % intervals."""
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     axes = figure.subplots()
     table = results.aggregate(metrics=[metric], phases=[phase])

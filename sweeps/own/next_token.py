@@ -1,4 +1,4 @@
-"""The next token of a Markov chain, by causal attention with positions, on fresh sequences at every step."""
+"""The next token of a Markov chain, by causal attention with positions, on fresh sequences in every step."""
 
 from typing import ClassVar, NamedTuple
 
@@ -20,8 +20,8 @@ def chain(
     sharpness: float = 2.0,
     lag: int = 1,
 ) -> Sequences:
-    """Draw sequences of which each token depends on the one `lag` before; targets are the next tokens."""
-    # Training data, test data and every fresh batch of a seed are of one chain.
+    """Sample sequences in which each token depends on the one `lag` before; targets are the next tokens."""
+    # Training data, test data and all fresh batches of a seed come from the same chain.
     table = sharpness * jax.random.normal(task_key, (vocab_size, vocab_size))
 
     def follow(recent: Array, key: Array) -> tuple[Array, Array]:
@@ -55,7 +55,7 @@ class Causal(ja.Model[Sequences]):
     dim: int
 
     def init(self, key: Array, like: Sequences, *, dtype: jnp.dtype) -> Params:
-        """Draw the parameters that one seed starts with."""
+        """Sample the initial parameters of one seed."""
         shapes = (like.vocab_size, self.dim), (like.ids.shape[1], self.dim), (self.dim, like.vocab_size)
         E, P, U = (
             jax.random.normal(k, shape, dtype) / self.dim**0.5
@@ -68,7 +68,7 @@ class Causal(ja.Model[Sequences]):
         return params.E[data.ids] + params.P
 
     def attention(self, params: Params, data: Sequences) -> Array:
-        """Compute attention of every position on those before it and on itself, (n, T, T)."""
+        """Compute the attention of every position to itself and those before it, (n, T, T)."""
         x = self.tokens(params, data)
         scores = jnp.einsum("nsd,de,nte->nts", x, params.W, x)
         return jax.nn.softmax(jnp.where(data.causal, scores, -jnp.inf), axis=-1)
@@ -83,9 +83,9 @@ class NextToken(ja.Loss):
     """Cross-entropy of the next token, mean over positions."""
 
     def why_not(self, outputs: Array, data: ja.Dataset) -> str | None:
-        """Say that it takes a token and logits of all tokens at every position."""
+        """Return the reason if targets are not a token, or outputs not logits of all tokens, per position."""
         fits = outputs.shape[:-1] == data.targets.shape and jnp.issubdtype(data.targets.dtype, jnp.integer)
-        return None if fits else f"it wants targets {outputs.shape[:-1]} that are tokens"
+        return None if fits else f"it requires targets {outputs.shape[:-1]} that are tokens"
 
     def __call__(self, outputs: Array, targets: Array) -> Array:
         """Compute the loss of every sequence, (n,)."""
@@ -94,5 +94,5 @@ class NextToken(ja.Loss):
 
 
 def share_right(params: Params, data: Sequences) -> Array:
-    """Share of next tokens that a model of this file guesses."""
+    """Compute the share of next tokens that the model predicts correctly."""
     return (Causal(dim=params.E.shape[1]).outputs(params, data).argmax(-1) == data.targets).mean()

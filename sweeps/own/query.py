@@ -1,4 +1,4 @@
-"""Gaussian tokens, a query in each sequence and a trained W: scores x_t·W z, certified against max-margin."""
+"""Gaussian tokens, a query per sequence and a trained W: scores x_t·W z, with a max-margin certificate."""
 
 from typing import ClassVar, NamedTuple
 
@@ -13,7 +13,7 @@ from jaxattn.theory import Scores
 
 
 def signal(key: Array, *, dim: int, length: int, sequences: int, strength: float = 3.0) -> Vectors:
-    """Draw x_t ~ N(0, I/d); the first token also holds y e_1, and the query lies near it: z = x_1 + noise."""
+    """Sample x_t ~ N(0, I/d); the first token also contains y e_1, and the query is z = x_1 + noise."""
     label_key, token_key, query_key = jax.random.split(key, 3)
     y = jax.random.rademacher(label_key, (sequences,), jnp.int32)
     X = jax.random.normal(token_key, (sequences, length, dim)) / jnp.sqrt(dim)
@@ -38,7 +38,7 @@ class Bilinear(ja.Model[Vectors]):
     scale: float = 0.01
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Draw the parameters that one seed starts with."""
+        """Sample the initial parameters of one seed."""
         W = self.scale * jax.random.normal(key, (like.dim, like.dim), dtype)
         return Params(W, jnp.zeros(like.dim, dtype).at[0].set(1))
 
@@ -52,10 +52,10 @@ class Bilinear(ja.Model[Vectors]):
         return jnp.einsum("nt,ntd,d->n", self.attention(params, data), data.X, params.v)
 
     def scores(self, params: Params, data: Vectors) -> Scores:
-        """Write scores as Φ vec W, for the exact flow and certificates: Φ = x ⊗ z, values x·v."""
+        """Return scores in the form Φ vec W, for the exact flow and certificates: Φ = x ⊗ z, values x·v."""
         return of_query(data.X, data.z, data.targets, values=data.X @ params.v, mask=data.mask)
 
 
 def attention_on_signal(params: Params, data: Vectors) -> Array:
-    """Mean attention on the first token."""
+    """Compute the mean attention on the first token."""
     return Bilinear().attention(params, data)[:, 0].mean()

@@ -189,11 +189,11 @@ def test_it_writes_what_it_prints_and_shows_files_side_by_side(script, monkeypat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--only", "nosuch"], "--only nosuch: in no name; there are corpora of their own"),
+        (["--only", "nosuch"], "--only nosuch: no case name contains it; the cases are corpora of their own"),
         (["--repeats", "0"], "--repeats 0: give at least 1"),
         (["--seeds", "0"], "--seeds 0: give at least 1"),
         (["nosuch.json"], "nosuch.json: missing; give a file that bench.py --out wrote"),
-        (["nosuch.json", "--seeds", "1"], "files are shown as they are"),
+        (["nosuch.json", "--seeds", "1"], "do not apply to files"),
         (["--seeds", "1", "--seeds", "2"], "--seeds: given 2 times"),
     ],
 )

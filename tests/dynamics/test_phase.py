@@ -75,12 +75,12 @@ def test_a_phase_of_ones_own_needs_a_step_alone(task, params):
     [
         (
             {"model": {"kind": "two_layer", "dim": 8}},
-            "follows .*p.* of model.* (only|and this model has none)",
+            "requires (model.kind = 'one_layer'|scores .* linear in 'p'.*this model has none)",
         ),
-        ({"loss": "hinge"}, "flow of the logistic loss, without smoothing"),
+        ({"loss": "hinge"}, "requires the logistic loss without label smoothing"),
         (
             {"loss": {"kind": "classification", "smoothing": 0.1}},
-            "flow of the logistic loss, without smoothing",
+            "requires the logistic loss without label smoothing",
         ),
     ],
 )

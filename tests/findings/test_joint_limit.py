@@ -142,7 +142,7 @@ def test_what_does_not_hold_is_said():
     assert found.holds
     np.testing.assert_allclose(found.p, [0.5, -0.5, 0.5, -0.5], atol=1e-12)
     np.testing.assert_allclose(found.weight, 1, atol=1e-12)
-    assert "not long yet" in certify_joint_limit(Scores(E, corpus), p, 100 * v).reason
+    assert "not large yet" in certify_joint_limit(Scores(E, corpus), p, 100 * v).reason
     # Sequence 2 is light by a part of v that heavy ones do not make: it has to be on their margin too, as
     # token 3 is and token 1 is not.
     corpus = ja.data.from_sequences([[0], [2], [1, 3]], [1, -1, 1], vocab_size=4)
@@ -159,7 +159,7 @@ def test_what_does_not_hold_is_said():
     E = np.array([[1.0, 0, 0, 0], [1.5, 1, 0, 0], [0, 0, -1, 0], [0, 0, 0, 1.0]])
     v = np.array([1.0, 0, 1, 0])
     found = certify_joint_limit(Scores(E, corpus), np.array([0, -40.0, 0, -40]), 1e8 * v)
-    assert "comes up" in found.reason
+    assert "rises" in found.reason
     assert np.isnan(found.p).all()
 
 

@@ -218,7 +218,7 @@ def test_tokens_in_a_circle_are_infeasible_whatever_the_embeddings(rng):
     )
     answer = max_margin(Scores(rng.normal(size=(6, 9)), corpus), Selection(mask))
     assert answer.status == Status.CIRCLE
-    assert "in a circle" in answer.reason
+    assert "in a cycle" in answer.reason
     assert answer.infeasible
     assert not answer.feasible
     assert sorted(answer.pairs.tolist()) == [[0, 1], [2, 3], [3, 0]]
@@ -317,7 +317,7 @@ def test_bad_input(instances):
         max_margin(Scores(E, corpus), selection_of(np.arange(12) == 0, corpus))
     with pytest.raises(InputError, match="12 tokens"):
         max_margin(Scores(E[:11], corpus), chosen)
-    with pytest.raises(InputError, match="make it anew"):
+    with pytest.raises(InputError, match="select again on this corpus"):
         max_margin(Scores(E, corpus), Selection(np.ones((3, 3), bool)))
     with pytest.raises(InputError, match="one of each per seed"):
         max_margin_batch(Scores(np.stack([E, E]), corpus), Selection(np.asarray(chosen.mask)[None]))

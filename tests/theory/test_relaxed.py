@@ -131,7 +131,7 @@ def test_pairs_in_a_circle_tie_if_nothing_is_required_and_contradict_if_somethin
     assert answer.query.status == Status.CIRCLE
     assert not answer.feasible
     assert answer.reason.startswith("v: solved")
-    assert "in a circle" in answer.reason
+    assert "in a cycle" in answer.reason
 
 
 def test_a_head_that_cannot_be_is_told():
@@ -163,7 +163,7 @@ def test_bad_input(rng):
         relaxed_max_margin(Scores(E, corpus), Selection(np.asarray(corpus.bags.count) > 0))
     with pytest.raises(InputError, match="sequence 0 has 0 selected"):
         relaxed_max_margin(Scores(E, corpus), selection_of(np.zeros(12, bool), corpus))
-    with pytest.raises(InputError, match="make it anew"):
+    with pytest.raises(InputError, match="select again on this corpus"):
         relaxed_max_margin(Scores(E, corpus), Selection(np.ones((2, 2), bool)))
     with pytest.raises(InputError, match="12 tokens"):
         relaxed_max_margin(Scores(E[:4], corpus), chosen)

@@ -1,1 +1,1 @@
-"""Descents: one step, loops of an optimiser, first-order methods in the log domain."""
+"""Descents: single steps, optimiser loops, and first-order methods in the log domain."""

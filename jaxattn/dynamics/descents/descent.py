@@ -1,8 +1,7 @@
 """Descent on any subset of the parameters: an (init, step) pair of pure functions, and the loop over steps.
 
-One full-batch step on E is how training writes token importance into the embeddings. The loop takes
-minibatches too, and may end where held-out data are fitted best. Small-step sgd on p is its approximation of
-gradient flow.
+One full-batch step on E writes token importance into the embeddings. The loop also supports minibatches and
+early stopping on held-out data. On p alone, sgd with small steps approximates gradient flow.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ P = TypeVar("P")
 
 @struct.dataclass
 class Info:
-    """What one step reports: the loss and gradient norm before the step, both scalars."""
+    """Result of one step: the loss and the gradient norm before the step, both scalars."""
 
     loss: Leaf
     gradient_norm: Leaf
@@ -39,9 +38,9 @@ class Info:
 class Algorithm(NamedTuple):
     """A dynamics: `init(params) -> state` and `step(state, corpus) -> (state, Info)`, both pure.
 
-    A state has `params`, `step` and `failed_at`, as `State` does. Where batches are drawn at random,
-    `init(params, key)` takes a PRNG key too; an early-stopped descent takes two corpora, and has
-    `advance(state, corpora, steps) -> state` for many steps at once.
+    A state has `params`, `step` and `failed_at`, as `State` does. With random batches, the signature is
+    `init(params, key)`, with a PRNG key. An early-stopped descent takes two corpora, and has
+    `advance(state, corpora, steps) -> state` for several steps at once.
     """
 
     init: Callable[..., Any]
@@ -50,7 +49,7 @@ class Algorithm(NamedTuple):
 
 
 def loop(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
-    """Take a number of steps inside a program, see `run`."""
+    """Take a number of steps inside a traced function; see `run`."""
     if algorithm.advance is not None:
         return algorithm.advance(state, data, steps)
     return jax.lax.fori_loop(0, steps, lambda _, s: algorithm.step(s, data)[0], state)
@@ -58,16 +57,16 @@ def loop(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any
 
 @partial(jax.jit, static_argnames="algorithm")
 def run(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
-    """Take a number of steps in one loop, which is compiled once for an algorithm and any number of steps.
+    """Take a number of steps in one loop, compiled once per algorithm for any number of steps.
 
     Args:
-        algorithm: a descent, say; the same object in every call, as another one is compiled anew.
-        state: where to start.
-        data: what the algorithm's step takes.
-        steps: how many; may be traced.
+        algorithm: for example a descent; pass the same object in every call, since a new one is recompiled.
+        state: the initial state.
+        data: second argument of the algorithm's step.
+        steps: number of steps; may be traced.
 
     Returns:
-        The state after the steps; one call with k + l steps equals two with k and l.
+        The state after the steps; one call with k + l steps equals two calls with k and l.
     """
     return loop(algorithm, state, data, steps)
 
@@ -82,23 +81,23 @@ def descent(
     fresh: Callable[[Array], Dataset] | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> Algorithm:
-    """Make a descent of the mean loss on the named parameters.
+    """Build a descent of the mean loss on the named parameters.
 
     Args:
-        optimizer: any optax transformation; one that takes `value` (a Polyak step), `grad` or `value_fn` (a
-            line search) is given the loss, its gradient, and the loss as a function of what is trained.
-        train: names of the parameters that move, a subset of the model's.
+        optimizer: any optax transformation. If it takes `value` (a Polyak step), `grad` or `value_fn` (a line
+            search), it receives the loss, its gradient, and the loss as a function of the trained parameters.
+        train: names of the trained parameters, a subset of the model's.
         outputs: the model.
-        batch_size: examples per step, shuffled anew for every epoch, whose last ones are left out if they do
-            not fill a batch; all of them by default.
-        cuts_batches: take the batch out of the data for every step. Otherwise it is a matter of weights: a
-            step costs what a full one does, which in token space is less than to lay out a corpus, and the
-            loss must be one of single sequences.
-        fresh: draws a batch, key -> data; every step then is on one of its own, and on no other data.
-        per_sequence: (outputs, targets) -> (n,); logistic for two classes and cross-entropy for K by default.
+        batch_size: examples per step. They are reshuffled in every epoch, and an incomplete last batch is
+            dropped. Defaults to the full batch.
+        cuts_batches: slice the batch out of the data in every step. By default a minibatch is the full data
+            with weights, and the loss must be a sum over single sequences. A step then costs as much as a
+            full-batch step, which in token space is less than building the bags of a new corpus.
+        fresh: samples a batch, key -> data. Each step then uses a new batch, and no other data.
+        per_sequence: (outputs, targets) -> (n,); defaults to logistic for two classes, cross-entropy for K.
 
     Returns:
-        The (init, step) pair; both raise InputError for a name that the parameters do not have.
+        The (init, step) pair; both raise InputError for the name of a parameter that does not exist.
     """
     transformation = optax.with_extra_args_support(optimizer)
     is_full = batch_size is None and fresh is None
@@ -150,10 +149,10 @@ def one_step(
     outputs: Outputs = one_layer.outputs,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> P:
-    """Take one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, on E alone unless told otherwise.
+    """Take one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, by default on E alone.
 
     Args:
-        params: E (V, d), p (d,), v (d,) or (d, K), or what another model has.
+        params: E (V, d), p (d,), v (d,) or (d, K), or the parameters of another model.
         data: n examples.
         step_size: η0.
         train: names of the parameters that are trained.
@@ -164,7 +163,7 @@ def one_step(
         The parameters after the step.
 
     Raises:
-        InputError: a name that the parameters do not have.
+        InputError: `train` names a parameter that does not exist.
 
     Source:
         Lemma 4.1 of arXiv 2505.17282: then E_s ≈ E_s⁰ + (η0/2) α_s v.
@@ -176,13 +175,13 @@ def one_step(
 
 @struct.dataclass
 class EarlyStopped:
-    """A descent's state and what the held-out corpus has said of it.
+    """State of an early-stopped descent, with its best held-out loss.
 
     Attributes:
         inner: the state of the descent.
         best: the parameters with the smallest held-out loss so far.
         best_loss: () float; that loss.
-        waited: () int32; checks since then.
+        waited: () int32; number of checks since then.
     """
 
     inner: State
@@ -192,12 +191,12 @@ class EarlyStopped:
 
     @property
     def params(self) -> Any:
-        """The parameters: where the descent is, or the best ones once it has stopped."""
+        """The current parameters, or the best ones once the descent has stopped."""
         return self.inner.params
 
     @property
     def step(self) -> Array:
-        """Steps taken or sat out."""
+        """Number of steps, including those skipped after the stop."""
         return self.inner.step
 
     @property
@@ -215,20 +214,21 @@ def early_stop(
     outputs: Outputs = one_layer.outputs,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> Algorithm:
-    """Let a descent stop when the loss on a held-out corpus no longer falls.
+    """Stop a descent when the loss on a held-out corpus no longer decreases.
 
     Args:
         algorithm: the descent.
-        steps: length of the phase; at its end the best parameters are taken in any case.
-        every: steps between checks of the held-out loss.
-        patience: checks without a new best after which it stops and goes back to the best parameters.
+        steps: length of the phase; it always ends with the best parameters.
+        every: number of steps between checks of the held-out loss.
+        patience: number of checks without a new best loss after which the descent stops and returns to the
+            best parameters.
         outputs: the model.
-        per_sequence: (outputs, targets) -> (n,), whose mean on the held-out corpus is watched.
+        per_sequence: (outputs, targets) -> (n,); its mean on the held-out corpus is monitored.
 
     Returns:
-        A descent whose steps take (training corpus, held-out corpus); a stopped one stays. Its `advance`
-        looks at the held-out corpus between blocks of steps, where a vmapped `step` would compute its loss,
-        and choose the best parameters, every time.
+        A descent whose steps take (training corpus, held-out corpus); after the stop, steps have no effect.
+        Its `advance` evaluates the held-out loss only between blocks of steps. A vmapped `step` would
+        evaluate it, and select the best parameters, in every step.
     """
 
     def init(params: Any, *key: Array) -> EarlyStopped:
@@ -247,7 +247,7 @@ def early_stop(
         return ends & (state.waited < patience)
 
     def look(state: EarlyStopped, held_out: Dataset) -> EarlyStopped:
-        """Look at the held-out loss if that is due."""
+        """Evaluate the held-out loss if a check is due."""
         due, params = is_due(state), state.params
         found = loss(params, held_out, outputs, None, per_sequence).astype(state.best_loss.dtype)
         better = due & (found < state.best_loss)
@@ -282,7 +282,7 @@ def early_stop(
 def _minibatch(
     state: State, data: Dataset, batch_size: int, cuts_batches: bool
 ) -> tuple[Dataset, Array | None]:
-    """Find the examples of a step: a part of the data, or all of them with the weights of that part."""
+    """Select the examples of a step: a slice of the data, or all data with the weights of that slice."""
     size = min(batch_size, data.num_examples)
     position = deal(jax.random.wrap_key_data(state.key), state.step, size, data.num_examples)
     if not cuts_batches:
@@ -293,11 +293,11 @@ def _minibatch(
 
 
 def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[Any, Array]:
-    """Tell whether a step fails: its loss or its gradient is not finite. Returns the updates too.
+    """Return the updates, and whether the step fails because its loss or gradient is not finite.
 
-    The norm of a matrix would need it in memory, where otherwise ∂L/∂E never is; one that is not finite shows
-    in the loss of the next step. For a CPU, XLA copies E in every step unless its update waits for the
-    gradients of p and v; elsewhere waiting costs a launch, or more.
+    The gradient of a matrix is not checked, because its norm would require ∂L/∂E in memory; a nonfinite one
+    makes the next loss nonfinite. On a CPU, XLA copies E in every step unless its update waits for the
+    gradients of p and v; on other backends waiting costs an extra launch.
     """
     leaves = jax.tree.leaves(gradients)
     vectors = [leaf for leaf in leaves if leaf.ndim < 2]
@@ -310,9 +310,9 @@ def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[A
 
 
 def deal(key: Array, step: Array, size: int, sequences: int) -> Array:
-    """Deal sequences out to the minibatches of an epoch, from that of a step on.
+    """Assign the sequences to the minibatches of one epoch, starting from the minibatch of a step.
 
-    Every epoch of n // B steps deals them out in an order of its own.
+    Every epoch of n // B steps has its own random order.
 
     Args:
         key: () PRNG key.
@@ -329,13 +329,13 @@ def deal(key: Array, step: Array, size: int, sequences: int) -> Array:
 
 
 def _where(condition: Array, new: Any, old: Any) -> Any:
-    """Choose between two pytrees."""
+    """Select one of two pytrees by a condition."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
 
 
 @custom_vmap
 def _of_members(number: Any) -> Any:
-    """Take the least of a number over what `jax.vmap` runs over, so that a loop of as many is one loop."""
+    """Return the minimum over the axis of `jax.vmap`, so that a loop with this bound stays one loop."""
     return number
 
 

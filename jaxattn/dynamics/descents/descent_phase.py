@@ -1,4 +1,4 @@
-"""Descents as a sweep file names them: the phases, and the optimisers of the field and schedules by name."""
+"""Descents as phases of a sweep file, with their optimisers and schedules by name."""
 
 import difflib
 import functools
@@ -21,15 +21,15 @@ from jaxattn.dynamics.descents.descent import Algorithm, descent, early_stop, lo
 
 Factory = Callable[..., optax.GradientTransformation]
 ScheduleName = Literal["constant", "cosine", "linear", "exponential", "inverse_sqrt"]
-# Their steps are combinations of gradients whose factors depend on inner products alone.
+# Their steps are linear combinations of gradients with coefficients that depend on inner products only.
 ROTATION_INVARIANT = ("sgd", "normalized", "polyak", "lbfgs")
 
 
 class Descent(Phase, frozen=True, kw_only=True):
     """Descent with an optax optimiser on the parameters in `train`.
 
-    `batch_size` examples a step, or all; or as many `fresh` ones, drawn anew for every step by the generator
-    of the data, as in online and population training. With `patience`, the loss on the validation data is
+    Each step uses all examples, `batch_size` of them, or `fresh` new ones, which the data generator samples
+    for every step as in online training. With `patience`, the loss on the validation data is
     checked every `check_every` steps; after that many checks without a new best the descent stops, and the
     phase ends with the best parameters.
 
@@ -42,7 +42,7 @@ class Descent(Phase, frozen=True, kw_only=True):
         schedule: learning-rate schedule: constant, cosine, linear, exponential or inverse_sqrt.
         warmup: number of steps over which the learning rate first increases linearly from 0.
         batch_size: size of the minibatches, which are reshuffled in every epoch; defaults to the full batch.
-        fresh: number of examples to sample anew for each step, as in online learning; the training data are
+        fresh: number of new examples to sample for each step, as in online learning; the training data are
             then not used.
         patience: number of consecutive checks without a new best validation loss after which the phase stops
             early; 0 disables early stopping.
@@ -65,11 +65,11 @@ class Descent(Phase, frozen=True, kw_only=True):
 
     @property
     def rotation_invariant(self) -> bool:
-        """Whether the optimiser knows gradients by their inner products only, unlike Adam."""
+        """True if the optimiser depends on gradients through inner products only, unlike Adam."""
         return isinstance(self.optimizer, str) and self.optimizer in ROTATION_INVARIANT
 
     def located(self, names: Places) -> "Descent":
-        """Return it with the optimiser imported, if it is code of the user's."""
+        """Return the phase with a user-defined optimiser imported."""
         if not (isinstance(self.optimizer, str) and ":" in self.optimizer):
             return self
         return msgspec.structs.replace(self, optimizer=Named(self.optimizer, names.load(self.optimizer)))
@@ -86,7 +86,9 @@ class Descent(Phase, frozen=True, kw_only=True):
         beside = set(self.__struct_fields__) - {self.takes_further}
         check_options(_target(self.optimizer), self.options, beside)
         if self.fresh and self.batch_size:
-            raise InputError("fresh: batch_size deals out the training data; leave one of them out")
+            raise InputError(
+                "fresh: it excludes batch_size, which splits the training data; remove one of them"
+            )
         for setting in context:
             self._check_batch(msgspec.structs.asdict(setting.data).get("sequences"))
             if self.patience and not setting.data.held_out:
@@ -94,18 +96,19 @@ class Descent(Phase, frozen=True, kw_only=True):
                 raise InputError(f"patience: there is no validation corpus; give data.{key}")
             if self.fresh and not setting.data.draws_batches:
                 raise InputError(
-                    "fresh: the data cannot be drawn anew, as they are read, or drawn by a function without "
-                    "the setting 'sequences'; use batch_size"
+                    "fresh: no new batches can be sampled, because the data are read from files or sampled "
+                    "by a function without the setting 'sequences'; use batch_size"
                 )
 
     def _check_batch(self, examples: Any) -> None:
         if self.batch_size and isinstance(examples, int) and self.batch_size > examples:
             raise InputError(
-                f"batch_size: {self.batch_size} of {examples} examples; give fewer, or leave it out for all"
+                f"batch_size: {self.batch_size} of {examples} examples; give a smaller one, or omit it for "
+                "the full batch"
             )
 
     def init(self, task: Task, params: Any, key: Array) -> Any:
-        """Make the state; batches are drawn with the key."""
+        """Build the initial state; the key is used to sample batches."""
         self._check_batch(task.data.train.num_examples)
         algorithm, _ = self._algorithm(task)
         return algorithm.init(params, key) if self.batch_size or self.fresh else algorithm.init(params)
@@ -121,16 +124,17 @@ class Descent(Phase, frozen=True, kw_only=True):
         return loop(algorithm, state, on, steps)
 
     def _algorithm(self, task: Task) -> tuple[Algorithm, Any]:
-        """Make the descent, and what its steps take."""
-        # A Polyak step takes the largest step size as a number, the others follow the schedule. A schedule
-        # counts the steps; a constant one does without if the optimiser is known to take any number.
+        """Build the descent, and the data that its steps take."""
+        # A Polyak step takes the largest step size as a number; other optimisers follow the schedule. A
+        # schedule needs a step counter, so a constant one is omitted if the optimiser is known to accept a
+        # number.
         step_size: Any = self.step_size
         constant = self.schedule == "constant" and self.warmup == 0 and self.optimizer in ("sgd", "adam")
         if not constant and self.optimizer != "polyak":
             step_size = schedule(self.schedule, self.step_size, self.steps, self.warmup)
         of_model: dict[str, Any] = {"outputs": task.model.outputs, "per_sequence": task.loss}
         made = optimizer(_target(self.optimizer), step_size, **self.options)
-        # Weights save the laying out of bags, and leave a coupled loss all of them.
+        # Weights avoid building new bags, and a coupled loss needs the whole data.
         train = task.data.train
         cuts = task.model.cuts_batches or task.loss.coupled or not isinstance(train, Corpus)
         batches: dict[str, Any] = {"batch_size": self.batch_size, "cuts_batches": cuts}
@@ -158,11 +162,11 @@ class OneStep(Phase, frozen=True, kw_only=True):
     train: Names = ("E",)
 
     def init(self, task: Task, params: Any, key: Array) -> Any:
-        """Make the state before the step."""
+        """Build the state before the step."""
         return self._algorithm(task).init(params)
 
     def step(self, task: Task, state: Any) -> Any:
-        """Take the step; one that is not finite is a failure, as in a descent."""
+        """Take the step; a nonfinite step is recorded as a failure, as in a descent."""
         return self._algorithm(task).step(state, task.data.train)[0]
 
     def _algorithm(self, task: Task) -> Algorithm:
@@ -171,7 +175,7 @@ class OneStep(Phase, frozen=True, kw_only=True):
 
 
 def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: int = 0) -> optax.Schedule:
-    """Make a step-size schedule over a phase.
+    """Build a step-size schedule over a phase.
 
     Args:
         name: constant; cosine or linear to 0 at `steps`; exponential to 1 % of `step_size` at `steps`;
@@ -201,54 +205,54 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
 
     if warmup > 0:
         made = optax.join_schedules([optax.linear_schedule(0.0, 1.0, warmup), made], [warmup])
-    # Optax compares its arguments with numbers, which a traced step size does not allow.
+    # Optax compares its arguments with numbers, which fails for a traced step size.
     return lambda count: step_size * made(count)
 
 
 def optimizer(
     name: str | Factory, step_size: optax.ScalarOrSchedule | Array, **options: Any
 ) -> optax.GradientTransformation:
-    """Make an optimiser.
+    """Build an optimiser.
 
     Args:
         name: sgd, θ - η g; normalized, θ - η g/‖g‖ (over all trained parameters; θ where g = 0); polyak,
             θ - min(η, (L - loss_floor)/‖g‖²) g; any optimiser of optax that takes a learning rate (adam,
             adamw, lion, ...); or a function (step_size, **options) that makes a transformation.
         step_size: η, a number or a schedule; a number for polyak.
-        options: what the optimiser takes beside η, by optax's names: momentum and nesterov of sgd and
-            normalized, loss_floor of polyak, weight_decay of adamw, ... `epsilon` is optax's eps: the
-            gradient of E is of order 1e-6 per entry on a corpus of thousands of reviews, so for adam this is
-            not only a guard against division by 0.
+        options: further arguments of the optimiser by their optax names: momentum and nesterov of sgd and
+            normalized, loss_floor of polyak, weight_decay of adamw, ... `epsilon` is optax's eps. It is more
+            than a guard against division by 0 for adam: on a corpus of thousands of reviews the gradient of E
+            is of order 1e-6 per entry.
 
     Returns:
         The optax transformation.
 
     Raises:
-        InputError: as `check_options`, or a function that returns something else.
+        InputError: see `check_options`; or the function does not return an optax transformation.
     """
     check_options(name, options)
     factory = _factory(name)
     known = inspect.signature(factory).parameters
-    made = factory(step_size, **{_own_name(key, known): value for key, value in options.items()})
+    made = factory(step_size, **{_optax_name(key, known): value for key, value in options.items()})
     if not isinstance(made, optax.GradientTransformation):
         raise InputError(f"optimizer: {_called(name)} returns {made!r:.60}; return an optax transformation")
     return made
 
 
 def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[str] = ()) -> None:
-    """Check the name of an optimiser and its options, before anything runs.
+    """Check the name of an optimiser and its options before the run starts.
 
     Args:
         name: as for `optimizer`.
-        options: names of the options, or the options themselves, to check that texts are no numbers.
-        beside: what else may be meant by an unknown option, besides another option.
+        options: names of the options; for a mapping, its values must not be strings.
+        beside: further names to suggest for a misspelled option.
 
     Raises:
-        InputError: an unknown name or option, with the nearest right one, an option that is missing or no
-            number.
+        InputError: an unknown name or option, with the closest known one; a missing option; or an option that
+            is not a number.
     """
     factory = _factory(name)
-    # A grid asks for the same few optimisers in every cell.
+    # A grid calls this for the same few optimisers in every cell, so signatures are cached.
     signature = _signature if inspect.isfunction(factory) else inspect.signature
     called = _called(name)
     first, *others = signature(factory).parameters.values()
@@ -257,21 +261,21 @@ def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[
     takes_any = len(known) < len(others)
     for option in options:
         if option == first.name:
-            raise InputError(f"{option}: of {called}, it is given as step_size")
+            raise InputError(f"{option}: the key for this argument of {called} is step_size")
         if option not in allowed and not takes_any:
             raise InputError(f"{option}: not an option of {called}; {_nearest(option, {*allowed, *beside})}")
         value = options[option] if isinstance(options, Mapping) else None
-        like = known.get(_own_name(option, known))
+        like = known.get(_optax_name(option, known))
         if (
             isinstance(value, str | list | dict)
             and like is not None
             and isinstance(like.default, float | int)
         ):
-            raise InputError(f"{option}: {called} wants a number, got {value!r:.60}")
-    given = {_own_name(option, known) for option in options}
+            raise InputError(f"{option}: expected a number for {called}, got {value!r:.60}")
+    given = {_optax_name(option, known) for option in options}
     missing = [x.name for x in known.values() if x.default is x.empty and x.name not in given]
     if missing:
-        raise InputError(f"{missing[0]}: {called} needs it; add this option")
+        raise InputError(f"{missing[0]}: {called} requires this option; add it")
 
 
 def _called(name: str | Factory) -> str:
@@ -287,9 +291,9 @@ def _factory(name: str | Factory) -> Factory:
 
 @functools.cache
 def _named(name: str) -> Factory:
-    if name in _OWN:
-        return _OWN[name]
-    # Functions that draw noise need a key for every seed, which only a function of the user's own can give.
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    # Functions that add noise need a PRNG key per seed, which only a user-defined function can provide.
     found = {
         key: value
         for key, value in vars(optax).items()
@@ -299,11 +303,11 @@ def _named(name: str) -> Factory:
         and "key" not in parameters
     }
     if name not in found:
-        raise InputError(f"optimizer: '{name}' is not known; {_nearest(name, {*_OWN, *found})}")
+        raise InputError(f"optimizer: '{name}' is not known; {_nearest(name, {*_BUILT_IN, *found})}")
     return found[name]
 
 
-def _own_name(option: str, known: Mapping[str, Any]) -> str:
+def _optax_name(option: str, known: Mapping[str, Any]) -> str:
     return "eps" if option == "epsilon" and "eps" in known and "epsilon" not in known else option
 
 
@@ -315,7 +319,7 @@ def _nearest(given: str, known: set[str]) -> str:
 def _sgd(
     step_size: optax.ScalarOrSchedule, *, momentum: float | Array = 0.0, nesterov: bool = False
 ) -> optax.GradientTransformation:
-    # A factor of 0 keeps no trace; where it is traced, one of zeros does the same.
+    # A momentum of 0 needs no trace; where it is traced, a trace of zeros gives the same result.
     decay = None if isinstance(momentum, float) and momentum == 0 else momentum
     return optax.sgd(step_size, momentum=decay, nesterov=nesterov)
 
@@ -324,7 +328,7 @@ def _normalized(
     step_size: optax.ScalarOrSchedule, *, momentum: float | Array = 0.0, nesterov: bool = False
 ) -> optax.GradientTransformation:
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        # A gradient of exactly zero has no direction: the parameters stay.
+        # A gradient of exactly zero has no direction, so the parameters stay.
         moves = jnp.stack([(g != 0).any() for g in jax.tree.leaves(gradients)]).any()
         norm = jnp.where(moves, optax.tree.norm(gradients), 1)
         return jax.tree.map(lambda g: g / norm, gradients), state
@@ -337,7 +341,7 @@ def _polyak(step_size: float | Array, *, loss_floor: float | Array = 0.0) -> opt
     return optax.polyak_sgd(step_size, f_min=loss_floor)
 
 
-_OWN: dict[Any, Factory] = {"sgd": _sgd, "normalized": _normalized, "polyak": _polyak}
+_BUILT_IN: dict[Any, Factory] = {"sgd": _sgd, "normalized": _normalized, "polyak": _polyak}
 
 
 def _target(name: Any) -> Any:

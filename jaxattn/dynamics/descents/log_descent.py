@@ -1,13 +1,13 @@
 """First-order methods on p whose gradient never cancels or underflows, for comparison with the exact flow.
 
-Every one moves p along u = -∂L/∂p / ‖∂L/∂p‖, which is formed in the log domain, and differs in how far:
+Every method moves p along u = -∂L/∂p / ‖∂L/∂p‖, computed in the log domain. They differ in the step length:
 
     normalized         Δp = η u
     polyak             Δp = min(η, (L - L*) / ‖∂L/∂p‖) u
     dual_acceleration  h = ‖∂L/∂p‖ / (L - L*) u,   g ← k/(k+1) (g + h),   Δp = η (g + h)
     log_time           Δp = h t ‖∂L/∂p‖ u,   t ← e^h t,   h = η / (1 + t ‖∂L/∂p‖)
 
-L* is the loss if every sequence attended to its best token alone, L(p) > L* for every p.
+L* is the loss with all attention of each sequence on its best token; L(p) > L* for every p.
 """
 
 from typing import Any, ClassVar, Literal, get_args
@@ -33,7 +33,7 @@ Method = Literal["normalized", "polyak", "dual_acceleration", "log_time"]
 
 @struct.dataclass
 class Carry:
-    """What the methods remember.
+    """State that a method carries from step to step.
 
     Attributes:
         momentum: g of dual acceleration, (d,).
@@ -48,11 +48,11 @@ class Carry:
 def log_excess_loss(
     corpus: Corpus, scores: Float[Array, " V"], values: Float[Array, " V"]
 ) -> Float[Array, ""]:
-    """Compute log(L - L*), the loss above that of every sequence attending to its best token alone.
+    """Compute log(L - L*), the loss above its value with all attention on the best token of each sequence.
 
         L - L* = (1/n) Σ_X log(1 + σ(-y γ*) (e^D - 1)),   D = y (γ* - f) = Σ_s q_s y (γ* - γ_s) ≥ 0,
 
-    where γ* is the value of X that agrees most with its label. No term is negative, so none cancel.
+    where γ* is the value of X that agrees most with its label. All terms are nonnegative, so none cancel.
 
     Args:
         corpus: n sequences of two classes over V tokens.
@@ -60,7 +60,7 @@ def log_excess_loss(
         values: γ = E v, (V,).
 
     Returns:
-        The logarithm; -inf if all attention lies on best tokens.
+        The logarithm; -inf if all attention is on best tokens.
 
     Source:
         Derived from the loss of arXiv 2505.17282.
@@ -79,7 +79,7 @@ def log_excess_loss(
     )
     (moment,) = bags.sum(scaled * below)
     log_distance = jnp.where(idle, -jnp.inf, largest - top + jnp.log(moment / normaliser))
-    # log(1 + σ (e^D - 1)) = σ D to first order; where D is too small for float, so is all but the order.
+    # log(1 + σ (e^D - 1)) = σ D to first order; if D underflows, only its order of magnitude matters.
     distance = jnp.exp(log_distance)
     sigma = jnp.exp(-jnp.logaddexp(0, best))
     tiny = distance < 1e-9
@@ -91,13 +91,13 @@ def log_excess_loss(
 
 
 def log_descent(method: str, step_size: float | Array) -> Algorithm:
-    """Make one of the methods above; with `descent.run` it runs like any other descent.
+    """Build one of the methods above; run it with `descent.run` as any other descent.
 
     Args:
-        method: which one, a `Method`.
-        step_size: η; the length of a move for normalized, the longest move for polyak (on a plateau the
-            whole step leaves for infinity), 1 / max ‖E_s - E_s'‖² for dual acceleration, the step of the
-            clock log t + arc length for log_time, which starts at t = 1.
+        method: name of the method, a `Method`.
+        step_size: η. For normalized: the step length. For polyak: the longest step (on a plateau the full
+            Polyak step diverges). For dual_acceleration: 1 / max ‖E_s - E_s'‖². For log_time: the step of
+            the clock log t + arc length, which starts at t = 1.
 
     Returns:
         The (init, step) pair. Only p moves.
@@ -108,8 +108,8 @@ def log_descent(method: str, step_size: float | Array) -> Algorithm:
     Source:
         Normalised and Polyak steps as in Vasudeva et al. 2024 (arXiv 2402.05738); dual acceleration of Ji,
         Srebro and Telgarsky 2021 (arXiv 2107.00595, Algorithm 1) with L - L* in place of their loss, whose
-        infimum is 0; log_time is Euler's method for gradient flow in the clock log t, held back where p
-        moves far within one unit of it.
+        infimum is 0; log_time is Euler's method for gradient flow in the clock log t, slowed down where p
+        moves far within one unit of log t.
     """
     if method not in get_args(Method):
         raise InputError(f"method: {method!r}; give one of {', '.join(get_args(Method))}")
@@ -136,7 +136,7 @@ def log_descent(method: str, step_size: float | Array) -> Algorithm:
                 rate = log_time + log_norm
                 move = step_size * jax.nn.sigmoid(rate) * u
                 log_time = log_time + step_size * jax.nn.sigmoid(-rate)
-        # A gradient of exactly zero has no direction: p stays.
+        # A gradient of exactly zero has no direction, so p stays.
         move = jnp.where(log_norm == -jnp.inf, 0, move)
         p = params.p + move
         fails = ~jnp.isfinite(p).all()
@@ -171,7 +171,7 @@ class LogDescent(Phase, frozen=True, kw_only=True):
         require_one_layer(*context)
 
     def init(self, task: Task, params: Any, key: Array) -> State:
-        """Make the state."""
+        """Build the initial state."""
         return log_descent(self.method, self.step_size).init(params)
 
     def step(self, task: Task, state: State) -> State:

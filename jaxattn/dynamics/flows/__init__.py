@@ -1,1 +1,1 @@
-"""Exact gradient flows: paths that no loop of steps can follow, without cancellation or underflow."""
+"""Exact gradient flows, without cancellation or underflow, over distances that no step loop reaches."""

@@ -1,4 +1,4 @@
-"""Integration of a flow by arc length, to the first of its ends."""
+"""Integration of a flow by arc length up to its first stopping condition."""
 
 import enum
 import math
@@ -16,9 +16,9 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.coordinates import Local
 
-# From this log of the time on, errors of it are small beside it; ODE solvers in double precision end before.
+# Errors of the time are negligible after this log time; ODE solvers in double precision end earlier.
 _CLOCKED = 45.0
-# Relative error of ‖∂L/∂p‖ that the error of a step may make.
+# Relative error of ‖∂L/∂p‖ that the error of a step may cause.
 GRADIENT_RTOL = 0.01
 
 
@@ -63,7 +63,7 @@ _REASONS = {
 
 
 class Ended(Brief):
-    """A path with a `status`, a `Stop`, in words; that of several seeds has a leading axis.
+    """A path with a `status`, a `Stop`, described in words; several seeds add a leading axis.
 
     Attributes:
         status: () or (B,) int32.
@@ -79,7 +79,7 @@ class Ended(Brief):
 
     @property
     def reason(self) -> str | list[str]:
-        """Why the path ended, in words; a list for several seeds."""
+        """Stopping condition in words; a list for several seeds."""
         if np.ndim(self.status) == 0:
             return _REASONS[Stop(int(self.status))]
         return [_REASONS[Stop(int(one))] for one in np.asarray(self.status)]
@@ -90,8 +90,8 @@ class Flow(Protocol):
     """A flow dz/ds = u(z) of unit speed, from z = 0.
 
     Attributes:
-        zero: the start, zeros (r,).
-        unit: a length along which the flow may change by all of itself, ().
+        zero: the initial point, zeros (r,).
+        unit: a length over which the flow may change completely, ().
     """
 
     @property
@@ -120,7 +120,7 @@ class Flow(Protocol):
         ...
 
     def error(self, start: Array, end: Array, error: Array, rtol: Array) -> Array:
-        """Compute the size of the error of a step relative to what is allowed, ()."""
+        """Compute the error of a step relative to the tolerance, ()."""
         ...
 
     def norm(self, x: Array) -> Array:
@@ -128,16 +128,16 @@ class Flow(Protocol):
         ...
 
     def ended(self, z: Array, until_norm: Array) -> Array:
-        """Tell whether the point is as far out as asked for, () bool."""
+        """Return whether the point has reached `until_norm`, () bool."""
         ...
 
     def to_end(self, z: Array, velocity: Array, until_norm: Array) -> Array:
-        """Compute how far straight on that is, ()."""
+        """Compute the distance to `until_norm` along a straight line, ()."""
         ...
 
 
 class Ends(NamedTuple):
-    """Where a path ends, as in `exact_flow`, and the errors allowed."""
+    """Stopping conditions of a path, as in `exact_flow`, and its error tolerances."""
 
     norm: Array
     arc_length: Array
@@ -148,14 +148,14 @@ class Ends(NamedTuple):
 
 @struct.dataclass
 class Row:
-    """What is recorded of a point.
+    """Recorded quantities of a point.
 
     Attributes:
         z: coordinates, (r,).
         arc_length: s, ().
         log_gradient_norm: log of the size of the gradient, ().
         log_time: log t of the flow whose speed is that size, -inf at the start, ().
-        steps: steps tried so far, () int32.
+        steps: number of attempted steps so far, () int32.
     """
 
     z: Leaf
@@ -167,17 +167,17 @@ class Row:
 
 @struct.dataclass
 class Integration:
-    """A path as far as it was followed, and all that it goes on from.
+    """State of an integration, from which it can be resumed.
 
     Attributes:
-        here: the point that it has come to.
-        local: the flow there; zeros before the first step, which has no length and evaluates it.
-        h: the length of the next step, ().
-        rows: what was recorded, with a leading axis k; rows that were not reached repeat the last point.
-        reached: how many were, () int32.
-        status: () int32; why it ended, a `Stop`; RUNNING if it did not.
-        accepted: () int32; steps taken.
-        rejected: () int32; steps tried and thrown away.
+        here: the current point.
+        local: the flow at that point; zeros before the first step, which has length 0 and evaluates the flow.
+        h: length of the next step, ().
+        rows: recorded points, with a leading axis k; rows that were not reached repeat the last point.
+        reached: number of rows reached, () int32.
+        status: () int32; the stopping condition, a `Stop`; RUNNING if none holds yet.
+        accepted: () int32; number of accepted steps.
+        rejected: () int32; number of rejected steps.
     """
 
     here: Row
@@ -193,19 +193,19 @@ class Integration:
 def begin(
     flow: Flow, ends: Ends, reach: Array, points: int, log_gradient_norm: Array | float = math.nan
 ) -> Integration:
-    """Stand at the start of a path.
+    """Return the initial state of an integration.
 
     Args:
         flow: the flow.
-        ends: where the path is to end.
-        reach: about how long it is, ().
+        ends: the stopping conditions.
+        reach: approximate length of the path, ().
         points: number of rows k ≥ 3: the start, log-spaced arc lengths up to `reach`, the end.
-        log_gradient_norm: log of the size of the gradient at the start, (), if row 0 is read before the first
-            step, which has no length and evaluates the flow.
+        log_gradient_norm: log of the size of the gradient at the start, (). Required if row 0 is read before
+            the first step, which has length 0 and evaluates the flow.
     """
     z = flow.zero
     zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
-    # Shapes alone: compiling an evaluation here and in a step takes twice as long.
+    # Shapes only: compiling one evaluation here and one in a step takes twice as long.
     local = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(flow.at, z))
     here = Row(
         z=z,
@@ -228,18 +228,18 @@ def begin(
 
 
 def first_step(unit: Array, ends: Ends, reach: Array) -> Array:
-    """Choose how long the first step of a path is that has a length, ()."""
+    """Return the length of the first step of nonzero length, ()."""
     return jnp.minimum(unit, reach) * ends.rtol ** (1 / stiff.ORDER)
 
 
 def restart(integration: Integration, h: Array) -> Integration:
-    """Go on from here in coordinates whose zero this is; rows so far stay those of other coordinates.
+    """Resume from the current point in new coordinates with zero at this point; earlier rows are unchanged.
 
-    The next step has length 0: it evaluates the flow, and may land on the first row.
+    The next step has length 0: it evaluates the flow, and may reach the first row.
 
     Args:
         integration: the path so far.
-        h: the length of the step after that, ().
+        h: length of the step after that, ().
     """
     return replace(
         integration,
@@ -260,24 +260,24 @@ def integrate(
     rows: int | Array | float = math.inf,
     clock: float = math.inf,
 ) -> Integration:
-    """Follow one path to the first of its ends.
+    """Integrate one path to its first stopping condition.
 
     Args:
         flow: the flow, in the coordinates of `integration.here`.
-        ends: where it ends.
-        reach: about how long the path is, ().
-        max_steps: most steps, tried or taken.
+        ends: the stopping conditions.
+        reach: approximate length of the path, ().
+        max_steps: maximum number of steps, accepted or rejected.
         integration: the path so far; see `begin`.
-        rows: stop there, with status RUNNING, if so many rows are reached; never by default, ().
-        clock: how far two rules for the log of the time of a step may be apart, of which the better one
-            counts, up to a time of e^45; for a flow whose time is wanted, and not only its path.
+        rows: return with status RUNNING once this many rows are reached, (); unlimited by default.
+        clock: largest difference between two rules for the log of the time of a step, up to a time of e^45;
+            the result uses the better rule. Finite for flows whose time is needed, not only the path.
 
     Returns:
         The path.
     """
     points = len(integration.rows.steps)
     first = jnp.minimum(flow.unit, reach / 100)
-    # The last row is for wherever the path ends.
+    # The last row is reserved for the end point.
     marks = jnp.append(jnp.append(0, jnp.geomspace(first, reach, points - 1)[:-1]), jnp.inf)
     integration = jax.lax.while_loop(
         lambda integration: (integration.status == Stop.RUNNING) & (integration.reached < rows),
@@ -293,7 +293,7 @@ def integrate(
 def _step(
     flow: Flow, ends: Ends, first: Array, max_steps: Array, marks: Array, clock: float, state: Integration
 ) -> Integration:
-    """Try a step, and take it if its error allows."""
+    """Attempt a step, and accept it if its error is within the tolerance."""
     here, local = state.here, state.local
     mark = jnp.minimum(marks[state.reached], ends.arc_length)
     to_mark = mark - here.arc_length
@@ -315,11 +315,11 @@ def _step(
     if clock < math.inf:
         error = jnp.where(there.log_time < _CLOCKED, jnp.maximum(error, doubt / clock), error)
     error = jnp.where(arrived.finite & ~jnp.isnan(error), error, jnp.inf)
-    # A path of unit speed that turns back within a step has run over a stationary point.
+    # If a path of unit speed turns back within a step, it has passed a stationary point.
     turns = flow.inner(local.velocity, arrived.velocity) < 0
     ok = (error <= 1) & ~turns
     h_free = h * jnp.where(turns, 0.2, jnp.clip(0.8 * error ** (-1 / stiff.ORDER), 0.2, 5.0))
-    # A step cut short to land somewhere says nothing against the length that was planned.
+    # A step shortened to land on a row gives no reason to reduce the planned length.
     h_next = jnp.where(ok & (h < state.h), jnp.maximum(h_free, state.h), h_free)
     here, local = jax.tree.map(partial(jnp.where, ok), (there, arrived), (here, local))
     record = ok & (h == to_mark)
@@ -340,7 +340,7 @@ def _step(
 def _status(
     flow: Flow, ends: Ends, first: Array, max_steps: Array, state: Integration, turns: Array
 ) -> Array:
-    """Tell whether the path ends here, and why."""
+    """Return the stopping condition that holds at the current point, or RUNNING."""
     here, local, h = state.here, state.local, state.h
     short = ~(h >= 4 * jnp.finfo(h.dtype).eps * (here.arc_length + flow.unit))
     sine = flow.sine(here.z, local.velocity)
@@ -354,7 +354,7 @@ def _status(
         Stop.STEP_BUDGET: state.accepted + state.rejected >= max_steps,
     }
     status = jnp.asarray(Stop.RUNNING, jnp.int32)
-    # The first that holds. Not jnp.select, whose int64 indices a caller's jit with float64 off cannot lower.
+    # Selects the first that holds. jnp.select has int64 indices, which do not lower in a jit without float64.
     for stop, holds in reversed(stops.items()):
         status = jnp.where(holds, jnp.int32(stop), status)
     return status
@@ -363,10 +363,10 @@ def _status(
 def _log_mean_time(h: Array, start: Local, end: Local) -> tuple[Array, Array]:
     """Compute log of the mean of exp(-ℓ) over a step, ℓ = log ‖∂L/∂p‖, from ℓ and ℓ' at both ends.
 
-    ∫ exp of a straight line is exact at any size; one extrapolation from the step's two halves makes
-    the rule of order 4 where ℓ bends. Returns it, and how far it was from the rule without halves.
+    The integral of exp over a straight line is exact at any size; one extrapolation from the halves of the
+    step raises the order to 4 where ℓ is curved. Also returns the difference from the rule without halves.
     """
-    # A gradient of exactly zero would take forever: a finite exponent keeps NaN out.
+    # A gradient of exactly zero takes infinite time; a finite exponent prevents NaN.
     x, y = (-jnp.maximum(at.log_gradient_norm, -1e300) for at in (start, end))
     bend = jnp.clip(h / 8 * (end.log_slope - start.log_slope), -1, 1)
     middle = (x + y) / 2 + bend

@@ -1,4 +1,4 @@
-"""Where the forces on tied tokens balance, and which tokens tie there."""
+"""Detection of tied tokens, and the point where the forces on them balance."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,32 +27,32 @@ from jaxattn.dynamics.flows.ties import (
     with_counts,
 )
 
-# Scores lower than the top by more are those of tokens that have fallen behind.
+# Tokens whose scores are lower than the top by more than this do not tie with it.
 _BEHIND = 30.0
-# Holes among the distances to the top that are tried.
-_HOLES = 16
-# Shift of tied scores that the forces left out may cause before the path goes on without ties.
+# Number of gaps in the sorted distances to the top that are tried as the boundary of the ties.
+_MAX_GAPS = 16
+# Shift of tied scores that neglected forces may cause before the ties are dissolved, and a safety factor.
 _SHIFT, _MORE = 1e-2, 100.0
-# Of the squares of lengths of the differences of tied tokens: what is smaller is rounding.
+# Squared singular values of differences of tied tokens below this fraction of the largest are rounding.
 _DEPENDENT = 1e-12
-# Newton's method starts within _SHIFT of the balance, or there is none.
+# Newton iterations; they start within _SHIFT of the balance if one exists.
 _NEWTON = 12
-# Shift of tied scores that the force left by rounding may stand for.
+# Shift of tied scores that is attributed to rounding of the force.
 _ZERO = 1e-6
-# Derivatives of the force, relative to the largest one, that are zero: they are as large as what is left of
-# the force. And share of a step along such a direction that moves two tokens' scores apart.
+# Derivatives of the force below this fraction of the largest count as zero, since the residual force is as
+# large. And fraction of a step along such a direction that moves the scores of two tokens apart.
 _LOOSE, _APART = 1e-6, 0.03
 
 
 class Balance(NamedTuple):
-    """Ties that were found, the point where they are balanced, and whether they are.
+    """Detected ties, the point where the forces on them balance, and whether a balance was found.
 
     Attributes:
-        ties: the ties; none if they are not balanced.
+        ties: the ties; none if no balance was found.
         p: (d,).
-        settled: () bool; whether the force on every tied difference is zero there, and takes it back, or
-            would if the difference were not free to slide.
-        undecided: () bool; whether that holds, but not which order of a force that cancels remains.
+        settled: () bool; True if the force on every tied difference is zero and restoring there, or would be
+            without sliding along a curve of balances.
+        undecided: () bool; True if that holds, but the order of the force of a cancelling pair is unknown.
     """
 
     ties: Ties
@@ -62,23 +62,24 @@ class Balance(NamedTuple):
 
 
 def no_balance(E: Array, p: Array, values: Array, corpus: Corpus) -> Balance:
-    """Return no ties, not balanced."""
+    """Return a `Balance` without ties, not settled."""
     return Balance(no_ties(E, values, corpus), p, jnp.asarray(False), jnp.asarray(False))
 
 
 class _Rest(NamedTuple):
-    """Where the tied part of the loss, that of attended tokens alone, has no gradient.
+    """Stationary point of the tied part of the loss, the loss of the attended tokens alone.
 
     Attributes:
         p: (d,).
-        moved: by how much tied scores have moved against each other, ().
-        left: what is left of the gradient, in units of the force, ().
-        stiffness: its smallest derivative by tied scores, in units of the force, ().
-        log_limit: log of the forces that would move the balance by _SHIFT, ().
-        inverse: the inverse of the Hessian of the mean loss of the tied part by coordinates of the normals,
-            (r, r); 0 for rows that are zero.
-        normals: an orthonormal basis of the directions where it has a derivative, rows of zeros, (r, d).
-        loose: (V,) bool; tokens that a direction without derivative moves off the leader of their class.
+        moved: largest change of a difference of tied scores, ().
+        left: norm of the remaining gradient, in units of the force, ().
+        stiffness: smallest derivative of the force by tied scores, in units of the force, ().
+        log_limit: log of the force that would shift the balance by _SHIFT, ().
+        inverse: the inverse of the Hessian of the mean loss of the tied part in coordinates of the normals,
+            (r, r); 0 in zero rows.
+        normals: an orthonormal basis of the directions with a nonzero derivative, padded with zero rows,
+            (r, d).
+        loose: (V,) bool; tokens whose score differs from their leader's along a direction without derivative.
     """
 
     p: Array
@@ -100,36 +101,37 @@ def find_ties(
     slides: Bool[Array, ""] | bool = False,
     wanted: Bool[Array, ""] | bool = True,
 ) -> tuple[Float[Array, " d"], Balance]:
-    """Find what cancels where the forces balance up to rounding: tokens that tie, and idle pairs.
+    """Find tokens that tie, and pairs whose forces cancel, at a point where forces balance up to rounding.
 
-    Tokens tie that a sequence attends to together. The distances of all tokens to the top of their
-    sequences have a hole between tied tokens, which stay near, and others, which have fallen by the
-    logarithm of what float64 resolves. It is the widest hole, as a rule, else one of the next: where tokens
-    that do not tie are on their way up or down, the hole above them may be narrower than that below.
+    Tokens tie if a sequence attends to them together. Tied tokens stay close to the top of their sequence;
+    the other tokens have fallen behind by the logarithm of the float64 resolution. The sorted distances to
+    the top therefore have a gap, which is usually the widest one. Tokens that do not tie may still be moving,
+    and then the gap above them can be narrower than the one below, so the next widest gaps are tried too.
 
-    A path that slides along a curve in straight pieces ends a piece beside the curve. It is first moved
-    back, along the normals of the former ties. Both are one loop, because each is expensive to compile.
+    A path that follows a curve of balances in straight pieces ends each piece off the curve. It is first
+    moved back, along the normals of the previous ties. Both computations share one loop, because each is
+    expensive to compile.
 
     Args:
         E: (V, d).
-        p: (d,); where the flow ended.
+        p: (d,); end point of the flow.
         values: γ, (V,), or (V, K) for K > 2 classes.
         corpus: n sequences over V tokens.
-        before: the ties up to here.
+        before: the previous ties.
         slides: whether to move p back to their balance first, ().
-        wanted: whether to look for ties at all, ().
+        wanted: whether to search for ties, ().
 
     Returns:
-        p (d,), moved back if it was to be; and the ties there, and whether they hold: Newton's method finds
-        a zero of the gradient of the tied part of the loss nearby, and its Hessian on 𝒯 is positive definite
-        there. Without ties and without idle pairs they do not.
+        p (d,), moved back if `slides`; and the balance. It is settled if Newton's method finds a zero of the
+        gradient of the tied part of the loss nearby, with a Hessian that is positive definite on 𝒯. Without
+        ties and cancelling pairs it is not settled.
     """
 
     def attempt(state: tuple[Array, Array, Balance]) -> tuple[Array, Array, Balance]:
         tried, p, _ = state
         back = tried < 0
         below = below_top(corpus, E @ p)
-        edge = _holes(below)[jnp.maximum(tried, 0)]
+        edge = _widest_gaps(below)[jnp.maximum(tried, 0)]
         leader = jnp.where(back, before.leader, _classes(corpus, below <= edge))
         normals = jnp.where(back, before.normals, _normals(E, leader))
         found = _ties_of(E, p, values, corpus, leader, normals)
@@ -140,24 +142,24 @@ def find_ties(
 
     def open_yet(state: tuple[Array, Array, Balance]) -> Array:
         tried, _, found = state
-        return (tried < 0) | (wanted & (tried < holes) & ~found.settled & ~found.undecided)
+        return (tried < 0) | (wanted & (tried < gaps) & ~found.settled & ~found.undecided)
 
-    holes = min(_HOLES, corpus.bags.index.size)
+    gaps = min(_MAX_GAPS, corpus.bags.index.size)
     first = jnp.where(slides, -1, 0).astype(jnp.int32)
     _, p, found = jax.lax.while_loop(open_yet, attempt, (first, p, no_balance(E, p, values, corpus)))
     return p, found
 
 
 def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, normals: Array) -> Balance:
-    """Balance classes of tokens that may tie, along the normals of their differences."""
+    """Find the balance of classes of tokens that may tie, along the normals of their differences."""
     bags, vocab = corpus.bags, jnp.arange(len(E), dtype=jnp.int32)
     index, present = bags.index.astype(jnp.int32), bags.count > 0
     attended = top_class(E, p, corpus, leader)
     rest = _rest(E, p, values, corpus, normals, attended, leader)
     hidden = coordinates(E, p, values, corpus)
-    # All forces there are, which may hide others.
+    # The sum of all forces, which may hide smaller ones in rounding.
     log_hidden = hidden.log_gross(hidden.zero)
-    # As numbers: a GPU has no atomic operation on booleans, and would compare and swap.
+    # As numbers: GPUs have no atomic operation on booleans and would use compare-and-swap.
     loose = take(jnp.zeros_like(leader).at[leader].max(rest.loose.astype(leader.dtype)), leader) > 0
     merged = jnp.where(loose, vocab, leader)
     scores = E @ rest.p
@@ -186,13 +188,13 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
         log_limit=rest.log_limit,
         pairs=known.pairs,
     )
-    # What is left out has moved the balance by that much, and more of it may come until that is _SHIFT; a
-    # hundred times as much may come from elsewhere, and is not trusted to move it as little.
+    # The neglected forces have shifted the balance by that much, and may grow until the shift is _SHIFT.
+    # Forces from other tokens may reach a hundred times that size, and are not assumed to shift it as little.
     others = tied_coordinates(E, rest.p, corpus, ties)
     left_out = others.log_gross(others.zero)
     more = jnp.log(jnp.clip(_SHIFT / jnp.maximum(rest.moved, _SHIFT / _MORE), 1, _MORE))
     log_limit = jnp.maximum(rest.log_limit, left_out + more)
-    # Forces as large as those that balance would have to balance too.
+    # Neglected forces as large as the balancing ones would have to be in the balance too.
     ties_some = (leader != vocab).any()
     log_limit = jnp.where(ties_some, log_limit, log_hidden - jnp.log(_MORE))
     some = (ties_some | idle.any()) & (left_out < log_hidden - jnp.log(_MORE))
@@ -205,20 +207,20 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
 
 
 def _most_classes(E: Array) -> int:
-    """Tell how many classes may have several tokens."""
+    """Return the largest possible number of classes with several tokens."""
     return len(E) if room(E) == min(E.shape) else room(E)
 
 
 def _rest(
     E: Array, p: Array, values: Array, corpus: Corpus, normals: Array, attended: Array, leader: Array
 ) -> _Rest:
-    """Move p within 𝒯, across directions without derivative, to where the tied part has no gradient."""
-    # In units in which the longest embedding has length 1: so have the directions that are not spanned.
+    """Move p within 𝒯, along directions with a derivative, to a zero of the gradient of the tied part."""
+    # In units in which the longest embedding has length 1, which makes unspanned directions comparable.
     unit = 1 / jnp.sqrt(jnp.square(E).sum(axis=1).max())
     scores, lift = E @ p, (unit * E) @ normals.T
     tied = with_counts(corpus, jnp.where(attended, corpus.bags.count, 0))
     spans = jnp.square(normals).sum(axis=1) > 0
-    # No other tokens pull; as many may be in classes of several.
+    # No other tokens exert a force; the factor 2 covers the members of classes with several tokens.
     involved = first_of(sharing(leader), 2 * room(E))
 
     def at(y: Array) -> tuple[Force, Array]:
@@ -231,7 +233,7 @@ def _rest(
 
     force, curvature = at(jnp.zeros(len(normals)))
     size, vectors = jnp.linalg.eigh(curvature)
-    # Each direction is compared with the forces that cancel in it: scales of keys and of weights may differ.
+    # Each direction is compared with the forces that cancel in it, because scales of keys and weights differ.
     apart = lift - take(lift, leader)
     sizes = by_token(tied, force.pull)[1] @ jnp.square(apart @ vectors)
     free = jnp.abs(size) <= _LOOSE * sizes
@@ -247,7 +249,7 @@ def _rest(
 
     y = jax.lax.fori_loop(0, _NEWTON, improve, jnp.zeros(len(normals)))
     force, curvature = at(y)
-    # A force of 1 moves tied scores apart by the inverse of this.
+    # A unit force moves tied scores apart by the inverse of this.
     size, vectors = jnp.linalg.eigh(held(curvature))
     reach = jnp.sqrt(jnp.square(apart).sum(axis=1).max())
     stiffness = jnp.where(spans.any(), jnp.minimum(1.0, size[0] / nonzero(reach)), 1)
@@ -267,28 +269,28 @@ def _rest(
 
 
 def _orthogonal(E: Array, normals: Array) -> Array:
-    """Compute Q E; rows that are nothing but rounding are zero."""
+    """Compute Q E; rows that contain only rounding are set to zero."""
     flat = E - (E @ normals.T) @ normals
-    # A second pass makes it orthogonal to rounding.
+    # A second pass makes it orthogonal up to rounding.
     flat = flat - (flat @ normals.T) @ normals
     length = jnp.square(flat).sum(axis=1, keepdims=True)
     return jnp.where(length > _DEPENDENT * jnp.square(E).sum(axis=1).max(), flat, 0)
 
 
-def _holes(below: Float[Array, "R W"]) -> Float[Array, " k"]:
-    """Find the upper ends of the widest holes among distances to the top, widest first."""
+def _widest_gaps(below: Float[Array, "R W"]) -> Float[Array, " k"]:
+    """Return the upper ends of the widest gaps in the sorted distances to the top, widest first."""
     ends = jnp.append(jnp.sort(below.ravel()), jnp.inf)
-    # What ties has not left, and a hole does not gain by reaching on from where tokens have fallen behind.
+    # A gap does not count as wider because it extends below _BEHIND.
     width = jnp.diff(jnp.minimum(ends, _BEHIND))
-    # A token that has left ties with none: nor does any token at a distance below the top.
+    # A token beyond LEFT ties with no other, so no gap starts there.
     near = ends[:-1] <= LEFT
     end, width = jnp.where(near, ends[:-1], -1), jnp.where(near, width, -1)
-    # Not by argsort, whose int64 indices a caller's jit with float64 off cannot lower.
-    return jax.lax.sort((-width, end), num_keys=1)[1][:_HOLES]
+    # Not argsort: its int64 indices do not lower in a caller's jit with float64 disabled.
+    return jax.lax.sort((-width, end), num_keys=1)[1][:_MAX_GAPS]
 
 
 def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, " V"]:
-    """Join tokens that sequences attend to together, and tell the smallest of each class."""
+    """Merge tokens that sequences attend to together, and return the smallest token of each class."""
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
     vocab = corpus.vocab_size
@@ -307,7 +309,7 @@ def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, " V"]:
 
 
 def _normals(E: Float[Array, "V d"], leader: Int[Array, " V"]) -> Float[Array, "r d"]:
-    """Find an orthonormal basis of 𝒯, r = `room`; rows that it does not need are zero."""
+    """Compute an orthonormal basis of 𝒯, padded with zero rows to r = `room`."""
     apart = E - take(E, leader)
     if room(E) < min(E.shape):
         tied = leader != jnp.arange(len(E), dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""Which pulls between tokens cancel, and the order at which a force remains.
+"""Detection of token pairs whose forces cancel, and the order of the remaining force.
 
 Let class C be on top and class D below it, with x = e^(a_D - a_C). In a sequence X that attends to C,
 
@@ -9,14 +9,14 @@ L₀ + Σ_i g_i x_i + ½ Σ_ij H_ij x_i x_j + ..., and
 
     g_i = -mean_X r·V_i,    H_ij = mean_X [V_i·S V_j + r·(V_i U_j + V_j U_i)].
 
-Tied tokens answer: their scores stay where the tied part of the loss is least, given x. So the terms of
-second order that act on p are those of
+Tied tokens respond: given x, their scores settle at the minimum of the tied part of the loss. The
+second-order terms that act on p are therefore those of
 
     M = H - G K⁻¹ Gᵀ,    G = ∂g/∂y,    K the Hessian of the tied part in coordinates y of 𝒯.
 
-A pair with g ≠ 0 has a force of order e^(-gap). A pair with g = 0 is idle. If M has an entry for it, a force
-of order e^(-2 gap) remains. If H is not zero but M is, the tied tokens answer whatever the pair does, and no
-force remains. If H itself cancels, the order is higher than two and unknown.
+A pair with g ≠ 0 has a force of order e^(-gap). A pair with g = 0 is called idle. If M has a nonzero entry
+for it, a force of order e^(-2 gap) remains. If H is nonzero but M is zero, the response of the tied tokens
+cancels the force at every order. If H itself is zero, the order is higher than two and unknown.
 """
 
 from typing import Any, NamedTuple
@@ -32,23 +32,23 @@ from jaxattn.dynamics.flows.force import dense, residual
 from jaxattn.dynamics.flows.pairs import MOST_PAIRS, Pairs
 from jaxattn.dynamics.flows.ties import first_of
 
-# Number of idle pairs whose second order is computed.
+# Largest number of idle pairs whose second order is computed.
 _MOST_IDLE = 32
-# What is left of terms that cancel, relative to their sizes: of first order, and of second order.
+# Sums that remain after cancellation below this fraction are zero: first order, second order.
 _CANCELS, _CANCELS_TWICE = 1e-9, 1e-8
-# Difference of two values that is rounding, relative to their sizes.
+# Two values that differ by less than this, relative to their sizes, are equal.
 _EQUAL = 1e-11
-# Difference of two θ that is rounding, relative to the longest.
+# Two θ that differ by less than this, relative to the longest, are equal.
 _SAME = 1e-13
 
 
 class Cancelled(NamedTuple):
-    """Entries of the bags whose pulls cancel to first order.
+    """Entries of the bags whose forces cancel to first order.
 
     Attributes:
         idle: (R, W) bool.
-        pairs: what is left of their force to second order.
-        undecided: () bool; whether the order of a pair is unknown, or there are more pairs than are followed.
+        pairs: second-order terms of their force.
+        undecided: () bool; True if the order of a pair is unknown, or there are too many pairs.
     """
 
     idle: Array
@@ -57,14 +57,14 @@ class Cancelled(NamedTuple):
 
 
 class Tied(NamedTuple):
-    """What is tied, and how scores depend on it.
+    """The tied tokens, and the dependence of scores on coordinates of 𝒯.
 
     Attributes:
         attended: (R, W) bool; the top class of every sequence.
-        scores: (V,); a, where the tied part of the loss is least.
+        scores: (V,); a at the minimum of the tied part of the loss.
         embeddings: (V, d); Q E.
         lift: (V, k); derivative of the scores by coordinates y of 𝒯.
-        inverse: (k, k); K⁻¹, of the Hessian of the tied part of the mean loss by y; 0 for rows without y.
+        inverse: (k, k); K⁻¹, of the Hessian of the tied part of the mean loss by y; 0 in unused rows.
     """
 
     attended: Array
@@ -75,14 +75,14 @@ class Tied(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """What every entry of the bags contributes, (R, W) or (R, W, C) with C columns of outputs.
+    """Contribution of every entry of the bags, (R, W) or (R, W, C) with C columns of outputs.
 
     Attributes:
         low: (R, W); its token.
         top: (R, W); a token of the top class of its sequence.
-        group: (R, W); entries with one θ = Q (E_low - E_top) are one pair.
+        group: (R, W); entries with equal θ = Q (E_low - E_top) form one pair.
         weight: U at x = e^(a_low - a_top) of the first entry of the group.
-        below: γ - f_X, 0 where it is rounding.
+        below: γ - f_X, set to 0 where it is rounding.
         attention: q among the attended tokens, 0 for others.
         f: (n, C).
     """
@@ -110,12 +110,12 @@ class _Loss(NamedTuple):
 
 
 def cancelled(corpus: Corpus, values: Float[Array, " V *K"], tied: Tied) -> Cancelled:
-    """Find entries whose pulls on the top class cancel, and what is left of them to second order.
+    """Find entries whose forces on the top class cancel, and the second-order terms that remain.
 
     Args:
         corpus: n sequences over V tokens.
         values: γ, of two classes (V,) or of K > 2 (V, K).
-        tied: what is tied.
+        tied: the tied tokens.
 
     Returns:
         The entries and their pairs.
@@ -131,7 +131,7 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
     bags = corpus.bags
     low, present = bags.index.astype(jnp.int32), bags.count > 0
     value = take(values, low)
-    # Outputs that differ by the same in all classes are the same.
+    # Outputs that differ by one constant in all classes are equivalent.
     value = value[..., None] if value.ndim == 2 else value - value[..., -1:]
     own = take(tied.scores, low)
     token = -bags.max(jnp.where(tied.attended, -1.0 * low, -jnp.inf))
@@ -145,7 +145,7 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
     below = value - bags.spread(f)
     below = jnp.where(jnp.abs(below) <= _EQUAL * (jnp.abs(value) + bags.spread(size)), 0, below)
     group, first = _groups(take(tied.embeddings, low) - take(tied.embeddings, top), present)
-    # Members of a group differ by the scores of tied tokens, which are finite.
+    # Members of a group differ by finite scores of tied tokens.
     share = jnp.where(present, bags.count * jnp.exp(apart - apart.ravel()[first]), 0)
     return _Entries(
         low=low,
@@ -159,9 +159,9 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
 
 
 def _groups(theta: Float[Array, "R W d"], present: Bool[Array, "R W"]) -> tuple[Array, Array]:
-    """Group entries by θ, up to rounding: the number of each group, and its first entry, (R, W) each."""
+    """Group entries by θ, up to rounding: the index of each group, and its first entry, (R, W) each."""
     dim, size = theta.shape[-1], present.size
-    # Two projections that tell vectors apart: sines of integers are in no simple relation.
+    # Two projections distinguish the vectors, because sines of integers satisfy no simple relation.
     along = jnp.sin(jnp.arange(1.0, 2 * dim + 1)).reshape(2, dim).astype(theta.dtype)
     one, other = jnp.moveaxis(theta @ along.T, -1, 0).reshape(2, size)
     rounding = _SAME * jnp.where(present[..., None], jnp.abs(theta), 0).max() * dim
@@ -176,11 +176,11 @@ def _groups(theta: Float[Array, "R W d"], present: Bool[Array, "R W"]) -> tuple[
 
 
 def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> Bool[Array, "R W"]:
-    """Find entries whose first-order pulls on the top class cancel over all of their group."""
+    """Return the entries whose first-order forces on the top class sum to zero over their group."""
     r = corpus.bags.spread(_loss(corpus, entries.f).r)
     terms = entries.weight[..., None] * r * entries.below
     product, size = terms.sum(axis=-1), jnp.abs(terms).sum(axis=-1)
-    # Terms of one sequence that cancel leave rounding, which is no force however small others are.
+    # Cancelling terms of one sequence leave rounding, which counts as zero even if other forces are small.
     product = jnp.where(jnp.abs(product) <= _EQUAL * size, 0, product)
     rest = (corpus.bags.count > 0) & ~attended
     empty = jnp.zeros(rest.size, product.dtype)
@@ -190,7 +190,7 @@ def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> Bool[Array, "R 
 
 
 def _numbered(idle: Array, entries: _Entries) -> tuple[Array, tuple[Array, Array], Array]:
-    """Number the pairs of idle entries: of every entry (R, W), top and low (m,), whether there are more."""
+    """Number the pairs of idle entries: index per entry (R, W), top and low (m,), whether there are more."""
     size = idle.size
     number = jnp.arange(size, dtype=jnp.int32)
     group = entries.group.ravel()
@@ -212,7 +212,7 @@ def _second_order(
     tokens: tuple[Array, Array],
     tied: Tied,
 ) -> tuple[Pairs, Array]:
-    """Compute M of numbered pairs, and whether H cancels for one of them."""
+    """Compute M of numbered pairs, and whether H is zero for any of them."""
     bags, n = corpus.bags, corpus.num_examples
     loss = _loss(corpus, entries.f)
     owner = jnp.broadcast_to(jnp.minimum(bags.owner, n - 1)[:, None], number.shape)
@@ -273,7 +273,7 @@ def _turning(
     total, apart = along.sum(axis=0)[:, None], lift[low] - lift[top]
     turning = by_token @ lift + total * apart
     gross = sizes @ jnp.abs(lift) + jnp.abs(along).sum(axis=0)[:, None] * jnp.abs(apart)
-    # What terms that cancel leave is no derivative, however small other terms of M are.
+    # Cancelling terms leave rounding, which counts as zero even if other terms of M are small.
     return jnp.where(jnp.abs(turning) <= _CANCELS_TWICE * gross, 0, turning)
 
 

@@ -1,4 +1,4 @@
-"""What to compute where a condition holds, and what to divide by where a number may be zero."""
+"""Conditional computation under vmap, and safe divisors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,18 +11,18 @@ from jaxtyping import Array
 def cond_under_vmap(condition: Array, compute: Callable[..., Any], otherwise: Any, *given: Any) -> Any:
     """Return `compute(otherwise, *given)` if a condition holds, else `otherwise`.
 
-    Under vmap, `lax.cond` computes both branches; a loop of at most one step computes only if it has to.
+    Under vmap, `lax.cond` computes both branches; a loop of at most one step computes only if necessary.
 
     Args:
-        condition: whether it is needed, ().
+        condition: whether to compute, ().
         compute: (otherwise, *given) -> a pytree like `otherwise`.
-        otherwise: what is returned where it is not.
-        given: all that it computes with. With what it only closes over XLA may compute before the loop,
-            needed or not.
+        otherwise: the result if the condition is false.
+        given: all arrays that `compute` uses. XLA may compute with closed-over arrays before the loop,
+            whether or not the condition holds.
     """
 
     def once(state: tuple[Array, Any]) -> tuple[Array, Any]:
-        # Of the loop's own flag nothing is known before the loop, nor then of what comes with it.
+        # The flag of the loop is unknown before the loop; the barrier makes `given` depend on it.
         _, inside = jax.lax.optimization_barrier((state[0], given))
         return jnp.asarray(False), compute(state[1], *inside)
 
@@ -30,5 +30,5 @@ def cond_under_vmap(condition: Array, compute: Callable[..., Any], otherwise: An
 
 
 def nonzero(x: Array) -> Array:
-    """Replace 0 by 1, to divide by."""
+    """Replace 0 by 1 for use as a divisor."""
     return jnp.where(x == 0, 1, x)

@@ -1,12 +1,12 @@
-"""Gradient flow on p in the coordinates it lives in, parametrised by arc length.
+"""Gradient flow on p in coordinates of the span of the embeddings, parametrised by arc length.
 
-The path never leaves p_0 + span{E_s}, so r = min(V, d) numbers z carry it, p = p_0 + Bᵀ z:
+The path stays in p_0 + span{E_s}, so r = min(V, d) coordinates z represent it, p = p_0 + Bᵀ z:
 
     V ≤ d:  B = E,  a = a_0 + E Eᵀ z,  dz/ds = F / ‖EᵀF‖;
     V > d:  B = 1,  a = a_0 + E z,     dz/ds = EᵀF / ‖EᵀF‖,
 
-with F = -∂L/∂a. Neither needs a factorisation of E, and both are defined if rows of E coincide. Where tokens
-tie, a `Watch` says which scores have to stay where they are for the description to hold.
+with F = -∂L/∂a. Neither requires a factorisation of E, and both are defined if rows of E coincide. With tied
+tokens, a `Watch` defines which scores must stay in range for the description to remain valid.
 """
 
 import math
@@ -31,27 +31,27 @@ from jaxattn.dynamics.flows.force import (
 )
 from jaxattn.dynamics.flows.stiff import Solver, by_factors
 
-# Rounding moves scores by ε ‖a‖, and the forces by as much relative to their own size. Where they cancel
-# so far that this leaves the direction of their sum fewer digits than these, it is not followed.
+# Rounding changes scores by ε ‖a‖ and the forces by the same relative amount. The flow is not followed where
+# the forces cancel so far that the relative error of the direction of their sum exceeds this.
 RESOLUTION = 1e-3
-# Distance to the top at which a token that does not pull would: e^-7 of its sequence's attention.
+# Distance to the top at which an idle token comes too close: it would have e^-7 of its sequence's attention.
 NEAR = 7.0
-# Distance to the top at which a token has left those it was tied with.
+# Distance to the top at which a token no longer ties with those on top.
 LEFT = 10.0
-# Distance below the top, before, and above it, after, at which a token has leapt over the top.
+# A token that was this far below the top and is this far above it after a step has leapt over the top.
 _LEAP = 2.0
-# Change of attention along which a curve of balances counts as straight.
+# Change of attention up to which a curve of balances counts as straight.
 _STRAIGHT = 0.05
 
 
 @struct.dataclass
 class Watch:
-    """What to look for, of every entry of the bags.
+    """Conditions on entries of the bags under which the description of the flow is valid.
 
     Attributes:
-        idle: (R, W) bool; tokens that do not pull, and are not to come near the top of their sequence.
-        attention: (R, W); attention at the start to tokens that slide along a curve of balances, and are to
-            keep theirs; -1 for others.
+        idle: (R, W) bool; tokens without a force, which must stay away from the top of their sequence.
+        attention: (R, W); initial attention to tokens that slide along a curve of balances, which must stay
+            near this value; -1 for other entries.
     """
 
     idle: Leaf
@@ -59,11 +59,11 @@ class Watch:
 
     @property
     def slides(self) -> Bool[Array, ""]:
-        """Whether any token slides."""
+        """True if any token slides."""
         return (self.attention >= 0).any()
 
     def slid(self, corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, ""]:
-        """Compute how far attention is from that at the start, where 1 is as far as it is to come."""
+        """Compute the change of attention since the start; 1 is the largest allowed change."""
         bags, slides = corpus.bags, self.attention >= 0
         below = _below_top(corpus, scores)
         weight = jnp.where(slides, bags.count * jnp.exp(-below), 0)
@@ -72,7 +72,7 @@ class Watch:
         return jnp.where(slides, jnp.abs(attention - self.attention), 0).max() / _STRAIGHT
 
     def broken(self, corpus: Corpus, scores: Float[Array, " V"]) -> Bool[Array, ""]:
-        """Tell whether tokens are no longer where they have to be."""
+        """Return True if a token violates its condition."""
         below = _below_top(corpus, scores)
         met = self.idle & (below < NEAR)
         left = (self.attention > jnp.exp(-LEFT)) & (below > LEFT)
@@ -82,8 +82,8 @@ class Watch:
 def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) -> Float[Array, ""]:
     """Compute how far tokens leap over the top of their sequence from one point to another.
 
-    A token near the top pulls with all the weight of those it comes up to, however little it pulls from
-    afar. A step from far below to far above meets none of that, at either of its ends.
+    A token near the top exerts a force with the full weight of the tokens that it approaches, however small
+    its force is at a distance. A step from far below to far above misses this force at both of its ends.
 
     Args:
         corpus: n sequences over V tokens.
@@ -91,8 +91,8 @@ def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) 
         after: scores a, (V,).
 
     Returns:
-        The largest distance of a token to the top before or above the former top after, whichever is less,
-        where 1 is as far as it is to be; 0 or less if no top changes.
+        The largest over tokens of the smaller of two distances: below the top before, and above the former
+        top after. 1 is the largest allowed value; 0 or less if no top changes.
     """
     bags = corpus.bags
     token, present = bags.index.astype(jnp.int32), bags.count > 0
@@ -104,7 +104,7 @@ def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) 
 
 
 def _below_top(corpus: Corpus, scores: Array) -> Array:
-    """Compute how far every entry is below the highest of those that pull in its sequence."""
+    """Compute the distance of every entry below the highest entry with a force in its sequence."""
     bags = corpus.bags
     score = take(scores, bags.index.astype(jnp.int32))
     return bags.spread(bags.max(jnp.where(bags.count > 0, score, -jnp.inf))) - score
@@ -116,10 +116,10 @@ class Local:
 
     Attributes:
         velocity: u = dz/ds, (r,); zeros where the gradient is exactly zero.
-        jacobian: ∂u/∂z, (r, r), or what products with it are made of where r is large.
+        jacobian: ∂u/∂z, (r, r), or the factors of products with it if r is large.
         log_gradient_norm: log ‖∂L/∂p‖, ().
         log_slope: its derivative by arc length, ().
-        balanced: whether the forces cancel up to rounding, ().
+        balanced: True if the forces cancel up to rounding, ().
     """
 
     velocity: Leaf
@@ -130,7 +130,7 @@ class Local:
 
     @property
     def finite(self) -> Bool[Array, ""]:
-        """Whether the Jacobian holds no NaN and no infinity."""
+        """True if the Jacobian holds no NaN and no infinity."""
         jacobian = self.jacobian
         return jacobian.finite if isinstance(jacobian, stiff.Curved) else jnp.isfinite(jacobian).all()
 
@@ -148,12 +148,12 @@ class Coordinates:
         lift: E Bᵀ, (V, r).
         offset: B p_0, (r,).
         lengths: ‖E_s‖, (V,).
-        unit: 1 / max ‖E_s‖, (); moving p by this changes no score by more than 1.
-        weigh: how sequences are weighed, see `token_force`; a pytree.
-        steepest: bound on the slope of the log gradient norm; what is beyond is error, ().
-        log_limit: log of the sum of all |∂L/∂a_s| of single sequences at which the path ends as balanced.
-        watch: tokens that have to stay where they are, else the path ends as balanced too.
-        pairs: second-order terms of the loss, `pairs.Pairs`, where those of first order cancel.
+        unit: 1 / max ‖E_s‖, (); a step of this length in p changes no score by more than 1.
+        weigh: weights of the sequences, see `token_force`; a pytree.
+        steepest: upper bound on the slope of the log gradient norm; larger slopes are numerical error, ().
+        log_limit: the path ends as balanced once log Σ |∂L/∂a_s| of single sequences falls to this value.
+        watch: conditions on tokens; if one is violated, the path ends as balanced too.
+        pairs: second-order terms of the loss, `pairs.Pairs`, where first-order terms cancel.
     """
 
     corpus: Corpus
@@ -181,7 +181,7 @@ class Coordinates:
         return self.lift if self.basis is None else self.basis
 
     def moved(self, z: Float[Array, " r"]) -> "Coordinates":
-        """Start at another point."""
+        """Return the same flow with another initial point."""
         start, scores = self.p(z), self.scores + self.lift @ z
         offset = start if self.basis is None else scores
         return self.replace(start=start, scores=scores, offset=offset)  # type: ignore[attr-defined]
@@ -201,7 +201,7 @@ class Coordinates:
 
     @property
     def zero(self) -> Float[Array, " r"]:
-        """The start."""
+        """The initial point."""
         return jnp.zeros_like(self.offset)
 
     def error(
@@ -213,30 +213,30 @@ class Coordinates:
     ) -> Float[Array, ""]:
         """Compute ‖Bᵀ error‖ relative to rtol (‖p‖ + 1 / max ‖E_s‖), or to a tenth of the step if it is less.
 
-        A stage that has met a force no stage before it knew of is off by a whole step, however short.
+        If a later stage meets a force that no earlier stage has met, its error is of the order of the step.
         """
         tenth = 0.1 * (self.norm(end - start) + rtol * self.unit)
         relative = self.norm(error) / jnp.minimum(rtol * (self.norm(end, 1.0) + self.unit), tenth)
-        # Tokens may come to the end of a curve's straight piece, and not far beyond.
+        # Tokens may reach the end of a straight piece of a curve of balances, but not go far beyond it.
         far = jnp.maximum(self._slid(end) / 2, self._leapt(start, end))
         return jnp.maximum(relative, far)
 
     def ended(self, z: Float[Array, " r"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
-        """Tell whether ‖p‖ is as large as that."""
+        """Return whether ‖p‖ has reached `until_norm`."""
         return self.norm(z, 1.0) >= until_norm
 
     def to_end(
         self, z: Float[Array, " r"], velocity: Float[Array, " r"], until_norm: Float[Array, ""]
     ) -> Float[Array, ""]:
-        """Compute how far straight on the sphere of that ‖p‖ is; `velocity` may be shorter than 1."""
+        """Compute the distance in a straight line to ‖p‖ = until_norm; `velocity` may be shorter than 1."""
         norm, ahead = self.norm(z, 1.0), self.ahead(z, velocity)
-        # An infinite radius would make NaN of the quotient below.
+        # An infinite radius would make the quotient below NaN.
         radius = jnp.minimum(until_norm, 1e150)
         square = jnp.maximum((radius - norm) * (radius + norm), 0)
         speed = jnp.square(self.norm(velocity))
         root = jnp.sqrt(ahead**2 + speed * square)
         distance = jnp.where(ahead > 0, square / (root + ahead), (root - ahead) / nonzero(speed))
-        # The path bends, so this falls a little short or goes a little far: rather a little far.
+        # The path is curved, so the step ends slightly before or after the sphere; prefer slightly after.
         return (1 + 1e-6) * distance
 
     def ahead(self, z: Float[Array, " r"], velocity: Float[Array, " r"]) -> Float[Array, ""]:
@@ -277,28 +277,28 @@ class Coordinates:
         return by_factors(jacobian, c)
 
     def pulled(self, force: Float[Array, " V"]) -> Float[Array, " r"]:
-        """Compute the force on z of a force on the scores, up to its length."""
+        """Convert a force on the scores into the force on z, up to its length."""
         return force if self.basis is not None else force @ self.lift
 
     def pulled_by(
         self, tokens: Int[Array, " k"], rows: Float[Array, "k r"], force: Float[Array, " k"]
     ) -> Float[Array, " r"]:
-        """Compute the force on z of one on the scores of some tokens, from their rows of the lift."""
+        """Convert a force on the scores of some tokens into the force on z, given their rows of the lift."""
         return jnp.zeros_like(self.offset).at[tokens].set(force) if self.basis is not None else force @ rows
 
     def gram(self, tokens: Int[Array, " k"], rows: Float[Array, "k r"]) -> Float[Array, "k k"]:
-        """Compute the inner products of the embeddings of some tokens, from their rows of the lift."""
+        """Compute the Gram matrix of the embeddings of some tokens, given their rows of the lift."""
         return rows[:, tokens] if self.basis is not None else rows @ rows.T
 
     def _matrix(self, velocity: Array, size: Array, force: Force) -> tuple[Array, Array]:
-        """Compute the Jacobian, and the slope of the log of the gradient's size."""
+        """Compute the Jacobian, and the slope of the log of the gradient norm."""
         curvature = token_curvature(self.corpus, force) @ self.lift
         curvature = (curvature if self.basis is not None else self.lift.T @ curvature) / nonzero(size)
         along = self.metric(velocity) @ curvature
         return curvature - jnp.outer(velocity, along), along @ velocity
 
     def _products(self, velocity: Array, size: Array, force: Force) -> tuple[stiff.Curved, Array]:
-        """Collect what products with the Jacobian are made of, and compute that slope."""
+        """Return the factors of products with the Jacobian, and the slope of the log of the gradient norm."""
         size = nonzero(size)
         bound = curvature_bound(self.corpus, force, self.lengths) / size
         moved = self.lift @ velocity
@@ -306,7 +306,7 @@ class Coordinates:
         return stiff.Curved(force, velocity, size, bound), slope
 
     def broken(self, z: Float[Array, " r"]) -> Bool[Array, ""]:
-        """Tell whether tokens that are watched have come too far for this description to hold."""
+        """Return True if a condition of `watch` is violated."""
         if (watch := self.watch) is None:
             return jnp.asarray(False)
         scores = self.scores + self.lift @ z
@@ -326,7 +326,7 @@ class Coordinates:
         )
 
     def _leapt(self, start: Array, end: Array) -> Array:
-        """Compute from how far a step lets tokens overtake those that tie, which no step may leap over."""
+        """Compute how far a step lets tokens leap over tied ones, which it must not."""
 
         def from_how_far(_: Any, flow: Coordinates, *ends: Array) -> Array:
             return leap(flow.corpus, *(flow.scores + flow.lift @ z for z in ends))
@@ -352,7 +352,7 @@ def coordinates(
     values: Float[Array, " V *K"] | Float[Array, "R W *K"],
     corpus: Corpus,
 ) -> Coordinates:
-    """Set up the flow that starts at p."""
+    """Build the flow that starts at p."""
     spans = E.shape[0] <= E.shape[1]
     scores, squares = E @ p, jnp.square(E).sum(axis=1)
     return Coordinates(

@@ -1,10 +1,10 @@
-"""Gradient flow on p, followed by arc length: the same path as dp/dt = -∂L/∂p, without its clock.
+"""Gradient flow on p, integrated by arc length: the path of dp/dt = -∂L/∂p with another parametrisation.
 
-The flow slows down like e^(-margin ‖p‖), but its path does not depend on the clock:
+The flow slows down like e^(-margin ‖p‖), but its path does not depend on the parametrisation:
 
     dp/ds = -∂L/∂p / ‖∂L/∂p‖,   t(s) = ∫ ds / ‖∂L/∂p‖.
 
-Late in the path p is almost straight, so the steps grow like ‖p‖ and the last factor of 100 is nearly free.
+For large ‖p‖ the path is almost straight, so the steps grow like ‖p‖ and the last factor of 100 is cheap.
 """
 
 import math
@@ -40,7 +40,7 @@ from jaxattn.dynamics.flows.seeds import Inputs, doubled, of_seeds, over_seeds, 
 from jaxattn.dynamics.flows.ties import Ties, no_ties, selected, tied_coordinates
 from jaxattn.theory.selection import Selection
 
-# Most times that ties are found or dissolved.
+# Largest number of times that ties are found or dissolved.
 _STAGES = 256
 
 
@@ -48,8 +48,8 @@ _STAGES = 256
 class Path(Ended):
     """Points along gradient flow on p, float64; with a leading seed axis B on every array for B seeds.
 
-    Row 0 is the start, the last row is where the path stopped; the rows between lie at log-spaced arc
-    lengths, and rows that were not reached repeat the last state.
+    Row 0 is the start, and the last row is the end of the path. The rows between are at log-spaced arc
+    lengths. Rows that were not reached repeat the last state.
 
     Attributes:
         p: (k, d).
@@ -57,12 +57,12 @@ class Path(Ended):
         norm: (k,); ‖p‖.
         log_gradient_norm: (k,); log ‖∂L/∂p‖, -inf where the gradient is exactly zero.
         log_time: (k,); log t of the flow dp/dt = -∂L/∂p, -inf at the start.
-        steps: (k,) int32; steps tried so far.
-        status: () int32; why the path ended, a `Stop`.
-        accepted: () int32; steps taken.
-        rejected: () int32; steps tried and thrown away.
-        selection: the highest token of every sequence where the path stopped, and the tokens that tie with
-            it in the limit: those that differ by a bounded score while ‖p‖ grows.
+        steps: (k,) int32; number of attempted steps so far.
+        status: () int32; the stopping condition, a `Stop`.
+        accepted: () int32; number of accepted steps.
+        rejected: () int32; number of rejected steps.
+        selection: the highest token of every sequence at the end of the path, and the tokens that tie with
+            it in the limit: their scores differ by a bounded amount while ‖p‖ grows.
     """
 
     p: Leaf
@@ -90,35 +90,35 @@ def exact_flow(
     points: int = 64,
     width: int | None = None,
 ) -> Path:
-    """Follow the exact path of gradient flow on p, keys and values fixed, until the first of its ends.
+    """Compute the exact path of gradient flow on p, keys and values fixed, up to a stopping condition.
 
-    Of two classes the loss is logistic, of K > 2 it is cross-entropy:
+    The loss is logistic for two classes, and cross-entropy for K > 2:
 
         L = (1/n) Σ_X ℓ(f(X), y_X),   f(X) = Σ_s q_s γ_s,   q = softmax of a = Φ p over X.
 
-    Everything is computed in float64, whatever the inputs and the session's setting.
+    Everything is computed in float64, whatever the precision of the inputs and of JAX.
 
     Args:
         scores: keys (m, D), values (m,), or (m, K) for K > 2 classes, and bags of n sequences; any of them
-            may have a leading axis of B seeds. `theory.scores.one_layer` makes them of E and v.
+            may have a leading axis of B seeds. `theory.scores.one_layer` builds them from E and v.
         p: (D,), or (B, D); the start.
         until_norm: stop at this ‖p‖.
-        until_arc_length: end at this length of the path; finite if `until_norm` is not.
-        until_direction: end when the sine of the angle between p and its velocity is this small; it is the
-            change of p/‖p‖ per e-fold of ‖p‖, about as large as the distance left to the limit.
+        until_arc_length: stop at this arc length; must be finite if `until_norm` is not.
+        until_direction: stop when the sine of the angle between p and its velocity is at most this. The sine
+            is the change of p/‖p‖ per e-fold of ‖p‖, and approximately the distance of p/‖p‖ to its limit.
         max_steps: stop after this many steps, accepted or rejected.
-        rtol: error allowed per step, relative to ‖p‖ + 1/max ‖E_s‖.
-        gradient_rtol: relative error of ‖∂L/∂p‖ that the error of a step may make, so that `log_time` is
-            right; infinite where only the path counts, which saves steps if it winds among many tokens.
+        rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
+        gradient_rtol: relative error of ‖∂L/∂p‖ that the error of a step may cause, which keeps `log_time`
+            accurate. Pass infinity if only the path is needed; this saves steps on winding paths.
         points: number of rows k ≥ 3 of the path.
-        width: seeds integrated side by side; chosen for the backend by default.
+        width: number of seeds integrated at once with vmap; defaults to a value for the backend.
 
     Returns:
-        The path. A seed that fails (NaN, a step too short to represent) says so in `status`, keeps its
-        last state and does not stop the others.
+        The path. A seed that fails (NaN, or a step too short for float64) reports it in `status`, keeps its
+        last state, and does not affect the other seeds.
 
     Raises:
-        InputError: no values, shapes that do not fit, ends that are never reached.
+        InputError: the scores have no values, shapes do not match, or no stopping condition is finite.
 
     Source:
         Lemma 4.2 and Theorem 4.3 of arXiv 2505.17282; the method is this library's.
@@ -141,14 +141,14 @@ def _inputs(scores: Scores, p: Array | np.ndarray) -> Inputs:
 
 
 def check_ends(**ends: float) -> None:
-    """Raise InputError unless ends are lengths."""
+    """Raise InputError unless stopping conditions are lengths of 0 or more."""
     for name, end in ends.items():
         if not isinstance(end, jax.core.Tracer) and not end >= 0:
             raise InputError(f"{name}: {end}; give a length of 0 or more")
 
 
 def check_settings(rtol: float, points: int, least: int = 3) -> None:
-    """Raise InputError unless a path can have so many points and so small an error."""
+    """Raise InputError if a path cannot have this number of points or this error tolerance."""
     if points < least:
         raise InputError(f"points: {points}; a path has at least {least}")
     if not 0 < rtol < 1:
@@ -157,19 +157,19 @@ def check_settings(rtol: float, points: int, least: int = 3) -> None:
 
 @struct.dataclass(repr=False)
 class PathSoFar(Brief):
-    """A path as far as it was followed, through one description of the flow after the other.
+    """State of a path so far, across successive descriptions of the flow (stages).
 
-    Its rows are those of `Path`, and those that were not reached repeat the last state too.
+    Its rows are those of `Path`; rows that were not reached repeat the last state.
 
     Attributes:
         p: (k, d).
         norm: (k,); ‖p‖.
         integration: the integration, in coordinates of the last stage.
-        start: p where that stage starts, (d,).
-        ties: which tokens tie in it.
-        tied: whether there are any, () bool.
-        left: stages that may follow, () int32; 0 once the path has ended.
-        begun: steps taken when the stage began, () int32.
+        start: p at the start of that stage, (d,).
+        ties: the tied tokens in that stage.
+        tied: True if there are any, () bool.
+        left: number of stages that may follow, () int32; 0 once the path has ended.
+        begun: number of accepted steps when the stage began, () int32.
     """
 
     p: Leaf
@@ -183,7 +183,7 @@ class PathSoFar(Brief):
 
     @property
     def status(self) -> Array:
-        """Why the path ended, a `Stop`, () int32."""
+        """The stopping condition, a `Stop`, () int32."""
         return self.integration.status
 
     @property
@@ -203,24 +203,24 @@ class PathSoFar(Brief):
 
     @property
     def steps(self) -> Array:
-        """(k,) int32; steps tried so far."""
+        """(k,) int32; number of attempted steps so far."""
         return self.integration.rows.steps
 
 
 def begin_path(scores: Scores, p: Array, ends: Sequence[float], points: int) -> PathSoFar:
-    """Stand at the start of the path of one seed, as `exact_flow` does.
+    """Return the start of the path of one seed, as in `exact_flow`.
 
     Args:
         scores: keys, values and bags of one seed.
         p: (D,); the start.
-        ends: where the path ends, the numbers of `Ends`.
+        ends: the stopping conditions, the numbers of `Ends`.
         points: number of rows k ≥ 3 of the path.
 
     Returns:
-        The path, of which row 0 is there.
+        The path with row 0.
 
     Raises:
-        InputError: no values, shapes that do not fit.
+        InputError: the scores have no values, or shapes do not match.
     """
     keys, start, values, corpus = _inputs(scores, p).arrays
     with backend.float64():
@@ -231,20 +231,20 @@ def begin_path(scores: Scores, p: Array, ends: Sequence[float], points: int) -> 
 def continue_path(
     scores: Scores, path: PathSoFar, ends: Sequence[float], max_steps: int | Array, row: int | Array
 ) -> PathSoFar:
-    """Follow the path of one seed until a row is reached, or it ends.
+    """Continue the path of one seed until it reaches a row or ends.
 
     Args:
-        scores: those that it began with.
-        path: as far as it was followed.
-        ends: those that it began with.
+        scores: those passed to `begin_path`.
+        path: the path so far.
+        ends: those passed to `begin_path`.
         max_steps: stop after this many steps, accepted or rejected.
         row: the row, ().
 
     Returns:
-        The path, with that row and all before it.
+        The path, complete up to that row.
 
     Raises:
-        InputError: when differentiated.
+        InputError: the function is differentiated.
     """
     with backend.float64():
         arrays = *doubled(scores.keys, scores.values), scores.corpus, path, doubled(*ends)
@@ -254,9 +254,9 @@ def continue_path(
 def _follow(
     E: Array, p: Array, values: Array, corpus: Corpus, numbers: Sequence[Array], max_steps: Array, points: int
 ) -> Path:
-    """Follow the path of one seed from its start to its end."""
-    begun = _begin(E, p, values, corpus, numbers, points)
-    path = _continue(E, values, corpus, begun, numbers, max_steps, points)
+    """Integrate the path of one seed from its start to its end."""
+    initial = _begin(E, p, values, corpus, numbers, points)
+    path = _continue(E, values, corpus, initial, numbers, max_steps, points)
     return Path(
         p=path.p,
         arc_length=path.arc_length,
@@ -281,7 +281,7 @@ def _begin(
     points: int,
     log_gradient_norm: Array | float = math.nan,
 ) -> PathSoFar:
-    """Stand at the start of the path of one seed."""
+    """Return the start of the path of one seed."""
     ends = Ends(*numbers)
     ties = no_ties(E, values, corpus)
     flow = tied_coordinates(E, p, corpus, ties)
@@ -313,7 +313,7 @@ def _continue(
     max_steps: Array,
     rows: int | Array,
 ) -> PathSoFar:
-    """Follow the path of one seed until so many rows are reached, or it ends."""
+    """Continue the path of one seed until this number of rows is reached, or it ends."""
     ends = Ends(*numbers)
 
     def stage(before: PathSoFar) -> PathSoFar:
@@ -340,7 +340,7 @@ def _reach(ends: Ends) -> Array:
 
 
 def _points(flow: Coordinates, z: Array, path: PathSoFar) -> Array:
-    """Look up points; coordinates of p itself gather rounding in the differences of tied tokens."""
+    """Return p at points z; coordinates of p itself would add rounding to differences of tied tokens."""
     p = flow.p(z)
     if flow.basis is not None:
         return p
@@ -351,7 +351,7 @@ def _points(flow: Coordinates, z: Array, path: PathSoFar) -> Array:
 def _next_stage(
     E: Array, values: Array, corpus: Corpus, ends: Ends, before: PathSoFar, after: PathSoFar
 ) -> PathSoFar:
-    """Decide how the path goes on: in this description if it has not ended in it, or in another, or not."""
+    """Return the next stage: the same description if it has not ended, another one, or the path's end."""
     integration, ties = after.integration, before.ties
     runs = integration.status == Stop.RUNNING
     slides = before.tied & ties.watch.slides & ~runs
@@ -361,12 +361,12 @@ def _next_stage(
     given = E, end, values, corpus, ties, slides, looks
     otherwise = end, no_balance(E, end, values, corpus)
     p, found = cond_under_vmap(slides | looks, lambda _, *given: find_ties(*given), otherwise, *given)
-    # Without progress the next stage would begin and end here too.
+    # Without an accepted step the next stage would end at the same point.
     stuck = balances & before.tied & (integration.accepted == before.begun)
     lost = balances & ~before.tied & ~found.settled
     status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, integration.status)
     status = jnp.where(lost & found.undecided, Stop.UNDECIDED, status)
-    # All that is left to move is tied: p stays where it is.
+    # Only tied scores could still move, and they are balanced, so p stays where it is.
     status = jnp.where(before.tied & (status == Stop.STATIONARY), Stop.BALANCED, status)
     goes_on = balances & ~stuck & ~lost & (before.left > 1)
     choose = partial(jnp.where, goes_on)

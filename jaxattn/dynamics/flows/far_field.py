@@ -1,4 +1,4 @@
-"""The far end of the joint flow of p and v: v follows from p, and p moves as if v had settled.
+"""Joint flow of p and v at large ‖v‖: v is a function of p, and p moves as if v had converged.
 
 Once ‖v‖ is large, v = r v_mm + O(1), with v_mm the max-margin head of the tokens s(X) that sequences X
 attend to. Its multipliers λ, Σ λ_s y E_s = v_mm, are the weights of the sequences on which it is tight, and
@@ -8,10 +8,10 @@ attend to. Its multipliers λ, Σ λ_s y E_s = v_mm, are the weights of the sequ
     w_X = λ_s / (number of sequences with this s)     if v_mm is tight on X, s = s(X),
     w_X = e^(b_X - r (y f_X - 1))                     if it is not.
 
-A sequence of the second kind weighs nothing until its attention lies on a mixture of tokens that is tight
-too, y f_X = 1, and then holds p there: a wall, the steeper the larger r. That all sequences of one s weigh
-the same takes a small r (1 - y f_X); where a wall keeps attention from settling, it grows. See
-docs/notes/joint_flow.md.
+A sequence of the second kind has negligible weight until its attention is on a mixture of tokens that is also
+tight, y f_X = 1. The mixture then acts as a wall that stops p, and the wall becomes steeper as r grows. All
+sequences with the same s have equal weight only while r (1 - y f_X) is small. It grows where a wall prevents
+attention from converging to one token. See docs/notes/joint_flow.md.
 """
 
 from typing import NamedTuple
@@ -27,19 +27,19 @@ from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_force
 from jaxattn.dynamics.flows.nearest_point import nearest_point
 
-# Multipliers below this share of their sum are rounding.
+# Multipliers below this fraction of their sum are rounding.
 _NO_MULTIPLIER = 1e-9
-# Sequences closer to the margin of v_mm cannot be told from tight ones.
+# Sequences closer to the margin of v_mm than this cannot be distinguished from tight ones.
 _CLEAR = 1e-9
-# Up to the inverse of this, in units of its width, a wall stands where it would if it were vertical.
+# A wall of at least this steepness, in units of its inverse width, is at the position of a vertical one.
 _STEEP = 32.0
-# Weights that are less than others by more nats do not hold p.
+# Sequences whose log-weight is this many nats below the largest exert no force on p.
 _ACTIVE = 100.0
 
 
 @struct.dataclass
 class Weights:
-    """w of every sequence as a function of m = y f: log w = log_weight - steepness (m - 1).
+    """Weight w of every sequence as a function of m = y f: log w = log_weight - steepness (m - 1).
 
     Attributes:
         log_weight: (n,).
@@ -55,7 +55,7 @@ class Weights:
 
 
 class Head(NamedTuple):
-    """The max-margin head of chosen tokens, NaN if no v separates them.
+    """Max-margin head of the chosen tokens, NaN if no v separates them.
 
     Attributes:
         chosen: (R, W) bool; s(X), an entry of the bag of X.
@@ -73,15 +73,15 @@ class Head(NamedTuple):
 
 
 class Handover(NamedTuple):
-    """Where the joint flow goes over into that of p with v slaved.
+    """Transition from the joint flow to the flow of p with v as a function of p.
 
     Attributes:
         head: v_mm.
         log_scale: log r, ().
-        flow: p from here on; its walls are steep enough up to the norm that was asked for.
-        mismatch: sine of the angle between dp/dt here by the joint flow and by `flow`, or what is `neglected`
-            if that is larger, (); infinite if v_mm is tight without a multiplier on a sequence, whose weight
-            then is not known.
+        flow: flow of p from here on; its walls are steep enough for all ‖p‖ up to `until_norm`.
+        mismatch: sine of the angle between dp/dt in the joint flow and in `flow` at this point, or the value
+            of `neglected` if that is larger, (). Infinite if v_mm is tight without a multiplier on a
+            sequence, whose weight is then unknown.
     """
 
     head: Head
@@ -91,15 +91,15 @@ class Handover(NamedTuple):
 
 
 def hand_over(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[Array, ""]) -> Handover:
-    """Slave v at a point of the joint flow where ‖v‖ is large.
+    """Replace v by a function of p at a point of the joint flow where ‖v‖ is large.
 
     Args:
         flow: the joint flow.
-        z: where.
-        until_norm: ‖p‖ that is to be reached.
+        z: the point.
+        until_norm: ‖p‖ at the end of the path.
 
     Returns:
-        The flow of p alone from there.
+        The transition, with the flow of p from this point.
     """
     corpus, unit = flow.query.corpus, flow.unit
     z_p, z_v = jnp.split(z, 2)
@@ -113,19 +113,20 @@ def hand_over(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[A
     sharing = jnp.zeros(corpus.vocab_size).at[head.token].add(1.0)
     share = (jnp.log(nonzero(multiplier)) - jnp.log(nonzero(sharing)))[head.token]
     force = joint_force(corpus, here.scores, values).of_scores
-    # Both kinds in one unit; that of the tight ones differs from sequence to sequence by 1/r only.
+    # Both kinds of weights in one unit; the units of tight sequences differ from each other by 1/r only.
     log_weight = force.log_weight - jnp.where(tight, force.log_weight - share, 0).sum() / tight.sum()
     (f,) = corpus.bags.sum(force.attention * take(head.values, corpus.bags.index.astype(jnp.int32)))
     clearance = jnp.where(tight, jnp.inf, corpus.targets * head.values[head.token] - 1)
-    # e^(-steepness · clearance) is to be far less than e^(-p·(E_s - E_s')), the weakest force on the way.
+    # e^(-steepness · clearance) must be far below e^(-p·(E_s - E_s')), the weakest force along the path.
     steep = jnp.maximum(r, _STEEP * until_norm / (unit * clearance))
-    # A wall that p leans on stays where it is, within 100/r of y f = 1; others are to stand there later.
+    # A wall in contact stays where it is, within 100/r of y f = 1; the other walls must reach that position
+    # later.
     beyond = corpus.targets * f - 1
     log_weight += jnp.where(r * beyond < _ACTIVE, steep, r) * beyond
     log_weight, steepness = jnp.where(tight, share, log_weight), jnp.where(tight, 0, steep)
     # `token_force` takes a mean over sequences.
     weigh = Weights(log_weight + jnp.log(corpus.num_examples), steepness)
-    # Along p scores fall apart by 2 max ‖E_s‖ at most; forces that change faster are those against a wall.
+    # Scores separate at a rate of at most 2 max ‖E_s‖; only forces against a wall change faster.
     onwards = here.replace(values=head.values, weigh=weigh, steepest=2 / unit)  # type: ignore[attr-defined]
     u, v = flow.velocity(z)[: len(z_p)], onwards.velocity(here.zero)
     known = clearance.min() > _CLEAR
@@ -135,18 +136,18 @@ def hand_over(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[A
 
 
 def neglected(handover: Handover, z: Float[Array, " m"], log_scale: Float[Array, ""]) -> Float[Array, ""]:
-    """Compute the largest relative error of the weights of tight sequences on the way, with v slaved.
+    """Compute the largest relative error of the weights of tight sequences with v as a function of p.
 
         max_X max_i r q_i |γ_i - γ_s(X)|,   γ = E v_mm.
 
     Args:
-        handover: where v was slaved.
+        handover: the transition.
         z: a point of `handover.flow`.
         log_scale: log r there.
 
     Returns:
-        The error, (); infinite if another sequence rests on a token on which v_mm is tight: its wall is at no
-        mixture, but recedes like log r.
+        The error, (). Infinite if another sequence rests on a token on which v_mm is tight: its wall is then
+        not at a mixture, but recedes like log r.
     """
     flow, head = handover.flow, handover.head
     bags = flow.corpus.bags
@@ -162,7 +163,7 @@ def neglected(handover: Handover, z: Float[Array, " m"], log_scale: Float[Array,
 
 
 def _head(here: Coordinates, values: Array, spread: Array) -> Head:
-    """Find the tokens that sequences attend to, and the max-margin head of them."""
+    """Compute the attended token of every sequence, and the max-margin head of these tokens."""
     labels, vocab = here.corpus.targets, here.corpus.vocab_size
     chosen, token = _attended(here.corpus, here.scores, values, spread)
     sign = jnp.zeros(vocab).at[token].add(1.0 * labels)
@@ -173,7 +174,7 @@ def _head(here: Coordinates, values: Array, spread: Array) -> Head:
     else:
         size, vectors = jnp.linalg.eigh(here.lift)
         rows = vectors * jnp.sqrt(jnp.maximum(size, 0))
-    # A token that is not used leaves its place to one that is.
+    # Unused tokens are replaced by a used one, because shapes are static.
     place = jnp.where(used, jnp.arange(vocab), token[0])
     multipliers, _ = nearest_point((jnp.sign(sign)[:, None] * rows * here.unit)[place])
     coefficients = jnp.zeros(vocab).at[place].add(multipliers) * jnp.sign(sign)
@@ -187,10 +188,10 @@ def _head(here: Coordinates, values: Array, spread: Array) -> Head:
 def _attended(
     corpus: Corpus, scores: Array, values: Array, spread: Array
 ) -> tuple[Bool[Array, "R W"], Int[Array, " n"]]:
-    """Pick of each sequence's tokens with attention left the one that agrees most with its label.
+    """Return for each sequence, among its tokens with attention, the one that agrees most with its label.
 
-    Where v_mm is tight all tokens but one have lost theirs, by e^(-2 spread) or so. Where it is not, several
-    may hold a wall; the best one of them is that which would be selected without it.
+    Where v_mm is tight all tokens but one have lost their attention, by about e^(-2 spread). Where it is not,
+    several may form a wall; the best of them is the token that would be selected without the wall.
     """
     bags = corpus.bags
     index, present = bags.index.astype(jnp.int32), bags.count > 0
@@ -198,6 +199,6 @@ def _attended(
     attended = present & (score >= bags.spread(bags.max(score)) - spread)
     agreement = jnp.where(attended, bags.spread(corpus.targets) * take(values, index), -jnp.inf)
     best = attended & (agreement == bags.spread(bags.max(agreement)))
-    # Of several that agree as much, the first.
+    # If several agree equally, take the first.
     first = -bags.max(jnp.where(best, -index.astype(scores.dtype), -jnp.inf))
     return best & (index == bags.spread(first)), first.astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Exact flows as phases: the rows of their paths are the steps of the phase."""
+"""Exact flows as phases: the rows of a path are the steps of its phase."""
 
 import math
 from typing import Annotated, Any, ClassVar
@@ -19,20 +19,20 @@ from jaxattn.dynamics.flows.exact_flow import Path, PathSoFar, begin_path, conti
 from jaxattn.dynamics.flows.full_flow import full_flow
 from jaxattn.dynamics.flows.joint_flow import joint_flow
 
-# A longer v than this is shortened to it in the parameters of a row: its square would overflow float32.
+# The parameters of a row store a longer v with this length, because its square would overflow float32.
 _LONGEST = 1e15
 
 
 @struct.dataclass(repr=False)
 class FlowState(Brief):
-    """Where on its path a seed stands.
+    """Position of a seed on its path.
 
     Attributes:
         params: the parameters at this row, in the precision of the study.
-        path: the path, float64, whole or as far as it was followed.
+        path: the path, float64, complete or as far as it was computed.
         step: () int32; the row.
-        failed_at: () int32; the row at which the integration failed, -1 if it did not or is not there yet.
-        columns: () int32; columns of the Jacobian of a step, which takes as many gradients.
+        failed_at: () int32; the row at which the integration failed, -1 if it has not.
+        columns: () int32; columns of the Jacobian of a step, each of which costs one gradient.
     """
 
     params: Leaf
@@ -43,10 +43,10 @@ class FlowState(Brief):
 
 
 class _Flow(Phase, frozen=True, kw_only=True):
-    """What the phases of exact flows share; subclasses have `train`, `points` and what raises here.
+    """Base class of exact-flow phases; subclasses define `train`, `points` and the methods that raise.
 
     Attributes:
-        progress: what grows from row to row of the path, until it ends.
+        progress: the quantity that grows from row to row until the path ends.
         until_norm: stop at this ‖p‖.
         max_steps: stop after this many steps, accepted or rejected.
         rtol: relative error tolerance of a step.
@@ -55,7 +55,7 @@ class _Flow(Phase, frozen=True, kw_only=True):
 
     failure: ClassVar[str] = "the flow met NaN or a step too short to represent"
     dtype: ClassVar[str] = "float64"
-    # One seed's arrays fit a core's cache, and a slow seed holds up no other.
+    # The arrays of one seed fit into a core's cache, and a slow seed does not delay others.
     seeds_per_core: ClassVar[int] = 1
     refines: ClassVar[tuple[str, ...]] = ("p_norm", "log_gradient_norm")
     rotation_invariant: ClassVar[bool] = True
@@ -64,12 +64,12 @@ class _Flow(Phase, frozen=True, kw_only=True):
 
     @property
     def points(self) -> int:
-        """Rows of its path, the start among them."""
+        """Number of rows of the path, including the start."""
         raise NotImplementedError
 
     @property
     def steps(self) -> int:
-        """Rows after the start."""
+        """Number of rows after the start."""
         return self.points - 1
 
     def check(self, *context: Any) -> None:
@@ -77,22 +77,22 @@ class _Flow(Phase, frozen=True, kw_only=True):
         require_one_layer(*context)
 
     def probe_steps(self, per_decade: int) -> list[int]:
-        """List all rows of the path."""
+        """Return all rows of the path."""
         return list(range(self.steps + 1))
 
     def init(self, task: Task, params: Any, key: Array) -> FlowState:
-        """Find the path and stand at its start."""
+        """Compute the path, and return the state at its start."""
         keys = self.keys(task, params)
-        # Rows of zeros are padding of the vocabulary.
+        # Zero rows are padding of the vocabulary.
         columns = jnp.minimum((keys != 0).any(axis=1).sum(), keys.shape[1])
         return self.at(params, self.follow(task, params), jnp.zeros((), jnp.int32), columns)
 
     def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
-        """Go on by some rows."""
+        """Advance by a number of rows."""
         return self.at(state.params, state.path, state.step + steps, state.columns)
 
     def at(self, params: Params, path: Any, row: Array, columns: Array) -> FlowState:
-        """Stand at a row of a path."""
+        """Return the state at a row of a path."""
         reached = self.reached(path)
         failed = (path.status == Stop.FAILED) & (row >= reached)
         moved = {
@@ -103,34 +103,34 @@ class _Flow(Phase, frozen=True, kw_only=True):
         return FlowState(replaced(params, **moved), path, row, failed_at, columns)
 
     def reached(self, path: Any) -> Array:
-        """Tell at which row the path has ended, or how far it was followed."""
+        """Return the row at which the path has ended, or up to which it was computed."""
         progress = getattr(path, self.progress)
         return (progress < progress[-1]).sum()
 
     def keys(self, task: Task, params: Params) -> Array:
-        """Look up the keys of the scores, (m, D)."""
+        """Return the keys of the scores, (m, D)."""
         keys: Array = params.E
         return keys
 
     def follow(self, task: Task, params: Params) -> Any:
-        """Find the path."""
+        """Compute the path."""
         raise NotImplementedError
 
     def moved(self, path: Any, row: Array) -> dict[str, Array]:
-        """Look up the parameters that the flow moves."""
+        """Return the parameters that the flow trains."""
         raise NotImplementedError
 
     def measured(self, state: FlowState) -> dict[str, Array]:
-        """Look up what the path says of a row."""
+        """Return the quantities of the path at the state's row."""
         raise NotImplementedError
 
     def parameter(self, state: FlowState, name: str) -> Array:
-        """Look up a parameter at the state's row; one that the flow moves in float64, in one row."""
+        """Return a parameter at the state's row; trained ones in float64, as one row."""
         moved = self.moved(state.path, state.step)
         return moved[name] if name in moved else super().parameter(state, name)
 
     def metrics(self, state: FlowState) -> dict[str, Array]:
-        """Look up what the path says of a row, and whether it has come to the end that was asked for."""
+        """Return the quantities of the path at the state's row, and whether a requested end was reached."""
         asked_for = jnp.isin(state.path.status, jnp.array(ASKED_FOR, state.path.status.dtype))
         came = asked_for & (state.step >= self.reached(state.path))
         return {**self.measured(state), "came_to_end": 1.0 * came}
@@ -157,34 +157,34 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
 
     @property
     def beginning(self) -> str:
-        """Say what its start does."""
+        """Description of the phase for progress messages."""
         return f"follows the path to {self.goal.label} = {self.goal.value:g}"
 
     @property
     def goal(self) -> Goal:
-        """The length of the path, or ‖p‖, whichever ends it first."""
+        """The arc length or ‖p‖, whichever limit ends the path first."""
         if (length := self.until_arc_length) is not None and length <= self.until_norm:
             return Goal("arc_length", "arc length", length)
         return Goal("p_norm", "‖p‖", self.until_norm)
 
     def check(self, *context: Any) -> None:
-        """Raise InputError unless the model and loss are those of the theory, and the path has an end."""
+        """Raise InputError unless model and loss are those of the theory and a stopping point is finite."""
         if not math.isfinite(self.goal.value):
             raise InputError("until_norm and until_arc_length are both infinite; give one of them")
         require_linear_scores(self.train[0], *context)
 
     @property
     def train(self) -> tuple[str]:
-        """The parameter that moves."""
+        """The trained parameter."""
         return (self.linear_in or "p",)
 
     def keys(self, task: Task, params: Params) -> Array:
-        """Look up the keys of the scores, (m, D)."""
+        """Return the keys of the scores, (m, D)."""
         keys: Array = _scores(task, params).keys
         return keys
 
     def follow(self, task: Task, params: Params) -> Path | PathSoFar:
-        """Find the path; where a step takes long, stand at its start."""
+        """Compute the path, or only its start if steps are expensive."""
         scores = _scores(task, params)
         start = get(params, self.train[0]).reshape(-1)
         if min(scores.keys.shape) > stiff.LARGE:
@@ -203,7 +203,7 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
         )
 
     def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
-        """Go on by some rows."""
+        """Advance by a number of rows."""
         if isinstance(state.path, Path):
             return super().advance(task, state, steps)
         scores, row = _scores(task, state.params), state.step + steps
@@ -212,25 +212,25 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
 
     @property
     def ends(self) -> tuple[float, ...]:
-        """Where the path ends, and the errors allowed, as in `Ends`."""
+        """The stopping conditions and error tolerances, as in `Ends`."""
         arc_length = math.inf if self.until_arc_length is None else self.until_arc_length
         return self.until_norm, arc_length, self.until_direction, self.rtol, GRADIENT_RTOL
 
     def moved(self, path: Any, row: Array) -> dict[str, Array]:
-        """Look up the parameter."""
+        """Return the trained parameter."""
         return {self.train[0]: path.p[row]}
 
     def measured(self, state: FlowState) -> dict[str, Array]:
-        """Look up ‖p‖, the arc length, log ‖∂L/∂p‖, log t, and evaluations of the gradient so far."""
-        found = _looked_up(state, "arc_length", "log_gradient_norm", "log_time")
+        """Return ‖p‖, the arc length, log ‖∂L/∂p‖, log t, and the number of gradient evaluations so far."""
+        found = _at_row(state, "arc_length", "log_gradient_norm", "log_time")
         return {"p_norm": state.path.norm[state.step], **found, "evaluations": _evaluations(state)}
 
 
 class JointFlow(_Flow, frozen=True, kw_only=True):
     """Exact gradient flow on p and v, with E fixed.
 
-    ‖v‖ grows like e^(margin ‖p‖ / 2), out of what numbers can hold: beyond 1e15 the parameters hold v with
-    length 1e15, and `log_v_norm` is the log of its own length.
+    ‖v‖ grows like e^(margin ‖p‖ / 2) and overflows float32. Beyond ‖v‖ = 1e15 the parameters store v with
+    length 1e15, and `log_v_norm` is the log of the true ‖v‖.
     """
 
     train: ClassVar[tuple[str, ...]] = ("p", "v")
@@ -242,11 +242,11 @@ class JointFlow(_Flow, frozen=True, kw_only=True):
 
     @property
     def beginning(self) -> str:
-        """Say what its start does."""
+        """Description of the phase for progress messages."""
         return f"follows the path to ‖p‖ = {self.until_norm:g}"
 
     def follow(self, task: Task, params: Params) -> Any:
-        """Find the path."""
+        """Compute the path."""
         return joint_flow(
             params,
             task.data.train,
@@ -257,13 +257,13 @@ class JointFlow(_Flow, frozen=True, kw_only=True):
         )
 
     def moved(self, path: Any, row: Array) -> dict[str, Array]:
-        """Look up p and v."""
+        """Return p and v."""
         length = jnp.exp(jnp.minimum(path.log_v_norm[row], math.log(_LONGEST)))
         return {"p": path.p[row], "v": path.v[row] * length}
 
     def measured(self, state: FlowState) -> dict[str, Array]:
-        """Look up ‖p‖, log ‖v‖, how well both descriptions agree where they meet, and evaluations so far."""
-        found = {"p_norm": state.path.norm[state.step], **_looked_up(state, "log_v_norm")}
+        """Return ‖p‖, log ‖v‖, the mismatch of the two descriptions, and the number of evaluations so far."""
+        found = {"p_norm": state.path.norm[state.step], **_at_row(state, "log_v_norm")}
         return found | {"mismatch": state.path.mismatch, "evaluations": 2 * _evaluations(state)}
 
 
@@ -284,11 +284,11 @@ class FullFlow(_Flow, frozen=True, kw_only=True):
 
     @property
     def beginning(self) -> str:
-        """Say what its start does."""
+        """Description of the phase for progress messages."""
         return f"follows the path to log L = {self.until_log_loss:g}"
 
     def follow(self, task: Task, params: Params) -> Any:
-        """Find the path."""
+        """Compute the path."""
         return full_flow(
             params,
             task.data.train,
@@ -299,12 +299,12 @@ class FullFlow(_Flow, frozen=True, kw_only=True):
         )
 
     def moved(self, path: Any, row: Array) -> dict[str, Array]:
-        """Look up E, p and v."""
+        """Return E, p and v."""
         return {name: getattr(path, name)[row] @ path.basis.T for name in self.train}
 
     def measured(self, state: FlowState) -> dict[str, Array]:
-        """Look up ‖p‖, log L, the arc length, log t and the drift of what the flow conserves."""
-        found = _looked_up(state, "log_loss", "arc_length", "log_time", "drift")
+        """Return ‖p‖, log L, the arc length, log t and the drift of the conserved quantity."""
+        found = _at_row(state, "log_loss", "arc_length", "log_time", "drift")
         return {"p_norm": jnp.linalg.norm(state.path.p[state.step]), **found}
 
 
@@ -313,25 +313,25 @@ def _scores(task: Task, params: Params) -> Scores:
     return Scores(found.keys, found.corpus, found.values)
 
 
-def _looked_up(state: FlowState, *names: str) -> dict[str, Array]:
+def _at_row(state: FlowState, *names: str) -> dict[str, Array]:
     return {name: getattr(state.path, name)[state.step] for name in names}
 
 
 def _evaluations(state: FlowState) -> Array:
-    """Count evaluations of one parameter's gradient: six in a step, and those of one Jacobian.
+    """Return the number of gradient evaluations of one parameter: six per step, and those of one Jacobian.
 
-    The Jacobian counts as one for each of its min(m, D) columns, m keys of D numbers.
+    The Jacobian counts as one evaluation for each of its min(m, D) columns, m keys of D numbers.
     """
     return state.path.steps[state.step] * (6 + state.columns)
 
 
 def require_linear_scores(parameter: str, *context: Any) -> None:
-    """Raise InputError unless the model has scores linear in the parameter and the loss is logistic."""
+    """Raise InputError unless the model's scores are linear in the parameter and the loss is logistic."""
     for setting in context:
         if (found := setting.model.linear_in) != parameter:
-            linear = f"this model's are linear in {found!r}" if found else "this model has none"
+            actual = f"those of this model are linear in {found!r}" if found else "this model has none"
             raise InputError(
-                f"it follows {parameter!r} of models with scores linear in it (linear_in), and {linear}; use "
+                f"this phase requires scores that are linear in {parameter!r} (linear_in), but {actual}; use "
                 "kind = 'descent'"
             )
         _require_logistic(setting)
@@ -341,14 +341,14 @@ def require_one_layer(*context: Any) -> None:
     """Raise InputError unless the model is one-layer, the loss logistic and classes are two."""
     for setting in context:
         if not setting.model.is_one_layer:
-            raise InputError("it follows p of model.kind = 'one_layer' only; use kind = 'descent'")
+            raise InputError("this phase requires model.kind = 'one_layer'; use kind = 'descent'")
         _require_logistic(setting)
         if (classes := setting.data.num_classes) != 2:
-            raise InputError(
-                f"{classes} classes, but this is the flow of the logistic loss of two; use kind = 'descent'"
-            )
+            raise InputError(f"this phase requires two classes, got {classes}; use kind = 'descent'")
 
 
 def _require_logistic(setting: Any) -> None:
     if not setting.loss.is_logistic:
-        raise InputError("it is the flow of the logistic loss, without smoothing; use kind = 'descent'")
+        raise InputError(
+            "this phase requires the logistic loss without label smoothing; use kind = 'descent'"
+        )

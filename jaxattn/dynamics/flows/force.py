@@ -1,21 +1,21 @@
 """The direction of -∂L/∂p and its derivative, without cancellation or underflow.
 
-Late in training every sequence has settled on its top token, the other weights are like e^(-3000), and
-f - γ_top formed by subtraction is zero in any floating-point format. Here each sequence's top value is
+For large ‖p‖ every sequence attends to its top token, and the other weights are as small as e^(-3000), so
+f - γ_top computed by subtraction is zero in any floating-point format. Here each sequence's top value is
 subtracted first and its largest remaining exponent factored out: with δ_s = γ_s - γ_top,
 
     f - γ_top = e^m φ,   q_s (γ_s - f) = e^m c_s,   c_s = q_s δ_s e^(-m) - q_s φ,
 
 where m is the largest score, relative to the top, among the tokens with δ ≠ 0. The largest exponent over
-all sequences is factored out next, so every number kept is of order one or kept as its logarithm.
+all sequences is factored out next, so every number is of order one or stored as its logarithm.
 
-So are K > 2 classes. With outputs f ∈ R^K, π = softmax(f) and the residual r = e_y - π, a sequence pulls at
-its scores with
+K > 2 classes work in the same way. With outputs f ∈ R^K, π = softmax(f) and the residual r = e_y - π, the
+force of a sequence on its scores is
 
     -∂ℓ/∂a_s = q_s r·(γ_s - f),
 
-as one of two classes does whose values are r·γ_s. Far along a path r keeps its relative precision if its size
-is kept apart, r = (1 - π_y) (e_y - π') with π' the softmax over the other classes; γ_s - f = e^gap c / q_s.
+as for two classes with values r·γ_s. For large ‖p‖ r keeps its relative precision if its size is factored
+out, r = (1 - π_y) (e_y - π') with π' the softmax over the other classes; γ_s - f = e^gap c / q_s.
 """
 
 from collections.abc import Callable
@@ -36,20 +36,20 @@ from jaxattn.data.ragged import Ragged, take
 
 @struct.dataclass
 class Force:
-    """The force on the scores, -∂L/∂a = exp(log_scale) · force, and what its derivative is made of.
+    """The force on the scores, -∂L/∂a = exp(log_scale) · force, and the terms of its derivative.
 
     Attributes:
         force: (V,); of order one, sums to zero.
-        log_scale: (); -inf if no sequence pulls.
-        gross: (); what Σ_s |force_s| would be if no two sequences pulled against each other.
+        log_scale: (); -inf if no sequence exerts a force.
+        gross: (); Σ_s |force_s| without cancellation between sequences.
         pull: (R, W); w c of every entry of the bags, w = y g/n in units of exp(log_scale - m).
         turn: (R, W); q - k e^m c/2 of every entry, k = ∂ log g/∂f.
-        attention: (R, W); q of every entry, 0 where there is none.
+        attention: (R, W); q of every entry, 0 for padding.
         log_weight: (n,); log g.
         slope: (n,); k.
-        modes: (R, W, K); for K > 2 classes, whose `turn` is q, what takes the place of k c cᵀ, see
-            `token_curvature`; None for two.
-        pairs: the force of pairs of tokens whose pulls cancel to first order, a `PairForce`, which `force`
+        modes: (R, W, K); replaces k c cᵀ for K > 2 classes, whose `turn` is q; see `token_curvature`. None
+            for two classes.
+        pairs: the force of pairs of tokens whose forces cancel to first order, a `PairForce`, which `force`
             does not include; None without any.
     """
 
@@ -66,12 +66,12 @@ class Force:
 
     @property
     def total(self) -> Float[Array, " V"]:
-        """The force on the scores with that of pairs, (V,)."""
+        """The force on the scores including that of pairs, (V,)."""
         return self.force if self.pairs is None else self.force + self.pairs.on_tokens(len(self.force))
 
     @property
     def log_gross(self) -> Float[Array, ""]:
-        """Log of the gross force, -inf if no sequence pulls."""
+        """Log of the gross force, -inf if no sequence exerts a force."""
         return self.log_scale + jnp.log(self.gross)
 
 
@@ -93,16 +93,16 @@ def token_force(
     values: Float[Array, " V"] | Float[Array, "R W"],
     weigh: Callable[[Array], tuple[Array, Array]] = LOGISTIC,
 ) -> Force:
-    """Compute -∂L/∂a_s = (1/n) Σ_X y g q_s (γ_s - f), g = sigmoid(-y f), its exponent kept apart.
+    """Compute -∂L/∂a_s = (1/n) Σ_X y g q_s (γ_s - f), g = sigmoid(-y f), with its exponent factored out.
 
     Args:
         corpus: n sequences of two classes over V tokens.
         scores: a = E p, (V,); any spread.
         values: γ = E v, (V,), or of every entry of the bags, (R, W).
-        weigh: m = y f, (n,), to log g and -∂ log g/∂m, for another g.
+        weigh: function of m = y f, (n,), that returns log g and -∂ log g/∂m, for another g.
 
     Returns:
-        The force; each sequence's share has full relative precision.
+        The force; each sequence's term has full relative precision.
 
     Source:
         The gradient on p of arXiv 2505.17282; the factoring is this library's.
@@ -112,15 +112,15 @@ def token_force(
     score = jnp.where(present, take(scores, token), -jnp.inf)
     value = take(values, token) if values.ndim == 1 else values
     top = bags.max(score)
-    top = jnp.where(top == -jnp.inf, 0, top)  # a sequence without tokens, as padding may hold
+    top = jnp.where(top == -jnp.inf, 0, top)  # a sequence without tokens, from padding
     relative = score - bags.spread(top)
-    # Tokens may tie for the top; any of their values may be the one subtracted.
+    # Several tokens may tie for the top; the value of any of them can be subtracted.
     top_value = bags.max(jnp.where(relative == 0, value, -jnp.inf))
     below = value - bags.spread(top_value)
     gap = bags.max(jnp.where(below != 0, relative, -jnp.inf))
     idle = gap == -jnp.inf
     gap = jnp.where(idle, 0, gap)
-    # One exponential serves both: tokens that differ in value are scaled by e^(-m), the others need not be.
+    # One exponential serves both: tokens that differ in value are scaled by e^(-m); others need no scale.
     scaled = bags.count * jnp.exp(relative - jnp.where(below != 0, bags.spread(gap), 0))
     weight = jnp.where(below != 0, scaled * bags.spread(jnp.exp(gap)), scaled)
     normaliser, moment = bags.sum(weight, below * scaled)
@@ -161,13 +161,13 @@ def token_curvature(
     Args:
         corpus: n sequences over V tokens.
         force: the force at some scores and values.
-        place: where to put the row and the column of every token, `size` or more for those to leave out;
-            all in their order if None.
-        size: how many of them there are then.
+        place: index of the row and column of every token, `size` or more for tokens to omit. None keeps all
+            tokens in their order.
+        size: number of rows and columns of the result with `place`.
 
     Returns:
-        (V, V), symmetric, rows sum to zero, or (size, size) of it. On the way it needs two arrays of n V
-        numbers, or of n size.
+        (V, V), symmetric with rows that sum to zero, or (size, size) of it. Temporary memory: two arrays of n
+        V numbers, or of n size.
 
     Source:
         Derived from the gradient on p of arXiv 2505.17282.
@@ -201,7 +201,7 @@ def curvature_product(corpus: Corpus, force: Force, x: Float[Array, " V"]) -> Fl
 
 
 def curvature_bound(corpus: Corpus, force: Force, lengths: Float[Array, " V"]) -> Float[Array, " V"]:
-    """Bound the row sums of |H_st| ‖E_s‖ ‖E_t‖, H being `token_curvature`.
+    """Compute upper bounds on the row sums of |H_st| ‖E_s‖ ‖E_t‖, where H is `token_curvature`.
 
     Args:
         corpus: n sequences over V tokens.
@@ -224,12 +224,12 @@ def curvature_bound(corpus: Corpus, force: Force, lengths: Float[Array, " V"]) -
 
 
 def _each(modes: Array | None) -> list[Array]:
-    """List the modes of classes, none of two."""
+    """Return the modes of the classes as a list, empty for two classes."""
     return [] if modes is None else list(jnp.moveaxis(modes, -1, 0))
 
 
 def direction(params: Any, corpus: Corpus) -> tuple[Float[Array, " d"], Float[Array, ""]]:
-    """Compute the unit vector along -∂L/∂p and log ‖∂L/∂p‖, right for gradients like e^(-10000) too.
+    """Compute the unit vector along -∂L/∂p and log ‖∂L/∂p‖, accurate even for gradients like e^(-10000).
 
     Args:
         params: E (V, d), p (d,), v (d,).
@@ -268,7 +268,7 @@ def _gathered(corpus: Corpus, entries: Array) -> Array:
 def dense(
     corpus: Corpus, entries: Float[Array, "R W"], place: Int[Array, " V"] | None = None, size: int = 0
 ) -> Float[Array, "n k"]:
-    """Write the entries of all bags into an (n, V) array: a scatter without collisions.
+    """Write the entries of all bags into an (n, V) array, as a scatter without collisions.
 
     With `place` and `size` as in `token_curvature` it is (n, size).
     """
@@ -287,7 +287,7 @@ def score_force(
     values: Float[Array, " V *K"] | Float[Array, "R W *K"],
     weigh: Callable[[Array], tuple[Array, Array]] = LOGISTIC,
 ) -> Force:
-    """Compute -∂L/∂a: `token_force` for two classes, `class_force` for more, which knows no other weights."""
+    """Compute -∂L/∂a: `token_force` for two classes, `class_force` for more, which ignores `weigh`."""
     if corpus.num_classes == 2:
         return token_force(corpus, scores, values, weigh)
     return class_force(corpus, scores, values)
@@ -303,7 +303,7 @@ def residual(
         labels: (n,); y, 0 .. K-1.
 
     Returns:
-        direction (n, K), e_y less the softmax over the other classes; log_size (n,); log π (n, K).
+        direction (n, K), e_y minus the softmax over the other classes; log_size (n,); log π (n, K).
     """
     own = jax.nn.one_hot(labels, f.shape[1], dtype=f.dtype)
     log_pi = jax.nn.log_softmax(f, axis=1)
@@ -315,7 +315,7 @@ def residual(
 def class_force(
     corpus: Corpus, scores: Float[Array, " V"], values: Float[Array, "V K"] | Float[Array, "R W K"]
 ) -> Force:
-    """Compute -∂L/∂a_s = (1/n) Σ_X q_s r·(γ_s - f) of mean cross-entropy, its exponent kept apart.
+    """Compute -∂L/∂a_s = (1/n) Σ_X q_s r·(γ_s - f) of mean cross-entropy, with its exponent factored out.
 
     Args:
         corpus: n sequences of K > 2 classes over V tokens.
@@ -323,7 +323,7 @@ def class_force(
         values: γ, (V, K), or of every entry of the bags, (R, W, K).
 
     Returns:
-        The force. Its `gross` sums the K terms of r·(γ_s - f) one by one, as those may cancel too.
+        The force. Its `gross` sums the K terms of r·(γ_s - f) separately, because they may cancel too.
     """
     bags = corpus.bags
     token, present = bags.index.astype(jnp.int32), (bags.count > 0)[..., None]
@@ -370,7 +370,8 @@ def _modes(
 ) -> Float[Array, "R W K"]:
     """Compute √(π_k) (e_k - π)·(γ_s - f) q_s of all classes k in the unit of the force, e^log_unit squared.
 
-    Their squares sum to what -∂r/∂f = Σ_k π_k (e_k - π)(e_k - π)ᵀ takes from the derivative of the force.
+    The sum of their squares is the term that -∂r/∂f = Σ_k π_k (e_k - π)(e_k - π)ᵀ subtracts from the
+    curvature.
     """
     own = direction > 0
     leaning = c - (bags.spread(jnp.exp(log_pi)) * c).sum(axis=-1, keepdims=True)

@@ -1,7 +1,7 @@
-"""Gradient flow on E, p and v together, with the loss itself as its clock.
+"""Gradient flow on E, p and v together, parametrised by the loss.
 
-On the way to zero loss the flow slows down like the loss L, so neither time nor a number of steps measures
-how far it has come. By ℓ = -log L it is the same path:
+As the loss L goes to zero the flow slows down in proportion to L, so neither time nor the number of steps
+measures progress. Parametrised by ℓ = -log L it is the same path:
 
     dθ/dℓ = -L ∇L / ‖∇L‖²,   ds/dℓ = L / ‖∇L‖,   dt/dℓ = L / ‖∇L‖².
 """
@@ -32,9 +32,9 @@ _FIRST = 1e-3
 class FullPath(Ended):
     """Points along gradient flow on E, p and v, float64; with a leading seed axis B for B seeds.
 
-    E, p and v are in r coordinates, x = basis · x_r: those of their span if V + 2 < d, else R^d itself.
-    Row 0 is the start, the others lie at log-spaced losses; rows that were not reached repeat the last one
-    that was.
+    E, p and v are in r coordinates, x = basis · x_r: those of their span if V + 2 < d, else of R^d itself.
+    Row 0 is the start, and the other rows are at log-spaced losses. Rows that were not reached repeat the
+    last one that was.
 
     Attributes:
         E: (k, V, r).
@@ -44,9 +44,9 @@ class FullPath(Ended):
         log_loss: (k,); log L.
         arc_length: (k,); s, length of the path so far.
         log_time: (k,); log t, -inf at the start.
-        drift: (k,); ‖Q - Q_0‖ / ‖Q_0‖ for Q = EᵀE - p pᵀ - v vᵀ, which the flow conserves: the error of the
-            integration, as far as this quantity shows it.
-        status: () int32; why the path ended, a `Stop`: LOSS, or STEP_BUDGET, or FAILED.
+        drift: (k,); ‖Q - Q_0‖ / ‖Q_0‖ for Q = EᵀE - p pᵀ - v vᵀ, which the flow conserves; an estimate of the
+            integration error.
+        status: () int32; the stopping condition, a `Stop`: LOSS, STEP_BUDGET or FAILED.
     """
 
     E: Leaf
@@ -62,7 +62,7 @@ class FullPath(Ended):
 
 @struct.dataclass
 class _Point:
-    """What is integrated: the parameters, the arc length, and log(1 + t)."""
+    """Integrated variables: the parameters, the arc length, and log(1 + t)."""
 
     E: Leaf
     p: Leaf
@@ -81,28 +81,28 @@ def full_flow(
     points: int = 64,
     width: int | None = None,
 ) -> FullPath:
-    """Follow gradient flow on E, p and v together, logistic loss, until the loss is as small as asked for.
+    """Compute the path of gradient flow on E, p and v together, logistic loss, down to a given loss.
 
         dE/dt = -∂L/∂E,   dp/dt = -∂L/∂p,   dv/dt = -∂L/∂v.
 
-    Forces are formed in the log domain, so that losses like e^(-10,000) are within reach.
+    Forces are computed in the log domain, so that losses as small as e^(-10,000) can be reached.
 
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
         corpus: n sequences of two classes over V tokens; one, or B with a leading axis.
         until_log_loss: stop at this value of log L.
         max_steps: stop after this many steps, accepted or rejected.
-        rtol: error allowed per step, relative to every number, and to 1/100 for small ones.
+        rtol: error tolerance per step, relative to each number, or to 1/100 for smaller numbers.
         points: number of rows k ≥ 3 of the path.
-        width: seeds integrated side by side; chosen for the backend by default.
+        width: number of seeds integrated at once with vmap; defaults to a value for the backend.
 
     Returns:
-        The path. A seed whose loss stays above, such as one whose labels no parameters fit, ends with status
-        STEP_BUDGET or FAILED at the last row it reached, and does not stop the others.
+        The path. A seed whose loss stays above the target, such as one whose labels no parameters fit, ends
+        with status STEP_BUDGET or FAILED at the last row it reached, and does not affect the other seeds.
 
     Raises:
-        InputError: more than two classes, shapes that do not fit, an infinite end; inside a caller's jit
-            without float64, which the integrator of diffrax cannot be lowered in.
+        InputError: there are more than two classes, shapes do not match, or the target loss is not finite; or
+            a caller's jit has float64 disabled, in which the integrator of diffrax does not lower.
 
     Source:
         The gradients of arXiv 2505.17282; the conserved quantity as for layers of a linear network
@@ -110,14 +110,14 @@ def full_flow(
     """
     check_settings(rtol, points)
     if not math.isfinite(until_log_loss):
-        raise InputError(f"until_log_loss: {until_log_loss}; give a finite one")
+        raise InputError(f"until_log_loss: {until_log_loss}; give a finite number")
     if max_steps < 1:
         raise InputError(f"max_steps: {max_steps}; give at least 1")
     traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, corpus)))
     if traced and jnp.result_type(float) != jnp.float64:
         raise InputError(
             "full_flow inside jit or vmap needs float64: call jax.config.update('jax_enable_x64', True) "
-            "first, or call it outside, where it takes many seeds by itself"
+            "first, or call it outside jit and vmap, where it accepts many seeds"
         )
     inputs, settings = of_seeds(of_params(params, corpus), corpus), (until_log_loss, rtol)
     return over_seeds(_follower(max_steps), inputs, settings, max_steps, points=points, width=width)
@@ -125,7 +125,7 @@ def full_flow(
 
 @functools.cache
 def _follower(max_steps: int) -> Callable[..., FullPath]:
-    """Make the function that follows one seed; the library wants the number of steps before it compiles."""
+    """Build the function that integrates one seed; diffrax needs the number of steps at compile time."""
     return functools.partial(_follow, max_steps)
 
 
@@ -139,7 +139,7 @@ def _follow(
     _: Array,
     points: int,
 ) -> FullPath:
-    import diffrax  # half a second that only this flow needs
+    import diffrax  # takes half a second to import, and only this flow uses it
 
     until_log_loss, rtol = settings
     V, d = E.shape
@@ -151,7 +151,7 @@ def _follow(
         basis = jnp.eye(d)
     start = _Point(rows[:V], rows[V], rows[V + 1], jnp.zeros(()), jnp.zeros(()))
     begin = -_log_loss(start, corpus)
-    # A start whose loss is as small already is the whole path.
+    # If the loss at the start is already below the target, the start is the whole path.
     left = jnp.maximum(-until_log_loss - begin, 0)
     clock = jnp.append(0, jnp.geomspace(jnp.minimum(_FIRST, left / 2), left, points - 1))
     clock = jnp.where(left > 0, clock, 0).at[-1].set(left)
@@ -201,7 +201,7 @@ def _velocity(point: _Point, corpus: Corpus) -> _Point:
         p=factor * of_p,
         v=factor * of_v,
         arc_length=factor * jnp.sqrt(square),
-        # Stages of a step too long may overshoot to t < 0, whose exponential is beyond all numbers.
+        # Stages of a step that is too long may overshoot to t < 0, whose exponential overflows.
         log_time=jnp.exp(log_rate - jnp.maximum(point.log_time, 0)),
     )
 

@@ -4,7 +4,7 @@ With a = E p, γ = E v, the forces F = -∂L/∂a and G = -∂L/∂γ move both 
 
     dp/dt = EᵀF,   F_s = (1/n) Σ_X y g q_s (γ_s - f),       dv/dt = EᵀG,   G_s = (1/n) Σ_X y g q_s,
 
-so that z = (z_p, z_v) has twice as many coordinates as `coordinates` has for p alone.
+so z = (z_p, z_v) has twice as many coordinates as `coordinates` has for p alone.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ class Forces:
     """F and G, both in units of exp(log_scale).
 
     Attributes:
-        of_scores: F as `token_force` has it, in units of its own.
-        shift: log of those units over exp(log_scale), ().
+        of_scores: F as returned by `token_force`, in its own unit.
+        shift: log of that unit over exp(log_scale), ().
         head: G, (V,).
         head_pull: (R, W); w q of every entry of the bags, w = y g/n.
         log_scale: ().
-        gross: what Σ |F_s| + Σ |G_s| would be if no two sequences pulled against each other, ().
+        gross: Σ |F_s| + Σ |G_s| without cancellation between sequences, ().
     """
 
     of_scores: Force
@@ -49,7 +49,7 @@ class Forces:
 
 
 def joint_force(corpus: Corpus, scores: Float[Array, " V"], values: Float[Array, " V"]) -> Forces:
-    """Compute F and G, the exponent of the heaviest sequence kept apart.
+    """Compute F and G, with the exponent of the heaviest sequence factored out.
 
     Args:
         corpus: n sequences of two classes over V tokens.
@@ -57,7 +57,7 @@ def joint_force(corpus: Corpus, scores: Float[Array, " V"], values: Float[Array,
         values: γ = E v, (V,).
 
     Returns:
-        The forces; each sequence's share of either has full relative precision.
+        The forces; each sequence's term in either has full relative precision.
     """
     force = token_force(corpus, scores, values)
     largest = force.log_weight.max()
@@ -96,12 +96,12 @@ def joint_curvature(corpus: Corpus, forces: Forces) -> Float[Array, "2 V 2 V"]:
 
 @struct.dataclass
 class JointCoordinates:
-    """The flow on p and v for one corpus and one E, from one start; a `Flow` that ends where p or v does.
+    """The flow on p and v for one corpus and one E, from one start; a `Flow` that ends at a norm of p or v.
 
     Attributes:
         query: coordinates of p.
-        head: coordinates of v, which has the place of p in them.
-        far: ‖v‖ at which the path ends if ‖p‖ does not end it before, ().
+        head: coordinates of v, which takes the place of p in them.
+        far: ‖v‖ at which the path ends, unless ‖p‖ ends it earlier, ().
     """
 
     query: Coordinates
@@ -110,7 +110,7 @@ class JointCoordinates:
 
     @property
     def zero(self) -> Float[Array, " m"]:
-        """The start."""
+        """The initial point."""
         return jnp.concatenate([self.query.zero, self.head.zero])
 
     @property
@@ -119,12 +119,12 @@ class JointCoordinates:
         return self.query.unit
 
     def inner(self, x: Float[Array, " m"], y: Float[Array, " m"]) -> Float[Array, ""]:
-        """Compute the inner product of two movements of (p, v)."""
+        """Compute the inner product of two displacements of (p, v)."""
         (x_p, x_v), (y_p, y_v) = jnp.split(x, 2), jnp.split(y, 2)
         return self.query.inner(x_p, y_p) + self.head.inner(x_v, y_v)
 
     def norm(self, x: Float[Array, " m"]) -> Float[Array, ""]:
-        """Compute the length of a movement of (p, v)."""
+        """Compute the length of a displacement of (p, v)."""
         return jnp.hypot(*self._each(lambda part, x: part.norm(x), x))
 
     def sine(self, z: Float[Array, " m"], velocity: Float[Array, " m"]) -> Float[Array, ""]:
@@ -139,18 +139,18 @@ class JointCoordinates:
         error: Float[Array, " m"],
         rtol: Float[Array, ""],
     ) -> Float[Array, ""]:
-        """Compute the larger one of the relative errors of p and of v, see `Coordinates.error`."""
+        """Compute the larger of the relative errors of p and of v, see `Coordinates.error`."""
         return jnp.maximum(*self._each(lambda part, *x: part.error(*x, rtol), start, end, error))
 
     def ended(self, z: Float[Array, " m"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
-        """Tell whether ‖p‖ is as large as that, or ‖v‖ as `far`."""
+        """Return whether ‖p‖ has reached `until_norm`, or ‖v‖ has reached `far`."""
         z_p, z_v = jnp.split(z, 2)
         return self.query.ended(z_p, until_norm) | self.head.ended(z_v, self.far)
 
     def to_end(
         self, z: Float[Array, " m"], velocity: Float[Array, " m"], until_norm: Float[Array, ""]
     ) -> Float[Array, ""]:
-        """Compute how far straight on that is."""
+        """Compute the distance along a straight line to that point."""
         (z_p, z_v), (u_p, u_v) = jnp.split(z, 2), jnp.split(velocity, 2)
         return jnp.minimum(self.query.to_end(z_p, u_p, until_norm), self.head.to_end(z_v, u_v, self.far))
 
@@ -186,7 +186,7 @@ class JointCoordinates:
         return by_factors(jacobian, c)
 
     def _rests(self, z: Array, pull: Array, forces: Forces) -> Array:
-        """Tell whether the forces on p cancel up to rounding while ‖v‖ is large and may grow on."""
+        """Return True if the forces on p cancel up to rounding while ‖v‖ is large and may keep growing."""
         (z_p, z_v), (on_p, _) = jnp.split(z, 2), jnp.split(pull, 2)
         gross = jnp.exp(forces.shift) * forces.of_scores.gross
         rounding = jnp.finfo(z.dtype).eps * (1 + self.query.norm(z_p, 1.0) / self.unit) * gross
@@ -200,7 +200,7 @@ class JointCoordinates:
         return (both if self.query.basis is not None else both @ self.query.lift).ravel(), forces
 
     def _each(self, function: Callable[..., Any], *of_both: Array) -> tuple[Any, ...]:
-        """Apply a function to the halves of p and to those of v."""
+        """Apply a function to the half of p and to the half of v."""
         halves = zip(*(jnp.split(x, 2) for x in of_both), strict=True)
         return tuple(function(part, *x) for part, x in zip((self.query, self.head), halves, strict=True))
 
@@ -208,7 +208,7 @@ class JointCoordinates:
 def joint_coordinates(
     E: Float[Array, "V d"], p: Float[Array, " d"], v: Float[Array, " d"], corpus: Corpus, far: float
 ) -> JointCoordinates:
-    """Set up the flow that starts at p and v, and ends at ‖v‖ max ‖E_s‖ = far."""
+    """Build the flow that starts at p and v, and ends at ‖v‖ max ‖E_s‖ = far."""
     query = coordinates(E, p, E @ v, corpus)
     head = query.replace(  # type: ignore[attr-defined]
         start=v, scores=query.values, offset=v if query.basis is None else query.values

@@ -1,6 +1,7 @@
-"""Gradient flow on p and v together, E fixed: directly while ‖v‖ is moderate, with v slaved beyond.
+"""Gradient flow on p and v together, E fixed: integrated jointly while ‖v‖ is moderate, with v slaved beyond.
 
-On separable data ‖v‖ grows like exp(margin ‖p‖ / 2), see docs/notes/joint_flow.md.
+"Slaved" means that v is computed as a function of p. On separable data ‖v‖ grows like exp(margin ‖p‖ / 2),
+see docs/notes/joint_flow.md.
 """
 
 import math
@@ -24,12 +25,12 @@ from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_coo
 from jaxattn.dynamics.flows.seeds import of_params, of_seeds, over_seeds
 from jaxattn.theory.selection import Selection
 
-# ‖v‖ max ‖E_s‖ at which v is slaved: what is left out falls like the inverse of it, rounding of v changes
-# weights by 1e-8, and at ten times as much the flow takes twice the steps for want of digits.
+# ‖v‖ max ‖E_s‖ at which v is slaved. The neglected terms fall like its inverse, and rounding of v changes
+# weights by 1e-8; at ten times this value the flow takes twice as many steps because of rounding.
 FAR = 1e8
-# Error of the velocity of p with v slaved: where both descriptions meet, and on the way.
+# Largest error of the velocity of p with v slaved, at the transition and after it.
 _MISMATCH = 1e-3
-# log ‖v‖ is half the log of the time of p with v slaved: two rules of it may differ by this in a step.
+# log ‖v‖ is half the log of the time of p with v slaved: two rules for it may differ by this in a step.
 _CLOCK = 1e-3
 
 
@@ -37,23 +38,24 @@ _CLOCK = 1e-3
 class JointPath(Ended):
     """Points along gradient flow on p and v, float64; with a leading seed axis B for B seeds.
 
-    Row 0 is the start, the last row is where the path stopped. In the first half the rows lie at log-spaced
-    arc lengths of (p, v), in the second at log-spaced arc lengths of p; rows that were not reached repeat the
-    last state.
+    Row 0 is the start, and the last row is the end of the path. The first half of the rows is at log-spaced
+    arc lengths of (p, v), the second half at log-spaced arc lengths of p. Rows that were not reached repeat
+    the last state.
 
     Attributes:
         p: (k, d).
         v: (k, d); v/‖v‖.
         norm: (k,); ‖p‖.
         log_v_norm: (k,); log ‖v‖.
-        steps: (k,) int32; steps tried so far.
-        status: () int32; why the path ended, a `Stop`.
-        accepted: () int32; steps taken.
-        rejected: () int32; steps tried and thrown away.
-        selection: the token of every sequence that v_mm is the max-margin head of; what it says is defined
-            where the path has come to the second half.
-        mismatch: (); error of dp/dt with v slaved, NaN before: the sine of the angle between either dp/dt
-            where they meet, or the largest relative error of a weight from there on, whichever is larger.
+        steps: (k,) int32; number of attempted steps so far.
+        status: () int32; the stopping condition, a `Stop`.
+        accepted: () int32; number of accepted steps.
+        rejected: () int32; number of rejected steps.
+        selection: the token of every sequence whose max-margin head is v_mm; defined only if the path has
+            reached the second half.
+        mismatch: (); error of dp/dt with v slaved: the sine of the angle between the two dp/dt at the
+            transition, or the largest relative error of a weight after it, whichever is larger. NaN before
+            the transition.
     """
 
     p: Leaf
@@ -78,33 +80,33 @@ def joint_flow(
     points: int = 64,
     width: int | None = None,
 ) -> JointPath:
-    """Follow gradient flow on p and v together, E fixed, logistic loss.
+    """Compute the path of gradient flow on p and v together, E fixed, logistic loss.
 
-        dp/dt = -∂L/∂p,   dv/dt = -∂L/∂v,
+        dp/dt = -∂L/∂p,   dv/dt = -∂L/∂v.
 
-    by arc length until ‖v‖ max ‖E_s‖ = 1e8, and from there with v slaved: v/‖v‖ the max-margin head of the
-    attended tokens, its multipliers as weights of the sequences, log ‖v‖ apart. The path ends with status
-    UNSETTLED where both meet if p's velocities do not agree there, and later on at the last row at which the
-    multipliers are the weights.
+    The path is integrated by arc length until ‖v‖ max ‖E_s‖ = 1e8. Beyond, v is slaved: v/‖v‖ is the
+    max-margin head of the attended tokens, its multipliers are the weights of the sequences, and log ‖v‖ is
+    integrated separately. The path ends with status UNSETTLED at the transition if the two velocities of p
+    differ there, and after it at the last row where the multipliers equal the weights.
 
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
         corpus: n sequences of two classes over V tokens; one, or B with a leading axis.
-        until_norm: end at this ‖p‖, up to 1e4; scores have too few digits left beyond.
-        max_steps: end after this many steps, tried or taken, in either half.
-        rtol: error allowed per step, relative to ‖p‖ + 1/max ‖E_s‖.
+        until_norm: stop at this ‖p‖, at most 1e4; beyond, scores have too few digits.
+        max_steps: stop after this many steps, accepted or rejected, in either half.
+        rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
         points: number of rows k ≥ 5 of the path.
-        width: seeds integrated side by side; chosen for the backend by default.
+        width: number of seeds integrated at once with vmap; defaults to a value for the backend.
 
     Returns:
-        The path. Status NORM is the end that was asked for. UNSETTLED: ‖v‖ grows, but p does not settle on
-        one token of every sequence on which v is tight; the path up to there stays. BALANCED: the forces
-        cancel up to rounding, where p rests at a mixture of tokens while v may go on growing, or where no v
-        separates what is attended to.
-        A seed that fails says so, keeps its last state and does not stop the others.
+        The path. Status NORM: ‖p‖ reached `until_norm`. UNSETTLED: ‖v‖ grows, but p does not converge to one
+        token in every sequence on which v is tight; the path up to there is valid. BALANCED: the forces
+        cancel up to rounding. Then p rests at a mixture of tokens while v may keep growing, or no v separates
+        the attended tokens. A seed that fails reports it in `status`, keeps its last state, and does not
+        affect the other seeds.
 
     Raises:
-        InputError: more than two classes, shapes that do not fit, an infinite end.
+        InputError: there are more than two classes, shapes do not match, or `until_norm` is infinite.
 
     Source:
         Conjectured by this library from the regularisation path of arXiv 2306.13596; see
@@ -112,7 +114,7 @@ def joint_flow(
     """
     check_settings(rtol, points, least=5)
     if not math.isfinite(until_norm):
-        raise InputError(f"until_norm: {until_norm}; give a finite one")
+        raise InputError(f"until_norm: {until_norm}; give a finite number")
     check_ends(until_norm=until_norm)
     inputs, settings = of_seeds(of_params(params, corpus), corpus), (until_norm, rtol)
     return over_seeds(_follow, inputs, settings, max_steps, points=points, width=width)
@@ -120,7 +122,7 @@ def joint_flow(
 
 @struct.dataclass
 class _Rows:
-    """What is recorded of points, as in `JointPath`."""
+    """Recorded quantities of points, as in `JointPath`."""
 
     p: Array
     v: Array
@@ -132,7 +134,7 @@ class _Rows:
 def _follow(
     E: Array, p: Array, v: Array, corpus: Corpus, settings: Sequence[Array], max_steps: Array, points: int
 ) -> JointPath:
-    """Follow the path of one seed: directly, and on with v slaved if it came there."""
+    """Integrate the path of one seed: jointly, then with v slaved if it reaches the transition."""
     until_norm, rtol = settings
     ends = Ends(until_norm, jnp.asarray(math.inf), jnp.zeros(()), rtol)
     flow = joint_coordinates(E, p, v, corpus, FAR)
@@ -142,10 +144,10 @@ def _follow(
     handover = hand_over(flow, near.here.z, until_norm)
     arrived = (near.status == Stop.NORM) & ~handover.flow.ended(handover.flow.zero, until_norm)
     goes_on = arrived & (handover.mismatch <= _MISMATCH)
-    # Whoever has ended is not sent further.
+    # Seeds that have ended are not integrated further.
     ends = ends._replace(norm=jnp.where(goes_on, until_norm, 0))
-    begun = begin(handover.flow, ends, until_norm, points - half + 1)
-    far = integrate(handover.flow, ends, until_norm, max_steps, begun, clock=_CLOCK)
+    initial = begin(handover.flow, ends, until_norm, points - half + 1)
+    far = integrate(handover.flow, ends, until_norm, max_steps, initial, clock=_CLOCK)
     first, second = _directly(flow, near.rows), _slaved(handover, far.rows, near.here.steps)
     errors = jax.vmap(partial(neglected, handover))(far.rows.z, second.log_v_norm - handover.head.log_norm)
     good = jnp.cumprod(errors <= _MISMATCH)
@@ -153,7 +155,7 @@ def _follow(
     kept = jax.tree.map(lambda x: x[jnp.minimum(jnp.arange(len(good)), last)], second)
     rows = jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.where(goes_on, y[1:], x[-1])]), first, kept)
     settled = goes_on & (good[-1] > 0)
-    # Rows after the first that is not kept have no errors of their own.
+    # Rows after the first rejected one carry no error of their own.
     errors = jnp.where(jnp.arange(len(good)) <= last + 1, errors, 0)
     return JointPath(
         **vars(rows),
@@ -166,14 +168,14 @@ def _follow(
 
 
 def _directly(flow: JointCoordinates, rows: Row) -> _Rows:
-    """Look up points of the joint flow."""
+    """Return the rows of the joint flow."""
     z_p, z_v = jnp.split(rows.z, 2, axis=1)
     v, v_norm = flow.head.p(z_v), _norms(flow.head, z_v)
     return _Rows(flow.query.p(z_p), v / v_norm[:, None], _norms(flow.query, z_p), jnp.log(v_norm), rows.steps)
 
 
 def _slaved(handover: Handover, rows: Row, before: Array) -> _Rows:
-    """Look up points with v slaved, r² = r_0² + 2 τ; `before` are the steps up to there."""
+    """Return the rows with v slaved, r² = r_0² + 2 τ; `before` is the number of earlier steps."""
     log_scale = jnp.logaddexp(2 * handover.log_scale, math.log(2) + rows.log_time) / 2
     head = handover.head
     v = head.coefficients @ handover.flow.embeddings / jnp.exp(head.log_norm)

@@ -1,4 +1,4 @@
-"""The point of a convex hull that is nearest to zero, by an interior-point method that can be traced."""
+"""The point of a convex hull that is nearest to zero, by a traceable interior-point method."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxattn.core.mapping import sum_of_outer_products
 
 _MAX_ITERATIONS = 60
-# Below this relative complementarity rounding takes over, and the support is known.
+# Below this relative complementarity rounding dominates, and the support is known.
 _COMPLEMENTARITY = 1e-13
 _REFINEMENTS = 3
 
@@ -25,19 +25,19 @@ class _State(NamedTuple):
 def nearest_point(
     rows: Float[Array, "m r"],
 ) -> tuple[Float[Array, " m"], Int[Array, ""]]:
-    """Find the point of the convex hull of the rows that is nearest to zero. Pure: vmap and jit it.
+    """Find the point of the convex hull of the rows that is nearest to zero. Pure: supports vmap and jit.
 
         min_{w, ρ} ½ ‖w‖² - ρ  s.t.  A w - ρ = s ≥ 0,  with multipliers λ:  w = Aᵀ λ,  Σ λ = 1.
 
-    p_mm = w / ‖w‖², the margin is ‖w‖ = √ρ, and w = 0 if and only if nothing separates the selection: the
-    problem always has a solution, so infeasible lanes of a batch end like all others. An iteration costs
+    p_mm = w / ‖w‖², the margin is ‖w‖ = √ρ, and w = 0 if and only if no direction separates the selection.
+    The problem always has a solution, so infeasible seeds of a vmapped batch converge too. An iteration costs
     O(m r²) for a system in (w, ρ) that is solved twice, for Mehrotra's predictor and corrector.
 
     Args:
-        rows: (m, r) float64; the differences A, longest about 1. Repeated rows do no harm.
+        rows: (m, r) float64; the differences A, longest about 1. Repeated rows are allowed.
 
     Returns:
-        λ (m,) of any scale; the number of iterations.
+        λ (m,) at any scale; the number of iterations.
 
     Source: Mehrotra, On the implementation of a primal-dual interior point method, SIAM J. Optim. 2 (1992).
     """
@@ -69,7 +69,7 @@ def nearest_point(
         _, ds, dl = direction(-product)
         step = jnp.minimum(1.0, longest(ds, dl))
         reached = (slack + step * ds) @ (multipliers + step * dl) / product.sum()
-        # Where the predictor gets nowhere its corrector leads astray, and the steps may go round in a circle.
+        # After a short predictor step the corrector is unreliable, and the iteration may cycle.
         second = jnp.where(step > 0.3, ds * dl, 0.0)
         dz, ds, dl = direction(reached**3 * product.mean() - product - second)
         step = jnp.minimum(1.0, 0.995 * longest(ds, dl))
@@ -87,7 +87,7 @@ def nearest_point(
     rho = (rows @ w).min() - 1.0
     state = _State(jnp.append(w, rho), rows @ w - rho, multipliers, jnp.zeros((), int), jnp.zeros((), bool))
     state = jax.lax.while_loop(lambda s: ~s.done & (s.iteration < _MAX_ITERATIONS), body, state)
-    # Relative to their sums, tight pairs have large multipliers and small slack, the others the reverse.
+    # Relative to their sums, tight pairs have large multipliers and small slack; the other pairs the reverse.
     tight = state.multipliers * jnp.square(state.z[:-1]).sum() > state.slack
     return _polish(rows, state.multipliers, tight), state.iteration
 
@@ -100,10 +100,10 @@ def _longest_step(x: Array, change: Array) -> Array:
 def _polish(
     rows: Float[Array, "m r"], multipliers: Float[Array, " m"], tight: Bool[Array, " m"]
 ) -> Float[Array, " m"]:
-    """Solve with the tight pairs as equalities, and keep the answer where it is better.
+    """Solve with the tight pairs as equalities, and return the result where it is better.
 
-    It works with r × r matrices: the pseudo-inverse of M = Aᵀ A over the tight
-    pairs is right to half the digits, and each refinement of A p = 1 and of Aᵀ λ = p doubles them.
+    It works with r × r matrices: the pseudoinverse of M = Aᵀ A over the tight pairs is accurate to half the
+    digits, and each refinement of A p = 1 and of Aᵀ λ = p doubles them.
     """
     active = jnp.where(tight[:, None], rows, 0.0)
     size, basis = jnp.linalg.eigh(sum_of_outer_products(active, active))

@@ -1,4 +1,4 @@
-"""The force of pairs of tokens whose pulls cancel to first order.
+"""The force of token pairs whose forces cancel to first order.
 
 Where a token `low` is below the top class `top` of its sequences, the loss is a power series in
 x = e^(a_low - a_top). If the first-order terms of several pairs i cancel, the second-order terms remain:
@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from jaxattn.core.pytrees import Leaf
 from jaxattn.dynamics.flows.force import Force
 
-# Number of pairs that are followed: their terms are computed at every point, without any pair too.
+# Largest number of pairs in a flow: their terms are computed at every point, even if there are none.
 MOST_PAIRS = 8
 
 
@@ -41,7 +41,7 @@ class PairForce:
         return self._spread(-self.terms.sum(axis=1), vocab)
 
     def add_curvature(self, curvature: Float[Array, "k k"], place: Int[Array, " V"]) -> Float[Array, "k k"]:
-        """Add the derivative of the force on the tokens with a place below k to a matrix over these."""
+        """Add the derivative of the force to a matrix over the tokens whose place is below k."""
 
         numbers = jnp.arange(len(curvature))
         apart = 1.0 * (place[self.low][:, None] == numbers) - (place[self.top][:, None] == numbers)
@@ -52,13 +52,13 @@ class PairForce:
         return self._spread(self._derivative @ (x[self.low] - x[self.top]), len(x))
 
     def bound(self, lengths: Float[Array, " V"]) -> Float[Array, " V"]:
-        """Bound Σ_t |D_st| ‖E_t‖ for the derivative D of the force, (V,), given ‖E_t‖."""
+        """Compute upper bounds on Σ_t |D_st| ‖E_t‖ for the derivative D of the force, (V,), given ‖E_t‖."""
         rows = jnp.abs(self._derivative) @ (lengths[self.low] + lengths[self.top])
         return jnp.zeros_like(lengths).at[self.low].add(rows).at[self.top].add(rows)
 
     @property
     def _derivative(self) -> Float[Array, "m m"]:
-        """∂F_i/∂log x_j."""
+        """Compute ∂F_i/∂log x_j."""
         return -self.terms - jnp.diag(self.terms.sum(axis=1))
 
     def _spread(self, force: Array, vocab: int) -> Array:
@@ -101,6 +101,6 @@ class Pairs:
 
 
 def no_pairs(dtype: Any) -> Pairs:
-    """Return no terms at all."""
+    """Return an empty `Pairs`."""
     token, shape = jnp.zeros(MOST_PAIRS, jnp.int32), (MOST_PAIRS, MOST_PAIRS)
     return Pairs(token, token, jnp.full(shape, -jnp.inf, dtype), jnp.zeros(shape, dtype))

@@ -1,4 +1,4 @@
-"""Flows of many seeds: what they are given, checked, and integrated in chunks of seeds side by side."""
+"""Flows of many seeds: checks of their inputs, and integration in chunks of vmapped seeds."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,12 +16,12 @@ from jaxattn.data.corpus import Corpus
 
 
 class Inputs(NamedTuple):
-    """Arrays such as E, p and v, and a corpus, any of them with a leading axis of seeds.
+    """Arrays such as E, p and v, and a corpus, each with or without a leading axis of seeds.
 
     Attributes:
         arrays: the arrays, the corpus last.
-        batched: which of them have the axis.
-        seeds: how many seeds, None for a single path without the axis.
+        batched: whether each of them has the axis.
+        seeds: number of seeds, None for a single path without the axis.
     """
 
     arrays: tuple[Any, ...]
@@ -30,10 +30,10 @@ class Inputs(NamedTuple):
 
 
 def of_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
-    """Name E, p and v, which a flow of both p and v moves, for `of_seeds`.
+    """Return E, p and v by name with their numbers of axes, as input for `of_seeds`.
 
     Raises:
-        InputError: more than two classes, shapes that do not fit.
+        InputError: there are more than two classes, or shapes do not match.
     """
     if corpus.num_classes != 2:
         raise InputError(
@@ -46,7 +46,7 @@ def of_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
 
 
 def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
-    """Check shapes, and tell which arrays have a leading axis of seeds.
+    """Check shapes, and determine which arrays have a leading axis of seeds.
 
     Args:
         parts: arrays by name, each with its number of axes for one seed; first the embeddings or keys of all
@@ -54,10 +54,10 @@ def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
         corpus: n sequences over as many tokens.
 
     Returns:
-        What `over_seeds` takes.
+        The input of `over_seeds`.
 
     Raises:
-        InputError: shapes that do not fit.
+        InputError: shapes do not match.
     """
     shapes = {name: np.shape(x) for name, (x, _) in parts.items()}
     (rows, p), names = list(shapes.values())[:2], ", ".join([*parts, "corpus"])
@@ -86,27 +86,27 @@ def over_seeds(
     points: int,
     width: int | None,
 ) -> Any:
-    """Integrate chunks of seeds one after the other, so that a slow seed holds up its own chunk only.
+    """Integrate chunks of seeds one after the other, so that a slow seed delays its own chunk only.
 
     Args:
-        follow: (arrays, corpus, numbers, max_steps, points) -> a pytree; what one seed does, in float64.
-        inputs: of all seeds.
+        follow: (arrays, corpus, numbers, max_steps, points) -> a pytree; integrates one seed in float64.
+        inputs: inputs of all seeds.
         numbers: settings that all seeds share.
-        max_steps: another one.
-        points: another one, static.
-        width: seeds integrated side by side; chosen for the backend if None.
+        max_steps: maximum number of steps.
+        points: number of rows, static.
+        width: number of seeds integrated at once with vmap; None selects a value for the backend.
 
     Returns:
-        What `follow` returns, with a leading axis of seeds.
+        The output of `follow`, with a leading axis of seeds.
 
     Raises:
-        InputError: fewer steps than none, no seed at a time; when differentiated.
+        InputError: `max_steps` or `width` is too small, or the function is differentiated.
     """
     for name, number, least in (("max_steps", max_steps, 0), ("width", 1 if width is None else width, 1)):
         if not isinstance(number, jax.core.Tracer) and number < least:
             raise InputError(f"{name}: {number}; give at least {least}")
     *given, corpus = inputs.arrays
-    # On a CPU one seed's arrays fit a core's cache, and a slow seed holds up no other.
+    # On a CPU the arrays of one seed fit into a core's cache, and a slow seed does not delay others.
     width = width or (1 if backend.platform() == "cpu" else inputs.seeds or 1)
     with backend.float64():
         arrays = *doubled(*given), corpus
@@ -120,11 +120,11 @@ def doubled(*arrays: Any) -> tuple[Array, ...]:
 
 
 def refuse_derivative(*_: Any) -> NoReturn:
-    """Raise InputError: the derivative of a flow, for `jax.custom_jvp`."""
+    """Raise InputError because a flow has no derivative; for `jax.custom_jvp`."""
     raise InputError(
-        "an exact flow has no derivative: its adaptive steps are no smooth function of what they start from; "
-        "put jax.lax.stop_gradient around params, or differentiate ja.dynamics.descent, or where the flow "
-        "tends to by ja.theory.differentiable_direction"
+        "an exact flow has no derivative, because its adaptive steps do not depend smoothly on the initial "
+        "parameters; put jax.lax.stop_gradient around params, differentiate ja.dynamics.descent, or "
+        "differentiate the limit of the flow with ja.theory.differentiable_direction"
     )
 
 

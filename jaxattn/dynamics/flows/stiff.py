@@ -1,21 +1,21 @@
-"""A step of a stiff flow by a Rosenbrock pair of orders 4 and 3, and the linear systems that it solves.
+"""Steps of a stiff flow by a Rosenbrock pair of orders 4 and 3, and their linear systems.
 
-A step solves (1 - c J) x = b several times: with LU factors of all of it for few coordinates, and without
-the Jacobian for many. In coordinates z with scores a = a_0 + L z, forces F on scores, forces R F on z and
+A step solves (1 - c J) x = b several times: with LU factors for few coordinates, and without forming the
+Jacobian for many. In coordinates z with scores a = a_0 + L z, forces F on scores, forces R F on z and
 u = R F / ‖·‖,
 
     J = (1 - u mᵀ) R H L / ‖·‖,   H = ∂F/∂a,   m = B Bᵀ u.
 
-A product with H takes two passes over the entries of the bags; H itself, n V² operations. Far along a path
-most tokens hardly pull: row s of H is as small as e^(-gap). With S the tokens whose rows are not small
-beside 1/c,
+A product with H takes two passes over the entries of the bags; forming H takes n V² operations. For large ‖p‖
+most tokens exert almost no force: row s of H is as small as e^(-gap). With S the tokens whose rows are not
+small relative to 1/c,
 
     P = 1 - c (1 - u mᵀ) R_S H_SS L_S / ‖·‖
 
-has an inverse by factors of an |S| × |S| matrix (Woodbury's identity), and P⁻¹ (1 - c J) differs from 1 by as
-little as was left out. Conjugate residuals with P⁻¹ take one product where nothing that counts was left out,
-and a few elsewhere. All systems of a step have one matrix, so that each begins with the directions of those
-before. The answer is that of all of J, up to a tolerance far below the error of a step.
+has an inverse by factors of an |S| × |S| matrix (Woodbury's identity), and P⁻¹ (1 - c J) differs from 1 only
+by the neglected rows. Conjugate residuals with P⁻¹ take one product where these are negligible, and a few
+elsewhere. All systems of a step have the same matrix, so each solve starts with the directions of the
+previous ones. The solution is that of the full J, up to a tolerance far below the error of a step.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ from jaxattn.dynamics.flows.force import Force, curvature_product, token_curvatu
 
 ORDER = 4
 GAMMA = 0.25
-# Row i holds what stage i takes of the stages before it; the result takes A[5] and all of stage 5.
+# Row i holds the coefficients of stages 0 .. i-1 in stage i; the result uses A[5] and all of stage 5.
 # fmt: off
 A = (
     (0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
@@ -56,11 +56,11 @@ C = (
 
 
 class Solver(NamedTuple):
-    """How to solve (1 - c J) x = b for several b.
+    """Solver of (1 - c J) x = b for several b.
 
     Attributes:
-        solve: b (r,) and what is known to x (r,) and what is known then.
-        known: what helps to solve further systems, at first; any pytree.
+        solve: maps b (r,) and `known` to x (r,) and the updated `known`.
+        known: information that helps to solve further systems; initial value; any pytree.
     """
 
     solve: Callable[[Array, Any], tuple[Array, Any]]
@@ -90,7 +90,7 @@ def step(
         field: f.
         y: (r,); where to start.
         f: (r,); f(y).
-        solver: c to how to solve (1 - c J) x = b, with J = ∂f/∂y at y.
+        solver: maps c to the solver of (1 - c J) x = b, with J = ∂f/∂y at y.
         h: step length.
 
     Returns:
@@ -109,25 +109,26 @@ def step(
         return stages.at[i].set(found), known
 
     first, known = solve(GAMMA * h * f, known)
-    # A loop, not six copies: the field is the largest part of what has to be compiled.
+    # A loop instead of six copies, because the field dominates compile time.
     empty = jnp.zeros((len(A), y.shape[0]), y.dtype)
     stages, _ = jax.lax.fori_loop(1, len(A), stage, (empty.at[0].set(first), known))
     return y + a[-1] @ stages + stages[-1], stages[-1]
 
 
-# Coordinates up to which the Jacobian is formed: docs/notes/flow_on_texts.md.
+# Largest number of coordinates for which the Jacobian is formed: docs/notes/flow_on_texts.md.
 LARGE = 512
-# Numbers of tokens that factors are made for. All shapes are static, so each is a program of its own.
+# Numbers of tokens for which factors are computed. All shapes are static, so each size is compiled
+# separately.
 SIZES = (64, 128, 256, 512)
-# Bounds on row sums of c J that count as stiff. They are far from sharp: on reviews five products are enough.
+# Smallest bound on a row sum of c J that counts as stiff. Bounds are loose: reviews need only five products.
 _STIFF = 1.0
-# Residual of a solution, relative to the right-hand side, and products of a step after which there is none.
+# Relative residual tolerance of a solution, and the maximum number of products in a step.
 _TOLERANCE, _MOST = 1e-8, 60
 
 
 @runtime_checkable
 class Space(Protocol):
-    """What this module asks of coordinates; `lift` is L."""
+    """Interface that this module requires of coordinates; `lift` is L."""
 
     corpus: Corpus
     lift: Array
@@ -151,7 +152,7 @@ class Space(Protocol):
 
 @struct.dataclass
 class Curved:
-    """The Jacobian at a point, as what its products are made of.
+    """The Jacobian at a point, as the factors of its products.
 
     Attributes:
         force: the force on the scores.
@@ -167,14 +168,14 @@ class Curved:
 
     @property
     def finite(self) -> Bool[Array, ""]:
-        """Whether it holds no NaN and no infinity."""
+        """True if it holds no NaN and no infinity."""
         return jnp.isfinite(self.stiffness).all() & jnp.isfinite(self.velocity).all()
 
 
 class _Factors(NamedTuple):
     """Factors of 1 - c L_S (1 - u mᵀ) R_S H_SS / ‖·‖, H_SS and L_S, in the upper left corners.
 
-    The rows of L_S are gathered once: a product with all of L reads many times as much.
+    The rows of L_S are gathered once, because a product with all of L reads many times as much memory.
     """
 
     lu: Array
@@ -192,12 +193,12 @@ def solver(space: Space, at: Curved, c: Float[Array, ""]) -> Solver:
         c: any number ≥ 0.
 
     Returns:
-        How to solve it; NaN where the iteration has not come to an end.
+        The solver; x is NaN if the iteration does not converge.
     """
     vocab = space.lift.shape[0]
     sizes = (*(size for size in SIZES if size < vocab), min(vocab, SIZES[-1]))
     stiffness = c * at.stiffness
-    # Not by argsort, whose int64 indices a caller's jit with float64 off cannot lower.
+    # Not argsort: its int64 indices do not lower in a caller's jit with float64 disabled.
     order = jax.lax.sort((-stiffness, jnp.arange(vocab, dtype=jnp.int32)), num_keys=1)[1]
     chosen = (jnp.asarray(sizes[:-1], jnp.int32) < (stiffness > _STIFF).sum(dtype=jnp.int32)).sum(
         dtype=jnp.int32
@@ -233,7 +234,7 @@ def times(space: Space, at: Curved, x: Float[Array, " r"]) -> Float[Array, " r"]
 def _of_size(
     sizes: tuple[int, ...], chosen: Array, compute: Callable[..., Any], otherwise: Any, *given: Any
 ) -> Any:
-    """Compute something in the program of the chosen size."""
+    """Evaluate a function with the compiled branch of the chosen size."""
     for i, size in enumerate(sizes):
         otherwise = cond_under_vmap(chosen == i, partial(compute, size), otherwise, *given)
     return otherwise
@@ -242,7 +243,7 @@ def _of_size(
 def _factor(
     size: int, empty: _Factors, space: Space, at: Curved, shift: Array, order: Int[Array, " V"]
 ) -> _Factors:
-    """Make factors for the stiffest tokens; L_S (1 - u mᵀ) R_S = E_S E_Sᵀ - (L u)_S (L u)_Sᵀ."""
+    """Compute factors for the stiffest tokens; L_S (1 - u mᵀ) R_S = E_S E_Sᵀ - (L u)_S (L u)_Sᵀ."""
     tokens = order[:size]
     place = jnp.full(len(order), size, jnp.int32).at[tokens].set(jnp.arange(size, dtype=jnp.int32))
     curvature = token_curvature(space.corpus, at.force, place, size)
@@ -290,7 +291,7 @@ class Directions:
 
 
 def no_directions(size: int, dtype: Any) -> Directions:
-    """Make room for directions."""
+    """Return empty `Directions` with room for the maximum number."""
     room = jnp.zeros((_MOST, size), dtype)
     return Directions(room, room, jnp.zeros((), jnp.int32))
 
@@ -301,17 +302,17 @@ def conjugate_residuals(
     b: Float[Array, " r"],
     known: Directions,
 ) -> tuple[Float[Array, " r"], Directions]:
-    """Solve A x = b by directions P⁻¹ r whose images under A are orthogonal, from those that are known.
+    """Solve A x = b by directions P⁻¹ r whose images under A are orthogonal, starting from known ones.
 
     Args:
-        product: x to A x; A needs no symmetry.
-        precondition: r to P⁻¹ r.
+        product: maps x to A x; A need not be symmetric.
+        precondition: maps r to P⁻¹ r.
         b: (r,).
-        known: directions of systems with the same A.
+        known: directions of previous systems with the same A.
 
     Returns:
-        x (r,), whose residual is the smallest in the space of the directions, NaN if it needs more than there
-        is room for; and all directions.
+        x (r,), with the smallest residual in the span of the directions, NaN if this needs more directions
+        than fit; and all directions.
 
     Source: Eisenstat, Elman and Schultz, SIAM Journal on Numerical Analysis 20 (1983), the method GCR.
     """
@@ -325,7 +326,7 @@ def conjugate_residuals(
         x, left, known = state
         direction = precondition(left)
         image = product(direction)
-        for _ in range(2):  # twice is enough for orthogonality to rounding
+        for _ in range(2):  # two passes make it orthogonal up to rounding
             share = known.images @ image
             direction, image = direction - share @ known.directions, image - share @ known.images
         size = nonzero(jnp.linalg.norm(image))

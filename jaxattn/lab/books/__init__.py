@@ -1,4 +1,4 @@
-"""Books: what papers report and theories claim, run again and judged by one rule."""
+"""Books: collections of published results and theoretical claims, re-run and judged by one rule."""
 
 from jaxattn.lab.books.book import Book, Item, read
 from jaxattn.lab.books.cells import Cell, cells, round_up, worst

@@ -1,16 +1,16 @@
-"""Books: what papers report or a theory claims, item by item, each a folder that can be run again.
+"""Books: collections of items, each a folder with a published result or a claim that can be re-run.
 
-    BOOK/book.toml         title and introduction of the page; items in their order; phrases, data sets and
+    BOOK/book.toml         title and introduction of the page; order of the items; phrases, data sets and
                            curves that items share
-    BOOK/STUDY.toml        a study that several items name; it is run once
+    BOOK/STUDY.toml        a study that several items use; it is run once
     BOOK/mine.py           code that several items share; optional
-    BOOK/NAME/item.toml    what is reported, what was chosen, how it is compared; measures and their criteria
-    BOOK/NAME/study.toml   a sweep file, as `jaxattn run` takes it; there may be several of any name
-    BOOK/NAME/mine.py      code that the files name as "mine.py:NAME"; optional
-    BOOK/NAME/README.md    for readers of the folder; optional, not read
+    BOOK/NAME/item.toml    reported results, choices, comparison; measures and their criteria
+    BOOK/NAME/study.toml   a sweep file, as for `jaxattn run`; there may be several with any name
+    BOOK/NAME/mine.py      code that the files refer to as "mine.py:NAME"; optional
+    BOOK/NAME/README.md    for readers of the folder; optional, not loaded
 
-`tables` defines the keys of both files. Criteria are matched with the findings of a measure by name, where
-`*` stands for anything.
+`tables` defines the keys of both TOML files. Criteria are matched with the findings of a measure by name,
+where `*` matches any text.
 """
 
 import difflib
@@ -33,7 +33,7 @@ from jaxattn.lab.study import toml
 
 Scale = Literal["laptop", "full"]
 PACKAGED = Path(__file__).parent
-# Of the checkout that holds this package, if there is one.
+# Root of the checkout that contains this package, if there is one.
 CHECKOUT = Path(__file__).parents[3]
 PROSE = ("reports", "chosen", "compared", "reason", "flat")
 T = TypeVar("T", bound=Table)
@@ -41,12 +41,12 @@ T = TypeVar("T", bound=Table)
 
 @dataclass(frozen=True)
 class Source:
-    """A study of an item, before it is read.
+    """A study of an item, before its sweep file is read.
 
     Attributes:
         path: its sweep file.
-        run: the folder of its run, below those of all runs of the book.
-        own: whether it is the item's own, so that the item's laptop overrides apply.
+        run: folder of its run, relative to the folder of all runs of the book.
+        own: True if the study belongs to the item, so that the item's laptop overrides apply.
     """
 
     path: Path
@@ -58,7 +58,7 @@ class Item(About, frozen=True, kw_only=True):
     """One figure, table, number or claim: the contents of its files.
 
     Attributes:
-        folder: where its files are.
+        folder: folder with its files.
         book: the book that it is in.
         measured: its `measures`.
     """
@@ -69,21 +69,21 @@ class Item(About, frozen=True, kw_only=True):
 
     @property
     def heading(self) -> str:
-        """The title for readers."""
+        """Title for display."""
         return self.title or self.name.replace("_", " ").capitalize()
 
     @property
     def data(self) -> DataSet | None:
-        """The data set without which nothing of the item can be run."""
+        """Data set that every measure of the item requires, or None."""
         needed = [measure.needs for measure in self.measured]
         return self.book.shared.data[needed[0]] if needed and all(needed) else None
 
     @property
     def absent(self) -> str:
-        """Why it cannot be run: its studies are of a book of checkouts, and there is none; "" if it can.
+        """Why the item cannot be run: its studies belong to a book of a checkout, and there is none; else "".
 
         Raises:
-            InputError: they are of a book that is nowhere.
+            InputError: its studies belong to a book that does not exist.
         """
         for name in dict.fromkeys(name for measure in self.measured for name in measure.books):
             try:
@@ -95,26 +95,27 @@ class Item(About, frozen=True, kw_only=True):
         return ""
 
     def label(self, name: str) -> str:
-        """Return what the page shows for the name of a finding, or for an entry of a table."""
+        """Return the text that the page shows for the name of a finding or for a table entry."""
         for part, text in {**self.labels, **self.book.shared.labels}.items():
-            # Whole words: "nu" is not a part of "number".
+            # Match whole words only: "nu" is not a part of "number".
             before, after = ("\\b" if letter.isalnum() else "" for letter in (part[0], part[-1]))
             name = re.sub(f"{before}{re.escape(part)}{after}", text.replace("\\", r"\\"), name)
         return name
 
     def published(self, quantity: str) -> Curve:
-        """Look up the published curve of a quantity; InputError if item.toml names none."""
+        """Return the published curve of a quantity; raise InputError if item.toml lists none."""
         if quantity not in self.curves:
             raise InputError(
-                f"{self.folder / 'item.toml'}: curves: none of {quantity}; name one of book.toml"
+                f"{self.folder / 'item.toml'}: curves: there is no curve of {quantity}; add one that "
+                "book.toml defines"
             )
         return self.book.shared.curves[self.curves[quantity]]
 
     def source(self, name: str) -> Source:
-        """Find a study that a measure names.
+        """Return the source of a study that a measure refers to.
 
         Raises:
-            InputError: neither the item nor the book has it.
+            InputError: neither the item nor the book has the study.
         """
         other, separator, place = name.rpartition(":")
         if separator:
@@ -143,14 +144,14 @@ class Item(About, frozen=True, kw_only=True):
         overrides: Sequence[str] = (),
         seeds: int | None = None,
     ) -> Study:
-        """Read one of its studies.
+        """Read one of the item's studies.
 
         Args:
-            scale: "full" for the study as it is, "laptop" with the item's overrides.
-            name: one that a measure names.
+            scale: "full" for the study without overrides, "laptop" with the item's overrides.
+            name: name of a study that a measure refers to.
             data_dir: folder of the data sets.
             overrides: further overrides `key=value`.
-            seeds: number of seeds, if it is not that of the sweep file; `most_seeds` is a limit.
+            seeds: number of seeds; defaults to that of the sweep file. `most_seeds` is an upper limit.
         """
         source = self.source(name)
         changes: list[str] = []
@@ -167,7 +168,7 @@ class Item(About, frozen=True, kw_only=True):
         return Study.read(source.path, [*changes, *overrides])
 
     def digest(self, scale: Scale) -> str:
-        """Hash what is run at a scale: equal for equal settings, wherever the data are."""
+        """Return a hash of the studies at a scale, which depends on all settings except the data folder."""
         changes = self.laptop if scale == "laptop" else ()
         names = dict.fromkeys(name for measure in self.measured for name in measure.studies)
         settings = [*(toml.tables(self.source(name).path) for name in names), changes]
@@ -180,8 +181,8 @@ class Book:
 
     Attributes:
         folder: the folder.
-        place: the folder as readers of the page find it, on any machine.
-        shared: the contents of book.toml.
+        place: the folder as the page displays it, independent of the machine.
+        shared: contents of book.toml.
     """
 
     folder: Path
@@ -195,17 +196,17 @@ class Book:
 
     @property
     def promises(self) -> bool:
-        """Whether anything in it is promised by a theory."""
+        """True if a theory promises any finding in it."""
         return any(measure.basis == "promised" for item in self.items for measure in item.measured)
 
     def other(self, name: str) -> Path:
-        """Find the folder of another book whose studies or measures items name.
+        """Return the folder of another book whose studies or measures an item uses.
 
-        It is next to this book, or part of this package or of its checkout. The working directory may be
-        anybody's, so it is not searched.
+        The function searches next to this book, in this package and in its checkout. It does not search the
+        working directory, which may be any folder.
 
         Raises:
-            InputError: it is not there.
+            InputError: the book does not exist there.
         """
         roots = (self.folder.parent, *_own_roots())
         for root in roots:
@@ -215,7 +216,7 @@ class Book:
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
-        """All items, in their order."""
+        """All items in their order."""
         given = [name for part in self.shared.parts for name in part.items]
         folders = (
             self.shared.items or given or sorted(path.parent.name for path in self.folder.glob("*/item.toml"))
@@ -228,7 +229,7 @@ class Book:
         return items
 
     def item(self, name: str) -> Item:
-        """Look up an item; InputError if there is none of that name."""
+        """Return an item; raise InputError if there is none with that name."""
         for item in self.items:
             if item.name == name:
                 return item
@@ -241,7 +242,7 @@ class Book:
         path = self.folder / name / "item.toml"
         about = _read(path, About, self.shared.phrases)
         if bool(about.measures) == bool(about.elsewhere):
-            raise InputError(f"{path}: give [[measures]], or [elsewhere] if the item is shown elsewhere")
+            raise InputError(f"{path}: add [[measures]], or add [elsewhere] if another page shows the item")
         measured = tuple(_measure(path, number, table) for number, table in enumerate(about.measures, 1))
         for key, given, known in (
             ("needs", [measure.needs for measure in measured if measure.needs], self.shared.data),
@@ -257,14 +258,14 @@ def read(book: str | Path) -> Book:
     """Read a book and its items.
 
     Args:
-        book: a folder that holds a book.toml; or the name of a book of this package, or of one in sweeps/ of
-            the working directory or of the checkout that holds this package.
+        book: a folder with a book.toml, or the name of a book in this package, in sweeps/ of the working
+            directory, or in sweeps/ of the checkout that contains this package.
 
     Returns:
         The book.
 
     Raises:
-        InputError: no such book; a file that is malformed, or names what book.toml does not have.
+        InputError: the book does not exist, or a file is malformed or refers to an undefined name.
     """
     folder = folder_of(book)
     shared = _read(folder / "book.toml", Shared, {})
@@ -279,7 +280,7 @@ def read(book: str | Path) -> Book:
 
 
 def folder_of(book: str | Path) -> Path:
-    """Find the folder of a book; see `read`."""
+    """Return the folder of a book; see `read`."""
     name = Path(book).name
     roots = (PACKAGED, Path("sweeps"), *_own_roots())
     places = [*(root / name for root in roots if str(book) == name), Path(book)]
@@ -289,13 +290,13 @@ def folder_of(book: str | Path) -> Path:
     raise _no_book(str(book), roots)
 
 
-# Books that are no part of the package.
+# Books that are not part of the package.
 IN_CHECKOUTS = ("neighbours", "findings")
 
 
 def _own_roots() -> tuple[Path, ...]:
-    """List the folders of books of this package and of its checkout."""
-    # A folder `sweeps` next to an installed package would be somebody else's.
+    """Return the folders of books of this package and of its checkout."""
+    # A folder `sweeps` next to an installed package would belong to another project.
     return (PACKAGED, *([CHECKOUT / "sweeps"] if (CHECKOUT / "pyproject.toml").is_file() else []))
 
 
@@ -303,24 +304,24 @@ def _no_book(name: str, roots: Sequence[Path]) -> InputError:
     if name in IN_CHECKOUTS:
         return InputError(f"{name}: this book is in sweeps/ of a checkout of jaxattn; run the command there")
     known = sorted({path.parent.name for root in roots for path in root.glob("*/book.toml")})
-    return InputError(f"{name}: no such book, there is no book.toml{nearest(name, known)}")
+    return InputError(f"{name}: no such book, because there is no book.toml{nearest(name, known)}")
 
 
 def _place(folder: Path) -> str:
-    """Write the folder as it is found in a checkout."""
+    """Return the path of the folder in a checkout."""
     if folder.parent == PACKAGED:
         return f"jaxattn/lab/books/{folder.name}"
     return f"sweeps/{folder.name}" if folder.parent.name == "sweeps" else folder.name
 
 
 def _measure(path: Path, number: int, table: Mapping[str, Any]) -> Measure:
-    """Read an entry of `measures`; keys that are not those of `Measure` are settings of its kind."""
+    """Read an entry of `measures`; keys that `Measure` does not have are settings of its kind."""
     known = {name for name in Measure.__struct_fields__ if name != "settings"}
     settings = {key: x for key, x in table.items() if key not in known}
     with at(f"{path}: measures[{number}]"):
         for key, remedy in (
-            ("kind", "give the name of a measure, or mine.py:NAME"),
-            ("criteria", "give what its findings are compared with, or {} if they are only measured"),
+            ("kind", "add the name of a measure, or mine.py:NAME"),
+            ("criteria", "add the criteria of its findings, or {} if they are only measured"),
         ):
             if key not in table:
                 raise InputError(f"{key} is missing; {remedy}")
@@ -332,7 +333,7 @@ def _measure(path: Path, number: int, table: Mapping[str, Any]) -> Measure:
 
 
 def _read(path: Path, kind: type[T], phrases: Mapping[str, str]) -> T:
-    """Read a file of a book, with its phrases written out."""
+    """Read a file of a book, with its phrases substituted."""
     tree = toml.tables(path)
     with at(str(path)):
         if kind is About and (old := next((key for key in KEYS if key in tree), None)):
@@ -349,6 +350,6 @@ def _written(text: str, phrases: Mapping[str, str]) -> str:
         return text.format_map(phrases)
     except KeyError as error:
         known = ", ".join(phrases) or "none"
-        raise InputError(f"{{{error.args[0]}}}: no such phrase; book.toml has {known}") from None
+        raise InputError(f"{{{error.args[0]}}}: no such phrase; book.toml defines {known}") from None
     except (ValueError, IndexError, AttributeError) as error:
-        raise InputError(f"{text!r:.60}: {error}; write braces that stand for themselves twice") from None
+        raise InputError(f"{text!r:.60}: {error}; double each literal brace") from None

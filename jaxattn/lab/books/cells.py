@@ -1,4 +1,4 @@
-"""One cell of a finished run as a measure reads it: its settings, metrics of all seeds, certificates."""
+"""One cell of a finished run as the input of a measure: settings, metrics of all seeds, certificates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,26 +18,26 @@ from jaxattn.lab.texts.readers import READERS
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a run, as measures read it; its phase `limit`, if there is one, is an exact flow on p.
+    """One cell of a run. Its phase `limit`, if there is one, is an exact flow on p.
 
     Attributes:
         run: the run.
-        cell: the cell's number.
+        cell: index of the cell.
     """
 
     run: Run
     cell: int
 
     def __getitem__(self, key: str) -> Any:
-        """Look up a key of the config of the cell."""
+        """Return the value of a config key of the cell."""
         return self.run.lookup(self.cell, key)
 
     def path(self, metric: str, phase: str = "limit") -> np.ndarray:
-        """Look up a metric at every step it was measured at, (S, k) float64."""
+        """Return a metric at all of its steps, (S, k) float64."""
         return self._paths[phase, metric]
 
     def last(self, metric: str, phase: str = "limit") -> np.ndarray:
-        """Look up a metric at the end of a phase, (S,) float64."""
+        """Return a metric at the end of a phase, (S,) float64."""
         return self.path(metric, phase)[:, -1]
 
     @cached_property
@@ -49,16 +49,16 @@ class Cell:
 
     @property
     def of_texts(self) -> bool:
-        """Whether its data are texts."""
+        """True if the data are texts."""
         return self["data.kind"] in READERS
 
     @cached_property
     def data(self) -> str:
-        """The data and their sizes; texts are read for it."""
+        """Description of the data and their sizes; texts are read for it."""
         kind = self["data.kind"]
         if self.of_texts:
             return _texts(self.run.config(self.cell)["data"])
-        # Of a function the config has only what was given.
+        # For data from a function the config contains only the settings that were given.
         classes = 2 if ":" in kind else self["data.num_classes"]
         kind = kind.rpartition(":")[2]
         if kind == "multi_relevant":
@@ -69,22 +69,22 @@ class Cell:
 
     @property
     def setting(self) -> str:
-        """The data, d and η0."""
+        """Description of the data, d and η0."""
         return f"{self.data}, d = {setting(self['model.dim'])}, η0 = {self['phases.step.step_size']:g}"
 
     @property
     def until_norm(self) -> float:
-        """‖p‖ that the flow is followed to."""
+        """‖p‖ at which the flow stops."""
         return self["phases.limit.until_norm"]
 
     @property
     def reached(self) -> np.ndarray:
-        """Whether the flow came to that ‖p‖, (S,) bool."""
+        """Whether each flow reached that ‖p‖, (S,) bool."""
         return self.last("p_norm") >= self.until_norm
 
     @property
     def ends(self) -> str:
-        """Where the flows end, in words."""
+        """Description of the points where the flows end."""
         there, norm = self.reached, self.last("p_norm")
         before, total = norm[~there & np.isfinite(norm)], len(norm)
         texts = []
@@ -100,12 +100,12 @@ class Cell:
 
     @property
     def why(self) -> str:
-        """The reasons why seeds failed, if any did."""
+        """Reasons why seeds failed, "" if none failed."""
         failed = self.run.failures
         return " or ".join(failed["reason"][failed["cell"] == self.cell].unique())
 
     def certificate(self, prefix: str = "", phase: str = "limit") -> str:
-        """Format the worst certificate of all seeds: duality gap, primal residual, how many are certified."""
+        """Format the worst certificate of all seeds: duality gap, primal residual, number certified."""
         names = ("feasible", "duality_gap", "primal_residual")
         feasible, *bounds = (self.last(prefix + name, phase) for name in names)
         certified = feasible == 1
@@ -117,28 +117,28 @@ class Cell:
 
 
 def cells(run: Run) -> list[Cell]:
-    """List the cells of a run."""
+    """Return the cells of a run."""
     return [Cell(run, int(entry["cell"])) for entry in run.manifest["cells"]]
 
 
 def _texts(table: Mapping[str, Any]) -> str:
-    """Name texts, and their sizes."""
+    """Return the name of a text data set with its sizes."""
     source, _ = registry.make(registry.DATA, dict(table), "data", ImportPaths())
     assert isinstance(source, SharedData)
     corpus = source.load().splits.train
     if corpus.num_classes != 2:
-        raise InputError(f"data: {corpus.num_classes} classes; give texts with two labels")
+        raise InputError(f"data: {corpus.num_classes} classes; use texts with two labels")
     return f"{table.get('dataset', 'texts')}, V = {corpus.vocab_size}, n = {corpus.num_examples}"
 
 
 def worst(away: np.ndarray) -> str:
-    """Format the largest 1 - cos of the seeds that have one, as a prefix of a certificate; "" for none."""
+    """Format the largest finite 1 - cos as a prefix of a certificate; return "" if there is none."""
     found = away[np.isfinite(away)]
     return f"1 - cos ≤ {round_up(found.max())}, " if found.size else ""
 
 
 def round_up(x: float) -> str:
-    """Format a bound with one digit, rounded up."""
+    """Format an upper bound with one digit, rounded up."""
     if x == 0 or not np.isfinite(x):
         return f"{x:g}"
     digit, _, exponent = f"{x:.0e}".partition("e")

@@ -1,4 +1,4 @@
-"""What is not published as a distribution: in what share of drawn choices a published shape appears."""
+"""Fraction of random choices for which a published shape appears, where the choices are not published."""
 
 import math
 from collections.abc import Mapping
@@ -15,27 +15,27 @@ from jaxattn.lab.results.judge import share
 from jaxattn.lab.results.labels import format_number
 from jaxattn.lab.results.run import Run, find
 
-# The findings of `shapes` that a share is taken of: in a table, and the shape in words.
+# The findings of `shapes` whose share is measured: name in a table, and the shape in words.
 SHAPES = {
     RISE: ("rise of E·v", "E·v rises"),
     U: ("U of E·p", "E·p is U-shaped"),
     LOWEST: ("E·p lowest at", "E·p is lowest near 0"),
 }
 ALL = "all three"
-# What choices are held against: the first two are 1 for the published shape.
+# Scores that are correlated with the choices: the first two are 1 for the published shape.
 SCORES = ("rise of E·v", "U of E·p", "test accuracy")
 
 
 def choices(results: Run, item: Item, *, shown: str) -> Measured:
-    """Measure the share of drawn choices in which each shape appears, and what it depends on.
+    """Measure the share of random choices in which each shape appears, and its correlation with each choice.
 
-    A shape appears where the mean over the seeds of a draw meets the criterion of the figure, and not where
-    all seeds diverged; intervals are those of a share (Clopper and Pearson).
+    A shape appears if the mean over the seeds of a choice meets the criterion of the figure. It does not
+    appear if all seeds diverged. Intervals are Clopper-Pearson intervals of a share.
 
     Args:
-        results: the run, a cell for every draw.
+        results: the run, with one cell per choice.
         item: the item.
-        shown: the item of the run that is shown as the figure.
+        shown: the item whose run is shown as the figure.
     """
     figure = item.book.item(shown)
     draws = _draws(results, figure)
@@ -54,7 +54,7 @@ def choices(results: Run, item: Item, *, shown: str) -> Measured:
 
 
 def _draws(results: Run, figure: Item) -> pd.DataFrame:
-    """One row per cell: its choices, its measures, and whether each shape appears."""
+    """Return one row per cell: its choices, its measures, and whether each shape appears."""
     rows = []
     failed = results.failures.groupby("cell").size()
     lost = set(failed.index[failed == len(results.manifest["seeds"])])
@@ -72,7 +72,7 @@ def _draws(results: Run, figure: Item) -> pd.DataFrame:
 
 
 def _appears(finding: Finding | None) -> tuple[float, bool]:
-    """The value of a measure, and whether the shape appears: not where training diverged."""
+    """Return the value of a measure, and whether the shape appears; False where training diverged."""
     if finding is None or finding.criterion is None:
         return math.nan, False
     value = finding.estimate.value
@@ -80,7 +80,7 @@ def _appears(finding: Finding | None) -> tuple[float, bool]:
 
 
 def _dependence(results: Run, draws: pd.DataFrame, shown: Mapping[str, Any]) -> pd.DataFrame:
-    """Spearman of every choice with every measure, per optimiser; the strongest for the U-shape first."""
+    """Return Spearman correlations of choices and scores per optimiser, sorted by that with the U-shape."""
     rows = []
     for block, part in draws.groupby("optimizer", sort=False):
         for axis in [axis for axis in results.axes if axis != "block" and part[axis].notna().all()]:
@@ -102,7 +102,7 @@ def _dependence(results: Run, draws: pd.DataFrame, shown: Mapping[str, Any]) -> 
 
 
 def _of_shown(results: Run, shown: Mapping[str, Any], cell: int, axis: str) -> float | None:
-    """What the shown run has on an axis; nothing if its optimiser is another one (Adam is AdamW's)."""
+    """Return the shown run's value on an axis; None if its optimiser differs (Adam counts as AdamW)."""
     key = "phases.joint.optimizer"
     if axis.startswith("phases.") and not results.lookup(cell, key).startswith(find(shown, key)):
         return None

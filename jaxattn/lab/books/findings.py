@@ -1,7 +1,7 @@
-"""Findings: numbers of finished runs, with the criteria that an item has for them, and their verdicts.
+"""Findings: measured numbers of finished runs, with the criteria of an item and their verdicts.
 
-A measure returns them: a function `(results, item, *, settings) -> Measured`, with one `results` for each of
-its studies, whose settings are those of its entry in item.toml.
+A measure is a function `(results, item, *, settings) -> Measured`. It takes one `results` for each of its
+studies; its settings are those of its entry in item.toml.
 """
 
 import inspect
@@ -23,7 +23,7 @@ from jaxattn.lab.results.labels import format_number
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.study.import_paths import ImportPaths
 
-# By `kind`, measures that a book need not define.
+# Built-in measures by their `kind`.
 KINDS: Mapping[str, str] = MappingProxyType(
     {
         **{name: f"jaxattn.lab.books.metrics:{name}" for name in ("cells", "along", "law")},
@@ -38,21 +38,21 @@ KINDS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Finding:
-    """One measured number, and what it is compared with.
+    """One measured number with its criterion.
 
     Attributes:
-        measured: the name of the number.
+        measured: name of the number.
         estimate: the number, a mean over seeds or a share of them.
-        over: what the interval is over, in words.
-        criterion: where it has to lie; None if there is no such range.
+        over: description of the samples that the interval is over.
+        criterion: the range in which it must lie, or None.
         published: the published number, "-" if there is none.
-        basis: who promises the criterion; None for that of its measure.
-        cell: a prefix of its name, if findings of other cells are called the same; "" otherwise.
-        statement: the statement that it is about, if the item makes several.
-        setting: data and sizes, in words.
-        certificate: what proves the reference that it was measured against, "-" if there is none.
+        basis: source of the criterion; None for the basis of its measure.
+        cell: prefix of its name, if other cells have findings with the same name; else "".
+        statement: the statement that it tests, if the item has several.
+        setting: description of the data and sizes.
+        certificate: proof of the reference that it was compared with, "-" if there is none.
         why: why seeds have no value.
-        old: whether it was made by an earlier version, whose intervals were others.
+        old: True if an earlier version, with other intervals, recorded it.
     """
 
     measured: str
@@ -70,17 +70,17 @@ class Finding:
 
     @property
     def name(self) -> str:
-        """Its name, unique among the findings of its measure."""
+        """Name, unique among the findings of its measure."""
         return f"{self.cell}: {self.measured}" if self.cell else self.measured
 
     @property
     def verdict(self) -> str:
-        """The verdict of the judge on its interval and criterion."""
+        """Verdict on its interval and criterion, see `judge`."""
         return judge.verdict(self.estimate, self.criterion, self.basis or "published")
 
     @property
     def judged(self) -> bool:
-        """Whether it has a criterion, or is promised."""
+        """True if it has a criterion or is promised."""
         return self.criterion is not None or self.basis == "promised"
 
     @property
@@ -95,7 +95,7 @@ class Finding:
 
     @property
     def counted(self) -> str:
-        """What the interval is over, such as "64 seeds" or "995 of 1000: in 5 the flow met NaN"."""
+        """Samples of the interval, such as "64 seeds" or "995 of 1000: in 5 the flow met NaN"."""
         seeds, missing = self.estimate.seeds, self.estimate.missing
         if not (self.why and missing):
             return self.over or f"{seeds} seeds"
@@ -103,10 +103,10 @@ class Finding:
 
 
 class Measured(NamedTuple):
-    """The findings of a measure.
+    """Output of a measure.
 
     Attributes:
-        findings: numbers.
+        findings: measured numbers.
         tables: further tables by title.
     """
 
@@ -115,31 +115,31 @@ class Measured(NamedTuple):
 
 
 def load(measure: Measure, item: Item) -> Callable[..., Measured]:
-    """Look up the function of a measure; code of the book is imported.
+    """Import and return the function of a measure.
 
     Returns:
-        runs of its studies -> findings without the item's criteria.
+        A function from the runs of its studies to findings without the criteria of the item.
 
     Raises:
-        InputError: no such measure, or settings that it does not take.
-        UserCodeError: its code raised an exception while it was imported.
+        InputError: the measure does not exist, or does not accept the settings.
+        UserCodeError: its code raised an exception during import.
     """
     kind = measure.kind
     place = f"{item.folder / 'item.toml'}: measures"
     if kind not in KINDS and ":" not in kind:
-        raise InputError(f"{place}: no kind {kind!r}; give one of {', '.join(KINDS)}, or mine.py:NAME")
+        raise InputError(f"{place}: no kind {kind!r}; choose one of {', '.join(KINDS)}, or mine.py:NAME")
     function = _function(kind, item)
     parameters = inspect.signature(function)
     try:
         parameters.bind(*measure.studies, item, **measure.settings)
     except TypeError as error:
-        takes = f"it takes {parameters}, the runs of its studies first"
+        takes = f"its parameters are {parameters}, with the runs of its studies first"
         raise InputError(f"{place}: {kind}: {error}; {takes}") from None
     return lambda *runs: function(*runs, item, **measure.settings)
 
 
 def _function(kind: str, item: Item) -> Any:
-    """Import a function: a built-in one, of the item's folder, or "BOOK:PLACE:NAME" of another book."""
+    """Import a function: built-in, of the item's folder, or "BOOK:PLACE:NAME" of another book."""
     if kind in KINDS:
         return ImportPaths(item.folder).load(KINDS[kind])
     other, _, rest = kind.partition(":")
@@ -149,21 +149,21 @@ def _function(kind: str, item: Item) -> Any:
 
 
 def measure(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
-    """Measure runs, and give the findings the criteria of the item.
+    """Measure runs, and add the criteria of the item to the findings.
 
     Raises:
-        InputError: a criterion, not optional, that no finding has the name of; and as `load`.
+        InputError: a criterion that is not optional matches no finding; or see `load`.
     """
     found = load(asked, item)(*runs)
     names = [finding.name for finding in found.findings]
     for pattern, expected in asked.criteria.items():
         if not expected.optional and not any(fnmatchcase(name, pattern) for name in names):
-            raise InputError(f"criteria: no finding {pattern!r}; there are {', '.join(names)}")
+            raise InputError(f"criteria: no finding {pattern!r}; the findings are {', '.join(names)}")
     return Measured(hold(found.findings, asked), found.tables)
 
 
 def hold(findings: Sequence[Finding], asked: Measure) -> list[Finding]:
-    """Give findings the first criterion that fits their names; others keep the one that they have."""
+    """Return findings with the first criterion that matches their names; others keep their own."""
     held = []
     for finding in findings:
         fits = [x for pattern, x in asked.criteria.items() if fnmatchcase(finding.name, pattern)]
@@ -178,12 +178,12 @@ def hold(findings: Sequence[Finding], asked: Measure) -> list[Finding]:
 
 
 def share(measured: str, satisfied: Any, *, known: Any = True, **about: Any) -> Finding:
-    """Make the finding of a yes/no statement: the share of seeds that satisfy it.
+    """Build the finding of a yes/no statement: the share of seeds that satisfy it.
 
     Args:
-        measured: what a seed has to satisfy.
+        measured: the condition on a seed.
         satisfied: (S,) bool.
-        known: (S,) bool; which seeds have a value.
+        known: (S,) bool; True for seeds that have a value.
         about: further fields of `Finding`.
     """
     return Finding(measured, judge.share(satisfied, known), **about)
@@ -192,12 +192,12 @@ def share(measured: str, satisfied: Any, *, known: Any = True, **about: Any) -> 
 def mean(
     measured: str, samples: Any, *, between: tuple[float, float] = judge.ANYTHING, **about: Any
 ) -> Finding:
-    """Make the finding of a number: its mean over the seeds that have a value.
+    """Build the finding of a number: its mean over the seeds that have a value.
 
     Args:
         measured: its name.
         samples: (S,) float; NaN or inf for a seed without a value.
-        between: what the number can be at all; the interval is cut there.
+        between: possible range of the number, to which the interval is clipped.
         about: further fields of `Finding`.
     """
     return Finding(measured, judge.mean(np.asarray(samples), between), **about)

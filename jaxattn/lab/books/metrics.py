@@ -1,4 +1,4 @@
-"""Measures of metrics: their values at the end of every cell, and the power law of the one-step law."""
+"""Measures of metrics: final values in every cell, and the power of d in the one-step law."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ from jaxattn.lab.results.labels import setting
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import last_steps
 
-# What `along` measures, and the finding of `law`.
+# Metrics of `along`, and the name of the finding of `law`.
 ALONG = ("test_accuracy", "train_accuracy", "loss")
 POWER = "power of d in the error per unit of η0"
 
@@ -27,7 +27,7 @@ def cells(results: Run, item: Item, *, metrics: Sequence[str]) -> Measured:
 
 
 def along(results: Run, item: Item) -> Measured:
-    """Measure accuracy and loss at the end of every cell; show them along the way."""
+    """Measure accuracy and loss at the end of every cell, with a table of their values during training."""
     findings = [last(results, cell, metric, name) for cell, name in named(results) for metric in ALONG]
     records = results.records[results.records["metric"].isin(["test_accuracy", "loss"])]
     wide = records.pivot_table(index=["cell", "step"], columns="metric", values="value").reset_index()
@@ -49,13 +49,13 @@ def law(results: Run, item: Item) -> Measured:
 
 
 def named_metric(metric: str, name: str = "") -> str:
-    """Return the name of the finding of a metric, in a cell of some name."""
+    """Return the name of the finding of a metric, prefixed by the name of the cell if given."""
     words = metric.replace("_", " ")
     return f"{name}: {words}" if name else words
 
 
 def last(results: Run, cell: int, metric: str, of: str = "") -> Finding:
-    """Measure a metric over seeds at the end of the last phase of a cell, which has the name `of`."""
+    """Measure a metric over seeds at the end of the last phase of a cell; `of` prefixes the name."""
     name, samples = named_metric(metric, of), values(results, cell, metric)
     if not len(samples):
         return Finding(name, Estimate(np.nan, np.nan, np.nan), "not measured")
@@ -67,14 +67,14 @@ def last(results: Run, cell: int, metric: str, of: str = "") -> Finding:
 
 
 def values(results: Run, cell: int, metric: str) -> NDArray[np.float64]:
-    """List the metric of every seed at the end of the last phase of a cell."""
+    """Return the metric of every seed at the end of the last phase of a cell."""
     records = results.records
     records = records[(records["cell"] == cell) & (records["phase"] == last_phase(results, cell))]
     return last_steps(records[records["metric"] == metric])["value"].to_numpy(float)
 
 
 def named(results: Run) -> list[tuple[int, str]]:
-    """Number and name of every cell."""
+    """Return the index and name of every cell."""
     return [(int(entry["cell"]), cell_name(entry["settings"])) for entry in results.manifest["cells"]]
 
 
@@ -86,5 +86,5 @@ def cell_name(settings: Mapping[str, object]) -> str:
 
 
 def last_phase(results: Run, cell: int) -> str:
-    """Name the last phase of a cell; cells of different blocks may have different ones."""
+    """Return the name of the last phase of a cell; cells of different blocks may have different ones."""
     return str(results.records["phase"][results.records["cell"] == cell].iloc[-1])

@@ -1,4 +1,4 @@
-"""Names of the findings of an item before it is run, and whether its criteria fit them."""
+"""Names of an item's findings before it is run, and checks of its criteria against them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -54,7 +54,7 @@ def _spread(study: Study, item: Item, *, to_the_end: str) -> list[str]:
     return [spread_name(letters, size) for letters in LETTERS.values() for size in sizes]
 
 
-# The names of other measures, such as those of a book's own code, are known when they have run.
+# The names of other measures, such as custom ones of a book, are known only after a run.
 NAMES: Mapping[str, Names] = MappingProxyType(
     {
         "cells": _cells,
@@ -70,7 +70,7 @@ NAMES: Mapping[str, Names] = MappingProxyType(
 
 
 def names(measure: Measure, item: Item, study: Study) -> list[str] | None:
-    """List the names of the findings that a measure will have; `*` stands for what is known after the run.
+    """Return the names of the findings of a measure; `*` replaces parts that are known only after the run.
 
     Args:
         measure: the measure.
@@ -85,22 +85,24 @@ def names(measure: Measure, item: Item, study: Study) -> list[str] | None:
 
 
 def fits_name(name: str, pattern: str) -> bool:
-    """Return whether a criterion's pattern is of a finding; either of the two may be a pattern."""
+    """Return whether a criterion's pattern matches the name of a finding; either may contain `*`."""
     return fnmatchcase(name, pattern) or fnmatchcase(pattern, name)
 
 
 def check(measure: Measure, item: Item, known: Sequence[str] | None) -> None:
-    """Check that every criterion of a measure has the name of one of its findings.
+    """Check that every criterion of a measure matches the name of a finding.
 
     Args:
         measure: the measure.
         item: the item that it belongs to.
-        known: names as `names` returns them, or those of a record; None checks nothing.
+        known: names as returned by `names`, or those of a record; None skips the check.
 
     Raises:
-        InputError: a criterion, not optional, that fits none; lists the names.
+        InputError: a criterion that is not optional matches no name; the message lists the names.
     """
     for pattern, expected in measure.criteria.items() if known is not None else ():
         if not expected.optional and not any(fits_name(name, pattern) for name in known or ()):
             place = item.folder / "item.toml"
-            raise InputError(f"{place}: criteria: no finding {pattern!r}; there are {', '.join(known or ())}")
+            raise InputError(
+                f"{place}: criteria: no finding {pattern!r}; the findings are {', '.join(known or ())}"
+            )

@@ -1,4 +1,4 @@
-"""The page of a book: items with their figures, their results next to published numbers, and verdicts."""
+"""The page of a book: items with figures, results next to published numbers, and verdicts."""
 
 import re
 import shlex
@@ -27,12 +27,12 @@ TEMPLATE = Path(__file__).with_name("page.html")
 
 @dataclass(frozen=True)
 class Page:
-    """What was written.
+    """Output of `write`.
 
     Attributes:
         sections: one for every item.
         paths: all files, the page first.
-        failed: items whose run failed, and why.
+        failed: names of items whose run failed, with the reasons.
     """
 
     sections: tuple[Section, ...]
@@ -51,7 +51,7 @@ class Page:
 
     @property
     def status(self) -> int:
-        """Exit status: 1 if a run failed or something promised fails, else 0."""
+        """Exit status: 1 if a run failed or a promised finding fails, else 0."""
         fails = VERDICTS["promised"].outside
         return int(bool(self.failed) or any(finding.verdict == fails for finding in self.findings))
 
@@ -93,26 +93,26 @@ def _criterion(finding: Finding) -> str:
     return finding.criterion.text if finding.criterion else "-"
 
 
-# The row of a finding in the table of all numbers, by the name of its file.
+# Function for the row of a finding in the table of all numbers, by the file name of the table.
 TABLES = {"agreement.csv": _agreement, "claims.csv": _claims}
 
 
 def write(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyType({})) -> Page:
     """Write index.md, index.html, the table of all numbers, and the record and figures of every item.
 
-    An item whose runs are not there is shown from its record, if the folder has one: the page grows item by
-    item, also if the runs are on several machines or have been deleted.
+    An item without runs is shown from its record, if the folder has one. A page can therefore be extended
+    item by item, with runs on several machines or runs that have been deleted.
 
     Args:
-        book: whose items.
-        place: where the runs are, and where the page is written; its records are read too.
-        failed: items whose run failed, and why.
+        book: the book.
+        place: folder of the runs, to which the page is written; its records are read too.
+        failed: names of items whose run failed, with the reasons.
 
     Returns:
-        What was written. Items whose runs cannot be measured have failed, too.
+        The written page. Items whose runs cannot be measured count as failed.
 
     Raises:
-        InputError: a record that is damaged.
+        InputError: a record is damaged.
         RunError: a file cannot be written.
     """
     fresh = {
@@ -138,7 +138,7 @@ def write(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyT
         if each and each.ran:
             contents |= record.files(each, place.scale)
     unreadable = {each.item.name: each.remedy for each in fresh.values() if each and each.unreadable}
-    with writing(place.out, "give another folder with --out"):
+    with writing(place.out, "choose another folder with --out"):
         for name, content in contents.items():
             inside((place.out / name).parent, place.out).mkdir(parents=True, exist_ok=True)
             write_file(place.out / name, content, place.out)
@@ -146,7 +146,7 @@ def write(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyT
 
 
 def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
-    """Return a table with a row for each item: its title, verdict, run time, memory and command."""
+    """Return a table with one row per item: title, verdict, run time, memory and command."""
     return pd.DataFrame(
         {
             "item": each.item.name,
@@ -161,16 +161,16 @@ def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
 
 
 def table(book: Book, sections: tuple[Section, ...]) -> pd.DataFrame:
-    """All numbers of all findings, in the columns of the book's table."""
+    """Return all findings as a table with the columns of the book."""
     row = TABLES[book.shared.table]
     rows = [row(each.item, finding) for each in sections for finding in each.findings]
-    # Columns are there without rows too.
+    # Keeps the columns if there are no rows.
     columns = row(book.items[0], Finding("", Estimate(0.0, 0.0, 0.0)))
     return pd.DataFrame(rows, columns=list(columns))
 
 
 def as_markdown(book: Book, sections: tuple[Section, ...], place: Place) -> str:
-    """Write the page in Markdown."""
+    """Return the page in Markdown."""
     lines = [f"# {book.shared.title}", f"**{in_numbers(sections)}**"]
     lines += [marked(text) for text in _introduction(book, sections, place)]
     for title, own in parts(book, sections).items():
@@ -182,7 +182,7 @@ def as_markdown(book: Book, sections: tuple[Section, ...], place: Place) -> str:
 
 
 def _item_lines(section: Section) -> list[str]:
-    """Write an item in Markdown, a paragraph each."""
+    """Return the paragraphs of an item in Markdown."""
     item = section.item
     papers = [f"{each.authors}: *{each.title}*, arXiv {each.arxiv}." for each in item.papers]
     prose = [
@@ -203,7 +203,7 @@ def _item_lines(section: Section) -> list[str]:
         [marked(f"**Why a curve is flat:** {_sentence(item.flat)}")] if item.flat and section.pictures else []
     )
     for statement, table in section.agreement.items():
-        lines += [typeset(f"{_begun(statement)}:") if statement else "", _table(table)]
+        lines += [typeset(f"{_capitalised(statement)}:") if statement else "", _table(table)]
     for title, table in section.labelled_tables.items():
         lines += [f"{title}:", _table(table)]
     return [*lines, f"    {section.command}"]
@@ -213,19 +213,19 @@ def _table(table: pd.DataFrame) -> str:
     return markdown(table.map(lambda text: marked(str(text))))
 
 
-def _begun(text: str) -> str:
-    """Capitalise the first word of a text; symbols such as p and names such as fig1_imdb stay."""
+def _capitalised(text: str) -> str:
+    """Capitalise the first word of a text; symbols such as p and names such as fig1_imdb are unchanged."""
     is_word = re.match(r"(a|[a-z]{2,})[ ,.:]", text)
     return text[:1].upper() + text[1:] if is_word else text
 
 
 def _sentence(text: str) -> str:
-    """Return prose of an item as a sentence: with a capital and a full stop."""
-    return f"{_begun(text.strip()).removesuffix('.')}."
+    """Return prose of an item as a sentence, with a capital and a full stop."""
+    return f"{_capitalised(text.strip()).removesuffix('.')}."
 
 
 def as_html(book: Book, sections: tuple[Section, ...], place: Place) -> str:
-    """Write the page as HTML; the figures are files next to it."""
+    """Return the page as HTML; the figures are separate files."""
     return fill(
         TEMPLATE,
         title=book.shared.title,
@@ -234,19 +234,19 @@ def as_html(book: Book, sections: tuple[Section, ...], place: Place) -> str:
         verdict=in_numbers(sections),
         texts=layout.texts,
         place=record.place,
-        begun=_begun,
+        capitalised=_capitalised,
         sentence=_sentence,
         table=book.shared.table,
     )
 
 
 def in_numbers(sections: tuple[Section, ...]) -> str:
-    """Summarise the verdicts of all findings in a sentence for each basis."""
+    """Summarise the verdicts of all findings, one sentence per basis."""
     return tally.summary([each.findings for each in sections])
 
 
 def parts(book: Book, sections: tuple[Section, ...]) -> dict[str, list[Section]]:
-    """Group the items by the parts of the book, by title; a book without parts has one without a title."""
+    """Group the sections by the parts of the book; a book without parts has one part with title ""."""
     if not book.shared.parts:
         return {"": list(sections)}
     found = {

@@ -1,4 +1,4 @@
-"""Explanations of a page of a book: the rule of its verdicts, and how many of them are wrong by chance."""
+"""Explanatory text of a page: the rule of its verdicts, and the number expected to be wrong by chance."""
 
 import math
 from collections.abc import Sequence
@@ -7,9 +7,10 @@ from jaxattn.lab.books.findings import Finding
 from jaxattn.lab.results.intervals import LEVEL
 from jaxattn.lab.results.judge import ENOUGH_SEEDS, Basis
 
-# The share of seeds for which a yes/no statement has to hold.
+# Share of seeds for which a yes/no statement must hold.
 REQUIRED = 0.9
-# With so many seeds a yes/no statement can hold: if all of n do, the interval begins at 0.025^(1/n).
+# Smallest number of seeds that can decide a yes/no statement: if all n satisfy it, the interval starts at
+# 0.025^(1/n).
 DECIDING_SEEDS = math.ceil(math.log(0.025) / math.log(REQUIRED))
 
 _INTERVALS = (
@@ -52,7 +53,7 @@ _FILES = {
 
 
 def rules(findings: Sequence[Finding]) -> list[str]:
-    """List the paragraphs that explain the verdicts and intervals of some findings."""
+    """Return the paragraphs that explain the verdicts and intervals of findings."""
     bases = {finding.basis or "published" for finding in findings} or {"published"}
     return [
         *(
@@ -69,7 +70,7 @@ def rules(findings: Sequence[Finding]) -> list[str]:
 
 
 def chances(findings: Sequence[Finding]) -> str:
-    """Return how many of the compared intervals are expected to miss their number by chance."""
+    """Return a sentence with the number of intervals that are expected to miss their number by chance."""
     judged = sum(finding.criterion is not None for finding in findings)
     return (
         f"{judged} of {len(findings)} numbers have a criterion. At a coverage of {100 * LEVEL:.0f} % up "
@@ -79,10 +80,10 @@ def chances(findings: Sequence[Finding]) -> str:
 
 
 def too_few(seeds: int) -> str:
-    """Warn that so few seeds decide no yes/no statement; "" if they do."""
+    """Return a warning if the seeds are too few to decide a yes/no statement, else ""."""
     if seeds >= DECIDING_SEEDS:
         return ""
     return (
-        f"{seeds} seeds are too few for yes/no statements to hold: the whole interval of the share has to be "
+        f"{seeds} seeds are too few for yes/no statements to hold: the whole interval of the share must be "
         f"above {REQUIRED:g}, which requires {DECIDING_SEEDS} seeds or more"
     )

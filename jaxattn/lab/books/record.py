@@ -1,4 +1,4 @@
-"""Records: what a section shows, kept as a file, so that the page can be written where the run is not."""
+"""Records: files with the content of a section, from which the page can be written without the run."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,7 @@ from jaxattn.lab.storage import files as storage
 
 # Facts that earlier versions recorded under another name.
 _RENAMED = {"most memory": "peak memory"}
-# JSON has no NaN and no infinity: both are null there.
+# JSON has no NaN and no infinity, so both are null.
 Number: TypeAlias = float | None
 
 
@@ -29,7 +29,7 @@ class _Criterion(msgspec.Struct):
     text: str
 
 
-# Fields of a finding that are written as they are.
+# Fields of a finding that are written unchanged.
 _WORDS = ("basis", "cell", "statement", "setting", "certificate", "why")
 
 
@@ -39,7 +39,7 @@ class _Finding(msgspec.Struct, omit_defaults=True):
     over: str
     published: str
     criterion: _Criterion | None
-    # None where the record is older than this, and so than today's intervals.
+    # None in records that predate this field, and therefore the current intervals.
     seeds: Count | None = None
     missing: Count = 0
     hits: Count | None = None
@@ -51,7 +51,7 @@ class _Finding(msgspec.Struct, omit_defaults=True):
     why: str = ""
 
     def read(self) -> Finding:
-        """Return the finding that was written."""
+        """Return the recorded finding."""
         value, low, high = (math.nan if x is None else x for x in self.estimate)
         within = None
         if known := self.criterion:
@@ -68,7 +68,7 @@ class _Finding(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def of(cls, finding: Finding) -> "_Finding":
-        """Return what is written of a finding."""
+        """Return the record of a finding."""
         estimate = finding.estimate
         return cls(
             finding.measured,
@@ -94,7 +94,7 @@ class _Table(msgspec.Struct):
 
 
 class Record(msgspec.Struct):
-    """What the file of an item holds."""
+    """Contents of the record file of an item."""
 
     scale: Scale
     settings: str
@@ -107,19 +107,19 @@ class Record(msgspec.Struct):
 
 
 def place(item: Item) -> str:
-    """Say where the record of an item lies in a folder of results."""
+    """Return the path of an item's record in a results folder."""
     return f"items/{item.folder.name}.json"
 
 
 def files(section: Section, scale: Scale) -> dict[str, bytes]:
-    """Write the record of a section, and its figures.
+    """Return the record of a section, and its figures, as files.
 
     Args:
-        section: what was measured.
+        section: the measured section.
         scale: the scale of the run.
 
     Returns:
-        The files' contents by their names in the folder of results.
+        Contents of the files by their paths in the results folder.
     """
     record = Record(
         scale,
@@ -144,14 +144,14 @@ def read(item: Item, scale: Scale, folder: Path) -> Section:
     Args:
         item: the item.
         scale: the scale of the page.
-        folder: the folder of results.
+        folder: the results folder.
 
     Returns:
-        The section; if there is no record, or its settings are no longer those of the item, one that says
-        what to run.
+        The section. If there is no record, or the item's settings have changed since, a section with the
+        command to run.
 
     Raises:
-        InputError: the record is of another scale, or it, or a figure of it, is damaged.
+        InputError: the record has another scale, or the record or one of its figures is damaged.
     """
     path, remedy = folder / place(item), f"run `{command(item, scale)}`"
     if not path.exists() or item.absent:
@@ -159,18 +159,18 @@ def read(item: Item, scale: Scale, folder: Path) -> Section:
     try:
         record = msgspec.convert(storage.read_json(path, folder), Record)
         if strange := [x.file for x in record.pictures if not storage.is_below(x.file)]:
-            raise ValueError(f"it names a figure {strange[0]!r:.60}")
+            raise ValueError(f"it contains an unexpected figure {strange[0]!r:.60}")
         pictures = [storage.read(folder / x.file, folder, most=storage.MOST_JSON) for x in record.pictures]
         section = _section(item, scale, record, pictures)
     except storage.Damaged as error:
-        named = "; remove it and" if str(error).startswith(f"{path}: ") else f", but {path} names it;"
+        named = "; remove it and" if str(error).startswith(f"{path}: ") else f", but {path} refers to it;"
         raise InputError(f"{error}{named} {remedy}") from None
     except ValueError as error:
         raise InputError(f"{path}: damaged: {error}; remove it and {remedy}") from None
     if record.scale != scale:
         raise InputError(
             f"{folder}: holds results at {record.scale} scale; add `--scale {record.scale}`, or "
-            "name another folder with --out"
+            "choose another folder with --out"
         )
     if record.settings != item.digest(scale):
         return missing(item, scale, "its settings have changed since it was run")
@@ -198,15 +198,15 @@ def _section(item: Item, scale: Scale, record: Record, pictures: list[bytes]) ->
 
 
 def with_kept(section: Section, scale: Scale, folder: Path) -> Section:
-    """Add the findings and tables of an earlier record of which the runs are not there now.
+    """Add the findings and tables of an earlier record whose runs are no longer present.
 
     Args:
-        section: what was measured now.
+        section: the section measured now.
         scale: the scale of the page.
-        folder: the folder of results.
+        folder: the results folder.
 
     Returns:
-        The section, unchanged if all runs of its item are there or there is no record with the same settings.
+        The section. It is unchanged if all runs of its item are present, or no record has the same settings.
     """
     if LEFT_OUT not in section.facts or not (old := read(section.item, scale, folder)).ran:
         return section

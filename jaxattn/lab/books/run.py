@@ -1,4 +1,4 @@
-"""Running the items of a book: their studies, resumable, and then the page."""
+"""Runs of the items of a book: their studies, resumable, and then the page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,22 +20,22 @@ from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results.judge import Criterion
 from jaxattn.lab.storage.files import inside
 
-# Items to run, with their measures whose data are there.
+# Items to run, with their measures whose data are available.
 Wanted = list[tuple[Item, tuple[Measure, ...]]]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of a book.
+    """Request to reproduce a book.
 
     Attributes:
-        only: names of the items to run, in this order; by default all whose data are there. The page shows
-            the others as far as their runs, or the records of these, are there.
-        scale: "full" runs the studies as they are, "laptop" with the items' overrides.
-        seeds: number of seeds, 2 or more, if it is not that of the sweep files; measures may set a limit. A
-            run that has more seeds is kept, and all of them are measured.
-        data_dir: the folder with the data sets of the book; None leaves out what needs them.
-        overrides: further overrides `key=value` of studies, by the names that items have for them.
+        only: names of the items to run, in this order; defaults to all items whose data are available. The
+            page shows other items from existing runs or records.
+        scale: "full" runs the studies without overrides, "laptop" with the items' overrides.
+        seeds: number of seeds, at least 2; defaults to that of the sweep files. Measures may set a limit. A
+            run with more seeds is kept, and all of its seeds are measured.
+        data_dir: folder with the data sets of the book; None skips measures that need data.
+        overrides: further overrides `key=value` of studies, by the items' names for the studies.
     """
 
     only: Sequence[str] = ()
@@ -45,7 +45,7 @@ class Asked:
     overrides: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def study(self, item: Item, name: str) -> Study:
-        """Read a study of an item as it is to be run."""
+        """Read a study of an item with the requested scale, seeds and overrides."""
         overrides = self.overrides.get(name, ())
         return item.study(self.scale, name, data_dir=self.data_dir, overrides=overrides, seeds=self.seeds)
 
@@ -61,32 +61,32 @@ def reproduce(
 ) -> Page:
     """Run items and write the page of all items; finished runs are not repeated.
 
-    A study that several items share is run once, to out/runs/SCALE/STUDY; one of an item's own goes to
+    A study that several items share is run once, into out/runs/SCALE/STUDY. The study of one item goes to
     out/runs/SCALE/ITEM.
 
     Args:
         book: the items.
-        asked: which of them, and how.
+        asked: which items to run, and how.
         out: the results folder.
         command: the command line, for the manifests.
-        reporter: where progress goes.
-        max_memory: bytes that may be used on a device; chosen for the device by default.
+        reporter: receives progress messages.
+        max_memory: limit on device memory in bytes; defaults to a value for the device.
 
     Returns:
-        What was written.
+        The written page.
 
     Raises:
-        InputError: an unknown item, one whose data are missing, a measure or an override that does not fit,
-            fewer than two seeds, a folder whose records are damaged or of another scale.
-        RunError: the page cannot be written; or nothing could be run, and there is nothing else to show.
-        UserCodeError: code of the book raised an exception while it was imported.
-        Interrupted: SIGINT or SIGTERM came; the same command resumes.
+        InputError: an item does not exist or lacks its data; a measure or override does not match; there are
+            fewer than two seeds; or records in the folder are damaged or have another scale.
+        RunError: the page cannot be written, or every item failed and there is no record to show.
+        UserCodeError: code of the book raised an exception during import.
+        Interrupted: SIGINT or SIGTERM was received; the same command resumes.
     """
     asked = asked or Asked()
     if asked.data_dir is not None and not asked.data_dir.is_dir():
-        raise InputError(f"--data-dir {asked.data_dir}: there is no such folder")
+        raise InputError(f"--data-dir {asked.data_dir}: the folder does not exist; give another one")
     if asked.seeds is not None and asked.seeds < 2:
-        raise InputError(f"seeds: {asked.seeds}; an interval over seeds needs at least 2")
+        raise InputError(f"seeds: {asked.seeds}; an interval over seeds requires at least 2")
     wanted, kept = _wanted(book, out, asked)
     _check_overrides(book, asked)
     wanted = _without_other_books(wanted, asked, reporter)
@@ -112,7 +112,7 @@ def _run(
     reporter: Reporter,
     max_memory: int | None,
 ) -> dict[str, str]:
-    """Run the studies of items, each once; return why items failed, by name."""
+    """Run the studies of items, each once; return the names of items that failed, with the reasons."""
     jobs: dict[Path, list[tuple[Item, str]]] = {}
     for item, measures in wanted:
         for name in dict.fromkeys(name for measure in measures for name in measure.studies):
@@ -135,25 +135,25 @@ def _run(
 
 
 def _study(users: Sequence[tuple[Item, str]], asked: Asked) -> Study:
-    """Read a study, with as many seeds as any of its items wants."""
+    """Read a study with the largest number of seeds that any of its items requests."""
     studies = [asked.study(item, name) for item, name in users]
     return max(studies, key=lambda study: len(study.seeds))
 
 
 def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
-    """List the findings that items will have, and check their criteria, without running anything.
+    """Return the findings that items will have, and check their criteria, without running anything.
 
     Args:
-        book: as in `reproduce`.
-        asked: as in `reproduce`.
-        out: as in `reproduce`.
+        book: see `reproduce`.
+        asked: see `reproduce`.
+        out: see `reproduce`.
 
     Returns:
-        Item, finding and criterion; `*` in a name stands for what will be measured. Of findings whose names
-        are known only after a run, those with a criterion.
+        A table of item, finding and criterion; `*` replaces parts of names that are known only after a run.
+        If all names of a measure are unknown, the table lists its criteria.
 
     Raises:
-        InputError: as `reproduce`.
+        InputError: see `reproduce`.
     """
     asked = asked or Asked()
     wanted, kept = _wanted(book, out, asked)
@@ -173,7 +173,7 @@ def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
 
 
 def _wanted(book: Book, out: Path, asked: Asked) -> tuple[Wanted, dict[str, Section]]:
-    """Return the items to run with their measures, and the records of earlier runs of all items."""
+    """Return the items to run with their measures, and the sections of earlier runs of all items."""
     with at("--only"):
         items = [book.item(name) for name in asked.only] or list(book.items)
     kept = {item.name: record.read(item, asked.scale, out) for item in book.items}
@@ -181,7 +181,7 @@ def _wanted(book: Book, out: Path, asked: Asked) -> tuple[Wanted, dict[str, Sect
 
 
 def _criteria(measure: Measure, known: list[str] | None) -> list[tuple[str, Criterion | None]]:
-    """List the names of findings with their criteria; those of the criteria if the names are not known."""
+    """Return the names of findings with their criteria; names of the criteria if the findings are unknown."""
     asked = measure.criteria
     if known is None:
         return [(name, x.criterion) for name, x in asked.items()] or [("known after the first run", None)]
@@ -190,7 +190,7 @@ def _criteria(measure: Measure, known: list[str] | None) -> list[tuple[str, Crit
 
 
 def _check_overrides(book: Book, asked: Asked) -> None:
-    """Check that overrides are of studies that items name."""
+    """Raise InputError for an override of a study that no item uses."""
     measures = [measure for item in book.items for measure in item.measured]
     known = dict.fromkeys(name for measure in measures for name in measure.studies)
     for name in asked.overrides:
@@ -199,7 +199,7 @@ def _check_overrides(book: Book, asked: Asked) -> None:
 
 
 def _without_other_books(wanted: Wanted, asked: Asked, reporter: Reporter) -> Wanted:
-    """Leave out items whose studies are of a book that is not here; InputError for one that was asked for."""
+    """Remove items whose studies belong to a missing book; raise InputError for one that was requested."""
     lacking = {item.name: item.absent for item, _ in wanted if item.absent}
     for name in asked.only:
         if name in lacking:
@@ -213,7 +213,7 @@ def _without_other_books(wanted: Wanted, asked: Asked, reporter: Reporter) -> Wa
 def _expected(item: Item, measure: Measure, asked: Asked, kept: Section) -> list[str] | None:
     """Return the names of the findings that a measure will have; None if they are known only after a run.
 
-    An item of one measure has the names of an earlier run with the same settings.
+    If the item has one measure, the names of an earlier run with the same settings are used.
     """
     known = names(measure, item, asked.study(item, measure.studies[0]))
     if known is not None or not kept.ran or len(item.measured) > 1:
@@ -222,7 +222,7 @@ def _expected(item: Item, measure: Measure, asked: Asked, kept: Section) -> list
 
 
 def _without_data(book: Book, wanted: Wanted, kept: dict[str, Section], reporter: Reporter) -> Wanted:
-    """Leave out measures that need data; InputError for an item that was asked for and has nothing else."""
+    """Remove measures that need missing data; raise InputError for a requested item that has no others."""
     left = [(item, tuple(x for x in measures if not x.needs)) for item, measures in wanted]
     for item, measures in left:
         if not measures and item.name in kept and not kept[item.name].ran:
@@ -230,6 +230,7 @@ def _without_data(book: Book, wanted: Wanted, kept: dict[str, Section], reporter
     if lacking := sum(len(measures) < len(item.measured) for item, measures in left):
         places = "; ".join(f"{Path('DIR', each.below)}: {each.what}" for each in book.shared.data.values())
         reporter.note(
-            f"{counted(lacking, 'item')}: what needs data is not run; add `--data-dir DIR`, with {places}"
+            f"{counted(lacking, 'item')}: measures that need data are not run; add `--data-dir DIR`, "
+            f"with {places}"
         )
     return [(item, measures) for item, measures in left if measures]

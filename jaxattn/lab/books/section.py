@@ -1,4 +1,4 @@
-"""A section of the page: what a finished run of an item shows, or what to do about one that is not there."""
+"""A section of the page: the results of an item's finished run, or the command to run it."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage.files import inside
 
 NOT_RUN = "not run"
-# The fact that names studies whose runs are not there.
+# Name of the fact that lists studies without runs.
 LEFT_OUT = "not run"
 DOUBTFUL = {HOLDS_FOR_SOME, *(word for words in VERDICTS.values() for word in (words.outside, words.unknown))}
 UNREADABLE = "not readable"
@@ -39,11 +39,11 @@ class Picture:
 
     @property
     def width(self) -> int:
-        """Its width on a page in CSS pixels."""
+        """Display width in CSS pixels."""
         return shown_width(self.data)
 
     def alt(self, item: Item) -> str:
-        """What it shows, for whoever cannot see it."""
+        """Alternative text of the figure."""
         return f"{item.heading}: {self.caption.partition('. ')[0].rstrip('.')}"
 
 
@@ -54,14 +54,14 @@ class Section:
     Attributes:
         item: the item.
         verdict: one line.
-        command: what runs it.
-        remedy: why it was not run and what to do; "" if it was.
-        facts: what was run, by name.
+        command: the command that runs it.
+        remedy: why it was not run, with the command to run; "" if it was run.
+        facts: facts about the run, by name.
         findings: measured numbers.
-        tables: further tables by title, of texts.
+        tables: further tables by title, as text.
         pictures: figures.
-        seconds: how long it ran.
-        machine: what it ran on; "" if it was not.
+        seconds: run time.
+        machine: description of the machine; "" if it was not run.
     """
 
     item: Item
@@ -77,29 +77,29 @@ class Section:
 
     @property
     def ran(self) -> bool:
-        """Whether there is anything to show."""
+        """True if there are results to show."""
         return bool(self.machine)
 
     @property
     def unreadable(self) -> bool:
-        """Whether it has runs that cannot be measured."""
+        """True if it has runs that cannot be measured."""
         return self.verdict == UNREADABLE and not self.ran
 
     @property
     def verdicts(self) -> list[tuple[str, str]]:
-        """The parts of its verdict with their colours, one part for each basis of its criteria."""
+        """Parts of the verdict with their colours, one part per basis of the criteria."""
         words = "only measured" if self.verdict == MEASURED else self.verdict
         return labelled(tallies(self.findings)) or [(words, "")]
 
     @property
     def reason(self) -> str:
-        """Why numbers differ or are inconclusive; "" if none is, or the reason is not known."""
+        """Why numbers differ or are inconclusive; "" if none is, or the reason is unknown."""
         doubtful = any(each.verdict in DOUBTFUL for each in self.findings if each.judged)
         return self.item.reason if doubtful else ""
 
     @property
     def agreement(self) -> dict[str, pd.DataFrame]:
-        """The findings for readers, a table for each statement; empty columns are left out."""
+        """Findings for display, one table per statement, without empty columns."""
         mixed = any(finding.basis == "beyond" for finding in self.findings)
         rows: dict[str, list[dict[str, str]]] = {}
         for finding in self.findings:
@@ -120,7 +120,7 @@ class Section:
 
     @property
     def labelled_tables(self) -> dict[str, pd.DataFrame]:
-        """The further tables as the page shows them: with the labels of the item."""
+        """The further tables with the display labels of the item."""
         label = self.item.label
         return {
             label(title): table.rename(columns=lambda name: label(str(name))).map(lambda x: label(str(x)))
@@ -133,7 +133,7 @@ def _without_empty(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def command(item: Item, scale: Scale) -> str:
-    """Write the command line that runs an item."""
+    """Return the command line that runs an item."""
     words = ["jaxattn", "reproduce", item.book.name, "--only", item.name]
     words += ["--scale", scale] if scale != "laptop" else []
     words += ["--data-dir", "DIR"] if any(measure.needs for measure in item.measured) else []
@@ -142,10 +142,10 @@ def command(item: Item, scale: Scale) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the runs of a book are.
+    """Folder and settings of the runs of a book.
 
     Attributes:
-        out: the folder of results, outside of which nothing is read.
+        out: the results folder; no file outside of it is read.
         scale: the scale of the runs.
         overrides: further overrides that studies were run with, by name.
     """
@@ -155,23 +155,23 @@ class Place:
     overrides: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def run(self, item: Item, study: str) -> Path:
-        """Return the folder of the run of a study that an item names."""
+        """Return the folder of the run of an item's study."""
         return self.out / "runs" / self.scale / item.source(study).run
 
     def study(self, item: Item, name: str) -> Study:
-        """Read a study as it was run, wherever its data were."""
+        """Read a study as it was run, independent of the folder of its data."""
         return item.study(self.scale, name, overrides=self.overrides.get(name, ()))
 
 
 def measured(item: Item, place: Place) -> Section | None:
-    """Measure the runs of an item; None if none of its measures has all of its runs.
+    """Measure the runs of an item; return None if every measure lacks a run.
 
-    What is run, and the code that measures it, is the item's: of a results folder, which may be anybody's,
-    nothing is imported.
+    The study and the code of the measure come from the item. Nothing is imported from the results folder,
+    because it may come from an untrusted source.
 
     Args:
         item: the item.
-        place: where its runs are.
+        place: location of its runs.
     """
     if item.absent:
         return None
@@ -189,7 +189,7 @@ def measured(item: Item, place: Place) -> Section | None:
         return None
     try:
         return _section(item, there, runs, place)
-    # Tables that anybody has written can surface as almost any exception.
+    # Untrusted tables can raise almost any exception.
     except Exception as error:
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         reason = " ".join(reason.split())
@@ -197,7 +197,7 @@ def measured(item: Item, place: Place) -> Section | None:
 
 
 def _is_of(run: Run, study: Study) -> bool:
-    """Whether a run is one of a study."""
+    """Return whether a run has the settings of a study."""
     ran = [(cell["settings"], cell.get("config_hash")) for cell in run.manifest["cells"]]
     same = ran == [(cell.settings, cell.config_hash) for cell in study.cells]
     return same and not differences(dict(run.manifest["config"]), study.config)
@@ -227,14 +227,14 @@ def _section(item: Item, there: Sequence[Measure], runs: Mapping[str, Run], plac
 
 
 def _left_out(measures: Sequence[Measure], item: Item) -> dict[str, str]:
-    """Name the studies whose measures have no runs, and what they need."""
+    """Return the studies whose measures have no runs, with the data that they need."""
     names = dict.fromkeys(name for asked in measures for name in asked.studies)
     needs = dict.fromkeys(item.book.shared.data[asked.needs].what for asked in measures if asked.needs)
     return {LEFT_OUT: "; ".join([", ".join(names), *needs])} if names else {}
 
 
 def missing(item: Item, scale: Scale, why: str = "") -> Section:
-    """Say what to do about an item that is not there, after why it is not."""
+    """Return the section of an item without results, with the reason and the command to run."""
     if item.elsewhere:
         return Section(item, "shown elsewhere", item.elsewhere.command)
     remedy = f"run `{command(item, scale)}`"
@@ -277,14 +277,14 @@ def _facts(runs: Sequence[Run], item: Item, place: Place) -> dict[str, str]:
 
 
 def _sweep_file(item: Item, name: str) -> str:
-    """Write where the sweep file of a study is found in a checkout."""
+    """Return the path of a study's sweep file in a checkout."""
     source = item.source(name)
     folder = f"{item.folder.name}/" if source.own else ""
     return name if ":" in name else f"{item.book.place}/{folder}{name}.toml"
 
 
 def _last_values(run: Run) -> dict[str, str]:
-    """Loss and accuracy at the end of the first cell."""
+    """Return loss and accuracy at the end of the first cell."""
     facts = {}
     records = run.records[run.records["cell"] == run.manifest["cells"][0]["cell"]]
     with suppress(IndexError):
@@ -297,7 +297,7 @@ def _last_values(run: Run) -> dict[str, str]:
 
 
 def models(study: Study) -> str:
-    """Name the kinds of the models in a study, and their widths if they have one."""
+    """Return the kinds of the models in a study, with their widths."""
     tables = [cell.tables["model"] for cell in study.cells]
     kinds, dims = (dict.fromkeys(str(x[key]) for x in tables if key in x) for key in ("kind", "dim"))
     return ", d = ".join(", ".join(names) for names in (kinds, dims) if names)

@@ -1,6 +1,6 @@
-"""Measures of shapes: bin means of E·v and E·p over the posterior difference, beside published ones.
+"""Measures of shapes: bin means of E·v and E·p over the posterior difference, compared with published ones.
 
-Means are of all seeds and with each left out, whose spread is the interval of a shape.
+Means are over all seeds, and over all but one (jackknife) for the interval of a shape.
 """
 
 import math
@@ -25,13 +25,13 @@ Rows = NDArray[np.float64]
 
 
 class Binned(NamedTuple):
-    """Means and standard deviations within bins, of all seeds (row 0) and with each left out (after it).
+    """Means and standard deviations within bins, over all seeds (row 0) and with each left out (other rows).
 
     Attributes:
-        centres: (m,) of the bins.
-        tokens: (m,) how many a seed has, mean over seeds.
+        centres: (m,); centres of the bins.
+        tokens: (m,); number of tokens per seed, mean over seeds.
         mean: (1 + S, m), NaN for an empty bin; (1, m) for one seed.
-        sd: as mean.
+        sd: standard deviations, shaped like `mean`.
     """
 
     centres: Rows
@@ -41,12 +41,12 @@ class Binned(NamedTuple):
 
     @property
     def width(self) -> float:
-        """Of a bin, where all are equally wide."""
+        """Width of a bin, if all bins have equal width."""
         return float(self.centres[1] - self.centres[0]) if len(self.centres) > 1 else 0.0
 
     @property
     def over(self) -> str:
-        """What intervals are over, in words."""
+        """Description of the samples that intervals are over."""
         seeds = len(self.mean) - 1 or 1
         return "one seed" if seeds == 1 else f"{seeds} seeds"
 
@@ -54,16 +54,16 @@ class Binned(NamedTuple):
 def binned(
     tokens: pd.DataFrame, quantity: str, *, edges: ArrayLike, x: str = "posterior_difference"
 ) -> Binned:
-    """Average a quantity within bins, over all seeds and over all but each.
+    """Average a quantity within bins, over all seeds and with each seed left out.
 
     Args:
         tokens: rows with columns seed, x and the quantity.
         quantity: the column to average.
-        edges: (m + 1,) ascending bounds of the bins; points outside are left out.
+        edges: (m + 1,) ascending edges of the bins; points outside are dropped.
         x: the column that is binned.
 
     Returns:
-        The bins.
+        The bin statistics.
     """
     edges = np.asarray(edges, float)
     bins = len(edges) - 1
@@ -86,30 +86,30 @@ def binned(
 
 
 def lowest(rows: Rows, centres: Rows) -> Rows:
-    """Find the centre of every row's lowest bin, (B,); NaN for a row without a finite entry."""
+    """Return the centre of every row's lowest bin, (B,); NaN for a row without a finite entry."""
     return _each(lambda row: centres[np.nanargmin(row)] if np.isfinite(row).any() else math.nan, rows)
 
 
 def u_shape(rows: Rows, centres: Rows) -> Rows:
-    """Measure how U-shaped every row is about 0: the weaker of its fall on the left and rise on the right.
+    """Compute how U-shaped every row is about 0: the weaker of its fall on the left and rise on the right.
 
     min(-Spearman(row, x) over x < 0, Spearman(row, x) over x > 0)
 
     Returns:
-        (B,): 1 for a U, about 0 or below for a flat or a monotone row.
+        (B,): 1 for a U, about 0 or below for a flat or monotone row.
     """
     left, right = centres < 0, centres > 0
     return np.minimum(-spearman(rows[:, left], centres[left]), spearman(rows[:, right], centres[right]))
 
 
 def longest_rise(rows: Rows) -> tuple[Rows, Rows, Rows]:
-    """Find the longest run of bins in which a row rises from each to the next.
+    """Return the longest run of consecutive bins along which a row increases.
 
     Args:
-        rows: (B, m); NaN is skipped.
+        rows: (B, m); NaN entries are skipped.
 
     Returns:
-        (B,) bins in the run, (B,) number of its first bin and (B,) of its last.
+        (B,) length of the run, (B,) index of its first bin and (B,) index of its last.
     """
     found = np.array([_run(row) for row in rows], float)
     return found[:, 0], found[:, 1], found[:, 2]
@@ -126,7 +126,7 @@ def _run(row: Rows) -> tuple[int, int, int]:
 
 
 def sign_change(rows: Rows, centres: Rows) -> Rows:
-    """Share of the bins whose sign is that of their centre, (B,); bins at 0 and empty ones are left out."""
+    """Return the share of bins with the sign of their centre, (B,); bins at 0 and empty bins are skipped."""
 
     def one(row: Rows) -> float:
         use = np.isfinite(row) & (np.abs(centres) > 1e-9)
@@ -147,7 +147,8 @@ RISE, U, LOWEST = (
 )
 LONGEST = "bins in the longest rise of E·v, "
 WAYS = "share of seeds in which E·v "
-# Spearman of a seed's bin means from which its E·v rises, or with the other sign falls.
+# E·v of a seed counts as rising if its Spearman correlation is at least this, and falling if at most its
+# negative.
 RISING = 0.9
 CORRELATION, PART = (-1.0, 1.0), (0.0, 1.0)
 
@@ -158,8 +159,8 @@ def shapes(results: Run, item: Item, *, cell: int = 0, metrics: tuple[str, ...] 
     Args:
         results: the run.
         item: the item.
-        cell: which cell.
-        metrics: further metrics at its end.
+        cell: index of the cell.
+        metrics: further metrics at the end of the cell.
     """
     ev, ep = (_bins(results, quantity, cell) for quantity in ("Ev", "Ep"))
     findings = [
@@ -188,7 +189,7 @@ def variations(results: Run, item: Item) -> Measured:
 
 
 def directions(results: Run, item: Item) -> Measured:
-    """Count the seeds in which E·v rises along the bins, and those in which it falls, in every cell."""
+    """Measure the share of seeds in which E·v rises along the bins, and falls, in every cell."""
     findings, rows = [], []
     for cell, name in named(results):
         each = values(results, cell, "spearman_Ev_bins")
@@ -206,7 +207,7 @@ def directions(results: Run, item: Item) -> Measured:
 
 
 def beside(results: Run, item: Item) -> Measured:
-    """Hold bin means against the published curves Ev and Ep: ranks, the minimum, the range of rise."""
+    """Compare bin means with the published curves Ev and Ep: ranks, the minimum, the range of rise."""
     ev, ep = _bins(results, "Ev"), _bins(results, "Ep")
     curves = item.published("Ev"), item.published("Ep")
     findings = [
@@ -222,24 +223,24 @@ def beside(results: Run, item: Item) -> Measured:
 
 
 def spread_name(letters: str, size: Any) -> str:
-    """Return the name of the finding of `spread` for a size of the step."""
+    """Return the name of the finding of `spread` for a step size."""
     return f"spread of {letters}, to the end ÷ one step of {size:g}"
 
 
 def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
     """Measure how much smaller the spread within bins is after one step on E than after joint training.
 
-    For every size of the step: mean over the bins of the standard deviation, joint ÷ one step; and the same
-    with each spread divided by the range of its bin means first, which does not depend on the step's size.
+    For every step size: the mean over bins of the ratio of standard deviations, joint to one step. Also the
+    same with each spread divided by the range of its bin means, which does not depend on the step size.
 
     Args:
         results: the run.
         item: the item.
-        to_the_end: the block whose E is trained to the end.
+        to_the_end: the block in which E is trained to the end.
     """
     cells = dict(named(results))
     if to_the_end not in cells.values():
-        raise InputError(f"to_the_end: no cell {to_the_end!r}; there are {', '.join(cells.values())}")
+        raise InputError(f"to_the_end: no cell {to_the_end!r}; the cells are {', '.join(cells.values())}")
     joint = next(cell for cell, name in cells.items() if name == to_the_end)
     findings, rows = [], []
     for quantity, letters in LETTERS.items():
@@ -265,10 +266,10 @@ def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
 
 
 def classes(results: Run, item: Item) -> Measured:
-    """Hold E·v_k against the published rows of some classes: the sign change at 0 and the order.
+    """Compare E·v_k with the published rows of some classes: the sign change at 0 and the order.
 
-    The x-axis of the rows is not named. It is taken for the class's posterior difference, and α is tried too.
-    The item's curves are named by the numbers of the classes.
+    The x-axis of the published rows is not named. It is assumed to be the posterior difference of the class;
+    α is tested too. The item's curves are named by class numbers.
     """
     findings, tables = [], {}
     for label in map(int, item.curves):
@@ -279,7 +280,7 @@ def classes(results: Run, item: Item) -> Measured:
         near = np.linspace(centres[0] - step / 2, centres[-1] + step / 2, count + 1)
         own = binned(tokens, "Ev", edges=near)
         whole = binned(tokens, "Ev", edges=np.linspace(-1 / 3, 1, 21))
-        # Equally many tokens in each of as many bins.
+        # The same number of bins, with equally many tokens in each.
         alpha = np.quantile(tokens["alpha"], np.linspace(0, 1, count + 1))
         by_alpha = binned(tokens, "Ev", x="alpha", edges=np.maximum.accumulate(alpha))
         name, equal = curve.letters, f"{count} bins of equally many tokens"

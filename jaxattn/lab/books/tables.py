@@ -1,4 +1,4 @@
-"""The tables of book.toml and item.toml."""
+"""Tables of book.toml and item.toml."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from jaxattn.core.errors import nearest
 from jaxattn.core.settings import PositiveInt
 from jaxattn.lab.results.judge import Basis, Criterion, around, at_least, within_factor
 
-# Files of all numbers of a book.
+# File names of the table of all numbers of a book.
 NUMBERS = ("agreement.csv", "claims.csv")
 
 
@@ -17,12 +17,12 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Elsewhere(Table, frozen=True):
-    """Where an item is shown that is not run here.
+    """Page that shows an item which is not run here.
 
     Attributes:
-        words: what is shown there.
+        words: description of that page.
         link: the page, relative to the page of the book.
-        command: the command that makes it.
+        command: the command that writes it.
     """
 
     words: str
@@ -31,12 +31,12 @@ class Elsewhere(Table, frozen=True):
 
 
 class Paper(Table, frozen=True):
-    """A paper whose results an item repeats.
+    """A paper whose results an item reproduces.
 
     Attributes:
         authors: the authors' surnames, separated by commas.
         title: its title.
-        arxiv: its number on arXiv.
+        arxiv: its arXiv identifier.
     """
 
     authors: str
@@ -60,9 +60,9 @@ class DataSet(Table, frozen=True):
     """A data set of the user.
 
     Attributes:
-        key: the key of the study that takes its place.
-        below: its place below the folder of data sets; "" for that folder itself.
-        what: what it is.
+        key: the study key that takes the path of the data set.
+        below: path relative to the folder of data sets; "" for that folder itself.
+        what: description of the data set.
     """
 
     key: str
@@ -71,7 +71,7 @@ class DataSet(Table, frozen=True):
 
 
 class Curve(Table, frozen=True):
-    """A published curve: values at equal distances.
+    """A published curve with equally spaced points.
 
     Attributes:
         name: model and quantity, separated by a comma.
@@ -88,7 +88,7 @@ class Curve(Table, frozen=True):
 
     @property
     def letters(self) -> str:
-        """The quantity as its model writes it: E·p, or E·W2 p."""
+        """The quantity in the notation of its model: E·p, or E·W2 p."""
         return self.name.rpartition(", ")[2]
 
     @property
@@ -99,14 +99,14 @@ class Curve(Table, frozen=True):
 
 
 class Expected(Table, frozen=True):
-    """What a finding is compared with: `at_least`, or `around` a number `within` a distance or a `factor`.
+    """Criterion of a finding: `at_least`, or `around` a number `within` a distance or a `factor`.
 
     Attributes:
         at_least, around, within, factor: the range; none for a finding that is promised or measured without
             a number.
-        published: what is published, in words or digits.
-        basis: its own basis, if it differs from that of the measure.
-        optional: whether runs may have no finding of that name.
+        published: the published result, as text or number.
+        basis: basis of this criterion, if it differs from that of the measure.
+        optional: True if runs may have no finding with that name.
     """
 
     at_least: float | None = None
@@ -118,15 +118,15 @@ class Expected(Table, frozen=True):
     optional: bool = False
 
     def __post_init__(self) -> None:
-        """Check that one form is given, whole."""
+        """Raise ValueError unless exactly one form of range is given completely."""
         given = tuple(x is not None for x in (self.at_least, self.around, self.within, self.factor))
         forms = {(True, False, False, False), (False, True, True, False), (False, True, False, True)}
         if given not in forms and (any(given) or self.basis is None):
-            raise ValueError("give at_least alone, or around with within or with factor")
+            raise ValueError("give at_least alone, or around together with either within or factor")
 
     @property
     def criterion(self) -> Criterion | None:
-        """The range of the number, if there is one."""
+        """The range of the number, or None."""
         if self.at_least is not None:
             return at_least(self.at_least)
         if self.around is None:
@@ -142,13 +142,12 @@ class Measure(Table, frozen=True):
 
     Attributes:
         kind: a name in `measures.KINDS`, or "mine.py:NAME".
-        studies: the studies whose runs it is given: sweep files NAME.toml of the item's folder or of the
-            book's, or "BOOK:PLACE" for one of another book.
-        criteria: what its findings are compared with, by name; {} if they are only measured, or if the
-            measure sets them itself.
-        basis: who promises the numbers.
+        studies: the studies whose runs it takes: sweep files NAME.toml in the folder of the item or of the
+            book, or "BOOK:PLACE" for one of another book.
+        criteria: criteria of its findings, by name; {} if they are only measured, or the measure sets them.
+        basis: source of the criteria.
         needs: the data set that its studies need; "" for none.
-        most_seeds: the most seeds that its studies are run with.
+        most_seeds: largest number of seeds of its studies.
         settings: the other keys, which are passed to the measure.
     """
 
@@ -162,7 +161,7 @@ class Measure(Table, frozen=True):
 
     @property
     def books(self) -> list[str]:
-        """The names of other books that its studies and its code are of."""
+        """Names of other books that its studies and its code belong to."""
         book, _, code = self.kind.partition(":")
         names = [*(name.rpartition(":")[0] for name in self.studies), book if ":" in code else ""]
         return [name for name in names if name]
@@ -174,12 +173,12 @@ class Shared(Table, frozen=True):
     Attributes:
         title: title of the page.
         introduction: a paragraph below it.
-        table: file of all numbers, "agreement.csv" or "claims.csv"; see `page.TABLES`.
-        items: names of the items in their order; by default all folders that hold an item.toml, in
-            alphabetical order.
-        parts: the parts of the page with their items, in place of `items`.
-        phrases: texts by name; `{name}` stands for one in items and in sources of curves.
-        labels: what the page shows for parts of the names of findings, for all items.
+        table: file name of the table of all numbers, "agreement.csv" or "claims.csv"; see `page.TABLES`.
+        items: names of the items in their order; defaults to all folders with an item.toml, in alphabetical
+            order.
+        parts: the parts of the page with their items, instead of `items`.
+        phrases: texts by name; `{name}` in items and in sources of curves is replaced by the text.
+        labels: display texts for parts of the names of findings, for all items.
         data: data sets by name.
         curves: published curves by name.
     """
@@ -195,7 +194,7 @@ class Shared(Table, frozen=True):
     curves: dict[str, Curve] = {}
 
     def __post_init__(self) -> None:
-        """Check the name of the file of all numbers, and that the items are given once."""
+        """Raise ValueError for an unknown file name of the table, or if items and parts are both given."""
         if self.items and self.parts:
             raise ValueError("give items or parts, not both")
         if self.table not in NUMBERS:
@@ -206,22 +205,22 @@ class About(Table, frozen=True):
     """The contents of item.toml.
 
     Attributes:
-        name: what commands and tables call the item; by default the name of its folder.
-        title: a heading for readers; by default made of the name.
-        papers: the papers whose results it repeats, if they are not those of the whole book.
-        reports: what is reported, with its source.
-        chosen: what is not published and was chosen.
-        compared: how it is compared.
-        reason: why a number differs, as far as varying one thing at a time has shown.
+        name: name of the item in commands and tables; defaults to the name of its folder.
+        title: heading for display; defaults to one generated from the name.
+        papers: the papers whose results it reproduces, if they differ from those of the book.
+        reports: the reported result, with its source.
+        chosen: settings that are not published and were chosen.
+        compared: how the results are compared.
+        reason: why a number differs, as far as varying one setting at a time has shown.
         flat: why a figure is flat, where one is; shown next to it.
-        takes: how long the authors' code takes, in the words of its source.
+        takes: run time of the authors' code, as stated by its source.
         laptop: overrides of the item's own studies at laptop scale.
         figures: figures of the first study to show, as in a sweep file.
         curves: names of published curves, by the quantity that is compared with them.
-        labels: what the page shows for parts of the names of findings and of its tables; files and criteria
-            keep the names.
-        measures: what is measured, see `Measure`; none if the item is shown elsewhere.
-        elsewhere: where it is shown, if it is not run here.
+        labels: display texts for parts of the names of findings and of its tables; files and criteria keep
+            the names.
+        measures: the measures, see `Measure`; none if another page shows the item.
+        elsewhere: the page that shows the item, if it is not run here.
     """
 
     reports: str

@@ -1,4 +1,4 @@
-"""Verdicts of several findings together: how many agree, as an item and a page show it."""
+"""Counts of the verdicts of several findings, for an item or a page."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from jaxattn.core.errors import counted
 from jaxattn.lab.books.findings import Finding
 from jaxattn.lab.results.judge import HOLDS_FOR_SOME, INCONCLUSIVE, MEASURED, VERDICTS, Basis
 
-# The verb of a number within its criterion, and of one outside, each in the singular and in the plural.
+# Verb for a number within its criterion and for one outside, each in singular and plural.
 _HOLDS, _NOT = ("holds", "hold"), ("does not hold", "do not hold")
 _VERBS: dict[Basis, tuple[tuple[str, str], tuple[str, str]]] = {
     "published": (("agrees", "agree"), ("differs", "differ")),
@@ -30,12 +30,12 @@ _SUBJECTS: dict[Basis, str] = {
 
 
 class Tally(NamedTuple):
-    """How many findings of a basis have which verdict.
+    """Number of findings of a basis with each verdict.
 
     Attributes:
         basis: the basis of their criteria.
-        within, outside, some, open: the numbers of findings within their criterion, outside of it, that hold
-            for some seeds, and that are inconclusive.
+        within, outside, some, open: number of findings within their criterion, outside of it, that hold for
+            some seeds, and that are inconclusive.
     """
 
     basis: Basis
@@ -46,12 +46,12 @@ class Tally(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The number of findings."""
+        """Number of findings."""
         return self.within + self.outside + self.some + self.open
 
     @property
     def tone(self) -> str:
-        """The colour: "yes" (all within), "no" (most outside), "open" (all open) or "mixed"."""
+        """Colour: "yes" (all within), "no" (most outside), "open" (all inconclusive) or "mixed"."""
         if self.within == self.total:
             return "yes"
         if 2 * self.outside > self.total:
@@ -60,13 +60,13 @@ class Tally(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The counts in words, such as "7 of 9 agree, 1 differs, 1 inconclusive"."""
+        """Counts as text, such as "7 of 9 agree, 1 differs, 1 inconclusive"."""
         within = f"{self.within} of {self.total} {_VERBS[self.basis][0][self.within != 1]}"
         return ", ".join([within, *self._others("")])
 
     @property
     def sentence(self) -> str:
-        """The counts in words without the total, such as "7 agree, 1 differs and 1 is inconclusive"."""
+        """Counts as text without the total, such as "7 agree, 1 differs and 1 is inconclusive"."""
         within = [f"{self.within} {_VERBS[self.basis][0][self.within != 1]}"] if self.within else []
         *first, last = [*within, *self._others("is " if self.open == 1 else "are ")]
         return f"{', '.join(first)} and {last}" if first else last
@@ -81,7 +81,7 @@ class Tally(NamedTuple):
 
 
 def tallies(findings: Sequence[Finding]) -> list[Tally]:
-    """Count the verdicts of the findings that have a criterion or are promised, basis by basis."""
+    """Count the verdicts of the findings that have a criterion or are promised, for each basis."""
     found = []
     for basis in _VERBS:
         said = [x.verdict for x in findings if x.judged and (x.basis or "published") == basis]
@@ -93,7 +93,7 @@ def tallies(findings: Sequence[Finding]) -> list[Tally]:
 
 
 def labelled(found: Sequence[Tally]) -> list[tuple[str, str]]:
-    """Return the text and the tone of each tally; the text names the basis if there are several."""
+    """Return the text and the tone of each tally; the text includes the basis if there are several."""
     if len(found) == 1:
         return [(found[0].text, found[0].tone)]
     return [(f"{_LABELS[each.basis]}: {each.text}", each.tone) for each in found]
@@ -105,7 +105,7 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 
 def summary(items: Sequence[Sequence[Finding]]) -> str:
-    """Summarise the findings of all items in a sentence for each basis, and for those without a criterion.
+    """Return one sentence per basis on the findings of all items, and one on those without a criterion.
 
     Args:
         items: the findings of each item of a page.

@@ -1,4 +1,4 @@
-"""Results: from the folder of a run to statistics, figures, trained parameters and a report."""
+"""Results of a run folder: statistics, figures, trained parameters and a report."""
 
 from jaxattn.lab.results.correlations import bin_means
 from jaxattn.lab.results.fits import PowerLaw, power_law

@@ -1,4 +1,4 @@
-"""Several results folders as one; cells chosen, averaged over all but some keys, held against each other."""
+"""Operations on results: merge folders, select cells, average over cells, subtract paired cells."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 def combine(folders: Sequence[AnyRun]) -> AnyRun:
-    """Put folders together: shards of one sweep, more seeds of the same cells, or different sweeps.
+    """Merge folders: shards of one sweep, more seeds of the same cells, or different sweeps.
 
     Cells with the same config are one cell, whose seeds come from all folders.
 
@@ -24,10 +24,10 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
         folders: at least one.
 
     Returns:
-        One result; its cells are numbered anew, and have the setting "sweep" where names differ.
+        One result. Its cells are renumbered, and have the setting "sweep" if the names of the sweeps differ.
 
     Raises:
-        InputError: two folders hold the same seed of the same cell.
+        InputError: two folders contain the same seed of the same cell.
     """
     if len(folders) == 1:
         return folders[0]
@@ -50,7 +50,7 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
             before = owner.setdefault((int(cell), int(seed)), folder)
             if before is not folder:
                 raise InputError(
-                    f"{folder.directory}: seed {seed} is in {before.directory} too; give one of them"
+                    f"{folder.directory}: seed {seed} is in {before.directory} too; pass only one of the two"
                 )
         failures += [
             failure | {"cell": number[failure["cell"]]} for failure in folder.manifest.get("failures", [])
@@ -65,7 +65,7 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
         "made_by": [maker for folder in folders for maker in provenance.makers(folder.manifest)],
     }
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
-    # Cells have other numbers here than in the studies that were run.
+    # Cell numbers differ here from those of the studies.
     first = replace(folders[0], models={}, dataset_of=None)
     return replace(first, manifest=manifest, records=joined["records"], tokens=joined["tokens"])
 
@@ -77,19 +77,19 @@ def choose(
     metrics: Sequence[str] = (),
     phases: Sequence[str] = (),
 ) -> AnyRun:
-    """Keep some cells, metrics and phases.
+    """Select cells, metrics and phases.
 
     Args:
-        results: what to choose from.
-        where: values that keys of a cell's config must have, or as tables print them.
+        results: the results to select from.
+        where: required values of config keys, as values or as tables print them.
         metrics: names; all if empty.
         phases: names; all if empty.
 
     Returns:
-        What is left.
+        The selected results.
 
     Raises:
-        InputError: a key, metric or phase that does not exist, or nothing left.
+        InputError: a key, metric or phase does not exist, or nothing matches.
     """
     records = results.records
     for name, wanted in (("metric", metrics), ("phase", phases)):
@@ -105,35 +105,35 @@ def choose(
     kept = list(results.manifest["cells"])
     for key, wanted in (where or {}).items():
         values = [results.lookup(cell["cell"], key) for cell in kept]
-        meant = _meant(key, values, wanted)
-        kept = [cell for cell, value in zip(kept, values, strict=True) if value in meant]
+        matching = _matching(key, values, wanted)
+        kept = [cell for cell, value in zip(kept, values, strict=True) if value in matching]
     numbers = [cell["cell"] for cell in kept]
     records = records[records["cell"].isin(numbers)]
     if records.empty:
-        raise InputError(f"{results.directory}: nothing is left of its cells, phases and metrics")
+        raise InputError(f"{results.directory}: no cell, phase and metric matches the selection; select more")
     tokens = results.tokens[results.tokens["cell"].isin(numbers)] if len(results.tokens) else results.tokens
     return replace(results, manifest=dict(results.manifest) | {"cells": kept}, records=records, tokens=tokens)
 
 
 def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
-    """Average, seed by seed, over cells that agree in some keys of their config: x_s = Σ_c x_cs / C.
+    """Average each seed over cells with equal values of some config keys: x_s = Σ_c x_cs / C.
 
-    Seed s has the same random numbers in every cell, also of different folders, so that its values are not
-    independent: the sample is that of seeds, and `statistics.aggregate` of it draws whole seeds.
+    Seed s has the same random numbers in every cell, also across folders, so its values are not independent.
+    The sample is that of the seeds, and `statistics.aggregate` resamples whole seeds.
 
-    The C cells are those of the pool that recorded the (phase, step, metric) for any seed: after the last
-    step of some cells, the others are left. A seed without a finite value in all C is left out: its mean
-    over some of them would be of other settings than that of the other seeds.
+    The C cells are those of the group that recorded the (phase, step, metric) for any seed. After the last
+    step of some cells, only the others count. A seed without a finite value in all C cells is dropped,
+    because its mean would be over other settings than that of the other seeds.
 
     Args:
-        results: what to group.
+        results: the results to group.
         by: keys of the config, swept or not.
 
     Returns:
         One cell per combination of values; without token tables.
 
     Raises:
-        InputError: no such key.
+        InputError: a key does not exist.
     """
     values = {
         cell["cell"]: {key: results.lookup(cell["cell"], key) for key in by}
@@ -147,33 +147,33 @@ def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
 
 
 def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
-    """Subtract, seed by seed, what one value of a key gives from what another gives, all else equal.
+    """Subtract, seed by seed, the results for one value of a key from those for another value.
 
-    Keys that are zipped with it go together: their values differ too. Seeds share their random numbers
-    between cells, so that much of the noise cancels.
+    The other settings are equal, except for keys that are zipped with it. Seeds share their random numbers
+    between cells, so much of the noise cancels.
 
     Args:
-        results: what to compare.
+        results: the results to compare.
         key: a swept key.
-        first: the value that is subtracted, or as tables print it.
-        second: the value it is subtracted from.
+        first: the value whose results are subtracted, or the value as tables print it.
+        second: the value from whose results they are subtracted.
 
     Returns:
-        One cell per setting of the other axes; every metric is the difference second - first, NaN for a
-        seed that has no value in one of the two.
+        One cell per setting of the other axes. Every metric is the difference second - first, NaN for a seed
+        without a value for either.
 
     Raises:
-        InputError: a key that is not swept, or no pair of cells.
+        InputError: the key is not swept, or no cells can be paired.
     """
     if key not in results.axes:
-        raise InputError(f"{key}: not swept; swept is {', '.join(results.axes) or 'nothing'}")
+        raise InputError(f"{key}: not swept; the swept keys are {', '.join(results.axes) or 'nothing'}")
     together = _zipped(results, key)
     values = [cell["settings"].get(key) for cell in results.manifest["cells"]]
-    sides = [(sign, _meant(key, values, wanted)) for sign, wanted in ((-1.0, first), (1.0, second))]
+    sides = [(sign, _matching(key, values, wanted)) for sign, wanted in ((-1.0, first), (1.0, second))]
     rest, side = {}, {}
     for cell, value in zip(results.manifest["cells"], values, strict=True):
-        for sign, meant in sides:
-            if value in meant:
+        for sign, matching in sides:
+            if value in matching:
                 rest[cell["cell"]] = {name: x for name, x in cell["settings"].items() if name not in together}
                 side[cell["cell"]] = sign
     if set(side.values()) != {-1.0, 1.0}:
@@ -184,7 +184,7 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
         both = records[records["cells"] == 2]
         return both.assign(value=both["value"] * both["from"].map(side))
 
-    low, high = (setting(meant[0]) for _, meant in sides)
+    low, high = (setting(matching[0]) for _, matching in sides)
     others = ", ".join(name for name in results.axes if name in together and name != key)
     words = f"differences ({key} = {high} minus {low}{f', with {others}' if others else ''})"
     found = _regroup(results, rest, signed, words)
@@ -194,7 +194,7 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
 
 
 def _zipped(results: Run, key: str) -> set[str]:
-    """Return a key and the keys that a sweep file zips with it, in the file or in a block."""
+    """Return a key and all keys that a sweep file zips with it, in the file or in a block."""
     configs = [results.config(cell["cell"]) for cell in results.manifest["cells"]]
     grids = [grid for config in configs for grid in (config, *config.get("blocks", {}).values())]
     return {key}.union(*(grid["zip"] for grid in grids if key in (grid.get("zip") or {})))
@@ -206,17 +206,17 @@ def _regroup(
     weigh: Callable[[pd.DataFrame], pd.DataFrame],
     words: str,
 ) -> AnyRun:
-    """Sum weighed records, seed by seed, over the cells with equal values, which become one.
+    """Sum weighted records, seed by seed, over the cells with equal values, which become one cell.
 
     Args:
-        results: what to regroup.
-        values: of each cell that is kept.
-        weigh: is given the records with "from", the cell they come from, and "cells", how many cells of the
-            new one have their phase, step and metric; returns those to sum.
-        words: what the sums are.
+        results: the results to regroup.
+        values: values of each cell to keep.
+        weigh: takes the records with the columns "from", the original cell, and "cells", the number of cells
+            in the group with their phase, step and metric. Returns the records to sum.
+        words: description of the sums.
 
     Returns:
-        The sums; NaN for a seed of which a term is missing or NaN.
+        The sums; NaN for a seed with a missing or NaN term.
     """
     texts = {cell: json.dumps(settings, sort_keys=True) for cell, settings in values.items()}
     number = {text: k for k, text in enumerate(dict.fromkeys(texts.values()))}
@@ -227,7 +227,7 @@ def _regroup(
     records = weigh(records.assign(cells=series["from"].transform("nunique")))
     keys = ["cell", "seed", "phase", "step", "metric"]
     terms = records.groupby(keys, sort=False, observed=True)
-    # pandas sums what is not NaN.
+    # pandas skips NaN in sums.
     whole = terms["value"].count() == terms["cells"].first()
     records = terms["value"].sum().where(whole).reset_index()
     manifest = dict(results.manifest) | {
@@ -240,8 +240,8 @@ def _regroup(
     return replace(results, manifest=manifest, records=records, tokens=results.tokens.iloc[:0])
 
 
-def _meant(key: str, values: Sequence[Any], wanted: Any) -> list[Any]:
-    """Find what is meant among some values: the same text or number, else the one that is printed so."""
+def _matching(key: str, values: Sequence[Any], wanted: Any) -> list[Any]:
+    """Return the values that equal the wanted one as text or number, or else are printed like it."""
     if exact := [value for value in values if _equal(value, wanted)]:
         return exact
     printed = dict.fromkeys(x for x in values if isinstance(x, float) and setting(x) == str(wanted))

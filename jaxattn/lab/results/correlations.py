@@ -1,7 +1,7 @@
-"""Points in bins, and correlations of points and of their means over bins, for many weightings at once.
+"""Bin statistics, and correlations of points and of bin means under many weightings at once.
 
-A bootstrap resample of N points is N whole-number weights, so that one pass without sorting gives the
-statistics of all resamples.
+A bootstrap resample of N points is a vector of N integer weights. One pass without sorting therefore computes
+the statistics of all resamples.
 """
 
 from contextlib import suppress
@@ -18,10 +18,10 @@ BINS = 20
 
 
 def axis(results: Run, cell: int) -> dict[str, Any]:
-    """Look up the bins of the posterior difference of a cell: those its probes have, or `BINS` over [-1, 1].
+    """Return the bins of the posterior difference of a cell: those of its probes, or `BINS` over [-1, 1].
 
     Returns:
-        bins, low and high, as `bin_means` takes them.
+        bins, low and high, as arguments of `bin_means`.
     """
     found: dict[str, Any] = {"bins": BINS, "low": -1.0, "high": 1.0}
     with suppress(InputError):
@@ -32,19 +32,19 @@ def axis(results: Run, cell: int) -> dict[str, Any]:
 
 
 def bin_numbers(x: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
-    """Number the bin of every point, -1 for none.
+    """Return the bin index of every point, -1 for none.
 
-    Bin b is edges[b] ≤ x < edges[b + 1]; the last one holds its upper end too.
+    Bin b is edges[b] ≤ x < edges[b + 1]; the last one includes its upper edge.
 
     Args:
-        x: (N,); NaN is in no bin.
+        x: (N,); NaN belongs to no bin.
         edges: (m + 1,) ascending.
 
     Returns:
         (N,) from -1 to m - 1.
     """
     x, edges = np.asarray(x, float), np.asarray(edges, float)
-    # Ratios of counts lie on edges, and were rounded to single precision.
+    # Ratios of counts can be exactly on edges, and were rounded to single precision.
     gaps = np.diff(edges[np.isfinite(edges)])
     slack = 1e-5 * gaps.min() if gaps.size else 0.0
     inside = (x >= edges[0] - slack) & (x <= edges[-1] + slack)
@@ -53,7 +53,7 @@ def bin_numbers(x: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
 
 
 def quantile_edges(x: ArrayLike, bins: int) -> NDArray[np.float64]:
-    """Bound bins that hold about equally many points; points that tie share a bin."""
+    """Return edges of bins with about equally many points; tied points share a bin."""
     inner = np.unique(np.quantile(np.asarray(x, float), np.linspace(0, 1, bins + 1)[1:-1]))
     return np.concatenate([[-np.inf], inner, [np.inf]])
 
@@ -67,11 +67,11 @@ def bin_means(
         x: (N,).
         y: (N,).
         bins: number of bins.
-        low: lower end of the first bin.
-        high: upper end of the last bin.
+        low: lower edge of the first bin.
+        high: upper edge of the last bin.
 
     Returns:
-        One row per bin: center, n, mean and sd (NaN for an empty bin). Points outside are left out.
+        One row per bin: center, n, mean and sd (NaN for an empty bin). Points outside are dropped.
     """
     edges = np.linspace(low, high, bins + 1)
     number = bin_numbers(x, edges)
@@ -88,7 +88,7 @@ STATISTICS = ("Pearson, tokens", "Spearman, tokens", "Pearson, bins", "Spearman,
 
 
 class Binned(NamedTuple):
-    """The side of a correlation that has bins.
+    """One side of a correlation, with bins.
 
     Attributes:
         values: (N,).
@@ -100,15 +100,15 @@ class Binned(NamedTuple):
 
 
 def correlations(x: Binned, y: Floats, weights: Floats) -> Floats:
-    """Correlate points, and their means over the bins of x, under many weightings.
+    """Compute correlations of points, and of their means over the bins of x, under many weightings.
 
     Args:
         x: N points and their bins.
         y: (N,).
-        weights: (R, N) ≥ 0; how often each point counts.
+        weights: (R, N) ≥ 0; multiplicity of each point.
 
     Returns:
-        (4, R): `STATISTICS`. NaN where a side is constant or fewer than two points or bins are left.
+        (4, R): `STATISTICS`. NaN where a side is constant or fewer than two points or bins have weight.
     """
     ranks = weighted_ranks(x.values, weights), weighted_ranks(y, weights)
     member = (x.bins[:, None] == np.arange(x.bins.max(initial=0) + 1)).astype(float)
@@ -131,7 +131,7 @@ def pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
     """Compute Pearson's correlation of weighted points along the last axis.
 
     Args:
-        x: (..., N), as y.
+        x: (..., N), shaped like y.
         y: (..., N); broadcast against the weights.
         weights: (R, N) ≥ 0.
 
@@ -140,7 +140,7 @@ def pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
     """
     total = weights.sum(axis=-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
-        # The mean of equal numbers may differ from them in the last digit.
+        # The mean of equal numbers may differ from them by rounding.
         rounding = [1e-24 * (weights * z * z).sum(axis=-1) for z in (x, y)]
         x, y = (z - (weights * z).sum(axis=-1, keepdims=True) / total for z in (x, y))
         xx, yy, xy = ((weights * z).sum(axis=-1) for z in (x * x, y * y, x * y))
@@ -149,15 +149,15 @@ def pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
 
 
 def spearman(x: ArrayLike, y: ArrayLike, *, fewest: int = 3) -> Floats:
-    """Correlate the ranks of every row of x with those of y, over the places where both are finite.
+    """Compute Spearman's correlation of every row of x with y, over the entries where both are finite.
 
     Args:
         x: (B, m).
         y: (B, m), or (m,) for all rows.
-        fewest: how many places have to be left.
+        fewest: smallest number of entries required.
 
     Returns:
-        (B,); NaN where fewer places are left or one side is constant.
+        (B,); NaN where too few entries are finite or one side is constant.
     """
     x = np.asarray(x, float)
     y = np.broadcast_to(np.asarray(y, float), x.shape)
@@ -171,15 +171,15 @@ def spearman(x: ArrayLike, y: ArrayLike, *, fewest: int = 3) -> Floats:
 
 
 def weighted_ranks(values: Floats, weights: Floats) -> Floats:
-    """Rank points that count several times; ties have their average rank.
+    """Compute ranks of points with multiplicities; ties get their average rank.
 
     Args:
         values: (N,).
         weights: (R, N) ≥ 0.
 
     Returns:
-        (R, N): the mean of the ranks 1, 2, ... that the copies of a point take among all copies. Points of
-        weight 0 have the rank that they would enter with.
+        (R, N): the mean of the ranks 1, 2, ... of the copies of a point among all copies. Points of weight 0
+        get the rank at which they would be inserted.
     """
     distinct, place = np.unique(values, return_inverse=True)
     order = np.argsort(place, kind="stable")

@@ -31,25 +31,26 @@ def curves(
     x: str = "step",
     scale: Literal["linear", "log"] | None = None,
 ) -> Drawn:
-    """Draw metrics against step: the mean over seeds in its 95 % interval, as `statistics.aggregate`.
+    """Plot metrics against the step: the mean over seeds with its 95 % interval, see `statistics.aggregate`.
 
-    Steps of different step sizes or dynamics are no common clock; ‖p‖ is: x = "p_norm".
+    Steps of different step sizes or dynamics are not comparable; ‖p‖ is: x = "p_norm".
 
     Args:
         results: a results folder.
-        phase: which phase; by default every phase of more than two recorded steps, below one another.
-        metrics: one panel each; by default loss, accuracy, ‖p‖, log ‖∇L‖ and attention on important tokens.
+        phase: name of the phase; defaults to every phase with more than two recorded steps, one per row.
+        metrics: one panel each; defaults to loss, accuracy, ‖p‖, log ‖∇L‖ and attention on important tokens.
             The training and test value of one metric share a panel.
-        cells: which cells, one colour each; by default all, or twelve of them where there are more.
-        x: "step", or the metric to draw them against: its mean over seeds at the same step.
-        scale: of the vertical axes; None for logarithms where a metric has no negative value and its means
-            span decades.
+        cells: indices of the cells, one colour each; defaults to all, or to twelve of them if there are more.
+        x: "step", or the metric on the horizontal axis: its mean over seeds at the same step.
+        scale: scale of the vertical axes; None selects a logarithmic scale for metrics without negative
+            values whose means span decades.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: an unknown phase, metric or cell; logarithms of a metric with negative values.
+        InputError: a phase, metric or cell is unknown, or a metric on a logarithmic scale has negative
+            values.
     """
     records = results.records
     phases = _phases(results, phase, x)
@@ -67,7 +68,7 @@ def curves(
         raise InputError(f"curves: no finite value of {', '.join(drawn)} in {', '.join(phases)}")
     palette = colours(len(chosen), ordered=_ordered(results))
     with style():
-        # A metric that one phase does not record leaves no empty panel there.
+        # A metric that a phase does not record gets no empty panel there.
         present = {name: _present(panels, table[table["phase"] == name]) for name in phases}
         rows = {name: -(-len(shown) // _columns(len(shown))) for name, shown in present.items()}
         title = 0.25 if len(phases) > 1 else 0.0
@@ -110,7 +111,7 @@ def _caption(results: Run, table: pd.DataFrame, phases: Sequence[str], chosen: S
 def _turns(
     table: pd.DataFrame, present: dict[str, dict[str, list[str]]], chosen: Sequence[int], x: str
 ) -> list[str]:
-    """Describe curves over the step that have their minimum or maximum between their ends."""
+    """Describe curves over the step whose minimum or maximum is between their ends."""
     return [
         sentence.replace("The ", f"In phase {name} the ", 1) if len(present) > 1 else sentence
         for name, panels in (present if x == "step" else {}).items()
@@ -131,12 +132,12 @@ def _phases(results: Run, phase: str | None, x: str) -> list[str]:
             raise InputError(f"phase {phase!r}: {which} {', '.join(phases)}")
         return [phase]
     steps = records.groupby("phase", observed=True)["step"].nunique()
-    # One step has no curve.
+    # A single step gives no curve.
     return [name for name in phases if steps[name] > 2] or phases[-1:]
 
 
 def _against(x: str, table: pd.DataFrame, drawn: Sequence[str]) -> pd.DataFrame:
-    """Add a column x to the drawn metrics of an aggregate: the step, or the mean of a metric there."""
+    """Add a column x to the metrics of an aggregate: the step, or the mean of a metric at the same step."""
     shown = table[table["metric"].isin(drawn)]
     if x == "step":
         return shown.assign(x=shown["step"])
@@ -146,7 +147,7 @@ def _against(x: str, table: pd.DataFrame, drawn: Sequence[str]) -> pd.DataFrame:
 
 
 def _panels(records: pd.DataFrame, metrics: Sequence[str] | None) -> dict[str, list[str]]:
-    """Group metrics by panel; within one, test comes first."""
+    """Group metrics by panel; within a panel, the test metric comes first."""
     recorded = set(records["metric"].unique())
     if metrics is None:
         every = [name for panel in PANELS for name in (f"test_{panel}", panel, f"train_{panel}")]
@@ -212,7 +213,7 @@ def _line(ax: matplotlib.axes.Axes, rows: pd.DataFrame, colour: str, *, dashed: 
 
 
 def _scale_steps(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
-    """Use logarithms where x spans decades; 0 then sits left of the smallest number above it."""
+    """Use a logarithmic axis if x spans decades; x = 0 is then placed left of the smallest positive value."""
     last, least = rows["x"].max(), rows["x"].min()
     positive = rows.loc[rows["x"] > 0, "x"]
     if len(positive) and least >= 0 and last >= 30 * positive.min():
@@ -225,7 +226,7 @@ def _scale_steps(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
 
 
 def _negative(records: pd.DataFrame, drawn: Sequence[str], scale: str | None) -> set[str]:
-    """Return which drawn metrics have a negative value of any seed at any step."""
+    """Return the metrics with a negative value of any seed at any step."""
     found = set(records.loc[records["value"] < 0, "metric"]).intersection(drawn)
     if found and scale == "log":
         raise InputError(f'curves: scale = "log", but {min(found)} has negative values; use "linear"')
@@ -239,7 +240,7 @@ def _scale_values(
     scale: str | None,
     negative: set[str],
 ) -> None:
-    """Set the scale of the vertical axes: as asked for, else logarithms where positive means span decades."""
+    """Set the scale of the vertical axes: the given one, or logarithmic if positive means span decades."""
     for ax, names in zip(block.axes, panels.values(), strict=False):
         value = table.loc[table["metric"].isin(names), "mean"].dropna()
         spans = len(value) and value.min() > 0 and value.max() > 100 * value.min()
@@ -248,6 +249,6 @@ def _scale_values(
 
 
 def _ordered(results: Run) -> bool:
-    """Cells have an order if they differ in one number."""
+    """Return whether the cells are ordered, because they differ in one number."""
     cells = results.cells
     return len(results.axes) == 1 and pd.api.types.is_numeric_dtype(cells[results.axes[0]])

@@ -1,4 +1,4 @@
-"""Figures over two swept keys: the mean of a metric as a colour, and thresholds along one of them."""
+"""Figures over two swept keys: the mean of a metric as colour, and thresholds along one key."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import aggregate, metric_at_end
 from jaxattn.lab.results.style import BLUE, GREY, RED, SOFT, WIDTH, style
 
-# Ticks of an axis, and tiles with their number in them, that can be told apart.
+# Largest number of ticks on an axis, and of tiles with their value printed, that remain readable.
 _MOST_TICKS, _MOST_NUMBERS = 40, 400
 
 
@@ -43,20 +43,20 @@ def diagram(
     metric: str = "important_selected",
     phase: str | None = None,
 ) -> Drawn:
-    """Colour the plane of two axes by the mean of a metric over seeds, and write it into every field.
+    """Plot the mean of a metric over seeds as colour over two axes, with its value in every tile.
 
     Args:
         results: a results folder.
-        x_axis: the swept key from left to right.
-        y_axis: the swept key from bottom to top.
-        metric: what to show, at the last step of the phase; over all other axes it is averaged.
-        phase: which phase; by default the last one that recorded the metric.
+        x_axis: the swept key on the horizontal axis.
+        y_axis: the swept key on the vertical axis.
+        metric: the metric, at the last step of the phase, averaged over all other axes.
+        phase: name of the phase; defaults to the last one that recorded the metric.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: an axis, metric or phase that the run does not have.
+        InputError: the run does not have the axis, metric or phase.
     """
     for axis in (x_axis, y_axis):
         if axis not in results.axes:
@@ -100,7 +100,7 @@ def diagram(
 
 
 def _scale(values: np.ndarray) -> Normalize:
-    """Colour by size: by its logarithm where values span decades, from 0 to 1 where they are shares."""
+    """Return the colour scale: logarithmic if values span decades, from 0 to 1 for shares."""
     low, high = np.nanmin(values), np.nanmax(values)
     if low > 0 and high > 100 * low:
         return LogNorm(low, high)
@@ -117,12 +117,12 @@ class PhaseDiagram:
 
     Attributes:
         x: the key of the horizontal axis.
-        y: the key whose threshold it is.
-        condition: what a seed has done that has crossed, in words.
-        outcomes: a row for each point and seed that was run: x, y, seed, value of the metric, crossed.
-        thresholds: a row for each x: x, threshold, low, high (95 %), above and at_most (the neighbouring
-            values between which it lies), seeds, missing (values that are not finite), turned_back (seeds
-            that had crossed at a lower y already: there is no one threshold then).
+        y: the key along which the threshold is defined.
+        condition: description of a seed that has crossed.
+        outcomes: one row per point and seed that was run: x, y, seed, value of the metric, crossed.
+        thresholds: one row per x: x, threshold, low, high (95 %), above and at_most (the adjacent values
+            between which it lies), seeds, missing (number of nonfinite values), turned_back (number of seeds
+            that had already crossed at a lower y, for which no single threshold exists).
     """
 
     x: str
@@ -132,18 +132,18 @@ class PhaseDiagram:
     thresholds: pd.DataFrame
 
     def figure(self, theory: Theory | None = None, *, label: str = "theory") -> Drawn:
-        """Draw where half of the seeds cross over, with its interval, and the points that were run.
+        """Plot the thresholds at which half of the seeds cross, with intervals, and the points that were run.
 
         Args:
-            theory: y of x, drawn as a line over the thresholds: a function of numbers, infinite x being
-                `math.inf`, or values by the x of the diagram.
-            label: what the legend calls it.
+            theory: predicted y over x, drawn as a line: a function of numbers, where infinite x is
+                `math.inf`, or a mapping from the values of x of the diagram.
+            label: its name in the legend.
 
         Returns:
-            The figure with its words; a notebook shows it.
+            The figure with its caption, which a notebook displays.
 
         Raises:
-            InputError: a function of x that are no numbers, or values for other x than there are.
+            InputError: `theory` is a function but x is not numeric, or it has values for other x.
         """
         horizontal = _Horizontal.of(self.thresholds["x"].tolist())
         table = self.thresholds.set_index("x").loc[horizontal.values]
@@ -153,7 +153,7 @@ class PhaseDiagram:
             _points(ax, self, horizontal)
             run = sorted(self.outcomes["y"].unique().tolist())
             middle = table["threshold"].to_numpy()
-            # An interval that goes on beyond the values that were run is drawn to their end.
+            # Intervals that extend beyond the values that were run are clipped to them.
             low, high = (np.clip(table[name], run[0], run[-1]) for name in ("low", "high"))
             ax.errorbar(
                 horizontal.places,
@@ -195,7 +195,7 @@ class PhaseDiagram:
 
 
 class _Horizontal(NamedTuple):
-    """The horizontal axis: values in their order, and where they stand."""
+    """The horizontal axis: ordered values and their positions."""
 
     values: list[Any]
     places: list[float]
@@ -204,7 +204,7 @@ class _Horizontal(NamedTuple):
 
     @classmethod
     def of(cls, values: list[Any]) -> "_Horizontal":
-        """Put infinity a step beyond the last number, and words side by side."""
+        """Place infinity one step beyond the last number, and text values at equal distances."""
         values = sorted(values, key=in_order)
         if not all(isinstance(x, int | float) or x == "inf" for x in values):
             return cls(values, [float(k) for k in range(len(values))], [], False)
@@ -220,7 +220,7 @@ class _Horizontal(NamedTuple):
         return cls(values, [min(x, beyond) for x in numbers], numbers, logarithmic)
 
     def curve(self, theory: Theory) -> tuple[list[float], list[float]]:
-        """Evaluate a theory: densely between finite numbers if it is a function, else where it has values."""
+        """Evaluate a theory: densely between finite numbers for a function, else at its values."""
         if isinstance(theory, Mapping):
             if unknown := [x for x in theory if x not in self.values]:
                 raise InputError(
@@ -229,7 +229,7 @@ class _Horizontal(NamedTuple):
             shown = [(place, x) for place, x in zip(self.places, self.values, strict=True) if x in theory]
             return [place for place, _ in shown], [float(theory[x]) for _, x in shown]
         if not self.numbers:
-            raise InputError("theory: the values of x are no numbers; give a mapping from them instead")
+            raise InputError("theory: the values of x are not numbers; pass a mapping from them instead")
         finite = [x for x in self.numbers if x < math.inf]
         spread = np.geomspace if self.logarithmic else np.linspace
         between = spread(finite[0], finite[-1], _CURVE_POINTS).tolist() if len(finite) > 1 else finite
@@ -247,7 +247,7 @@ class _Horizontal(NamedTuple):
 
 
 def _points(ax: matplotlib.axes.Axes, diagram: PhaseDiagram, horizontal: _Horizontal) -> None:
-    """Mark the points that were run by the share of seeds that have crossed."""
+    """Plot the points that were run, shaded by the share of seeds that have crossed."""
     place = dict(zip(horizontal.values, horizontal.places, strict=True))
     shares = diagram.outcomes.groupby(["x", "y"], sort=False)["crossed"].mean().reset_index()
     ax.scatter(

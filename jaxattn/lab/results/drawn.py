@@ -1,4 +1,4 @@
-"""Figures with their words: as drawn now, or as a file that was drawn before."""
+"""Figures with captions: drawn now, or read from a file that was drawn earlier."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +10,13 @@ from jaxattn.core.settings import Count
 from jaxattn.lab.storage import files
 from jaxattn.lab.storage.files import Damaged
 
-# Checksums of all files of the report; and words of the figures that the user's own functions drew, for
-# whoever draws it without them.
+# Checksums of all files of the report, and captions of the figures from user-defined functions, so that the
+# page can be rewritten without these functions.
 DRAWN = "figures/drawn.json"
 
 
 class OwnWords(msgspec.Struct, frozen=True):
-    """The words of a figure of the user's own, and its place among the figures of the sweep file."""
+    """Caption of a user-defined figure, and its index among the figures of the sweep file."""
 
     index: Count
     name: str
@@ -25,18 +25,18 @@ class OwnWords(msgspec.Struct, frozen=True):
 
 
 class Words(msgspec.Struct, frozen=True):
-    """What `DRAWN` holds; the names of files start from the results folder."""
+    """Contents of `DRAWN`; file names are relative to the results folder."""
 
     sha256: dict[str, str]
     own: tuple[OwnWords, ...] = ()
 
 
 def read_words(directory: Path) -> Words:
-    """Read what a report left of itself.
+    """Read the captions and checksums that a report has stored.
 
     Raises:
-        Damaged: it is missing, or not what was written.
-        InputError: it cannot be read.
+        Damaged: the file is missing or has been changed.
+        InputError: the file cannot be read.
     """
     path = directory / DRAWN
     try:
@@ -47,14 +47,14 @@ def read_words(directory: Path) -> Words:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure with its words.
+    """A figure with its caption.
 
     Attributes:
         name: file name without a suffix.
-        title: a short heading, plain text.
-        caption: one or two sentences that say what is shown, plain text.
+        title: short heading, plain text.
+        caption: one or two sentences that describe it, plain text.
         figure: a matplotlib Figure.
-        number: its place among the figures of the sweep file, if it was drawn for one.
+        number: index among the figures of the sweep file, if it was drawn for one.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Drawn:
 
     def png(self) -> bytes:
         """Render as PNG; the same figure gives the same bytes."""
-        from jaxattn.lab.results import style  # imports matplotlib, which words do not need
+        from jaxattn.lab.results import style  # imports matplotlib, which captions do not need
 
         return style.png(self.figure)
 
@@ -75,11 +75,11 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure that was drawn before, with its words.
+    """A figure that was drawn earlier, with its caption.
 
     Attributes:
-        name, title, caption, number: as in `Drawn`.
-        content: the PNG file.
+        name, title, caption, number: see `Drawn`.
+        content: contents of the PNG file.
     """
 
     name: str
@@ -89,5 +89,5 @@ class Picture:
     number: int | None = None
 
     def png(self) -> bytes:
-        """Return the PNG file."""
+        """Return the contents of the PNG file."""
         return self.content

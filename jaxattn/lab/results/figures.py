@@ -1,4 +1,4 @@
-"""Figures by name: what a sweep file asks for, checked before a run and drawn after it."""
+"""Figures by name: checked before a run and drawn after it, as a sweep file lists them."""
 
 import difflib
 import importlib
@@ -18,7 +18,7 @@ from jaxattn.lab.results.labels import file_name
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import files
 
-# Where each kind is drawn. Its settings are the keyword arguments there, and nowhere else.
+# Function of each kind. Its keyword arguments are the only options of the kind.
 KINDS: Mapping[str, str] = MappingProxyType(
     {
         "convergence": "jaxattn.lab.results.scaling:convergence",
@@ -30,17 +30,17 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "top_tokens": "jaxattn.lab.results.token_figures:top_tokens",
     }
 )
-# What a figure may name and a run does not record, by what it is computed from.
+# Quantities that figures accept but runs do not record, with the metric that they are computed from.
 IS_OF: Mapping[str, str] = MappingProxyType({"margin_shortfall": "margin_ratio"})
 OF_TOKENS = ("importance", "one_step_law", "top_tokens")
-AS_DRAWN = " As the run drew it: reading results executes no code that a folder names."
+AS_DRAWN = " This is the figure of the run: reading results never executes code from a folder."
 
 
 Progress = Callable[[str, float], None]
 
 
 class Problem(NamedTuple):
-    """Why a figure could not be drawn: a line, and the traceback in code of the user's, if that raised."""
+    """Why a figure could not be drawn: one line, and the traceback if user code raised it."""
 
     line: str
     trace: str
@@ -51,13 +51,13 @@ def function(kind: Any, place: str = "figure") -> Callable[..., Drawn]:
 
     Args:
         kind: one of `KINDS`.
-        place: where the kind was asked for.
+        place: location of the kind in the sweep file, for the error message.
 
     Returns:
         A function (results, **options) -> Drawn.
 
     Raises:
-        InputError: an unknown kind.
+        InputError: the kind is unknown.
     """
     if kind not in KINDS:
         raise InputError(f"{place}.kind: unknown {kind!r}; {_instead(kind, list(KINDS))}")
@@ -72,25 +72,25 @@ def check(
     axes: Sequence[str],
     without_tokens: Collection[int] = (),
 ) -> None:
-    """Check the figures that a sweep file asks for, before anything is computed.
+    """Check the figures of a sweep file before anything is computed.
 
     Args:
-        specs: by number, one mapping per figure: its kind, and the options of that kind's function.
+        specs: one mapping per figure, by index: its kind, and the options of that kind's function.
         phases: the names of the phases.
         axes: the swept keys.
         without_tokens: cells whose model has no scores and values of tokens.
 
     Raises:
-        InputError: an unknown kind, option, phase or axis, a missing option, or a figure of tokens for a cell
-            that has none.
+        InputError: a kind, option, phase or axis is unknown, an option is missing, or a figure of tokens is
+            requested for a cell without scores and values.
     """
     for index, spec in specs.items():
         place = f"figures[{index}]"
         _bind(spec, place)
         if spec["kind"] in OF_TOKENS and spec.get("cell", 0) in without_tokens:
             raise InputError(
-                f"{place}: {spec['kind']} shows scores and values of tokens, which the model does not tell; "
-                "leave the figure out, or write scores_and_values(params) in the model"
+                f"{place}: {spec['kind']} requires scores and values of tokens, which the model does not "
+                "provide; remove the figure, or define scores_and_values(params) in the model"
             )
         for option, allowed in (("phase", phases), ("axis", axes), ("x_axis", axes), ("y_axis", axes)):
             if spec.get(option) is not None and spec[option] not in allowed:
@@ -100,7 +100,7 @@ def check(
 
 
 def metrics_of(specs: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
-    """List the metrics that figures name, by their places in the sweep file."""
+    """Return the metrics that figures use, by their location in the sweep file."""
     found = {}
     for number, spec in specs.items():
         for option in ("metric", "metrics", "x", "y"):
@@ -117,33 +117,33 @@ def draw(results: Run, spec: Mapping[str, Any]) -> Drawn:
 
     Args:
         results: a results folder.
-        spec: its kind, and the options of that kind's function; an option that is None is left out.
+        spec: its kind, and the options of that kind's function; options that are None are omitted.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: an unknown kind or option, or one that this run cannot show.
+        InputError: a kind or option is unknown, or this run lacks the data for it.
     """
     drawing, options = _bind(spec, "figure")
     return drawing(results, **options)
 
 
 def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, Any]) -> Drawn:
-    """Draw with the user's own function, or a class of figures, in the style of all figures.
+    """Draw a figure with a user-defined function or class, in the common style.
 
     Args:
         results: a results folder.
-        drawing: a function (results, **options), or a class of these options to be called with the results,
-            that returns a `Drawn`, or a matplotlib figure, which is given the name of the function or class
-            and the first line of its docstring.
+        drawing: a function (results, **options), or a class of these options whose instances are called with
+            the results. It returns a `Drawn`, or a matplotlib figure. The latter gets the name of the
+            function or class, and the first line of its docstring as caption.
         options: its options.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: it returned something else.
+        InputError: it returned another type.
     """
     from matplotlib.figure import Figure  # slow to import
 
@@ -158,9 +158,9 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
         found = Drawn(name, name.replace("_", " ").capitalize(), words.partition("\n")[0], found)
     if not isinstance(found, Drawn):
         raise InputError(
-            f"figure {name}: returned {type(found).__name__}; let it return a matplotlib Figure or a Drawn"
+            f"figure {name}: returned {type(found).__name__}; return a matplotlib Figure or a Drawn"
         )
-    # A formula that cannot be read raises only when it is rendered.
+    # An invalid formula raises only when it is rendered.
     found.figure.draw_without_rendering()
     return replace(found, name=file_name(found.name))
 
@@ -170,16 +170,16 @@ def draw_all(
     own: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     progress: Progress = lambda what, share: None,
 ) -> tuple[list[Drawn | Picture], list[Problem]]:
-    """Draw the figures that the sweep file asked for: without any, curves and token importance.
+    """Draw the figures of the sweep file; without any, curves and token importance.
 
     Args:
         results: a results folder.
-        own: the user's functions by the kind that the sweep file names them with, "module:function". One
-            that is not given is not imported; what the run drew with it is shown as it is.
-        progress: progress callback (what, share of all that is done).
+        own: user-defined functions by their kind in the sweep file, "module:function". A function that is not
+            given is not imported; its figure from the run is used instead.
+        progress: progress callback (what, fraction done).
 
     Returns:
-        The figures, their names distinct, and a line for each that could not be drawn, or not again.
+        The figures, with distinct names, and one problem for each that could not be drawn or redrawn.
     """
     tokens = [{"kind": "importance"}] if len(results.tokens) else []
     specs = results.manifest["config"].get("figures") or [{"kind": "curves"}, *tokens]
@@ -200,7 +200,9 @@ def draw_all(
             elif number in before:
                 drawn = before[number]
             else:
-                raise InputError("the run did not, and reading results executes no code that a folder names")
+                raise InputError(
+                    "the run did not draw it, and reading results never executes code from a folder"
+                )
         except (InputError, UserCodeError) as error:
             trace = error.trace if isinstance(error, UserCodeError) else ""
             problems.append(Problem(f"{place} could not be drawn: {error}", trace))
@@ -212,7 +214,7 @@ def draw_all(
 
 
 def words_of_own(results: Run, figures: Sequence[Drawn | Picture]) -> tuple[OwnWords, ...]:
-    """Collect number, name, title and caption of every figure of the user's own kinds."""
+    """Return index, name, title and caption of every user-defined figure."""
     specs = results.manifest["config"].get("figures") or []
     return tuple(
         OwnWords(each.number, each.name, each.title, each.caption)
@@ -222,11 +224,11 @@ def words_of_own(results: Run, figures: Sequence[Drawn | Picture]) -> tuple[OwnW
 
 
 def _guarded(drawing: Callable[[], Drawn], files: frozenset[str] = frozenset()) -> Drawn:
-    """Draw; whatever a user's function, or what a folder holds, raises costs its own figure alone.
+    """Draw a figure; an exception from user code or from a folder's data fails this figure only.
 
     Args:
         drawing: draws it.
-        files: of a user's function, the files of its code, whose lines a traceback shows.
+        files: for a user-defined function, the files of its code, whose lines the traceback shows.
     """
     try:
         return drawing()
@@ -238,14 +240,14 @@ def _guarded(drawing: Callable[[], Drawn], files: frozenset[str] = frozenset()) 
 
 
 def _files(drawing: Callable[..., Any]) -> frozenset[str]:
-    """Name the file of a function or class; none of what has none, such as a class of a notebook."""
+    """Return the file of a function or class; empty if it has none, as for a class in a notebook."""
     with suppress(OSError, TypeError):
         return frozenset({inspect.getfile(inspect.unwrap(drawing))})
     return frozenset()
 
 
 def _drawn_before(results: Run) -> dict[int, Picture]:
-    """The user's own figures as the run drew them, by number, which they say; a folder may hold anything."""
+    """Return the user-defined figures that the run drew, by index; entries of the folder are validated."""
     found = {}
     with suppress(InputError):
         drawn = read_words(results.directory)
@@ -271,20 +273,20 @@ def _bind(spec: Mapping[str, Any], place: str) -> tuple[Callable[..., Drawn], di
             raise InputError(f"{place}: {kind} has no option {key!r}; {_instead(key, names)}")
     missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
     if missing:
-        raise InputError(f"{place}: {kind} needs {' and '.join(map(repr, missing))}")
+        raise InputError(f"{place}: {kind} requires {' and '.join(map(repr, missing))}")
     types = get_type_hints(drawing, include_extras=True)
     return drawing, {key: _typed(value, types[key], f"{place}.{key}") for key, value in options.items()}
 
 
 def _typed(value: Any, kind: Any, place: str) -> Any:
-    """Check an option against its annotation; JSON and TOML have lists where functions take tuples."""
+    """Check an option against its annotation; lists of JSON and TOML are converted to tuples."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, list | tuple):
         value = [x.item() if hasattr(x, "item") else x for x in value]
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise InputError(f"{place}: {error}; give one that fits") from None
+        raise InputError(f"{place}: {error}; change the value") from None
 
 
 def _instead(given: Any, allowed: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Power laws y ≈ exp(intercept) x^slope, fitted to every seed by least squares in logarithms."""
+"""Power laws y ≈ exp(intercept) x^slope, fitted per seed by least squares in logarithms."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """A fit y ≈ exp(intercept) x^slope, with an interval of the slope over seeds, NaN for none."""
+    """A fit y ≈ exp(intercept) x^slope, with a confidence interval of the slope over seeds, NaN for none."""
 
     slope: float
     intercept: float
@@ -29,18 +29,18 @@ class PowerLaw:
 
 
 def power_law(x: ArrayLike, y_by_seed: ArrayLike) -> PowerLaw:
-    """Fit one power law to all seeds.
+    """Fit a power law to all seeds.
 
     log y_{x,s} = intercept + slope · log x. The slope is the mean of the seeds' own slopes, with Student's
     95 % interval of that mean.
 
     Args:
-        x: (m,) > 0, or (m, seeds) if every seed has its own; NaN marks a point to leave out. At least two
-            of them different.
-        y_by_seed: (m, seeds); a seed without a positive finite value at every x is left out.
+        x: (m,) > 0, or (m, seeds) if it differs by seed; NaN marks a point to drop. At least two values must
+            differ.
+        y_by_seed: (m, seeds); a seed without a positive finite value at every x is dropped.
 
     Returns:
-        The fit; all NaN if no seed or fewer than two different x are left.
+        The fit; all NaN if no seed or fewer than two different x remain.
     """
     y = np.asarray(y_by_seed, float)
     x = np.asarray(x, float)
@@ -57,11 +57,11 @@ def power_law(x: ArrayLike, y_by_seed: ArrayLike) -> PowerLaw:
 
 
 def powers(x: Any, y: Any) -> Floats:
-    """Fit the power of a law y ~ x^power to every seed.
+    """Fit the power of a law y ~ x^power for every seed.
 
     Args:
         x: (m,) or (S, m) float > 0.
-        y: (S, m) float > 0; NaN leaves a point out.
+        y: (S, m) float > 0; NaN drops a point.
 
     Returns:
         (S,) float64; NaN for a seed without two different points.
@@ -70,7 +70,7 @@ def powers(x: Any, y: Any) -> Floats:
 
 
 def _lines(x: Any, y: Any) -> tuple[Floats, Floats, Floats]:
-    """Slope, mean of log x and mean of log y of every row, over the points where both are positive."""
+    """Return slope, mean of log x and mean of log y of every row, over the points where both are positive."""
     y = np.asarray(y, float)
     x = np.broadcast_to(np.asarray(x, float), y.shape)
     used = (x > 0) & (y > 0) & np.isfinite(x) & np.isfinite(y)

@@ -20,7 +20,7 @@ DIRECTIONS = {
     "relaxed_one_minus_cosine": "p_relax",
     "limit_one_minus_cosine": "its limit",
 }
-# What built-in phases and probes record unasked, in the order in which it is shown.
+# Metrics that built-in phases and probes record by default, in display order.
 STANDARD = (
     "important_selected", "spearman_Ev_tokens", "spearman_Ep_absolute_tokens", "one_step_error",
     "important_mass", "important_tied", *ACCURACIES, *LOSSES, *VALUES, "spearman_Ep_absolute_bins",
@@ -31,8 +31,8 @@ STANDARD = (
 )  # fmt: skip
 
 
-class _Said(NamedTuple):
-    """An estimate of a metric in a cell: its settings, the phase, and the text of the numbers."""
+class _Estimated(NamedTuple):
+    """An estimate of a metric in a cell, with its settings, its phase, and the numbers as text."""
 
     settings: str
     phase: str
@@ -43,15 +43,16 @@ class _Said(NamedTuple):
 
 
 def metrics(results: Run) -> list[str]:
-    """Choose at most six metrics: an accuracy, the loss, two that were asked for, then by `STANDARD`.
+    """Select at most six metrics: an accuracy, the loss, two requested ones, then others from `STANDARD`.
 
-    Asked for is what no study records by itself: the user's own metrics, and built-in probes in `probes.own`.
+    Requested metrics are those that no study records by default: user-defined metrics, and built-in probes
+    in `probes.own`.
 
     Args:
         results: a run.
 
     Returns:
-        Names, the first one first; of accuracies test, validation and training are tried in this order.
+        Names in display order. The accuracy is test, validation or training accuracy, the first that exists.
     """
     names = recorded(results)
     asked = [name for name in names if name not in STANDARD]
@@ -62,14 +63,14 @@ def metrics(results: Run) -> list[str]:
 
 
 def sentences(results: Run) -> tuple[str, str]:
-    """Say in two sentences how well a run learned, and what E·v, attention and p know.
+    """Return two sentences: the final accuracy and loss, and the behaviour of E·v, attention and p.
 
     Args:
-        results: a run of any phases and metrics.
+        results: a run with any phases and metrics.
 
     Returns:
-        The numbers are those of `summary_rows`, at the last step of the last phase that recorded them; of
-        several cells those of the lowest and the highest one.
+        Two sentences with the numbers of `summary_rows` at the last step of the last phase that recorded
+        them. With several cells, the numbers are those of the lowest and the highest cell.
     """
     names = recorded(results, finite=True)
     asked = [name for name in names if name not in STANDARD and name not in DIRECTIONS]
@@ -78,29 +79,29 @@ def sentences(results: Run) -> tuple[str, str]:
     groups = (ACCURACIES, LOSSES) if has_one_loss else (ACCURACIES,)
     fit = [name for group in groups if (name := _first(group, names))]
     values, direction = (_first(group, names) for group in (VALUES, DIRECTIONS))
-    known: list[tuple[str | None, Callable[[list[_Said]], str]]] = [
-        (values, lambda said: _follows(values or "", said)),
+    known: list[tuple[str | None, Callable[[list[_Estimated]], str]]] = [
+        (values, lambda cells: _follows(values or "", cells)),
         (_first(["important_selected"], names), _selects),
-        (direction, lambda said: f"1 - cos between p and {DIRECTIONS[direction or '']} {_is(said)}"),
-        *((name, lambda said, name=name: f"{name} {_is(said)}") for name in asked[:1]),
+        (direction, lambda cells: f"1 - cos between p and {DIRECTIONS[direction or '']} {_is(cells)}"),
+        *((name, lambda cells, name=name: f"{name} {_is(cells)}") for name in asked[:1]),
     ]
     rest = [name for name in metrics(results) if name in names and name not in fit]
     wanted = [*dict.fromkeys([*fit, *(x for x, _ in known if x), *rest])]
     table = estimates(results, metrics=wanted)
-    found = {name: _said(results, table[table["metric"] == name]) for name in wanted if name in names}
+    found = {name: _estimated(results, table[table["metric"] == name]) for name in wanted if name in names}
     learned = [words(found[name]) for name, words in known if name and found[name]][:3]
     learned = learned or [f"{name} {_is(found[name])}" for name in rest if found[name]][:1]
     fits = [f"the {name.replace('_', ' ')} {_is(found[name])}" for name in fit if found[name]]
-    phases = {said.phase for name in fit for said in found[name]}
+    phases = {cell.phase for name in fit for cell in found[name]}
     after = f"After phase {phases.pop()}" if len(phases) == 1 else "After the last phase"
     return (
         f"{after}, {' and '.join(fits)}." if fits else "No accuracy and no loss has a finite value.",
-        f"{_begun('; '.join(learned))}." if learned else "No other metric has a finite value.",
+        f"{_capitalised('; '.join(learned))}." if learned else "No other metric has a finite value.",
     )
 
 
 def recorded(results: Run, *, finite: bool = False) -> list[str]:
-    """List the metrics at the end of the phases, single bins left out, or those that have a finite value."""
+    """Return the metrics at the end of the phases, without single bins; if `finite`, those with a value."""
     last = last_steps(results.records)
     names = last["metric"][np.isfinite(last["value"]) | (not finite)].unique()
     return [str(name) for name in names if not re.search(r"_bin_\d+$", str(name))]
@@ -110,39 +111,39 @@ def _first(group: Iterable[str], names: Sequence[str]) -> str | None:
     return next((name for name in group if name in names), None)
 
 
-def _said(results: Run, table: pd.DataFrame) -> list[_Said]:
-    """Collect the estimates of one metric in every cell, of the last phase with a value, lowest first."""
-    last: dict[str, _Said] = {}
+def _estimated(results: Run, table: pd.DataFrame) -> list[_Estimated]:
+    """Return the estimates of one metric in all cells, from the last phase with a value, lowest first."""
+    last: dict[str, _Estimated] = {}
     short = {axis: axis.rpartition(".")[2] for axis in results.axes}
     names = short if len(set(short.values())) == len(short) else {axis: axis for axis in short}
     for row in table[np.isfinite(table["value"])].itertuples():
         values = {axis: setting(x) for axis, x in results.settings(row.cell).items()}
         settings = ", ".join(f"{names[axis]} = {values[axis]}" for axis in names if values.get(axis))
-        last[settings] = _Said(settings, str(row.phase), row.text, row.value, row.low, row.high)
-    return sorted(last.values(), key=lambda said: said.value)
+        last[settings] = _Estimated(settings, str(row.phase), row.text, row.value, row.low, row.high)
+    return sorted(last.values(), key=lambda cell: cell.value)
 
 
-def _range(said: list[_Said]) -> str:
-    low, high = said[0], said[-1]
+def _range(cells: list[_Estimated]) -> str:
+    low, high = cells[0], cells[-1]
     if low.text == high.text:
         return low.text
     return f"from {low.text} at {low.settings} to {high.text} at {high.settings}"
 
 
-def _is(said: list[_Said]) -> str:
+def _is(cells: list[_Estimated]) -> str:
     """Return the predicate of a sentence about an estimate: its value, or its range over the cells."""
-    return f"{'is' if said[0].text == said[-1].text else 'ranges'} {_range(said)}"
+    return f"{'is' if cells[0].text == cells[-1].text else 'ranges'} {_range(cells)}"
 
 
-def _follows(metric: str, said: list[_Said]) -> str:
-    """Say whether E·v follows importance; one seed decides nothing."""
+def _follows(metric: str, cells: list[_Estimated]) -> str:
+    """Return a clause on whether E·v follows importance; a single seed is no evidence."""
     over = metric.rpartition("_")[2]
     how = "correlation with α" if over == "alpha" else f"Spearman correlation over {over}"
-    if not any(cell.low == cell.low for cell in said):
+    if not any(cell.low == cell.low for cell in cells):
         with_importance = f"Spearman correlation between E·v and importance over {over}"
-        return f"the {'correlation of E·v with α' if over == 'alpha' else with_importance} {_is(said)}"
-    yes, against = sum(cell.low > 0 for cell in said), sum(cell.high < 0 for cell in said)
-    weakly = " weakly" if yes and max(cell.low for cell in said) < 0.5 else ""
+        return f"the {'correlation of E·v with α' if over == 'alpha' else with_importance} {_is(cells)}"
+    yes, against = sum(cell.low > 0 for cell in cells), sum(cell.high < 0 for cell in cells)
+    weakly = " weakly" if yes and max(cell.low for cell in cells) < 0.5 else ""
     words = (
         f"E·v follows importance{weakly}"
         if yes
@@ -150,20 +151,20 @@ def _follows(metric: str, said: list[_Said]) -> str:
         if against
         else "there is no evidence that E·v follows importance"
     )
-    among = f" in {yes or against} of {len(said)} cells" if 0 < (yes or against) < len(said) else ""
-    return f"{words}{among} ({how} {_range(said)})"
+    among = f" in {yes or against} of {len(cells)} cells" if 0 < (yes or against) < len(cells) else ""
+    return f"{words}{among} ({how} {_range(cells)})"
 
 
-def _selects(said: list[_Said]) -> str:
-    return f"the share of sequences in which attention selects an important token {_is(said)}"
+def _selects(cells: list[_Estimated]) -> str:
+    return f"the share of sequences in which attention selects an important token {_is(cells)}"
 
 
-def _begun(text: str) -> str:
+def _capitalised(text: str) -> str:
     """Capitalise the first word of a sentence, but not names of metrics and parameters."""
     return text[0].upper() + text[1:] if text.startswith(("attention ", "there ", "the ")) else text
 
 
-# A rank correlation over fewer tokens is hardly one.
+# Rank correlations over fewer tokens are unreliable.
 FEW = 10
 _OVER_TOKENS = re.compile(r"spearman_\w+_tokens")
 _OVER_SIGNED_BINS = re.compile(r"spearman_(Ev|Ep_signed)_bins")
@@ -171,13 +172,13 @@ _OF_IMPORTANT = re.compile(r"important_(mass|selected|tied)")
 
 
 def caveats(results: Run) -> list[str]:
-    """Explain why metrics have no value at the end of a phase, and which tokens and bins others are based on.
+    """Explain why metrics have no final value, and which tokens and bins other metrics are based on.
 
     Args:
         results: a results folder.
 
     Returns:
-        One line for each reason, which starts with its metrics.
+        One line per reason, which starts with the metrics it applies to.
     """
     last = last_steps(results.records)
     last = last[~last["metric"].str.contains(r"_bin_\d+$")]
@@ -196,9 +197,9 @@ def caveats(results: Run) -> list[str]:
         for cell, metric in dict.fromkeys((cell, metric) for cell, metric, _ in finite.index):
             if pattern.fullmatch(metric) and (words := reason(results, int(cell))):
                 reasons.setdefault(words, {})[metric] = None
-    said = [f"{', '.join(metrics)}: {reason}" for reason, metrics in reasons.items()]
+    lines = [f"{', '.join(metrics)}: {reason}" for reason, metrics in reasons.items()]
     failed = results.failures.groupby(["phase", "reason"], sort=False).size()
-    return said + [
+    return lines + [
         f"{number} seed{'s' * (number > 1)} failed in phase {phase} and {'are' if number > 1 else 'is'} not "
         f"in the means from then on: {reason}"
         for (phase, reason), number in failed.items()
@@ -206,7 +207,7 @@ def caveats(results: Run) -> list[str]:
 
 
 def _of_probes(results: Run, cell: int, *keys: str) -> list[float]:
-    """Look up settings of the probes of a cell; none if one is not there, or is no finite number."""
+    """Return probe settings of a cell; an empty list if one is missing or not a finite number."""
     try:
         found = [float(results.lookup(cell, f"probes.{key}")) for key in keys]
     except (ValueError, TypeError, OverflowError):
@@ -215,7 +216,7 @@ def _of_probes(results: Run, cell: int, *keys: str) -> list[float]:
 
 
 def _few_tokens(results: Run, cell: int) -> str:
-    """Say that few tokens of some seed occur often enough for correlations, or nothing."""
+    """Return a note if few tokens of some seed occur often enough for correlations, else ""."""
     known = _of_probes(results, cell, "min_count")
     tokens = results.tokens[results.tokens["cell"] == cell].drop_duplicates(["seed", "id"])
     if not known or tokens.empty:
@@ -231,7 +232,7 @@ def _few_tokens(results: Run, cell: int) -> str:
 
 
 def _outside_bins(results: Run, cell: int) -> str:
-    """Say how many tokens are in no bin of the posterior difference, or nothing."""
+    """Return a note on the number of tokens outside the bins of the posterior difference, or ""."""
     if not (known := _of_probes(results, cell, "low", "high")):
         return ""
     low, high = known
@@ -249,7 +250,7 @@ def _outside_bins(results: Run, cell: int) -> str:
 
 
 def _important(results: Run, cell: int) -> str:
-    """Say which tokens are important, and how many."""
+    """Return a note on the definition and number of important tokens."""
     if not (known := _of_probes(results, cell, "important", "min_count")):
         return ""
     size, least = known

@@ -1,7 +1,7 @@
 """All 95 % intervals: of means, geometric means, shares, resampled numbers; see docs/reference/intervals.md.
 
-Every function gives none, NaN, where data say nothing of how far a number is from the truth: for a single
-seed, and where all seeds give the same number, as at a boundary of what it can be.
+Every function returns NaN where the data give no error estimate: for a single seed, and if all seeds give the
+same number, as at the boundary of its range.
 """
 
 import math
@@ -14,19 +14,19 @@ Floats = NDArray[np.float64]
 
 LEVEL = 0.95
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-# A resampled interval of fewer seeds covers less than it says.
+# Bootstrap intervals of fewer seeds cover less than their nominal level.
 BOOTSTRAP_SEEDS = 20
 
 
 def student_t(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, Any]:
-    """Bound means of independent samples: mean ± t √(variance / n).
+    """Compute intervals of means of independent samples: mean ± t √(variance / n).
 
     Args:
         samples: (..., n) float.
         confidence: coverage.
 
     Returns:
-        The bounds, (...) each; NaN for fewer than two samples, one that is not finite, or equal ones.
+        The bounds, (...) each; NaN for fewer than two samples, nonfinite samples, or equal ones.
     """
     samples = np.asarray(samples, float)
     n = samples.shape[-1]
@@ -40,21 +40,21 @@ def student_t(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, An
 
 
 def geometric(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, Any]:
-    """Bound geometric means: `student_t` of the logarithms.
+    """Compute intervals of geometric means: `student_t` of the logarithms.
 
     Args:
         samples: (..., n) float > 0.
         confidence: coverage.
 
     Returns:
-        As `student_t`.
+        See `student_t`.
     """
     low, high = student_t(np.log(np.asarray(samples, float)), confidence=confidence)
     return np.exp(low), np.exp(high)
 
 
 def clopper_pearson(hits: Any, trials: int, *, confidence: float = LEVEL) -> tuple[Any, Any]:
-    """Bound probabilities from k hits in n trials, with at least that coverage whatever they are.
+    """Compute intervals of probabilities from k hits in n trials, whose coverage is at least nominal.
 
     Args:
         hits: (...) int.
@@ -78,17 +78,17 @@ def clopper_pearson(hits: Any, trials: int, *, confidence: float = LEVEL) -> tup
 
 
 def jackknife(value: Any, left_out: Any) -> tuple[Any, Any]:
-    """Bound a number that n seeds make together: value ± t σ, σ² = (n - 1)/n Σ_i (x_(i) - mean of them)².
+    """Compute intervals of a statistic of n seeds: value ± t σ, σ² = (n - 1)/n Σ_i (x_(i) - mean of them)².
 
-    Of a mean that is Student's interval. Of any other symmetric function of the seeds the expectation of σ²
+    For a mean this is Student's interval. For any other symmetric function of the seeds the expectation of σ²
     is at least its variance at n - 1 seeds, but the interval may still cover less than 95 %.
 
     Args:
-        value: (...) float, of all seeds.
-        left_out: (n, ...) float, x_(i) of all seeds but i.
+        value: (...) float, the statistic of all seeds.
+        left_out: (n, ...) float, x_(i), the statistic without seed i.
 
     Returns:
-        The bounds of 95 %, (...) each; NaN for one seed, for what is not finite, and where no seed matters.
+        The 95 % bounds, (...) each; NaN for one seed, for nonfinite values, and if no seed changes the value.
 
     Source:
         Efron and Stein, Annals of Statistics 9 (1981).
@@ -104,20 +104,20 @@ def jackknife(value: Any, left_out: Any) -> tuple[Any, Any]:
 
 
 def accelerated(value: Any, draws: Any, left_out: Any, *, confidence: float = LEVEL) -> tuple[Floats, Floats]:
-    """Bound resampled numbers: the bootstrap that is corrected for bias and acceleration (BCa).
+    """Compute bias-corrected and accelerated bootstrap intervals (BCa).
 
     The percentiles are Φ(z0 + (z0 + z)/(1 - a (z0 + z))) for z = ± the normal quantile, with z0 = Φ⁻¹(share
-    of draws below the value) and a = Σ d³ / (6 (Σ d²)^(3/2)) for d = mean of x_(i) - x_(i).
+    of resampled values below the value) and a = Σ d³ / (6 (Σ d²)^(3/2)) for d = mean of x_(i) - x_(i).
 
     Args:
         value: (...) float.
-        draws: (B, ...) float.
-        left_out: (n, ...) float, x_(i) of all points but i, or but the i-th group of points.
+        draws: (B, ...) float; the resampled values.
+        left_out: (n, ...) float, x_(i), the value without point i, or without the i-th group of points.
         confidence: coverage.
 
     Returns:
-        The bounds, (...) each, which hold the value; NaN where a number is not finite, or where the value is
-        not inside its draws.
+        The bounds, (...) each, which contain the value; NaN for nonfinite numbers, or if the value is not
+        inside the range of its resampled values.
 
     Source:
         Efron, Journal of the American Statistical Association 82 (1987).
@@ -139,7 +139,7 @@ def accelerated(value: Any, draws: Any, left_out: Any, *, confidence: float = LE
 
 
 def resamples(points: int, number: int, rng: np.random.Generator) -> Floats:
-    """Draw bootstrap weights: how often each of N points is drawn in N draws, (number, N)."""
+    """Sample bootstrap weights: the multiplicity of each of N points in N draws, (number, N)."""
     draws = rng.integers(0, points, (number, points))
     draws += points * np.arange(number)[:, None]
     return np.bincount(draws.ravel(), minlength=number * points).reshape(number, points).astype(float)
@@ -156,7 +156,7 @@ def _quantile_of_t(freedom: int, confidence: float) -> float:
 
 
 def _quantiles(draws: Floats, share: Any) -> Any:
-    """Interpolate the quantile of every column that is asked of it."""
+    """Interpolate the requested quantile of every column."""
     ordered = np.sort(draws, axis=0)
     place = np.asarray(np.nan_to_num(share) * (len(draws) - 1))
     first = place.astype(int)

@@ -1,20 +1,19 @@
 """Verdicts: numbers with 95 % intervals over seeds, compared with criteria by one rule.
 
-The basis of a criterion is its origin. The rule is the same for every basis; the verdict has the words of the
-basis:
+The basis of a criterion is its origin. The rule is the same for every basis, but the words differ:
 
     basis                               interval within     none of it within   else          no criterion
     promised by the theory              holds               fails               undecided     undecided
     beyond what the theory promises     holds there too     does not hold       undecided     measured
     published numbers and shapes        agrees              differs             cannot tell   measured
-    expected by whoever draws a figure  holds               does not hold       undecided     measured
+    expected by the user of a figure    holds               does not hold       undecided     measured
 
 The interval is Student's for a mean, a jackknife interval for a statistic of all seeds together, and that of
 Clopper and Pearson for a share. If all seeds give the same number there is no interval; from six seeds on the
-number itself is then compared with the criterion. With the basis "beyond" a share below its criterion that is
-not zero "holds for some". A promise without a criterion is a limit that no finite run reaches.
+number itself is then compared with the criterion. With the basis "beyond", a share below its criterion but
+above zero "holds for some". A promise without a criterion is a limit that no finite run reaches.
 
-Tables of data record these words. Pages show the words of `shown`.
+Data tables record these words. Pages show the words of `shown`.
 """
 
 import math
@@ -29,13 +28,14 @@ from jaxattn.lab.results.intervals import clopper_pearson, jackknife, student_t
 from jaxattn.lab.results.labels import brief, with_interval
 
 Basis = Literal["promised", "beyond", "published", "expected"]
-# n seeds that all give the same number put the median of all seeds there with 1 - 2^(1 - n) ≥ 95 %.
+# If n seeds all give the same number, the median over all seeds equals it with confidence 1 - 2^(1 - n) ≥ 95
+# %.
 ENOUGH_SEEDS = 6
 ANYTHING = (-math.inf, math.inf)
 
 
 class Words(NamedTuple):
-    """The verdicts of a basis: of an interval within the criterion, outside, else; and of no criterion."""
+    """Verdicts of a basis: interval within the criterion, outside, otherwise; and without a criterion."""
 
     within: str
     outside: str
@@ -53,7 +53,7 @@ VERDICTS: Mapping[Basis, Words] = MappingProxyType(
         "expected": Words("holds", "does not hold", "undecided", "measured"),
     }
 )
-# The words of pages for those of tables.
+# Words of pages for those of tables.
 _SHOWN = MappingProxyType(
     {
         "cannot tell": INCONCLUSIVE,
@@ -78,17 +78,17 @@ class Criterion(NamedTuple):
 
 
 def around(value: float, distance: float) -> Criterion:
-    """Ask for value ± distance."""
+    """Return the criterion value ± distance."""
     return Criterion(value - distance, value + distance, f"{brief(value)} ± {brief(distance)}")
 
 
 def at_least(value: float) -> Criterion:
-    """Ask for anything from a value up."""
+    """Return the criterion of at least this value."""
     return Criterion(value, math.inf, f"≥ {brief(value)}")
 
 
 def within_factor(value: float, factor: float) -> Criterion:
-    """Ask for anything between value / factor and value · factor."""
+    """Return the criterion from value / factor to value · factor."""
     return Criterion(value / factor, value * factor, f"{brief(value)} within a factor of {brief(factor)}")
 
 
@@ -98,9 +98,9 @@ class Estimate(NamedTuple):
     Attributes:
         value: the number.
         low, high: its interval, NaN for none.
-        seeds: how many seeds it comes from: those that have a value.
-        missing: how many seeds have none.
-        hits: of a share, the number of seeds behind it.
+        seeds: number of seeds with a value.
+        missing: number of seeds without a value.
+        hits: number of satisfying seeds, for a share.
     """
 
     value: float
@@ -111,7 +111,7 @@ class Estimate(NamedTuple):
     hits: int | None = None
 
     def text(self, same: str) -> str:
-        """Write the number with its interval, or without one what is `same`, such as "in all 7"."""
+        """Format the number with its interval, or else with the text `same`, such as "in all 7"."""
         written = with_interval(self.value, self.low, self.high)
         alone = self.seeds > 1 and math.isfinite(self.value) and math.isnan(self.low)
         return f"{written} {same}" if alone else written
@@ -122,10 +122,10 @@ def mean(samples: ArrayLike, between: tuple[float, float] = ANYTHING) -> Estimat
 
     Args:
         samples: (S,) float; NaN or inf for a seed without a value.
-        between: what the number can be at all; the interval is cut there.
+        between: possible range of the number, to which the interval is clipped.
 
     Returns:
-        The mean; NaN if no seed has a value. No interval for a single seed, and for equal ones.
+        The mean; NaN if no seed has a value. No interval for a single seed, or if all are equal.
     """
     samples = np.asarray(samples, float)
     known = samples[np.isfinite(samples)]
@@ -135,14 +135,14 @@ def mean(samples: ArrayLike, between: tuple[float, float] = ANYTHING) -> Estimat
 
 
 def share(satisfied: ArrayLike, known: ArrayLike | bool = True) -> Estimate:
-    """Estimate the share of seeds that satisfy something, with the interval of Clopper and Pearson.
+    """Estimate the share of seeds that satisfy a condition, with the interval of Clopper and Pearson.
 
     Args:
         satisfied: (S,) bool.
-        known: (S,) bool; which seeds have a value.
+        known: (S,) bool; True for seeds that have a value.
 
     Returns:
-        The share of the seeds that have a value; NaN if none has.
+        The share among the seeds that have a value; NaN if none has.
     """
     satisfied, known = np.broadcast_arrays(satisfied, known)
     hits, seeds = int(np.sum(satisfied & known)), int(known.sum())
@@ -153,15 +153,15 @@ def share(satisfied: ArrayLike, known: ArrayLike | bool = True) -> Estimate:
 
 
 def jackknifed(rows: ArrayLike, between: tuple[float, float] = ANYTHING, *, width: float = 0.0) -> Estimate:
-    """Estimate a number that all seeds make together, from its values with each seed left out.
+    """Estimate a statistic of all seeds together from its values with each seed left out.
 
     Args:
-        rows: (1 + S,) float: the number (first), and without each seed; (1,) for one seed.
-        between: what the number can be at all; the interval is cut there.
-        width: of the bin that the number is the centre of; the interval is never narrower.
+        rows: (1 + S,) float: the statistic (first), and without each seed; (1,) for one seed.
+        between: possible range of the number, to which the interval is clipped.
+        width: width of the bin if the number is a bin centre; the interval is at least as wide.
 
     Returns:
-        The number.
+        The estimate.
     """
     value, *others = np.asarray(rows, float).tolist()
     low, high = jackknife(value, others)
@@ -173,12 +173,12 @@ def jackknifed(rows: ArrayLike, between: tuple[float, float] = ANYTHING, *, widt
 
 
 def verdict(estimate: Estimate, criterion: Criterion | None, basis: Basis) -> str:
-    """Judge a number by the module's rule.
+    """Return the verdict on a number by the rule of this module.
 
     Args:
         estimate: the number with its interval.
-        criterion: where it has to lie; None if nothing asks for a place.
-        basis: where the criterion comes from.
+        criterion: the range in which it must lie, or None.
+        basis: origin of the criterion.
 
     Returns:
         One of `VERDICTS[basis]`, or `HOLDS_FOR_SOME`.

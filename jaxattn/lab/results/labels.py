@@ -1,4 +1,4 @@
-"""How figures, tables and files write names of quantities, settings and numbers."""
+"""Text for names of quantities, settings and numbers in figures, tables and files."""
 
 import difflib
 import math
@@ -13,7 +13,7 @@ from jaxattn.core.errors import InputError
 
 
 def format_number(value: float) -> str:
-    """Write a number for reading: three significant digits, no padded exponent."""
+    """Format a number for display: three significant digits, no padded exponent."""
     if not np.isfinite(value):
         return "–"
     if value == 0 or 1e-3 <= abs(value) < 1e5:
@@ -23,7 +23,7 @@ def format_number(value: float) -> str:
 
 
 def setting(value: object) -> str:
-    """Write an axis value for reading; nothing where a cell does not have that axis."""
+    """Format an axis value for display; return "" if a cell does not have that axis."""
     if value is None or value != value:
         return ""
     if value == "inf":
@@ -32,7 +32,7 @@ def setting(value: object) -> str:
 
 
 def in_order(value: object) -> tuple[float, str]:
-    """Sort axis values with this key: numbers by size, "inf" last of them, words after that."""
+    """Return a sort key of axis values: numbers by size, "inf" last of them, then text."""
     try:
         return float(value), ""  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -40,13 +40,13 @@ def in_order(value: object) -> tuple[float, str]:
 
 
 def brief(x: float) -> str:
-    """Write a round number for reading: 1e-9, 200, 0.5."""
+    """Format a round number for display: 1e-9, 200, 0.5."""
     digits, e, exponent = f"{x:g}".partition("e")
     return f"{digits}e{int(exponent)}" if e else digits
 
 
 def interval(value: float, low: float, high: float) -> str:
-    """Write a value and its interval, if it has one, with three digits each."""
+    """Format a value and its interval, if it has one, with three digits each."""
     return (
         f"{format_number(value)} [{format_number(low)}, {format_number(high)}]"
         if np.isfinite(low)
@@ -55,7 +55,7 @@ def interval(value: float, low: float, high: float) -> str:
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """Write a number and its interval with two digits of the interval's half-width, six decimals at most."""
+    """Format a number and its interval to two digits of the half-width, with at most six decimals."""
     half = (high - low) / 2
     if not (half > 0 and 1e-3 <= abs(value) < 1e5):
         return interval(value, low, high)
@@ -64,12 +64,12 @@ def with_interval(value: float, low: float, high: float) -> str:
 
 
 def by_factors(values: Sequence[int | float]) -> bool:
-    """Whether values grow by factors rather than evenly, as a logarithmic axis shows them."""
+    """Return whether values grow by factors rather than evenly, as on a logarithmic axis."""
     x = np.asarray(values, float)
     return bool(x[0] > 0 and len(x) > 2 and np.ptp(np.diff(np.log(x))) < np.ptp(np.diff(x)) / x[-1])
 
 
-# What phases measure of themselves; probes have labels of their own.
+# Labels of metrics that phases record; probes define their own.
 OF_PHASES = MappingProxyType(
     {
         "arc_length": "length of the path",
@@ -89,7 +89,7 @@ AXES = MappingProxyType(
         "data.sequences": "$n$",
     }
 )
-# Scores of tokens by the kind of model, in captions and in figures, where they are not E·p.
+# Captions and figure labels of token scores by kind of model, where they are not E·p.
 SCORES = MappingProxyType(
     {
         "key_query": ("E·W p", r"$E_s^\top W p$"),
@@ -102,12 +102,12 @@ VALUES = MappingProxyType({"Ev": r"$E_s^\top v$", "Ep": r"$E_s^\top p$"})
 
 
 def literal(text: str) -> str:
-    """Return the text that a figure shows as this one: its dollar signs begin no formula."""
+    """Escape dollar signs, so that matplotlib shows the text without formulas."""
     return text.replace("$", r"\$")
 
 
 def formula(text: str) -> str:
-    """Return a user's label for a figure: with its formulas if they are some, else literally."""
+    """Return a user's label for a figure: unchanged if its formulas are valid, else escaped."""
     if "$" not in text:
         return text
     from matplotlib.mathtext import MathTextParser  # slow to import
@@ -120,7 +120,7 @@ def formula(text: str) -> str:
 
 
 def metric_label(metric: str, labels: Mapping[str, str]) -> str:
-    """Return what a figure calls a metric: its label if it has one, else its words."""
+    """Return the label of a metric in figures: its own one if it has one, else its name in words."""
     if metric in labels:
         return formula(str(labels[metric]))
     if metric in OF_PHASES:
@@ -131,8 +131,8 @@ def metric_label(metric: str, labels: Mapping[str, str]) -> str:
 
 
 def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:
-    """Say in one line which metric is near it, or what a run recorded."""
-    # Bins are many and have numbers.
+    """Return an InputError for an unknown metric, with the closest name or the recorded ones."""
+    # Bins are numerous and numbered.
     known = sorted({re.sub(r"_bin_\d+$", "_bin_K", str(name)) for name in recorded})
     if near := difflib.get_close_matches(metric, known, 1):
         return InputError(f"metric {metric!r}: the run did not record it; did you mean {near[0]!r}?")
@@ -140,23 +140,23 @@ def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:
 
 
 def axis_label(axis: str) -> str:
-    """Return what a figure calls a swept key: the paper's letter if it has one, else its last word."""
+    """Return the label of a swept key in figures: the paper's symbol if it has one, else its last word."""
     return AXES.get(axis, literal(axis.rpartition(".")[2].replace("_", " ")))
 
 
 def tick_label(value: object) -> str:
-    """Return an axis value for a figure, with a minus sign if it is a negative number."""
+    """Return an axis value for a figure, with a typographic minus sign."""
     if isinstance(value, float) and math.isfinite(value):
         return minus(brief(value))
     return minus(str(value)) if isinstance(value, int) else literal(setting(value))
 
 
 def settings_label(settings: Mapping[str, Any]) -> str:
-    """Return what a figure's legend calls a cell: its settings."""
+    """Return the legend label of a cell: its settings."""
     names = [axis_label(axis) for axis in settings]
     if len(set(names)) < len(names):
         names = [literal(axis) for axis in settings]
-    # A block is called by its name alone.
+    # Blocks are labelled by name only.
     return ", ".join(
         tick_label(value) if name == "block" else f"{name} = {tick_label(value)}"
         for name, value in zip(names, settings.values(), strict=True)
@@ -164,20 +164,20 @@ def settings_label(settings: Mapping[str, Any]) -> str:
 
 
 def evenly(things: Sequence[int], most: int) -> list[int]:
-    """Choose at most so many, evenly spread from the first to the last."""
+    """Select at most `most` entries, evenly spaced from the first to the last."""
     places = np.linspace(0, len(things) - 1, min(len(things), most)).round().astype(int)
     return [things[place] for place in places]
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """List whole numbers that ascend: "0 to 5", "2, 5"."""
+    """Format ascending integers: "0 to 5", "2, 5"."""
     if len(numbers) == numbers[-1] - numbers[0] + 1 > 1:
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers))
 
 
 def seed_words(counts: Iterable[int]) -> str:
-    """Say how many seeds: "5 seeds", "3 to 5 seeds"."""
+    """Format a number of seeds: "5 seeds", "3 to 5 seeds"."""
     few, many = min(counts := list(counts)), max(counts)
     if few != many:
         return f"{few} to {many} seeds"
@@ -185,15 +185,15 @@ def seed_words(counts: Iterable[int]) -> str:
 
 
 def shown(name: str, longest: int = 24) -> str:
-    """Return a name that users gave, shortened, for a figure."""
+    """Return a user-defined name, shortened for a figure."""
     return literal(name if len(name) <= longest else name[: longest - 1] + "…")
 
 
 def minus(text: str) -> str:
-    """Write minus signs as the axes do."""
+    """Replace hyphens of negative numbers by minus signs, as on axes."""
     return text.replace("-", "\N{MINUS SIGN}")
 
 
 def file_name(*parts: object) -> str:
-    """Join words to a file name that is safe everywhere."""
+    """Join words into a portable file name."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", "_".join(str(part) for part in parts))

@@ -1,6 +1,6 @@
-"""Tables as CSV, Markdown and LaTeX, and on pages of HTML that hold everything they show.
+"""Tables as CSV, Markdown and LaTeX, and in self-contained HTML pages.
 
-Tables of a page fit every screen and paper; all pages share one style.
+Tables of a page fit screens and paper of any size; all pages share one style.
 """
 
 import base64
@@ -23,10 +23,10 @@ from jaxattn.lab.storage import files
 
 
 def write(table: pd.DataFrame, path: Path) -> None:
-    """Write a whole table or nothing, in the format that the suffix names: .csv, .parquet, .tex or .md.
+    """Write a table atomically, in the format of the suffix: .csv, .parquet, .tex or .md.
 
     Raises:
-        InputError: another suffix.
+        InputError: the suffix is another one.
         RunError: the file cannot be written.
     """
     writers: dict[str, Callable[[], bytes]] = {
@@ -42,12 +42,12 @@ def write(table: pd.DataFrame, path: Path) -> None:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """Lay out as a Markdown table."""
+    """Return a table in Markdown."""
     return markdown_table(map(str, table.columns), (map(_text, row) for row in table.itertuples(index=False)))
 
 
 def latex(table: pd.DataFrame) -> str:
-    """Lay out as a LaTeX tabular with the rules of booktabs; text is escaped."""
+    """Return a table as a LaTeX tabular with booktabs rules; text is escaped."""
     return texts(table).to_latex(index=False, escape=True)
 
 
@@ -57,20 +57,20 @@ def _text(x: Any) -> str:
 
 HERE = Path(__file__).parent
 STYLE = HERE / "page.css"
-# Widths in em. Of a page of A4 in the smallest letters of page.css, and of a telephone in those of the text.
+# Widths in em: of an A4 page in the smallest font of page.css, and of a phone in the text font.
 MOST, PHONE = 77.0, 27.0
 COLUMNS = 16
 LETTER, BOLD_LETTER, PADDING = 0.63, 0.7, 0.8
-# A page says of each of its tables once what else every cell of a column would have to say.
+# Column properties are set once per table by CSS variables instead of once per cell.
 COLUMN_RULES = "".join(
     f"tr > :nth-child({k}) {{ text-align: var(--a{k}, right); }}\n"
     f".many td:nth-child({k})::before {{ content: var(--h{k}); }}\n"
     for k in range(1, COLUMNS + 1)
 )
-# Longer words are broken anywhere.
+# Words longer than this may be broken at any character.
 LONG = 30
 NUMBER = re.compile(r"[-–−∞]?[\d.,]*(e[-−]?\d+)?(\s?(%|s|GiB))?( \[.*\])?( \(n=\d+\))?|nan")
-# The colour of one verdict of the judge, and of the other sentences that pages show as verdicts.
+# The colour of each verdict of the judge, and of other sentences that pages show as verdicts.
 TONES = (
     ("no", re.compile("differs|fails|does not hold|(below|inside) the null band")),
     ("open", re.compile("inconclusive|cannot tell|undecided|for some")),
@@ -84,9 +84,9 @@ class Column(NamedTuple):
     Attributes:
         head: its name.
         cells: its texts.
-        number: whether all are numbers, which stand at the right.
-        long: whether a word is so long that it may be broken.
-        least: the least width in em in which no other word is.
+        number: True if all cells are numbers, which are aligned right.
+        long: True if a word is so long that it may be broken.
+        least: the smallest width in em at which no other word is broken.
     """
 
     head: str
@@ -97,11 +97,11 @@ class Column(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Columns of a table that fit side by side.
+    """Columns of a table that fit next to each other.
 
     Attributes:
         columns: the columns.
-        least: their least width in em.
+        least: their smallest total width in em.
     """
 
     columns: list[Column]
@@ -109,21 +109,21 @@ class Piece(NamedTuple):
 
     @property
     def many(self) -> bool:
-        """Whether a telephone has no room for them."""
+        """True if they do not fit on a phone."""
         return self.least > PHONE
 
     @property
     def style(self) -> str:
-        """What `COLUMN_RULES` and page.css ask for: the width, where columns stand, and heads for cards."""
-        said = [f"--least:{self.least}"]
+        """CSS variables for `COLUMN_RULES` and page.css: width, alignment, and headings for cards."""
+        declarations = [f"--least:{self.least}"]
         for k, column in enumerate(self.columns, 1):
-            said += [f"--a{k}:left"] * (not column.number and k > 1)
-            said += [f"--h{k}:{json.dumps(column.head, ensure_ascii=False)}"] * self.many
-        return ";".join(said)
+            declarations += [f"--a{k}:left"] * (not column.number and k > 1)
+            declarations += [f"--h{k}:{json.dumps(column.head, ensure_ascii=False)}"] * self.many
+        return ";".join(declarations)
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """The texts, row by row."""
+        """The texts by row."""
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
 
@@ -132,12 +132,12 @@ def fill(template: Path, **content: Any) -> str:
 
     Args:
         template: a Jinja template. {{ style }} is the style that all pages share. The filter `embedded`
-            encodes bytes as base64, `typeset` prints minus signs, `coded` also marks code between backticks,
-            and `tone` returns the colour of a verdict. The macro `shown` of table.html lays out a table.
+            encodes bytes as base64, `typeset` inserts minus signs, `coded` also marks code between backticks,
+            and `tone` returns the colour of a verdict. The macro `shown` of table.html formats a table.
         content: the variables of the template.
 
     Returns:
-        HTML; every text of the content is escaped.
+        HTML, with all text of the content escaped.
     """
     import jinja2
 
@@ -156,7 +156,7 @@ def fill(template: Path, **content: Any) -> str:
 
 
 def texts(table: pd.DataFrame) -> pd.DataFrame:
-    """Write every entry of a table for reading, and the names of its columns."""
+    """Format every entry of a table and the names of its columns for display."""
     return table.rename(columns=str).map(_text)
 
 
@@ -166,17 +166,17 @@ def tone(verdict: str) -> str:
 
 
 def shown_width(png: bytes) -> int:
-    """Return the width of a PNG file on a page: half of its pixels, so that dense screens show it sharply."""
-    # The header of a PNG file holds the number of its pixels.
+    """Return the display width of a PNG file: half of its pixels, for sharp high-density displays."""
+    # The header of a PNG file contains its width and height.
     return int.from_bytes(png[16:20]) // 2
 
 
 def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
-    """Divide the columns of a table, so that on paper none is cut off, however many there are.
+    """Split the columns of a table into pieces that fit on paper, for any number of columns.
 
     Args:
         table: texts.
-        keys: how many columns at the left every piece begins with.
+        keys: number of columns at the left that are repeated in every piece.
     """
     columns = [
         _column(str(name), [typeset(str(x)) for x in cells])
@@ -192,7 +192,7 @@ def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
 
 
 def _together(columns: list[Column]) -> float:
-    # `sum` of floats depends on the version of Python, and committed pages do not.
+    # The result of `sum` for floats depends on the Python version, but committed pages must not.
     return round(math.fsum(column.least for column in columns), 1)
 
 
@@ -205,5 +205,5 @@ def _column(head: str, cells: list[str]) -> Column:
 
 
 def _words(text: str) -> list[str]:
-    """Split where a line may end."""
+    """Split at the positions where a line may break."""
     return re.split(rf"[ \n]+|(?<=\w-)(?=[A-Za-z])|{BREAK.pattern}", text)

@@ -1,4 +1,4 @@
-"""Results of a run as an object: tables, statistics, figures and trained parameters."""
+"""Results of a run as an object, with tables, statistics, figures and trained parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ SHOWN_ROWS = 24
 
 @dataclass(frozen=True, repr=False)
 class Results(Run):
-    """One run, finished or not, with what can be asked of it; the tables are attributes of `run.Run`."""
+    """One run, finished or not, with its analysis methods; the tables are attributes of `run.Run`."""
 
     def choose(
         self,
@@ -28,7 +28,7 @@ class Results(Run):
         metrics: Sequence[str] = (),
         phases: Sequence[str] = (),
     ) -> "Results":
-        """Keep some cells, metrics and phases; see `combine.choose`."""
+        """Select cells, metrics and phases; see `combine.choose`."""
         return combine.choose(self, where=where, metrics=metrics, phases=phases)
 
     def aggregate(
@@ -47,10 +47,10 @@ class Results(Run):
         Args:
             metrics: names; all if empty.
             phases: names; all if empty.
-            where: values that keys of a cell's config must have.
-            by: average, seed by seed, over the cells that agree in these keys of the config; see
+            where: required values of config keys.
+            by: average, seed by seed, over the cells with equal values of these config keys; see
                 `combine.group`.
-            seed: seed of the bootstrap, which interquartile means have.
+            seed: seed of the bootstrap for interquartile means.
             resamples: number of resamples.
             confidence: coverage of the intervals.
 
@@ -58,14 +58,14 @@ class Results(Run):
             The columns of `statistics.aggregate`.
 
         Raises:
-            InputError: a key, metric or phase that does not exist, or nothing left.
+            InputError: a key, metric or phase does not exist, or nothing matches.
         """
         chosen = self.choose(where=where, metrics=metrics, phases=phases)
         pooled = combine.group(chosen, by) if by else chosen
         return statistics.aggregate(pooled, seed=seed, resamples=resamples, confidence=confidence)
 
     def summary(self, *, metrics: Sequence[str] = (), statistic: str = "mean") -> pd.DataFrame:
-        """Lay out the last step of each phase for reading; see `statistics.summary_table`."""
+        """Return a display table of the last step of each phase; see `statistics.summary_table`."""
         return statistics.summary_table(self, metrics=metrics or None, statistic=statistic)
 
     def pair(
@@ -85,21 +85,21 @@ class Results(Run):
 
         Args:
             key: a swept key.
-            first: the value that is subtracted.
-            second: the value it is subtracted from.
-            metrics: as `aggregate`.
-            phases: as `aggregate`.
-            where: as `aggregate`.
-            seed: as `aggregate`.
-            resamples: as `aggregate`.
-            confidence: as `aggregate`.
+            first: the value whose results are subtracted.
+            second: the value from whose results they are subtracted.
+            metrics: see `aggregate`.
+            phases: see `aggregate`.
+            where: see `aggregate`.
+            seed: see `aggregate`.
+            resamples: see `aggregate`.
+            confidence: see `aggregate`.
 
         Returns:
             The columns of `statistics.aggregate`, one row per (setting of the other axes, phase, step,
             metric).
 
         Raises:
-            InputError: a key that is not swept, or no pair of cells.
+            InputError: the key is not swept, or no cells can be paired.
         """
         chosen = self.choose(where=where, metrics=metrics, phases=phases)
         differences = combine.paired(chosen, key, first, second)
@@ -108,7 +108,7 @@ class Results(Run):
     def top_tokens(
         self, *, phase: str | None = None, cell: int = 0, number: int = 20, min_count: int = 1
     ) -> pd.DataFrame:
-        """List the tokens with the largest E·p after a phase, the last one if None; see `tokens.top`."""
+        """Return the tokens with the largest E·p after a phase, by default the last; see `tokens.top`."""
         ends = tokens.at_end(self, phase=phase, cell=cell)
         return tokens.with_classes(tokens.top(ends, count=number, min_count=min_count), ends.names)
 
@@ -118,13 +118,13 @@ class Results(Run):
         Args:
             kind: a short name, one of `figures.KINDS`, or a function (results, **options) that returns a
                 `Drawn` or a matplotlib figure.
-            options: those of the kind.
+            options: options of the kind.
 
         Returns:
-            The figure with its words; a notebook shows it.
+            The figure with its caption, which a notebook displays.
 
         Raises:
-            InputError: an unknown kind or option, or one that this run cannot show.
+            InputError: a kind or option is unknown, or this run lacks the data for it.
         """
         if callable(kind):
             return figures.draw_own(self, kind, options)
@@ -133,40 +133,41 @@ class Results(Run):
     def params(
         self, *, cell: int = 0, seed: int | None = None, phase: str | None = None, model: Any = None
     ) -> Any:
-        """Read the parameters that one seed of one cell had after a phase.
+        """Return the parameters of one seed of one cell after a phase.
 
         Args:
-            cell: which cell.
-            seed: which seed; the first one by default.
-            phase: which phase; the last one by default.
-            model: gives the result the type of its own parameters: an object with
-                init(key, like, *, dtype). By default that of the run, if it is built in
-                or was run in this session, else they are a `params.Parameters`.
+            cell: index of the cell.
+            seed: the seed; defaults to the first one.
+            phase: name of the phase; defaults to the last one.
+            model: determines the type of the result: an object with init(key, like, *, dtype). Defaults to
+                the model of the run if it is built in or was run in this session. Otherwise the result is a
+                `params.Parameters`.
 
         Returns:
-            A frozen pytree of JAX arrays, with the parameters as attributes. Those of a run in float64 are
-            in float64: compute with them under jax.enable_x64(True).
+            A frozen pytree of JAX arrays, with the parameters as attributes. Parameters of a float64 run are
+            float64; compute with them under jax.enable_x64(True).
 
         Raises:
-            InputError: an unknown cell, seed or phase, no checkpoint, a damaged one, another model.
+            InputError: the cell, seed or phase is unknown; the checkpoint is missing or damaged; or the model
+                is another one.
         """
         from jaxattn.lab.results.params import trained  # imports JAX, which tables and figures do not need
 
         return trained(self, cell=cell, seed=seed, phase=phase, model=model)
 
     def dataset(self, seed: int = 0, cell: int = 0) -> Any:
-        """Return the data of one seed of one cell, as the run had them; see `params.dataset`.
+        """Return the data of one seed of one cell, identical to those of the run; see `params.dataset`.
 
         Args:
-            seed: which seed of the run.
-            cell: which cell.
+            seed: the seed.
+            cell: index of the cell.
 
         Returns:
             A `jaxattn.data.Splits`: train, test and validation corpus, and statistics of the training tokens.
 
         Raises:
-            InputError: an unknown cell or seed; of a folder that was loaded, data that are read from files or
-                drawn by code of somebody's own.
+            InputError: the cell or seed is unknown; or the folder was loaded, and its data come from files or
+                from user-defined code.
         """
         from jaxattn.lab.results.params import dataset  # imports JAX, which tables and figures do not need
 
@@ -190,18 +191,18 @@ class Results(Run):
 
 
 def load(directory: str | Path) -> Results:
-    """Read a results folder; nothing that it names is imported or executed.
+    """Load a results folder; nothing that it refers to is imported or executed.
 
     Args:
-        directory: a folder that a run has written, or is writing, or its address in a bucket; what was
-            measured so far is read, and `finished` tells which.
+        directory: the folder of a finished or current run, or its address in a bucket. The measurements so
+            far are read; `finished` is False for a run in progress.
 
     Returns:
         The results, with all records and tokens in memory.
 
     Raises:
-        InputError: no such folder, not a results folder, one in which nothing was measured yet, a damaged
-            file.
+        InputError: the folder does not exist, is not a results folder, has no measurements yet, or has a
+            damaged file.
     """
     with naming():
         directory = fetched(directory)

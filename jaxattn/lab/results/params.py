@@ -1,4 +1,4 @@
-"""Trained parameters, from the checkpoints of finished batches, and the data they were trained on."""
+"""Trained parameters from the checkpoints of finished batches, and the data they were trained on."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -34,21 +34,21 @@ class Parameters:
     """Named arrays as a frozen pytree: `parameters.E` is the array of that name."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
-        """Hold the arrays under their names."""
+        """Store the arrays by name."""
         object.__setattr__(self, "_arrays", dict(arrays))
 
     def __getattr__(self, name: str) -> Any:
-        # Copying asks for attributes before there are any.
+        # Copying accesses attributes before they are set.
         arrays = self.__dict__.get("_arrays", {})
         if name not in arrays:
-            raise AttributeError(f"no parameter {name!r}; there are {', '.join(arrays)}")
+            raise AttributeError(f"no parameter {name!r}; the parameters are {', '.join(arrays)}")
         return arrays[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"{name}: parameters cannot be changed; make others with `replace`")
+        raise AttributeError(f"{name}: parameters are immutable; create new ones with `replace`")
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the names."""
+        """Iterate over the names."""
         return iter(self._arrays)
 
     def __dir__(self) -> list[str]:
@@ -59,55 +59,56 @@ class Parameters:
         return f"Parameters({', '.join(shapes)})"
 
     def replace(self, **arrays: Any) -> "Parameters":
-        """Return parameters of which some are others."""
+        """Return a copy with some arrays replaced."""
         unknown = [name for name in arrays if name not in self._arrays]
         if unknown:
-            raise AttributeError(f"no parameter {unknown[0]!r}; there are {', '.join(self._arrays)}")
+            raise AttributeError(f"no parameter {unknown[0]!r}; the parameters are {', '.join(self._arrays)}")
         return Parameters(dict(self._arrays) | arrays)
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
-        """Take apart for JAX."""
+        """Flatten for JAX."""
         return [(jax.tree_util.GetAttrKey(name), x) for name, x in self._arrays.items()], tuple(self._arrays)
 
     @classmethod
     def tree_unflatten(cls, names: tuple[str, ...], arrays: Any) -> "Parameters":
-        """Put together for JAX."""
+        """Unflatten for JAX."""
         return cls(dict(zip(names, arrays, strict=True)))
 
 
 def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, model: Any = None) -> Any:
-    """Read the parameters that one seed of one cell had after a phase.
+    """Return the parameters of one seed of one cell after a phase.
 
     Args:
         results: a results folder.
-        cell: which cell.
-        seed: which seed; the first one if None.
-        phase: which phase; the last one of the cell if None.
-        model: whose parameters they are, an object with init(key, like, *, dtype); it
-            gives them their type. If None, the built-in model that the run names or that of the study that
-            was run; `Parameters` for a model of somebody's own.
+        cell: index of the cell.
+        seed: the seed; None selects the first one.
+        phase: name of the phase; None selects the last one of the cell.
+        model: determines the type of the result, an object with init(key, like, *, dtype). None selects the
+            built-in model of the run, or the model of the study if it was run in this session. For another
+            user-defined model the result is a `Parameters`.
 
     Returns:
-        A frozen pytree of JAX arrays in the run's precision: the vectors of R^d, also of a run in coordinates
-        of their span, whose basis is drawn again from the seed; at d = ∞ these coordinates. A vocabulary that
-        was padded to that of other cells is cut to the cell's own.
+        A frozen pytree of JAX arrays in the precision of the run. A run in coordinates of a span is converted
+        to vectors of R^d, with the basis sampled again from the seed. At d = ∞ the result is in coordinates.
+        Padding of the vocabulary is removed.
 
     Raises:
-        InputError: an unknown cell, seed or phase, no checkpoint, a damaged one, another model.
+        InputError: the cell, seed or phase is unknown; the checkpoint is missing or damaged; or the model is
+            another one.
     """
     results.settings(cell)
-    batch, lane, seed = _lane(results, cell, seed)
+    batch, place, seed = _place(results, cell, seed)
     with bucket.naming():
         state = _restore(results, cell, batch)
-    arrays = {name: x[lane] for name, x in _after(state, phase).items()}
+    arrays = {name: x[place] for name, x in _after(state, phase).items()}
     try:
         vocab_size = msgspec.convert(results.lookup(cell, "data.vocab_size"), PositiveInt)
     except (InputError, msgspec.ValidationError):
-        vocab_size = None  # a text tells its own, and no other cell pads it
+        vocab_size = None  # read from the text, which no other cell pads
     with backend.pinned(), jax.enable_x64(True):
         arrays = _without_padding(_in_full(results, cell, seed, arrays), vocab_size)
     model = model or _built_in(results, cell) or results.models.get(cell)
-    # Outside, float64 would be cut to float32 without a word.
+    # Without x64, JAX would silently convert float64 to float32.
     with backend.pinned(), jax.enable_x64(True):
         found = {name: jnp.asarray(x) for name, x in arrays.items()}
         return (
@@ -116,7 +117,7 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
 
 
 def _built_in(results: Run, cell: int) -> Any:
-    """Make the model that a cell names, None if it is none of this library's."""
+    """Return the model of a cell, None if it is not built in."""
     target = MODELS.get(str(results.lookup(cell, "model.kind")))
     if target is None:
         return None
@@ -124,27 +125,27 @@ def _built_in(results: Run, cell: int) -> Any:
     try:
         return msgspec.convert(settings, target)
     except msgspec.ValidationError as error:
-        raise InputError(f"{results.directory}: no model of this library: {error}; {_AGAIN}") from None
+        raise InputError(f"{results.directory}: not a model of this version: {error}; {_AGAIN}") from None
 
 
-def _lane(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
-    """Find the batch that ran a seed of a cell, where in it, and which seed it is."""
+def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
+    """Return the batch that ran a seed of a cell, the index in the batch, and the seed."""
     batches = [batch for batch in results.manifest.get("batches", []) if cell in batch["cells"]]
     if not batches:
         raise InputError(
-            f"{results.directory}: no checkpoint of cell {cell} is listed; load the folder of its run alone"
+            f"{results.directory}: it lists no checkpoint of cell {cell}; load the folder of that run alone"
         )
     seeds = sorted({number for batch in batches for number in batch["seeds"]})
     seed = seeds[0] if seed is None else seed
     for batch in batches:
         if seed in batch["seeds"]:
-            lane = list(batch["cells"]).index(cell) * len(batch["seeds"]) + list(batch["seeds"]).index(seed)
-            return batch["name"], lane, seed
+            place = list(batch["cells"]).index(cell) * len(batch["seeds"]) + list(batch["seeds"]).index(seed)
+            return batch["name"], place, seed
     raise InputError(f"seed {seed}: {results.directory} has seeds {listed(seeds)} of cell {cell}")
 
 
 def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
-    """Read the checkpoint of a finished batch: by phase the parameters that moved in it, of all lanes."""
+    """Read the checkpoint of a finished batch: for each phase its trained parameters, of all runs."""
     directory = Path(os.path.abspath(results.directory))
     with fixing(directory):
         saved = batch_state.read(directory, batch)
@@ -161,29 +162,31 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
     except Damaged as error:
         state_path = batch_state.path(directory, batch)
         raise InputError(f"{error}; delete {state_path} and {again(directory)}") from None
-    lanes = len(saved.origin.cells) * len(batch_state.spans(batch)[1])
+    runs = len(saved.origin.cells) * len(batch_state.spans(batch)[1])
     phases = list(state.values()) if isinstance(state, dict) else [None]
-    if not all(isinstance(of, dict) and _has_lanes(of, lanes) for of in phases):
-        raise InputError(f"{folder}: not the parameters of the {lanes} lanes of {batch}; {_AGAIN}")
+    if not all(isinstance(of, dict) and _has_runs(of, runs) for of in phases):
+        raise InputError(
+            f"{folder}: it does not contain the parameters of the {runs} runs of {batch}; {_AGAIN}"
+        )
     return {name: state[name] for name in _in_order(results, cell, list(state))}
 
 
 def _check_origin(results: Run, cell: int, batch: str, saved: BatchState) -> None:
-    """Raise Damaged if a batch has other cells than the manifest lists, or was made by another config."""
+    """Raise Damaged if a batch has other cells than the manifest lists, or another config."""
     (listed_cells,) = (each["cells"] for each in results.manifest["batches"] if each["name"] == batch)
     wanted = results.config_hash(cell)
     same = saved.origin.cells.keys() == {str(number) for number in listed_cells}
     if not same or wanted not in (None, saved.origin.cells[str(cell)]):
         place = batch_state.path(results.directory, batch)
-        raise Damaged(f"{place}: cell {cell} is of another config than the manifest says; delete it")
+        raise Damaged(f"{place}: the config of cell {cell} differs from the manifest; delete it")
 
 
-def _has_lanes(arrays: Arrays, lanes: int) -> bool:
-    return all(np.shape(x)[:1] >= (lanes,) for x in arrays.values())
+def _has_runs(arrays: Arrays, runs: int) -> bool:
+    return all(np.shape(x)[:1] >= (runs,) for x in arrays.values())
 
 
 def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
-    """Put phases in the order they ran; blocks may have phases of their own, and records may be a choice."""
+    """Return phases in run order; blocks may have their own phases, and `results` may be a selection."""
     recorded = [str(name) for name in results.records["phase"][results.records["cell"] == cell].unique()]
     planned = [entry["name"] for entry in results.lookup(cell, "phases")]
     known = recorded if set(phases) <= set(recorded) else planned
@@ -191,7 +194,7 @@ def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
 
 
 def _after(state: dict[str, Arrays], phase: str | None) -> Arrays:
-    """Put together what every parameter was after a phase: as the newest phase up to there left it."""
+    """Return all parameters after a phase, each from the last phase that trained it."""
     order = list(state)
     if phase is not None and phase not in order:
         raise InputError(f"phase {phase!r}: the checkpoint holds {', '.join(order)}")
@@ -203,7 +206,7 @@ def _after(state: dict[str, Arrays], phase: str | None) -> Arrays:
 
 
 def _in_full(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays:
-    """Bring parameters from the span of their start to R^d."""
+    """Convert parameters from coordinates of the span of their start to R^d."""
     model = _built_in(results, cell)
     if model is None or model.in_span() is model or model.dim in ("inf", arrays["E"].shape[1]):
         return arrays
@@ -217,11 +220,11 @@ def _in_full(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays:
 
 
 def _without_padding(arrays: Arrays, vocab_size: int | None) -> Arrays:
-    """Cut off the rows of tokens that a cell does not have."""
+    """Remove the rows of padding tokens."""
     if vocab_size is None or "E" not in arrays or len(arrays["E"]) <= vocab_size:
         return arrays
     padded, dim = arrays["E"].shape
-    # Where V = d, an axis does not tell which of the two it is; E alone is known to have a row per token.
+    # If V = d, the shape does not show which axis is the vocabulary; only E is known to have a row per token.
     over_tokens = [
         name for name, x in arrays.items() if x.ndim and len(x) == padded and (name == "E" or padded != dim)
     ]
@@ -229,7 +232,7 @@ def _without_padding(arrays: Arrays, vocab_size: int | None) -> Arrays:
 
 
 def _like(results: Run, cell: int, seed: int, arrays: Mapping[str, Any]) -> Dataset:
-    """Find data like those that parameters were drawn for: the run's own where its study is at hand."""
+    """Return data of the shape that the parameters were initialised for: those of the run if available."""
     if results.dataset_of is not None and _built_in(results, cell) is None:
         data: Dataset = results.dataset_of(seed, cell).train
         return data
@@ -239,11 +242,11 @@ def _like(results: Run, cell: int, seed: int, arrays: Mapping[str, Any]) -> Data
 
 
 def _of_model(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
-    """Fill the type of a model's own parameters."""
+    """Convert arrays to the parameter type of a model."""
     if isinstance(model, Model) and not isinstance(like, model.takes):
         raise InputError(
-            f"model: it takes {model.takes.__name__}, which a folder alone does not tell; ask the results of "
-            "the study, study.run(...).params(...), or leave the model out"
+            f"model: cannot be rebuilt from a results folder alone, because it needs {model.takes.__name__}. "
+            "Use study.run(...).params(...), or omit model"
         )
     dtype = next(iter(arrays.values())).dtype
     params = jax.eval_shape(lambda key: model.init(key, like, dtype=dtype), jax.random.key(0))
@@ -252,24 +255,26 @@ def _of_model(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
     shapes = ({name: x.shape for name, x in tree.items()} for tree in (arrays, wanted))
     held, expected = (dict(sorted(each.items())) for each in shapes)
     if held != expected:
-        raise InputError(f"model: its parameters are {expected}, those of the run {held}; give the run's own")
+        raise InputError(
+            f"model: its parameters are {expected}, but those of the run are {held}; pass its own model"
+        )
     return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
 
 
 def dataset(results: Run, *, seed: int, cell: int) -> Splits:
-    """Draw the data of one seed of one cell again.
+    """Sample the data of one seed of one cell again.
 
     Args:
         results: a results folder.
-        seed: which seed of the run.
-        cell: which cell.
+        seed: the seed.
+        cell: index of the cell.
 
     Returns:
         The corpora: train, test, validation, and the statistics of the tokens.
 
     Raises:
-        InputError: an unknown cell or seed; data that are read from files or drawn by code of somebody's own,
-            or those of a block: their study tells.
+        InputError: the cell or seed is unknown, or the data come from files, from user-defined code, or from
+            a block; use the study for these.
     """
     results.settings(cell)
     if seed not in (known := results.manifest["seeds"]):
@@ -285,8 +290,9 @@ def dataset(results: Run, *, seed: int, cell: int) -> Splits:
     target = GENERATORS.get(str(table.get("kind")))
     if target is None or "data" in block:
         raise InputError(
-            f"data.kind = {table.get('kind')!r}: a folder alone does not tell these data, as reading it "
-            "executes and opens nothing that it names; ask the study, jaxattn.Study.read(SWEEP).dataset(...)"
+            f"data.kind = {table.get('kind')!r}: these data cannot be rebuilt from a folder alone, "
+            "because loading it executes no code and opens no data file; use "
+            "jaxattn.Study.read(SWEEP).dataset(...)"
         )
     settings = {name: table[name] for name in target.__struct_fields__ if name in table}
     try:

@@ -1,4 +1,4 @@
-"""The files of a results folder: their tables, read, and whether each is what was written."""
+"""Reads the tables of a results folder, and verifies their checksums."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -34,19 +34,18 @@ COLUMNS = {"records": RECORD_COLUMNS, "tokens": TOKEN_COLUMNS}
 
 
 def read(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
-    """Read a results folder; nothing that it names is imported or executed.
+    """Read a results folder; nothing that it refers to is imported or executed.
 
     Args:
-        directory: a folder that a run has written, or is writing.
+        directory: the folder of a finished or current run.
 
     Returns:
-        Manifest, records and tokens; see `run.Run`. Of a run that is not finished: what its finished batches
-        measured, and what the others had measured when they were last saved; its failures are those of the
-        batches too.
+        Manifest, records and tokens; see `run.Run`. For an unfinished run: the measurements of finished
+        batches, those of other batches at their last save, and the failures of both.
 
     Raises:
-        InputError: no such folder, not a results folder, one in which nothing was measured yet, a damaged
-            file, one of another batch or config, a row that is there twice.
+        InputError: the folder does not exist, is not a results folder or has no measurements yet; a file is
+            damaged or belongs to another batch or config; or a row is duplicated.
     """
     known = manifest.read(directory)
     with fixing(directory):
@@ -59,12 +58,12 @@ def read(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
             known |= {"status": status, "failures": failures}
         records, tokens = (_joined(tables[name], name, directory, known) for name in COLUMNS)
     if records.empty:
-        raise InputError(f"{directory}: nothing was measured yet; {again(directory)}")
+        raise InputError(f"{directory}: it has no measurements yet; {again(directory)}")
     return known, _without_failures(records, known), tokens
 
 
 def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.DataFrame]] | None:
-    """Read the tables of a finished run; None if they are not there."""
+    """Read the tables of a finished run; return None if there are none."""
     if known["status"] != "finished":
         return None
     paths = {name: directory / f"{name}.parquet" for name in known["sha256"]}
@@ -84,7 +83,7 @@ def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.Data
 
 
 def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[BatchState, dict[str, pd.DataFrame]]]:
-    """Read the tables of every batch, as they were last saved."""
+    """Read the tables of every batch at its last save."""
     found, cells = [], {}
     for batch in batch_state.batches(directory):
         if read := batch_state.read_with_tables(directory, batch):
@@ -93,12 +92,12 @@ def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[BatchState, 
             found.append(read)
             cells[batch] = map(int, read[0].origin.cells)
     for first, second in batch_state.overlaps(cells):
-        raise Damaged(f"{batch_state.path(directory, second)}: has seeds that {first} has too")
+        raise Damaged(f"{batch_state.path(directory, second)}: it has seeds that {first} has too")
     return found
 
 
 def _joined(tables: list[pd.DataFrame], name: str, directory: Path, known: Mapping[str, Any]) -> pd.DataFrame:
-    """Check tables, and join them; Damaged for columns, cells, seeds or rows that no run writes."""
+    """Validate tables and concatenate them; raise Damaged for columns, cells, seeds or rows no run writes."""
     columns, path = COLUMNS[name], directory / f"{name}.parquet"
     # A batch that was saved before its first measurement has tables without columns.
     tables = [table for table in tables if len(table)]
@@ -107,12 +106,12 @@ def _joined(tables: list[pd.DataFrame], name: str, directory: Path, known: Mappi
         if missing := [column for column in columns if column not in table]:
             raise Damaged(f"{path}: no column {missing[0]!r}")
         if strange := [column for column in columns if not _holds(table[column], column)]:
-            raise Damaged(f"{path}: column {strange[0]!r} holds something else than {_kind(strange[0])}")
+            raise Damaged(f"{path}: column {strange[0]!r} contains values other than {_kind(strange[0])}")
         for column, asked in (("cell", cells), ("seed", seeds)):
             if not asked.issuperset(table[column].unique()):
-                raise Damaged(f"{path}: {column}s that the manifest lacks")
+                raise Damaged(f"{path}: it has {column}s that the manifest lacks")
         if parquet.repeats(table, name):
-            raise Damaged(f"{path}: two rows of the same {', '.join(parquet.KEYS[name])}")
+            raise Damaged(f"{path}: it has two rows with the same {', '.join(parquet.KEYS[name])}")
     if not tables:
         return pd.DataFrame(columns=list(columns))
     return tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
@@ -125,7 +124,7 @@ def _kind(column: str) -> str:
 
 
 def _holds(values: pd.Series, column: str) -> bool:
-    """Tell whether a column holds what its name says; what is computed from it counts on that."""
+    """Return whether a column has the type that its name implies, which later computations require."""
     kind, of = _kind(column), values.dtype
     if kind == "integers":
         return bool(pd.api.types.is_integer_dtype(of))
@@ -136,8 +135,8 @@ def _holds(values: pd.Series, column: str) -> bool:
 
 
 def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-    """Set values to NaN from the step on at which their seed failed."""
-    # NaN logits still have an accuracy, that of guessing one class: it must not enter a mean.
+    """Set values to NaN from the step at which their seed failed."""
+    # NaN logits still have an accuracy, that of guessing one class, which must not enter a mean.
     phase, phases = pd.factorize(records["phase"])
     order = {name: number for number, name in enumerate(phases)}
     seeds = set(manifest["seeds"])
@@ -158,17 +157,17 @@ def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.
 
 
 def verify(directory: Path, progress: Callable[[str, float], None] = lambda name, share: None) -> list[str]:
-    """Compare everything in a results folder with its checksums: arrays are read, tables are not parsed.
+    """Compare all files of a results folder with their checksums; arrays are read, tables are not parsed.
 
     Args:
         directory: the folder, finished or not.
-        progress: told which batch is looked at, and the share that is done.
+        progress: progress callback (batch, fraction done).
 
     Returns:
-        A line for everything that is damaged or missing: what, and how to mend it.
+        One line for each damaged or missing file, with the fix.
 
     Raises:
-        InputError: no results folder, or a file that cannot be read.
+        InputError: the folder is not a results folder, or a file cannot be read.
     """
     found: list[str] = []
     known: Mapping[str, Any] | None = None
@@ -185,7 +184,7 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
         if saved:
             cells[batch] = map(int, saved.origin.cells)
     for first, second in batch_state.overlaps(cells):
-        found.append(f"{batch_state.path(directory, second)}: has seeds that {first} has too; {fix}")
+        found.append(f"{batch_state.path(directory, second)}: it has seeds that {first} has too; {fix}")
     if known and known["status"] == "finished":
         planned = [batch["name"] for batch in known["batches"]]
         missing = [batch_state.path(directory, name) for name in planned if name not in batches]
@@ -198,7 +197,7 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
 def _batch(
     directory: Path, batch: str, known: Mapping[str, Any] | None
 ) -> tuple[list[str], BatchState | None]:
-    """Check one batch, and return its faults and its state; again if a run gives it another state."""
+    """Return the faults and the state of one batch; retry if a run changes the state meanwhile."""
     while True:
         try:
             saved = batch_state.read(directory, batch)
@@ -229,7 +228,7 @@ def _of_state(directory: Path, batch: str, saved: BatchState, known: Mapping[str
         folder = batch_state.checkpoint_path(directory, batch, saved.checkpoint.number)
         checkpoints.restore(folder, saved.checkpoint, directory)
     except Damaged as error:
-        # A run does not look at the parameters of a finished batch.
+        # A run does not read the parameters of a finished batch.
         first = f"; delete {batch_state.path(directory, batch)}" if saved.finished else ""
         found.append(f"{error}{first}")
     return found

@@ -25,20 +25,20 @@ from jaxattn.lab.storage import files
 
 TEMPLATE = Path(__file__).with_name("report.html")
 TOP = 20
-# Rows of a table, and failures, that a page shows; the files have all of them.
+# Maximum number of table rows, and of failures, on a page; the files contain all of them.
 ROWS = 1000
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was written.
+    """Output of `write`.
 
     Attributes:
         page: report.html.
         summary: summary.csv, the last step of each phase.
         figures: every figure as PNG and as PDF.
-        problems: the figures that could not be drawn, and why.
-        made_by: who made the run, if it was another source than the installed one.
+        problems: figures that could not be drawn, with the reasons.
+        made_by: source of the run, if it differs from the installed one.
     """
 
     page: Path
@@ -62,16 +62,15 @@ def write(
 
     Args:
         directory: a results folder; the same folder gives the same bytes.
-        own: the user's figure functions by the kind that the sweep file names them with; see
-            `figures.draw_all`.
-        progress: progress callback (what, share of all that is done).
+        own: user-defined figure functions by their kind in the sweep file; see `figures.draw_all`.
+        progress: progress callback (what, fraction done).
 
     Returns:
-        The files, and what could not be drawn.
+        The files, and the figures that could not be drawn.
 
     Raises:
         InputError: the folder cannot be read, see `load`.
-        RunError: it cannot be written to.
+        RunError: the folder is not writable.
     """
     results = load(directory)
     drawn, problems = draw_all(results, own, progress)
@@ -104,9 +103,9 @@ def write(
 def _rendered(
     drawn: Sequence[Drawn | Picture], progress: Progress
 ) -> tuple[dict[str, bytes], dict[str, bytes], list[Problem]]:
-    """Render figures as PNG and as PDF, by name; and name those that cannot be, as their labels are invalid.
+    """Render figures as PNG and as PDF, by name, and return those that fail because of invalid labels.
 
-    Labels that a folder stores, and those of the user's own figures, are parsed only when they are rendered.
+    Labels from a folder and of user-defined figures are parsed only when they are rendered.
     """
     images, vectors, problems = {}, {}, []
     for number, each in enumerate(drawn):
@@ -125,16 +124,16 @@ def _rendered(
 
 
 def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], problems: Sequence[str]) -> str:
-    """Fill the page, which holds everything it shows.
+    """Return the self-contained page as HTML.
 
     Args:
         results: a results folder.
         figures: the figures.
         images: the figures as PNG.
-        problems: what could not be drawn.
+        problems: figures that could not be drawn.
 
     Returns:
-        HTML; every text of the run is escaped.
+        HTML, with all text of the run escaped.
     """
     shown = [
         {"title": each.title, "caption": each.caption, "width": layout.shown_width(image), "data": image}
@@ -163,7 +162,7 @@ def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], pr
 
 
 def _facts(manifest: dict[str, Any] | Any) -> dict[str, str]:
-    """What was run where, as far as the manifest says so."""
+    """Return facts about the run from the manifest, as far as it records them."""
     device, kind = manifest["device"], manifest["device"].get("kind") or manifest["device"].get("platform")
     seconds, memory = manifest["wall_time_s"], manifest["peak_memory_mib"]
     facts = {
@@ -182,7 +181,7 @@ def _facts(manifest: dict[str, Any] | Any) -> dict[str, str]:
 
 
 def _tops(results: Run) -> list[dict[str, Any]]:
-    """The tokens with the largest E·p after each phase of a text corpus, for the first cell."""
+    """Return the tokens with the largest E·p after each phase of a text corpus, for the first cell."""
     tops = []
     for phase in results.tokens["phase"].unique() if named(results) else []:
         with suppress(InputError):
@@ -199,10 +198,10 @@ def _tops(results: Run) -> list[dict[str, Any]]:
 
 
 def _summaries(results: Run) -> list[tuple[pd.DataFrame, int, int]]:
-    """Lay out the most important metrics, then all if there are more.
+    """Return a table of the most important metrics, then of all metrics if there are more.
 
     Returns:
-        For each of the two the first rows of its table, the number of its key columns, and of all its rows.
+        For each table: its first rows, its number of key columns, and its total number of rows.
     """
     chosen, every = headline.metrics(results), headline.recorded(results)
     tables = [
@@ -223,7 +222,7 @@ def _duration(seconds: float) -> str:
 
 
 def _write(path: Path, content: bytes, folder: Path) -> Path:
-    """Write a file as a whole or not at all."""
+    """Write a file atomically."""
     try:
         if path.parent.name == "figures":
             path.parent.mkdir(exist_ok=True)

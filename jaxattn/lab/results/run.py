@@ -1,4 +1,4 @@
-"""A run, read back: what was run, what was measured, where every token ended."""
+"""A run that was read from its folder: settings, records and final tokens."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from jaxattn.lab.results.labels import OWN_SCORES, SCORES, VALUES, listed, metri
 from jaxattn.lab.storage import provenance
 from jaxattn.lab.storage.manifest import command
 
-# Characters of a label. Longer ones are cut, as matplotlib takes minutes to lay them out.
+# Labels are cut to this number of characters, because matplotlib takes minutes to lay out longer ones.
 LONGEST_LABEL = 200
 FAILURES = ("cell", "seed", "phase", "step", "reason")
 
@@ -25,13 +25,14 @@ class Run:
 
     Attributes:
         directory: the folder it was read from.
-        manifest: what was run: name, command, config, cells and their settings, seeds, versions, failures.
+        manifest: description of the run: name, command, config, cells and their settings, seeds, versions,
+            failures.
         records: long form, one row per (cell, seed, phase, step, metric), with its value; NaN from
-            the step on at which a seed failed.
+            the step at which a seed failed.
         tokens: one row per (cell, seed, phase, token), for K > 2 classes also per class; empty if none were
             recorded.
-        models: the model of every cell, of a study that was run in this session; a folder names models only.
-        dataset_of: gives the data of (seed, cell), of a study that was run in this session; else None.
+        models: model of every cell, for a study that was run in this session; a folder stores names only.
+        dataset_of: returns the data of (seed, cell), for a study that was run in this session; else None.
     """
 
     directory: Path
@@ -43,23 +44,23 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all that was asked for has been run."""
+        """True if the run is complete."""
         return self.manifest.get("status") == "finished"
 
     @property
     def phases(self) -> list[str]:
-        """The phases that were recorded, in the order they ran."""
+        """The phases that were recorded, in run order."""
         return [str(phase) for phase in self.records["phase"].unique()]
 
     @property
     def cells(self) -> pd.DataFrame:
-        """One row per cell: its number and its value on every axis."""
+        """One row per cell: its index and its value on every axis."""
         rows = [{"cell": cell["cell"], **cell["settings"]} for cell in self.manifest["cells"]]
         return pd.DataFrame(rows, columns=["cell", *self.axes])
 
     @property
     def axes(self) -> list[str]:
-        """The swept keys, in the order the cells name them."""
+        """The swept keys, in their order in the cells."""
         return list(self._axes)
 
     @cached_property
@@ -68,7 +69,7 @@ class Run:
 
     @property
     def derived(self) -> list[str]:
-        """How the values were made of those that cells recorded, in words; nothing if they are those."""
+        """Description of how the values were derived from recorded ones; empty if they are recorded ones."""
         return list(self.manifest.get("derived", []))
 
     @property
@@ -77,14 +78,14 @@ class Run:
         return pd.DataFrame(self.manifest.get("failures", []), columns=list(FAILURES))
 
     def settings(self, cell: int) -> dict[str, Any]:
-        """The value of every axis in one cell."""
+        """Return the value of every axis in one cell."""
         return dict(self._entry(cell)["settings"])
 
     def lookup(self, cell: int, key: str) -> Any:
-        """Look up a key of a cell: swept, of its block, or the same in all; list entries by name or number.
+        """Return the value of a key in a cell: swept, of its block, or common; list entries by name or index.
 
         Raises:
-            InputError: no such cell or key.
+            InputError: the cell or key does not exist.
         """
         entry = self._entry(cell)
         if key in entry["settings"]:
@@ -94,35 +95,37 @@ class Run:
         value = next((x for x in (find(block, key), find(config, key)) if x is not None), None)
         if value is None:
             swept = ", ".join(self.axes) or "nothing"
-            raise InputError(f"{key}: no such key in the config of {self.directory}; swept is {swept}")
+            raise InputError(
+                f"{key}: no such key in the config of {self.directory}; the swept keys are {swept}"
+            )
         return value
 
     def class_names(self, cell: int) -> tuple[str, ...]:
-        """Names of the classes of a cell's corpus, as far as its config tells; the negative class first."""
+        """Return the class names of a cell's corpus if its config has them; the negative class first."""
         config = self.config(cell)
         names = find(config, "data.class_names") or find(config, "data.labels")
         return tuple(map(class_name, names)) if isinstance(names, list | tuple) else ()
 
     def label(self, metric: str) -> str:
-        """Name a metric as figures do: by the label that its probe gave it, else as in the paper."""
+        """Return the label of a metric in figures: that of its probe, else the one of the paper."""
         text = metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
         return text if len(text) <= LONGEST_LABEL else shown(text, LONGEST_LABEL)
 
     @cached_property
     def _scores(self) -> str:
-        """The name of scores in figures, where it is the same in all cells."""
+        """Name of scores in figures, if it is the same in all cells."""
         found = {self.score_names(entry["cell"])[1] for entry in self.manifest["cells"]}
         return found.pop() if len(found) == 1 else OWN_SCORES[1]
 
     def cell_words(self, cell: int) -> str:
-        """Name a cell in a caption; nothing if there is only one."""
+        """Return the caption text that identifies a cell; "" if there is only one."""
         if len(self.manifest["cells"]) == 1:
             return ""
         settings = ", ".join(f"{axis} = {setting(value)}" for axis, value in self.settings(cell).items())
         return f", cell {cell} of {len(self.manifest['cells'])} ({settings})"
 
     def score_names(self, cell: int) -> tuple[str, str]:
-        """Name what scores of tokens are in the model of a cell, in a caption and in a figure."""
+        """Return the names of token scores in the model of a cell, for a caption and for a figure."""
         try:
             kind = str(self.lookup(cell, "model.kind"))
         except InputError:
@@ -135,7 +138,7 @@ class Run:
         return f"{type(self).__name__}({str(self.directory)!r}, {', '.join(words)})"
 
     def with_axes(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Put the axis values of every row right after its cell number."""
+        """Insert the axis values of every row after its cell index."""
         if not self.axes:
             return frame
         joined = frame[["cell"]].merge(self.cells, on="cell", how="left").set_index(frame.index)
@@ -144,37 +147,37 @@ class Run:
 
     @property
     def command(self) -> str:
-        """The command that made, or continues, the run."""
+        """The command that started, or resumes, the run."""
         return command(self.manifest)
 
     @property
     def made_by(self) -> str:
-        """Who made the run if it was another source than the installed one, in one line; else nothing."""
+        """Source of the run in one line, if it differs from the installed one; else ""."""
         return provenance.differs(provenance.makers(self.manifest))
 
     def config(self, cell: int) -> Mapping[str, Any]:
-        """The config of one cell, without its values on the axes."""
+        """Return the config of one cell, without its axis values."""
         config: Mapping[str, Any] = self._entry(cell).get("config", self.manifest["config"])
         return config
 
     def config_hash(self, cell: int) -> str | None:
-        """The hash of what determines the numbers of one cell; None if the folder does not record it."""
+        """Return the hash of the settings that determine a cell's numbers; None if it was not recorded."""
         found: str | None = self._entry(cell).get("config_hash")
         return found
 
     def _entry(self, cell: int) -> Mapping[str, Any]:
         if cell not in self._entries:
-            raise InputError(f"cell {cell}: {self.directory} holds cells {listed(list(self._entries))}")
+            raise InputError(f"cell {cell}: {self.directory} has cells {listed(list(self._entries))}")
         return self._entries[cell]
 
     @cached_property
     def _entries(self) -> Mapping[int, Mapping[str, Any]]:
-        """The manifest's entry of every cell, by its number."""
+        """The manifest entry of every cell, by its index."""
         return {entry["cell"]: entry for entry in self.manifest["cells"]}
 
 
 def find(tree: Any, key: str) -> Any:
-    """Return what lies at a dotted key, lists by number or by an entry's name; None for nothing."""
+    """Return the value at a dotted key, with list entries by number or name; None if there is none."""
     for part in key.split("."):
         if isinstance(tree, list | tuple):
             named = {str(number): entry for number, entry in enumerate(tree)}

@@ -35,7 +35,7 @@ GUIDE: Any = {"linewidth": 0.9, "linestyle": (0, (4, 3))}
 
 @dataclass(frozen=True)
 class Series:
-    """One metric along one axis, all other axes held.
+    """One metric along one axis, with all other axes fixed.
 
     Attributes:
         settings: the values of the other axes.
@@ -61,22 +61,22 @@ def scaling(
     expected: float | None = None,
     tolerance: float | None = None,
 ) -> Drawn:
-    """Draw a metric at the end of a phase against an axis, both logarithmic, and fit its power law.
+    """Plot a metric at the end of a phase against an axis, both logarithmic, with a fitted power law.
 
     Args:
         results: a results folder.
-        axis: the swept key on the x-axis; every setting of the other axes becomes a line of its own.
-        metric: what to draw.
-        phase: which phase; by default the last one that recorded the metric.
+        axis: the swept key on the x-axis; every setting of the other axes becomes a separate line.
+        metric: the metric.
+        phase: name of the phase; defaults to the last one that recorded the metric.
         expected: a slope to compare with, drawn as a dashed guide.
-        tolerance: how far from it the slope may be: it holds if its whole 95 % interval is that near, does
-            not if none of it is, and is inconclusive otherwise. One seed has no interval and is inconclusive.
+        tolerance: allowed deviation of the slope from it. It holds if its whole 95 % interval is within the
+            tolerance, does not hold if none of it is, and is inconclusive otherwise, or with one seed.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: an unknown axis, metric or phase, an axis that holds no positive numbers.
+        InputError: an axis, metric or phase is unknown, or the axis has values that are not positive numbers.
     """
     series = collect(results, axis=axis, metric=metric, phase=phase)
     phase = str(series[0].table["phase"].iloc[0])
@@ -137,7 +137,7 @@ def _draw(ax: matplotlib.axes.Axes, line: Series, colour: Any, expected: float |
 
 
 def _ticks(ax: matplotlib.axes.Axes, series: list[Series]) -> None:
-    """Label the axis values themselves, and enough heights where they span less than two decades."""
+    """Label all axis values, and add vertical ticks if they span less than two decades."""
     ticks = np.unique(np.concatenate([line.x for line in series]))
     if len(ticks) <= 9:
         ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -158,19 +158,19 @@ def _scientific(value: float, position: int | None = None) -> str:
 
 
 def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -> list[Series]:
-    """Gather a metric at the end of a phase along an axis, one series per setting of the other axes.
+    """Collect a metric at the end of a phase along an axis, one series per setting of the other axes.
 
     Args:
         results: a results folder.
         axis: the swept key.
-        metric: which metric.
-        phase: which phase; by default the last one that recorded the metric.
+        metric: the metric.
+        phase: name of the phase; defaults to the last one that recorded the metric.
 
     Returns:
         The series, at least one, with their fits.
 
     Raises:
-        InputError: as `scaling`.
+        InputError: see `scaling`.
     """
     if axis not in results.axes:
         raise InputError(f"axis {axis!r}: the run sweeps {', '.join(results.axes) or 'nothing'}")
@@ -205,7 +205,7 @@ def _series(
 
 
 def fitted(law: PowerLaw) -> str:
-    """Write a slope with its interval."""
+    """Format a slope with its interval."""
     if not np.isfinite(law.slope):
         return "no fit"
     if not np.isfinite(law.low):
@@ -214,11 +214,11 @@ def fitted(law: PowerLaw) -> str:
 
 
 def sentence(settings: dict[str, Any], law: PowerLaw, expected: float | None, tolerance: float | None) -> str:
-    """Say what was fitted for which setting, and whether it is what was expected."""
+    """Return a sentence with the fit of a setting and its agreement with the expected slope."""
     name = _named(settings)
     text = f"{name}: {fitted(law)}" if name else fitted(law).capitalize()
     if not np.isfinite(law.slope):
-        return f"{text}: it needs two points on the x-axis and a seed that is positive at all of them."
+        return f"{text}: a fit requires two points on the x-axis and a seed that is positive at all of them."
     if expected is None:
         return f"{text}."
     if tolerance is None:
@@ -233,12 +233,12 @@ def _named(settings: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Course:
-    """One cell's seeds along a phase.
+    """Values of one cell's seeds along a phase.
 
     Attributes:
         settings: the cell's settings.
         x: (m, seeds); NaN where x or y is not positive, and where a path repeats its last point.
-        y: (m, seeds); NaN there too.
+        y: (m, seeds); NaN at the same entries.
         law: the power law fitted to the chosen range of x.
     """
 
@@ -249,7 +249,7 @@ class Course:
 
     @property
     def median(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The medians over seeds of x and of y, where any seed has a value."""
+        """Medians over seeds of x and of y, where any seed has a value."""
         filled = np.isfinite(self.y).any(axis=1)
         return np.nanmedian(self.x[filled], axis=1), np.nanmedian(self.y[filled], axis=1)
 
@@ -265,23 +265,23 @@ def convergence(
     expected: float | None = None,
     tolerance: float | None = None,
 ) -> Drawn:
-    """Draw a metric against another along a phase, both logarithmic: every seed, and their median.
+    """Plot a metric against another along a phase, both logarithmic: every seed, and their median.
 
     Args:
         results: a results folder.
         x: the metric on the x-axis.
-        y: the metric on the y-axis; "margin_shortfall" stands for 1 - margin_ratio.
-        phase: which phase; by default the last one that recorded both.
-        fit_from: fit the power law from this x on; no fit if neither end is given and nothing is expected.
-        fit_until: up to this x.
+        y: the metric on the y-axis; "margin_shortfall" is 1 - margin_ratio.
+        phase: name of the phase; defaults to the last one that recorded both.
+        fit_from: smallest x of the fit; without `fit_from`, `fit_until` and `expected` there is no fit.
+        fit_until: largest x of the fit.
         expected: the power to compare with.
-        tolerance: how far from it the power may be, judged as in `scaling`.
+        tolerance: allowed deviation of the power, judged as in `scaling`.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: metrics or a phase that were not recorded, nothing positive to draw.
+        InputError: the metrics or the phase were not recorded, or no values are positive.
     """
     fits = any(option is not None for option in (fit_from, fit_until, expected))
     window = (fit_from or 0.0, fit_until or np.inf) if fits else None
@@ -314,20 +314,20 @@ def convergence(
 def collect_courses(
     results: Run, *, x: str, y: str, phase: str | None, window: tuple[float, float] | None
 ) -> tuple[str, list[Course]]:
-    """Gather two metrics of every cell along a phase.
+    """Collect two metrics of every cell along a phase.
 
     Args:
         results: a results folder.
-        x: one metric.
-        y: the other.
-        phase: which phase; by default the last one that recorded both.
-        window: the range of x that the power law is fitted to, if any.
+        x: the first metric.
+        y: the second metric.
+        phase: name of the phase; defaults to the last one that recorded both.
+        window: the range of x for the fit of a power law, or None.
 
     Returns:
         The phase, and one course for each cell that recorded both.
 
     Raises:
-        InputError: as `convergence`.
+        InputError: see `convergence`.
     """
     records = results.records
     source = "margin_ratio" if y == "margin_shortfall" else y
@@ -379,7 +379,7 @@ def _draw_course(ax: matplotlib.axes.Axes, course: Course, colour: str, fits: bo
 
 
 def _guide(ax: matplotlib.axes.Axes, courses: list[Course], expected: float) -> Line2D:
-    """A dashed line of the expected power beside the first course that has a fit."""
+    """Draw a dashed line of the expected power next to the first course that has a fit."""
     look: Any = {"color": INK, **GUIDE}
     for course in courses:
         if np.isfinite(course.law.slope):

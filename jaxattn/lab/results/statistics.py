@@ -1,4 +1,4 @@
-"""Seeds to numbers: means, medians, interquartile means and their intervals."""
+"""Statistics over seeds: means, medians, interquartile means and their intervals."""
 
 import math
 import re
@@ -48,11 +48,11 @@ _DECLARED = tuple(
 
 
 def scale(metric: str, declared: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> Scale:
-    """Return the scale of a metric, linear without bounds if none is declared.
+    """Return the scale of a metric, by default linear without bounds.
 
     Args:
-        metric: its name; of one number of a vector, NAME_07, the scale is that of NAME.
-        declared: kind, low and high by metric, as the probes of a run declare them; None is no bound.
+        metric: its name; NAME_07, one entry of a vector, has the scale of NAME.
+        declared: kind, low and high by metric, as declared by the probes of a run; None is no bound.
     """
     for names, found in _DECLARED:
         if names.fullmatch(metric):
@@ -66,7 +66,7 @@ def scale(metric: str, declared: Mapping[str, Sequence[Any]] = MappingProxyType(
 Floats = NDArray[np.float64]
 
 STATISTICS = ("mean", "median", "iqm", "mean_low", "mean_high", "iqm_low", "iqm_high")
-# One block of series times resamples stays below 16 MB.
+# One block of series times resamples uses less than 16 MB.
 BLOCK = 2_000_000
 
 
@@ -77,31 +77,30 @@ def aggregate(
     resamples: int = 2000,
     confidence: float = 0.95,
 ) -> pd.DataFrame:
-    """Summarise every series over its seeds.
+    """Compute statistics of every series over its seeds.
 
-    A series is one (cell, phase, step, metric). Its scale, as `scale` returns it for the metric, decides what
-    the mean is:
+    A series is one (cell, phase, step, metric). The scale of its metric, see `scale`, determines the mean:
 
         linear    the mean, with Student's interval
         log       the geometric mean exp(mean of log x), with exp of Student's interval of log x
         yes/no    the share of seeds, with the interval of Clopper and Pearson
 
-    A series with a number that has no logarithm, or is no yes/no, is linear, and so are differences. The
-    interquartile mean is the mean of the middle half, iqm = 2 ∫_{1/4}^{3/4} x(u) du over the empirical
-    quantile function x(u): seeds at a quartile count by the fraction that lies inside. It has a bootstrap
-    interval (BCa) from `intervals.BOOTSTRAP_SEEDS` seeds on, and none before.
+    A series with a value that has no logarithm, or is not yes/no, is treated as linear. Differences are
+    linear too. The interquartile mean is the mean of the middle half, iqm = 2 ∫_{1/4}^{3/4} x(u) du over the
+    empirical quantile function x(u); seeds at a quartile count by the fraction inside. It has a bootstrap
+    interval (BCa) with `intervals.BOOTSTRAP_SEEDS` or more seeds.
 
     Args:
-        results: a results folder, or its records or some rows of them.
-        seed: seed of the resampling. Every series of n seeds sees the same resamples, so that a series'
-            interval does not depend on what else the table holds.
-        resamples: bootstrap resamples.
+        results: a results folder, or some or all of its records.
+        seed: seed of the resampling. Every series of n seeds uses the same resamples, so its interval does
+            not depend on other series of the table.
+        resamples: number of bootstrap resamples.
         confidence: coverage of the intervals.
 
     Returns:
         One row per series: cell, axis values (if a folder was given), phase, step, metric, scale, n, missing,
-        mean, median, iqm, mean_low, mean_high, iqm_low, iqm_high. Seeds that are not finite are left out: n
-        counts the others, missing counts them. One seed, and seeds that are all equal, have no interval.
+        mean, median, iqm, mean_low, mean_high, iqm_low, iqm_high. Nonfinite seeds are dropped: n is the
+        number of finite ones, missing that of the others. One seed, or equal seeds, give no interval.
 
     Source:
         Interquartile means over seeds: Agarwal et al., arXiv 2108.13264; `rliable` drops whole seeds instead
@@ -113,7 +112,7 @@ def aggregate(
     given = records["value"].to_numpy(float)
     value = np.where(np.isfinite(given), given, np.nan)
     keys = np.stack([records["cell"].to_numpy(np.int64), phase, records["step"].to_numpy(np.int64), metric])
-    # Within a series values come in ascending order, NaN last: order statistics for free.
+    # Values are ascending within a series, NaN last, so that order statistics need no further sort.
     order = np.lexsort((value, *keys[::-1]))
     keys, value = keys[:, order], value[order]
     start = np.flatnonzero(np.r_[True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)][: len(value)])
@@ -148,24 +147,24 @@ def aggregate(
 
 
 def last_steps(records: pd.DataFrame) -> pd.DataFrame:
-    """Keep, of every (cell, phase, metric), the rows of its last step: records or their aggregate."""
+    """Return the rows of the last step of every (cell, phase, metric), for records or their aggregate."""
     last = records.groupby(["cell", "phase", "metric"], observed=True)["step"].transform("max")
     return records[records["step"] == last]
 
 
 def metric_at_end(records: pd.DataFrame, metric: str, phase: str | None) -> tuple[pd.DataFrame, str]:
-    """Take the records of a metric at the end of a phase.
+    """Return the records of a metric at the end of a phase.
 
     Args:
-        records: of a run.
-        metric: which metric.
-        phase: which phase; by default the last one that recorded the metric.
+        records: records of a run.
+        metric: the metric.
+        phase: name of the phase; defaults to the last one that recorded the metric.
 
     Returns:
         Its rows at the last step, and the phase.
 
     Raises:
-        InputError: a metric that was not recorded, or not in this phase.
+        InputError: the metric was not recorded, or not in this phase.
     """
     rows = records[records["metric"] == metric]
     if rows.empty:
@@ -178,7 +177,7 @@ def metric_at_end(records: pd.DataFrame, metric: str, phase: str | None) -> tupl
 
 
 def summary_table(results: Run, **options: Any) -> pd.DataFrame:
-    """Lay out `summary_rows` for reading: turned round if there are more metrics than rows."""
+    """Return `summary_rows` for display, transposed if there are more metrics than rows."""
     rows, keys = summary_rows(results, **options), [*results.axes, "phase"]
     return turned(rows, keys) if len(rows.columns) - len(keys) > len(rows) else rows
 
@@ -192,20 +191,20 @@ def summary_rows(
     resamples: int = 2000,
     confidence: float = 0.95,
 ) -> pd.DataFrame:
-    """Lay out the last step of each phase, cell by cell.
+    """Return the last step of each phase as text, cell by cell.
 
     Args:
         results: a results folder.
-        metrics: which metrics; by default all but the single bins.
+        metrics: names; defaults to all but single bins.
         statistic: "mean", on the scale of the metric, or "iqm".
-        seed: as `aggregate`.
-        resamples: as `aggregate`.
-        confidence: as `aggregate`.
+        seed: see `aggregate`.
+        resamples: see `aggregate`.
+        confidence: see `aggregate`.
 
     Returns:
-        Text such as "0.873 [0.871, 0.875]", "1.00 (all equal)" where seeds do not differ, and "(n=3)"
-        added where fewer seeds than planned have a value. One row per cell and phase: the values of the
-        axes, the phase, and a column per metric.
+        Text such as "0.873 [0.871, 0.875]", or "1.00 (all equal)" if all seeds are equal. "(n=3)" is appended
+        if fewer seeds than planned have a value. One row per cell and phase: the values of the axes, the
+        phase, and a column per metric.
     """
     options: Any = {"statistic": statistic, "seed": seed, "resamples": resamples, "confidence": confidence}
     table = estimates(results, metrics=metrics, **options)
@@ -221,16 +220,16 @@ def summary_rows(
 def estimates(
     results: Run, *, metrics: Sequence[str] | None = None, statistic: str = "mean", **options: Any
 ) -> pd.DataFrame:
-    """Estimate metrics at the last step of each phase: the numbers of `summary_rows`.
+    """Compute the numbers of `summary_rows`: metrics at the last step of each phase.
 
     Args:
         results: a results folder.
-        metrics: which metrics; by default all but the single bins.
+        metrics: names; defaults to all but single bins.
         statistic: "mean", on the scale of the metric, or "iqm".
-        options: as `aggregate`.
+        options: see `aggregate`.
 
     Returns:
-        The aggregate with the columns value, low and high, NaN where there are none, and the text of these.
+        The aggregate with the columns value, low and high, NaN if undefined, and their text.
     """
     records, _ = _shown(results, metrics)
     table = aggregate(replace(results, records=records), **options)
@@ -249,13 +248,13 @@ def estimates(
 
 
 def summary_title(results: Run) -> str:
-    """Say what a summary shows: what its values are, and `summary_words`."""
+    """Return the title of a summary: the meaning of its values, and `summary_words`."""
     what = ", ".join([*results.derived, "last step of each phase"])
     return f"{what[0].upper()}{what[1:]}: {summary_words(results)}"
 
 
 def summary_words(results: Run) -> str:
-    """Say what the entries of a summary are: the estimator, its interval, and over how many seeds."""
+    """Return a description of the entries of a summary: estimator, interval, number of seeds."""
     records, _ = _shown(results, None)
     table = aggregate(replace(results, records=records), resamples=1)
     counts = table.loc[table["n"] > 0, "n"]
@@ -272,42 +271,42 @@ def summary_words(results: Run) -> str:
 
 
 def geometric_words(table: pd.DataFrame) -> str:
-    """Say of an aggregate that is drawn which of its means are geometric, or nothing."""
+    """Return a note on which means of an aggregate are geometric, or ""."""
     names = list(dict.fromkeys(table.loc[table["scale"] == LOG, "metric"]))
     return f" (geometric for {', '.join(names)})" * bool(names)
 
 
 def _shown(results: Run, metrics: Sequence[str] | None) -> tuple[pd.DataFrame, list[str]]:
-    """Take the last step of each phase, and of metrics those asked for, by default all but single bins."""
+    """Return the last step of each phase, and the given metrics, by default all but single bins."""
     records = last_steps(results.records)
     chosen = metrics or [name for name in records["metric"].unique() if not re.search(r"_bin_\d+$", name)]
     return records[records["metric"].isin(list(chosen))], list(chosen)
 
 
 def turned(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Turn `summary_rows` round: one row per metric, a column per cell and phase, named after the `keys`."""
+    """Transpose `summary_rows`: one row per metric, a column per cell and phase, named after the `keys`."""
     *axes, phase = keys
     phases = [] if rows[phase].nunique() == 1 and axes else [phase]
     values = zip(*(rows[key] for key in [*axes, *phases]), strict=True)
     heads = [*(f"{axis} = " for axis in axes), *("" for _ in phases)]
-    # An axis that a cell does not have is left out.
+    # Axes that a cell does not have are omitted.
     names = [", ".join(head + x for head, x in zip(heads, row, strict=True) if x) for row in values]
     wide = rows.drop(columns=list(keys)).set_axis(pd.Index(names), axis=0).T
     return wide.rename_axis(index=None, columns=None).reset_index(names="metric")
 
 
 def _possible(series: Floats, kind: NDArray[Any]) -> NDArray[Any]:
-    """Take the scale of (m, n) values to be linear where they have no logarithm, or are no yes/no."""
+    """Return the scale of (m, n) values, linear for those without a logarithm or other than yes/no."""
     fits = (kind == LINEAR) | ((kind == LOG) & (series > 0).all(axis=1))
     return np.where(fits | ((kind == YES_NO) & np.isin(series, (0, 1)).all(axis=1)), kind, LINEAR)
 
 
 def _means(series: Floats, kind: NDArray[Any], low: Floats, high: Floats, confidence: float) -> list[Floats]:
-    """Compute mean and bounds of (m, n) values, each on its scale; bounds are cut at low and high, (m, 1)."""
+    """Compute mean and bounds of (m, n) values, each on its scale, clipped to low and high, (m, 1)."""
     logs, shares = kind == LOG, kind == YES_NO
     bounds = np.stack(student_t(series, confidence=confidence))
     bounds[:, logs] = geometric(series[logs], confidence=confidence)
-    # What is outside of its range is another's metric of the same name.
+    # Values outside the range belong to another metric with the same name.
     inside = ((series >= low) & (series <= high)).all(axis=1)
     bounds = np.where(inside, np.clip(bounds, low[:, 0], high[:, 0]), bounds)
     found = np.stack([series.mean(axis=1), *bounds])
@@ -325,7 +324,7 @@ def _middles(series: Floats, *, seed: int, resamples: int, confidence: float) ->
     if seeds >= BOOTSTRAP_SEEDS:
         draws = np.random.default_rng(seed).integers(0, seeds, (resamples, seeds))
         # In ascending series sorted draws are sorted resamples. The statistic of a resample is then linear in
-        # the series, with one matrix for all series: thousands of them cost one product.
+        # the series, so one matrix product computes it for thousands of series.
         resampled = np.zeros((resamples, seeds))
         where = (np.arange(resamples)[:, None], np.sort(draws, axis=1))
         np.add.at(resampled, where, _iqm_weights(seeds))
@@ -342,6 +341,6 @@ def _middles(series: Floats, *, seed: int, resamples: int, confidence: float) ->
 
 
 def _iqm_weights(n: int) -> NDArray[np.float64]:
-    """The share of every order statistic in the middle half of n: 2 |[j/n, (j+1)/n] ∩ [1/4, 3/4]|."""
+    """Return the weight of each order statistic in the middle half of n: 2 |[j/n, (j+1)/n] ∩ [1/4, 3/4]|."""
     edges = np.clip(np.arange(n + 1) / n, 0.25, 0.75)
     return 2 * np.diff(edges)

@@ -15,11 +15,11 @@ from PIL import Image
 
 COLORS = 256
 WIDTH = 6.8  # inches: the text width of most papers
-# The one size of type in all figures, in points; and pixels per inch, twice those of a page.
+# Font size of all figures, in points; and pixels per inch, twice those of a page.
 SIZE, DPI = 9.0, 220
 INK, SOFT, GRID = "#222222", "#6b6b6b", "#e8e8e8"
 BLUE, RED, GREY = "#2f6db3", "#c8553d", "#9a9a9a"
-# Okabe and Ito's palette without its yellow, which is too pale for lines; distinct for the colour-blind.
+# Okabe and Ito's palette, which colour-blind readers can distinguish, without its yellow, too pale for lines.
 DISTINCT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#333333", "#999999")
 
 RC: Any = {
@@ -69,13 +69,13 @@ RC: Any = {
     "ps.fonttype": 42,
 }
 
-# Most columns of a legend.
+# Maximum number of columns of a legend.
 _COLUMNS = 8
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw and save figures with matplotlib's defaults and `RC`, whatever the user's matplotlibrc sets.
+    """Use matplotlib's defaults and `RC` to draw and save figures, regardless of the user's matplotlibrc.
 
     The user's settings are restored afterwards.
     """
@@ -88,7 +88,7 @@ def style() -> Iterator[None]:
 def use_in_notebook() -> None:
     """Use this style for all figures of a notebook, with two pixels per point of the screen."""
     matplotlib.rcParams.update(RC | {"figure.figsize": (WIDTH, 2.8), "figure.dpi": 110})
-    # Where figures are not shown in a notebook, the package is missing and there is nothing to set.
+    # Outside a notebook the package is missing and there is nothing to set.
     with suppress(ImportError):
         from matplotlib_inline.backend_inline import set_matplotlib_formats
 
@@ -96,7 +96,7 @@ def use_in_notebook() -> None:
 
 
 def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
-    """Put a legend below the axes, in rows of equal length, and make the figure that much taller."""
+    """Add a legend below the axes, in rows of equal length, and increase the height of the figure."""
     longest = max(len(re.sub(r"[$\\{}]", "", handle.get_label())) for handle in handles)
     columns = max(1, min(_COLUMNS, int(figure.get_figwidth() / (0.4 + 0.069 * longest))))
     rows = -(-len(handles) // columns)
@@ -105,7 +105,7 @@ def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
 
 
 def colours(count: int, *, ordered: bool) -> list[str]:
-    """Choose line colours: a sequence from light to dark if the cells have an order, else distinct ones."""
+    """Return line colours: a sequence from light to dark for ordered cells, else distinct ones."""
     if count == 1:
         return [BLUE]
     if not ordered and count <= len(DISTINCT):
@@ -114,7 +114,7 @@ def colours(count: int, *, ordered: bool) -> list[str]:
 
 
 def png(figure: Figure, dpi: int | None = None) -> bytes:
-    """Render a figure as PNG with a palette, which takes a third of the bytes.
+    """Render a figure as PNG with a palette, which reduces the size to a third.
 
     The same figure gives the same bytes.
 
@@ -137,9 +137,9 @@ def pdf(figure: Figure) -> bytes:
 def _render(figure: Figure, kind: str, metadata: dict[str, None], dpi: int | None) -> bytes:
     content = BytesIO()
     with style(), warnings.catch_warnings():
-        # Vocabularies hold letters that no installed font has; a box in their place is no reason to stop.
+        # Vocabularies contain letters that no installed font has; a box instead of them is acceptable.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        # Names that are too long for a figure leave it without room.
+        # Names that are too long for a figure leave no room for the axes.
         warnings.filterwarnings("ignore", message="constrained_layout not applied")
         figure.savefig(content, format=kind, metadata=metadata, dpi=dpi or RC["savefig.dpi"])
     return content.getvalue()

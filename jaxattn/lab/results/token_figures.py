@@ -1,4 +1,4 @@
-"""Figures of tokens: E·v and E·p against importance, the one-step law, and the tokens attention prefers."""
+"""Figures of tokens: E·v and E·p against importance, the one-step law, and tokens with most attention."""
 
 from typing import Annotated, Any
 
@@ -30,20 +30,20 @@ def importance(
     cell: int = 0,
     label: int | str | None = None,
 ) -> Drawn:
-    """Draw E·v and E·p of every token against its posterior difference, with means over the run's bins.
+    """Plot E·v and E·p of every token against its posterior difference, with means over the run's bins.
 
     Args:
         results: a results folder.
-        phase: the phase at whose end tokens are taken; the last one if None.
-        cell: which cell.
-        label: which class of K > 2, by its number or name; by default all, or six of them where there are
-            more, one row of panels each.
+        phase: the phase after which tokens are shown; None selects the last one.
+        cell: index of the cell.
+        label: class of K > 2, by number or name; defaults to all, or to six of them if there are more, one
+            row of panels each.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: an unknown phase, cell or class, or no tokens.
+        InputError: the phase, cell or class is unknown, or there are no tokens.
 
     Source:
         Figures 1-3 of arXiv 2505.17282.
@@ -101,20 +101,20 @@ def one_step_law(
     label: int | str | None = None,
     step_size: float | None = None,
 ) -> Drawn:
-    """Draw E·v after one step on E against α, with the line η0 α_s / 2 of the law (K classes: η0 α_{s,k}).
+    """Plot E·v after one step on E against α, with the line η0 α_s / 2 of the law (K classes: η0 α_{s,k}).
 
     Args:
         results: a results folder.
-        phase: the one-step phase; by default the first phase of kind "one_step".
-        cell: which cell.
-        label: which class of K > 2, by its number or name; by default all in one panel.
-        step_size: η0; by default that of the phase, or of the cell where it is swept.
+        phase: the one-step phase; defaults to the first phase of kind "one_step".
+        cell: index of the cell.
+        label: class of K > 2, by number or name; defaults to all classes in one panel.
+        step_size: η0; defaults to that of the phase, or of the cell if it is swept.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: an unknown phase, cell or class, no one-step phase, no tokens.
+        InputError: the phase, cell or class is unknown, or there is no one-step phase or no token.
 
     Source:
         Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
@@ -124,9 +124,9 @@ def one_step_law(
             entry["name"] for entry in results.manifest["config"]["phases"] if entry.get("kind") == "one_step"
         ]
         if not steps:
-            raise InputError("one_step_law: the run has no phase of kind 'one_step'; name the phase to draw")
+            raise InputError("one_step_law: the run has no phase of kind 'one_step'; set the option phase")
         phase = steps[0]
-    # Averaging over seeds would shrink the very distance to the law that is to be seen.
+    # Averaging over seeds would shrink the distance to the law that the figure shows.
     tokens = at_end(results, phase=phase, cell=cell, average=False)
     labels = _labels(tokens, label)
     several = len(tokens.classes) > 1
@@ -164,7 +164,7 @@ def one_step_law(
 
 
 def _labels(tokens: Tokens, label: int | str | None, most: int | None = None) -> list[int]:
-    """List the classes to draw; of more than `most`, some that are evenly spread."""
+    """Return the classes to draw; if there are more than `most`, evenly spaced ones."""
     every = tokens.classes
     if label is None:
         return evenly(every, most or len(every))
@@ -184,7 +184,9 @@ def _step_size(results: Run, phase: str, cell: int) -> float:
         if key in settings:
             return float(settings[key])
     if phases[index].get("step_size") is None:
-        raise InputError(f"one_step_law: phase {phase!r} has no step_size; give one with the figure")
+        raise InputError(
+            f"one_step_law: phase {phase!r} has no step_size; set the option step_size of the figure"
+        )
     return float(phases[index]["step_size"])
 
 
@@ -194,7 +196,7 @@ def _scatter(
     if len(x) > MOST_POINTS:
         kept = np.random.default_rng(0).choice(len(x), MOST_POINTS, replace=False)
         x, y = x[kept], y[kept]
-    # The denser the neighbourhood, the fainter a point: clouds show their density, lone tokens stay visible.
+    # Opacity decreases with local density: clouds show their density, and isolated tokens stay visible.
     counts, x_edges, y_edges = np.histogram2d(x, y, bins=50)
     column = np.searchsorted(x_edges[1:-1], x, side="right")
     row = np.searchsorted(y_edges[1:-1], y, side="right")
@@ -209,7 +211,7 @@ def _band(
     edges = np.linspace(bins["low"], bins["high"], bins["bins"] + 1)
     number = bin_numbers(table["posterior_difference"], edges)
     inside = number >= 0
-    # One grouping for all seeds: thousands of small ones take longer than the study.
+    # One grouping for all seeds, because thousands of small ones take longer than the study.
     of_seeds = table[quantity][inside].groupby([table["seed"][inside], number[inside]]).mean()
     ends = of_seeds.groupby(level=1).agg(["min", "max"]).reindex(means.index)
     ax.fill_between(means["center"], ends["min"], ends["max"], color=INK, alpha=0.25, linewidth=0, zorder=2)
@@ -236,7 +238,7 @@ def _bins(ax: matplotlib.axes.Axes, means: pd.DataFrame, colour: str) -> None:
 
 
 def _fact(means: pd.DataFrame, quantity: str) -> str:
-    """Return what the theory predicts of the curve: the rise of E·v, and the place of the minimum of E·p."""
+    """Return a sentence on the prediction for the curve: the rise of E·v, or the minimum of E·p."""
     full = means[means["n"] > 0]
     if quantity == "Ep":
         return (
@@ -258,7 +260,7 @@ def _cell_part(results: Run, cell: int) -> list[str]:
     return [f"cell{cell}"] if len(results.manifest["cells"]) > 1 else []
 
 
-# A line each, on one figure.
+# Maximum number of tokens, one line each, on one figure.
 MOST = 500
 
 
@@ -270,20 +272,20 @@ def top_tokens(
     number: Annotated[int, msgspec.Meta(ge=1, le=MOST)] = 20,
     min_count: int = 1,
 ) -> Drawn:
-    """Draw the tokens with the largest E·p as bars, coloured by the sign of alpha (K > 2: by their class).
+    """Plot the tokens with the largest E·p as bars, coloured by the sign of alpha (K > 2: by class).
 
     Args:
         results: a results folder.
-        phase: the phase at whose end tokens are taken; the last one if None.
-        cell: which cell.
-        number: how many tokens.
-        min_count: leave out tokens that occur less often.
+        phase: the phase after which tokens are shown; None selects the last one.
+        cell: index of the cell.
+        number: number of tokens.
+        min_count: minimum number of occurrences of a token.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: an unknown phase or cell, or no tokens.
+        InputError: the phase or cell is unknown, or there are no tokens.
     """
     tokens = at_end(results, phase=phase, cell=cell)
     best = top(tokens, count=number, min_count=min_count)
@@ -330,7 +332,7 @@ def top_tokens(
 
 
 def _shades(tokens: Tokens, best: pd.DataFrame) -> tuple[list[Any], dict[str, Any]]:
-    """Colour tokens by the sign of alpha, of K > 2 classes by their class; and name the colours."""
+    """Return colours of tokens by the sign of alpha, or by class for K > 2, and a legend of the colours."""
     if len(tokens.classes) > 1:
         palette = dict(zip(tokens.classes, colours(len(tokens.classes), ordered=False), strict=True))
         there = [k for k in tokens.classes if (best["class"] == k).any()]

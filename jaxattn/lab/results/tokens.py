@@ -1,4 +1,4 @@
-"""Tokens at the end of a phase: one row each over all seeds, and the tokens on top."""
+"""Tables of tokens at the end of a phase, and the tokens with the largest scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class Tokens:
     Attributes:
         table: id, token, count, class, alpha, posterior_difference, Ep, Ev.
         phase: the phase.
-        seeds: how many seeds are in the table.
-        averaged: whether Ep and Ev are means over seeds that share a corpus; else every seed has rows.
-        names: names of all classes, the negative one first for two; empty if they have none.
+        seeds: number of seeds in the table.
+        averaged: True if Ep and Ev are means over seeds that share a corpus; else every seed has rows.
+        names: names of all classes, the negative one first for two; empty if there are none.
     """
 
     table: pd.DataFrame
@@ -30,48 +30,48 @@ class Tokens:
 
     @property
     def classes(self) -> list[int]:
-        """The classes that have rows; two classes have the rows of class 1 alone."""
+        """The classes with rows; two classes have the rows of class 1 only."""
         return sorted(int(label) for label in self.table["class"].unique())
 
     def name(self, label: int) -> str:
-        """Name a class, by its number if it has no name."""
+        """Return the name of a class, or its number if it has no name."""
         return self.names[label] if label < len(self.names) else str(label)
 
     @property
     def signs(self) -> str:
-        """Which of two classes is positive, in words; nothing for classes without names."""
+        """Caption text on which of two classes is positive; "" for classes without names."""
         if len(self.classes) > 1 or not self.names:
             return ""
         return f" (positive: class {self.name(1)}, negative: class {self.name(0)})"
 
     @property
     def over_seeds(self) -> str:
-        """How the seeds were put together, in words."""
+        """Caption text on how the seeds were combined."""
         if self.seeds == 1:
             return "one seed"
         return f"{self.seeds} seeds " + ("averaged per token" if self.averaged else "pooled")
 
 
 def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bool = True) -> Tokens:
-    """Gather the tokens of one cell at the end of one phase.
+    """Return the tokens of one cell at the end of one phase.
 
     Args:
         results: a results folder.
-        phase: which phase; the last one if None.
-        cell: which cell.
-        average: average Ep and Ev over seeds where all seeds share one corpus; where they do not, or if
-            False, keep the rows of every seed.
+        phase: name of the phase; None selects the last one.
+        cell: index of the cell.
+        average: average Ep and Ev over seeds if all seeds share one corpus. Otherwise, or if False, the rows
+            of every seed are kept.
 
     Returns:
-        The tokens that occur and whose Ep and Ev are finite, of the seeds that had not failed by then.
+        The tokens that occur and have finite Ep and Ev, of the seeds that had not failed before.
 
     Raises:
-        InputError: no token table, an unknown cell or phase, or no finite token.
+        InputError: there is no token table or no finite token, or the cell or phase is unknown.
     """
     if results.tokens.empty:
         raise InputError(
-            f"{results.directory}: no token table: no phase has ended, or the model does not tell scores and "
-            "values of tokens (scores_and_values)"
+            f"{results.directory}: no token table, because no phase has ended, or the model does not provide "
+            "scores and values of tokens (scores_and_values)"
         )
     results.settings(cell)
     recorded = [str(name) for name in results.tokens["phase"].unique()]
@@ -95,19 +95,19 @@ def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bo
 
 
 def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
-    """List the tokens with the largest E·p, largest first.
+    """Return the tokens with the largest E·p, largest first.
 
     Args:
-        tokens: the tokens of one cell and phase. Where seeds have corpora of their own, a token is
-            another one in every seed, and the first seed is listed.
-        count: how many.
-        min_count: leave out tokens that occur less often.
+        tokens: the tokens of one cell and phase. If each seed has its own corpus, tokens differ between
+            seeds, and those of the first seed are returned.
+        count: number of tokens.
+        min_count: minimum number of occurrences of a token.
 
     Returns:
         Rows of the table, one per token: for K > 2 classes that of the class with the largest alpha.
 
     Raises:
-        InputError: no token occurs so often.
+        InputError: no token occurs that often.
     """
     table = tokens.table[tokens.table["count"] >= min_count]
     if table.empty:
@@ -121,14 +121,14 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
 
 
 def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Name the class that every token speaks for.
+    """Add the name of the class that every token is evidence for.
 
     Args:
         best: one row per token, for K > 2 classes that of the class with the largest alpha.
-        names: names of all classes, the negative one first for two; empty if they have none.
+        names: names of all classes, the negative one first for two; empty if there are none.
 
     Returns:
-        The table with names in the column "class"; of two classes by the sign of alpha, "–" for 0.
+        The table with names in the column "class"; for two classes by the sign of alpha, "–" for 0.
     """
     if len(names) == 2:
         sign = np.sign(best["alpha"].to_numpy(float)).astype(int)
@@ -137,7 +137,7 @@ def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def named(results: Run) -> bool:
-    """Whether tokens have names, as in a text corpus, rather than numbers only."""
+    """Return whether tokens have names, as in a text corpus, rather than numbers only."""
     tokens = results.tokens.drop_duplicates("id")
     return bool((tokens["token"].astype(str) != tokens["id"].astype(str)).any())
 

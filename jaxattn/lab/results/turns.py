@@ -1,4 +1,4 @@
-"""Sentences on curves that have their minimum or maximum between their ends."""
+"""Sentences on curves whose minimum or maximum is between their ends."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,17 +11,18 @@ from numpy.typing import NDArray
 from jaxattn.lab.results.labels import format_number
 
 _NAMES = re.compile(r"(\w+_)?(accuracy|loss|cosine|error)")
-# On logarithmic axes a curve rises after its minimum if its end is higher by this factor.
+# On logarithmic axes a curve counts as rising after its minimum if its end is higher by this factor.
 _FACTOR = 3.0
-# An extremum is far from both ends if it is by this share of the range of the curve, or of one seed by more.
+# Smallest distance of an extremum from both ends, as a fraction of the range of the curve; larger for one
+# seed.
 _LEAST, _LEAST_OF_ONE_SEED = 0.05, 0.15
 
 
 class Turn(NamedTuple):
-    """A curve that turns: its first, its extreme and its last point.
+    """First, extreme and last point of a curve that turns.
 
     Attributes:
-        minimum: whether the extreme point is a minimum.
+        minimum: True if the extreme point is a minimum.
         steps: the three steps.
         values: the three means.
     """
@@ -31,7 +32,7 @@ class Turn(NamedTuple):
     values: tuple[float, float, float]
 
     def sentence(self, metric: str) -> str:
-        """Return the three points in words."""
+        """Return a sentence with the three points."""
         away, back, kind = ("falls", "rises", "minimum") if self.minimum else ("rises", "falls", "maximum")
         first, extreme, last = (
             f"{format_number(value)} at step {step}"
@@ -43,14 +44,14 @@ class Turn(NamedTuple):
 
 
 def turn(curve: pd.DataFrame) -> Turn | None:
-    """Find the extremum of a curve that lies beyond both of its ends.
+    """Return the extremum of a curve that lies beyond both of its ends.
 
     Args:
         curve: the rows of an aggregate of one metric, cell and phase, by ascending step.
 
     Returns:
-        The turn; None if there is none. The 95 % interval of the extremum has to lie beyond those of both
-        ends. Curves of one seed have no intervals, so their extremum has to be further away.
+        The turn, or None. The 95 % interval of the extremum must lie beyond those of both ends. Curves of one
+        seed have no intervals, so their extremum must be further away.
     """
     curve = curve[curve["n"] > 0]
     value = curve["mean"].to_numpy(float)
@@ -75,12 +76,12 @@ def rise(x: NDArray[np.float64], y: NDArray[np.float64], names: tuple[str, str])
     """Describe a positive curve that ends far above its minimum, and below its start.
 
     Args:
-        x: (m,) float; where the curve is.
+        x: (m,) float; positions.
         y: (m,) float > 0.
-        names: of x and y.
+        names: names of x and y.
 
     Returns:
-        A sentence; "" if the end is near the minimum, or the curve does not fall before.
+        A sentence; "" if the end is near the minimum, or the curve does not fall before it.
     """
     if len(y) < 3:
         return ""
@@ -101,7 +102,7 @@ def sentences(table: pd.DataFrame, panels: Mapping[str, Sequence[str]], cells: S
         cells: the cells that are drawn.
 
     Returns:
-        The points of the curve if there is one cell, else the number of cells whose curve turns.
+        The points of the curve for one cell, else the number of cells whose curve turns.
     """
     found = []
     for names in panels.values():
@@ -133,7 +134,7 @@ def _count_words(metric: str, turned: Sequence[Turn], cells: int) -> str:
 
 
 def _loss_words(table: pd.DataFrame, metric: str, found: Turn) -> str:
-    """Say that the loss falls where the accuracy does, if it does: a reader would ask."""
+    """Explain that the loss falls together with the accuracy, if it does."""
     if not (found.minimum and metric.endswith("accuracy")):
         return ""
     prefix = metric.removesuffix("accuracy")

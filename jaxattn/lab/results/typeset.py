@@ -1,6 +1,6 @@
-"""Text of pages as it is printed: minus signs, line breaks and code.
+"""Typesetting of page text: minus signs, line breaks and code.
 
-Files of data, commands and code keep the characters that they have.
+Data files, commands and code are not changed.
 """
 
 import re
@@ -11,7 +11,7 @@ NO_BREAK, MINUS, DASH = "\N{NO-BREAK SPACE}", "\N{MINUS SIGN}", "\N{EN DASH}"
 _NUMBER = r"[-−]?(?:\d[\d.,]*(?:e[-−]?\d+)?|∞)"
 # A sign (-1, -α), a difference (1 - cos) and an exponent (2e-5), but not a hyphen (max-margin, Figures 1-3).
 _SIGNS = re.compile(r"(?<![\w.)\]}\"'`/⟩‖|-])-(?=[\d.]|[^\W\d_]|[∞½(‖])|(?<=\S )-(?= \S)|(?<=\de)-(?=\d)")
-# Kept on one line: an interval, a tolerance, a bound, a short setting, and a number with its unit.
+# Texts without a line break: an interval, a tolerance, a bound, a short setting, a number with its unit.
 _TOGETHER = (
     re.compile(rf"\[{_NUMBER}, {_NUMBER}\]"),
     re.compile(rf"{_NUMBER} ± {_NUMBER}"),
@@ -19,7 +19,7 @@ _TOGETHER = (
     re.compile(rf"(?<![\w.])(?:‖\w‖|\w{{1,12}}) = {_NUMBER}"),
     re.compile(rf"{_NUMBER} (?:%|s|ms|min|h|GiB|MiB|GB|seeds?)(?!\w)"),
 )
-# Names break behind underscores and dots, but numbers do not.
+# Names may be broken after underscores and dots, but numbers may not.
 BREAK = re.compile(r"(?<=\w\w_)(?=\w\w)|(?<=[A-Za-z]\.)(?=[A-Za-z])")
 
 

@@ -1,4 +1,4 @@
-"""Which runs escape: other starts, schedules, losses and joint training, inside of the window."""
+"""Which runs escape the window: other starts, schedules, losses, and joint training."""
 
 import numpy as np
 from mine import Balanced, study
@@ -12,17 +12,17 @@ BETAS = [2.0, 4.0, 6.0]
 
 
 def walk(name, steps):
-    """So many steps of length 0.02 of p along its gradient."""
+    """Return a phase of normalised descent on p with steps of length 0.02."""
     return ja.dynamics.Descent(name=name, train=["p"], optimizer="normalized", step_size=0.02, steps=steps)
 
 
 def walked(steps):
-    """One step on E, then steps of p."""
+    """Return phases of one step on E, then steps of p."""
     return [ja.dynamics.OneStep(name="embed", step_size=STEP_SIZE), walk("query", steps)]
 
 
 def variants():
-    """Name, phases and what else differs, of each variant."""
+    """Yield name, phases and other changed settings of each variant."""
     one_step, descent = ja.dynamics.OneStep, ja.dynamics.Descent
     several = descent(name="embed", train=["E"], optimizer="sgd", step_size=STEP_SIZE / 100, steps=100)
     small = one_step(name="small", step_size=200.0)
@@ -43,7 +43,7 @@ def variants():
 
 
 def least_beta(step_size, *, relevant, length, **_):
-    """β = h'(0) / (g h(0)²), from which on no asymmetry of labels grows at uniform attention."""
+    """Compute β = h'(0) / (g h(0)²), above which no asymmetry of labels grows at uniform attention."""
     g, q = step_size / (2 * relevant * length), 1 / length
     wrong = 1 / (1 + np.exp(g * q))
     h = wrong * q * (1 - q)
@@ -52,7 +52,7 @@ def least_beta(step_size, *, relevant, length, **_):
 
 
 def escapes(seeds, runs):
-    """A row for each variant: how many seeds lose a label, with its interval, and where they end."""
+    """Return a row for each variant: how many seeds lose a label, with interval, and final values."""
     for place, (name, phases, more) in enumerate(variants()):
         folder = runs / f"escape_{place}"
         results = study("equal", seeds, phases=phases, name=f"escape_{place}", **more).run(folder, quiet=True)

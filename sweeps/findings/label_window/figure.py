@@ -1,4 +1,4 @@
-"""The figure and the tables of the note."""
+"""Figure and tables of the note."""
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -66,7 +66,7 @@ def tables(folder):
 
 
 def _between(row, digits=0, percent=False):
-    """An interval in brackets."""
+    """Format an interval in brackets."""
     scale = 100 if percent else 1
     low, high = (
         f"{scale * row[end]:,.{digits}f}" if abs(row[end]) < float("inf") else "–" for end in ("low", "high")

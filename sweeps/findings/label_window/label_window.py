@@ -1,11 +1,12 @@
-"""The window of η0 in which the flow of p loses the tokens of one label, from a reduced flow.
+"""The window of η0 in which the flow of p loses the tokens of one label, computed from a reduced flow.
 
 Under Assumption 1 one step of size η0 on E leaves E·v = γ ≈ η0 α/2 and E Eᵀ ≈ I + γ γᵀ, and the scores
 a = E p follow
 
     a' = -∂L/∂a - γ (γ·∂L/∂a).
 
-The last term moves all scores of one label up and those of the other down, as long as one label pulls harder.
+The last term raises all scores of one label and lowers those of the other while one label exerts the larger
+total force.
 """
 
 from collections.abc import Callable
@@ -17,9 +18,9 @@ from jax import Array
 import jaxattn as ja
 
 Number = int | float
-# Of |N(0, 1)|: half of the seeds have a larger one.
+# Median of |N(0, 1)|: half of the seeds have a larger value.
 MEDIAN_NOISE = 0.6744897501960817
-# Attention on one token beyond which no other one wins, and how long the path of the scores may be at most.
+# Attention off the top token below which it can no longer change, and the maximum path length of the scores.
 _DECIDED, _LONGEST = 1e-6, 1e4
 _GRID = np.geomspace(0.1, 40.0, 25)
 
@@ -27,15 +28,15 @@ _GRID = np.geomspace(0.1, 40.0, 25)
 class ReducedFlow(NamedTuple):
     """The flow of scores on a corpus of G kinds of sequences, which share their irrelevant tokens.
 
-    A sequence of kind k holds one of the `tokens[k]` relevant tokens of its group, and one token of each of
-    the T - 1 groups of irrelevant tokens. Tokens of a group have one score and one value.
+    A sequence of kind k contains one of the `tokens[k]` relevant tokens of its group, and one token of each
+    of the T - 1 groups of irrelevant tokens. Tokens of a group have the same score and the same value.
 
     Attributes:
         values: (G + T - 1,); γ, relevant groups first.
-        tokens: (G + T - 1,); how many tokens a group has.
+        tokens: (G + T - 1,); number of tokens per group.
         labels: (G,); -1 or 1.
-        shares: (G,); of all sequences, those of each kind.
-        start: (G + T - 1,); scores at the start.
+        shares: (G,); share of each kind among all sequences.
+        start: (G + T - 1,); initial scores.
     """
 
     values: np.ndarray
@@ -45,7 +46,7 @@ class ReducedFlow(NamedTuple):
     start: np.ndarray
 
     def pulls(self, scores: np.ndarray) -> np.ndarray:
-        """Compute -∂L/∂a of all tokens of each group together, (M,), as sums of differences γ_i - γ_j."""
+        """Compute -∂L/∂a summed over the tokens of each group, (M,), as sums of differences γ_i - γ_j."""
         groups = len(self.labels)
         shared = np.broadcast_to(scores[groups:], (groups, len(scores) - groups))
         q = np.concatenate([scores[:groups, None], shared], axis=1)
@@ -65,7 +66,7 @@ class ReducedFlow(NamedTuple):
         return pulls / self.tokens + self.values * (self.values @ pulls)
 
     def undecided(self, scores: np.ndarray) -> float:
-        """Measure the attention beside the top token, in the sequences in which it is largest."""
+        """Return the largest attention off the top token, over the sequences."""
         groups = len(self.labels)
         top = scores[groups:].max(initial=-np.inf)
         rest = np.exp(scores[groups:] - top).sum()
@@ -75,13 +76,13 @@ class ReducedFlow(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """The end of a reduced flow, and how deep its excursion was.
+    """End of a reduced flow, and the depth of its excursion.
 
     Attributes:
         scores: (G + T - 1,).
-        selected: (G,) bool; whether the relevant token is on top in the sequences of each kind.
-        depth: the lowest score that a relevant token had on the way, below the highest irrelevant one.
-        path: (k, G + T - 1); scores on the way.
+        selected: (G,) bool; True if the relevant token is on top in the sequences of each kind.
+        depth: largest distance of a relevant token's score below the highest irrelevant one along the path.
+        path: (k, G + T - 1); scores along the path.
     """
 
     scores: np.ndarray
@@ -91,21 +92,21 @@ class Followed(NamedTuple):
 
     @property
     def lost(self) -> bool:
-        """Whether some sequences do not select their relevant token."""
+        """True if some sequences do not select their relevant token."""
         return not self.selected.all()
 
 
 class LabelWindow(NamedTuple):
-    """Where one label is lost.
+    """The window of η0 in which one label is lost.
 
     Attributes:
-        lower: smallest such η0; NaN if no η0 has it.
-        upper: largest such η0; inf if there is none up to the largest that was tried.
-        ceiling: 2 R T log(2 (T - 1)² - 1), beyond which a large asymmetry no longer feeds itself where counts
-            are equal. `upper` is near it, below for large d.
-        claimed: whether the edges are claimed for the exact flow: equal counts, R ≥ 10, T ≥ 6, d ≥ 256, and
-            an upper edge at least twice the lower one. Elsewhere the window is about to close or was not
-            compared, and the reduced flow may lose a label in more seeds or fewer than the exact flow.
+        lower: smallest η0 at which a label is lost; NaN if there is none.
+        upper: largest η0 at which a label is lost; inf if it is lost at the largest η0 that was tried.
+        ceiling: 2 R T log(2 (T - 1)² - 1), above which a large asymmetry no longer reinforces itself if
+            counts are equal. `upper` is near it, and below it for large d.
+        claimed: True if the edges are claimed for the exact flow: equal counts, R ≥ 10, T ≥ 6, d ≥ 256, and
+            an upper edge at least twice the lower one. Otherwise the window is nearly closed or was not
+            compared, and the reduced flow may lose a label in more or fewer seeds than the exact flow.
     """
 
     lower: float
@@ -125,7 +126,7 @@ def spread_of_values(
 ) -> float:
     """Compute the standard deviation of E·v over irrelevant tokens after the step.
 
-    The values before it, N(0, 1/d), enter the outputs, and one step takes a part ρ of them away:
+    The initial values, N(0, 1/d), enter the outputs, and one step removes a fraction ρ of them:
 
         d·var = (1 - ρ)² + ρ² (2T + 1)(V - R) / (n (T - 1)),    ρ = η0 (T - 1) / (4 T² (V - R)).
 
@@ -157,12 +158,13 @@ def reduced_flow(
     counts: Array | np.ndarray | None = None,
     noise: Number = MEDIAN_NOISE,
 ) -> ReducedFlow:
-    """Reduce the flow of p after one step on E to groups of tokens of equal count.
+    """Build the flow of p after one step on E, reduced to groups of tokens with equal count.
 
         γ_s = η0 α_s / 2 = ± η0 n_s / (2 n T),    a_s = γ_s ξ at the start,
         ξ = noise √((1 + (1 - 1/T)² (1/R + 1/(V - R)) + 1/(R g²)) / d),    g = η0 / (2 R T).
 
-    Irrelevant tokens have values at the T - 1 quantiles of a normal law, of the spread of `spread_of_values`.
+    Irrelevant tokens have values at the T - 1 quantiles of a normal law with the spread of
+    `spread_of_values`.
 
     Args:
         step_size: η0.
@@ -170,16 +172,16 @@ def reduced_flow(
         length: T ≥ 2.
         vocab_size: V > R.
         dim: d; inf for orthonormal embeddings.
-        sequences: n, for the spread of values; the sum of the counts where these are given.
-        counts: (R,); in how many sequences each relevant token is, negative for those of label -1. Equal ones
-            by default.
-        noise: of a seed, in standard deviations; where it is positive label 1 begins above.
+        sequences: n, for the spread of values; with `counts`, the sum of the counts is used instead.
+        counts: (R,); number of sequences with each relevant token, negative for label -1. Defaults to equal
+            counts.
+        noise: initial noise of a seed in standard deviations; if positive, label 1 starts with higher scores.
 
     Returns:
         The reduced flow.
 
     Raises:
-        InputError: sizes that no corpus under Assumption 1 has.
+        InputError: no corpus satisfies Assumption 1 with these sizes.
     """
     from scipy.special import ndtri  # slow to import
 
@@ -209,15 +211,15 @@ def reduced_flow(
 
 
 def follow(flow: ReducedFlow, *, longest: Number = _LONGEST, rtol: float = 1e-7) -> Followed:
-    """Follow a reduced flow by the length of its path until every sequence attends to one token.
+    """Integrate a reduced flow by path length until every sequence attends to one token.
 
     Args:
         flow: the reduced flow.
-        longest: end where the path of the scores, in the largest norm, is so long.
-        rtol: error allowed of a step.
+        longest: maximum path length of the scores, in the maximum norm.
+        rtol: error tolerance of a step.
 
     Returns:
-        The end.
+        The end of the flow.
 
     Raises:
         InputError: the integration failed.
@@ -251,27 +253,27 @@ def label_window(
     noise: Number = MEDIAN_NOISE,
     rtol: float = 1e-3,
 ) -> LabelWindow:
-    """Find the window of η0 in which the reduced flow selects no relevant token of one label.
+    """Compute the window of η0 in which the reduced flow selects no relevant token of one label.
 
-    The edges are claimed for the exact flow where `claimed` is true: there they were within 16 % of those of
-    its median seed in 12 settings. At R = 4, V = 24, T = 8 and d = 256 the window is 138 to 202 here, and at
-    165 the exact flow loses a label in a third of the seeds only.
+    The edges are claimed for the exact flow if `claimed` is True. In 12 such settings they were within 16 %
+    of those of the median seed. At R = 4, V = 24, T = 8 and d = 256 they are not claimed: the window is 138
+    to 202 here, but at 165 the exact flow loses a label in only a third of the seeds.
 
     Args:
         relevant: R.
         length: T ≥ 2.
         vocab_size: V > R.
         dim: d; inf for orthonormal embeddings.
-        sequences: as in `reduced_flow`.
-        counts: as in `reduced_flow`.
-        noise: as in `reduced_flow`; by default that of the median seed, whose edges are the medians.
+        sequences: see `reduced_flow`.
+        counts: see `reduced_flow`.
+        noise: see `reduced_flow`; defaults to that of the median seed, which gives the median edges.
         rtol: relative error of the edges.
 
     Returns:
-        The widest window there is.
+        The widest window.
 
     Raises:
-        InputError: sizes that no corpus under Assumption 1 has.
+        InputError: no corpus satisfies Assumption 1 with these sizes.
     """
     unit = 2 * relevant * length
 
@@ -289,7 +291,7 @@ def label_window(
         return follow(made).lost
 
     ceiling = unit * float(np.log(max(2 * (length - 1) ** 2 - 1, 1)))
-    # Little is lost beyond the ceiling where counts are equal.
+    # With equal counts little is lost above the ceiling.
     grid = _GRID if counts is not None else _GRID[: np.searchsorted(_GRID, 2 * ceiling / unit) + 1]
     first, last = _longest_run([lost(g) for g in grid])
     if first == last:
@@ -301,7 +303,7 @@ def label_window(
 
 
 def _longest_run(found: list[bool]) -> tuple[int, int]:
-    """Find the longest run of True: its first place and the one after its last; equal if there is none."""
+    """Return the start and end of the longest run of True, equal if there is none."""
     best, start = (0, 0), 0
     for place, value in enumerate([*found, False]):
         if not value:
@@ -310,7 +312,7 @@ def _longest_run(found: list[bool]) -> tuple[int, int]:
 
 
 def _edge(lost: Callable[[float], bool], kept: float, gone: float, rtol: float) -> float:
-    """Bisect between a g at which nothing is lost and one at which a label is."""
+    """Bisect between a g at which no label is lost and a g at which one is."""
     while abs(np.log(gone / kept)) > rtol:
         middle = float(np.sqrt(kept * gone))
         kept, gone = (kept, middle) if lost(middle) else (middle, gone)
@@ -318,7 +320,7 @@ def _edge(lost: Callable[[float], bool], kept: float, gone: float, rtol: float) 
 
 
 def _check(relevant: int, length: int, vocab_size: int, counts: Array | np.ndarray | None) -> None:
-    """Raise InputError, naming the size and the remedy, if no corpus has these sizes."""
+    """Raise InputError if no corpus has these sizes."""
     if relevant < 2 or (counts is None and relevant % 2):
         raise ja.InputError(f"relevant: {relevant}; give an even number, half for each label")
     if length < 2 or vocab_size <= relevant:
@@ -326,4 +328,4 @@ def _check(relevant: int, length: int, vocab_size: int, counts: Array | np.ndarr
             f"length, vocab_size: {length}, {vocab_size}; sequences need irrelevant tokens too"
         )
     if counts is not None and (len(counts) != relevant or len(set(np.sign(counts).tolist())) != 2):
-        raise ja.InputError(f"counts: give {relevant}, other than 0, with some tokens of either label")
+        raise ja.InputError(f"counts: give {relevant} nonzero numbers, with some of either sign")

@@ -1,4 +1,4 @@
-"""The measure of the item: in how many seeds a label is lost, for every step size."""
+"""Measure of the item: the number of seeds in which a label is lost, for every step size."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ from label_window import label_window
 
 from jaxattn.lab.books import Cell, Finding, Item, Measured, at_least, cells, share
 
-# The edges of the window of η0 are those of the median seed, up to a fifth: there half of the seeds have to.
+# The predicted edges are those of the median seed. Within a fifth of an edge, half of the seeds must agree.
 NEAR, HALF, MOST = 1.2, 0.5, 0.9
 
 
 def predicted(results: Any, item: Item) -> Measured:
-    """Measure in how many seeds a label is lost where `label_window` predicts it, or kept elsewhere.
+    """Measure the seeds in which a label is lost inside the predicted window, and kept outside of it.
 
-    Lost: fewer than half of the sequences of a label have their relevant token on top.
+    A label is lost if fewer than half of its sequences have their relevant token on top.
 
     Args:
-        results: a run with several η0, all else equal; counts of relevant tokens are equal.
+        results: a run with several η0 and otherwise equal settings; counts of relevant tokens are equal.
         item: the item.
 
     Source:

@@ -1,4 +1,4 @@
-"""What the study is made of: a corpus of equal counts, a probe of labels, a loss that balances them."""
+"""Components of the study: a corpus with equal counts, a probe of labels, a loss that balances them."""
 
 from typing import ClassVar
 
@@ -14,10 +14,10 @@ SIZES = {"vocab_size": 50, "relevant": 20, "length": 8, "sequences": 200}
 def equal_counts(
     key: Array, *, vocab_size: int, relevant: int, length: int, sequences: int
 ) -> ja.data.Corpus:
-    """Draw a corpus that satisfies Assumption 1, every relevant token in n / R sequences.
+    """Sample a corpus that satisfies Assumption 1, with every relevant token in n / R sequences.
 
-    As `assumption1`, but that each label deals out its R/2 tokens evenly, in random order. Sequences come in
-    pairs, one of each label, that share their irrelevant tokens.
+    It differs from `assumption1` in that the R/2 tokens of each label are distributed evenly, in random
+    order. Sequences come in pairs, one of each label, that share their irrelevant tokens.
 
     Args:
         key: PRNG key.
@@ -40,11 +40,11 @@ def equal_counts(
 
 
 class Labels(ja.Probe, frozen=True, kw_only=True):
-    """Which label's relevant tokens, those with α ≠ 0, are selected, and three numbers that may foretell it.
+    """Which label's relevant tokens (those with α ≠ 0) are selected, and three predictors of it.
 
     `kept` is the share of the sequences of one label that select their relevant token, for the label for
-    which it is smaller: 0 where the tokens of a label are lost. `rarest` is the count of the rarest token of
-    label 1 less that of label -1. All three predictors are positive where they foretell that label 1 wins.
+    which it is smaller: 0 if the tokens of a label are lost. `rarest` is the count of the rarest token of
+    label 1 minus that of label -1. All three predictors are positive if they predict that label 1 wins.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -87,10 +87,10 @@ def _pull(scores: Array, values: Array, corpus: ja.data.Corpus) -> Array:
 
 
 class Balanced(ja.Loss, frozen=True, kw_only=True):
-    """(1/β) log mean_y exp(β L_y) of the mean logistic losses L_y of both labels: the larger one weighs more.
+    """(1/β) log mean_y exp(β L_y) of the mean logistic losses L_y of both labels; the larger weighs more.
 
     Attributes:
-        beta: β; near 0 it is the mean, for large β the larger of both.
+        beta: β; near 0 the loss is the mean, for large β the larger of both.
     """
 
     coupled: ClassVar[bool] = True
@@ -98,7 +98,7 @@ class Balanced(ja.Loss, frozen=True, kw_only=True):
     beta: float
 
     def __call__(self, outputs: Array, targets: Array) -> Array:
-        """Compute it of all sequences."""
+        """Compute the loss over all sequences."""
         each = jax.nn.softplus(-targets * outputs)
         of_label = jnp.stack([jnp.where(targets == y, each, 0).sum() / (targets == y).sum() for y in (-1, 1)])
         return (jax.nn.logsumexp(self.beta * of_label) - jnp.log(2.0)) / self.beta
@@ -115,7 +115,7 @@ def study(
     name: str = "label_window",
     **rest,
 ) -> ja.Study:
-    """Make a study of one step of size η0 on E and then the exact flow of p, or of other phases."""
+    """Build a study of one step of size η0 on E and then the exact flow of p, or other phases."""
     after = ja.dynamics.ExactFlow(name="query", until_norm=30.0, points=3)
     return ja.Study(
         name=name,

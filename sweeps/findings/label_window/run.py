@@ -1,12 +1,12 @@
-"""Which label: the window of η0 that theory predicts, beside what the flow of p does.
+"""Which label: the predicted window of η0, compared with the flow of p.
 
     python sweeps/findings/label_window/run.py edges        # both edges by bisection, equal counts
-    python sweeps/findings/label_window/run.py counts       # random counts, beside published runs
-    python sweeps/findings/label_window/run.py label        # which label wins: 100 seeds, 1,000 fresh ones
+    python sweeps/findings/label_window/run.py counts       # random counts, compared with published runs
+    python sweeps/findings/label_window/run.py label        # which label wins: 100 seeds, 1,000 new ones
     python sweeps/findings/label_window/run.py escapes      # which runs escape
     python sweeps/findings/label_window/run.py figure       # the figure, and the tables as text
 
-Tables and the figure go to --out, runs to --runs, where they are continued.
+Tables and the figure are written to --out. Runs are written to --runs, where they are resumed.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import jaxattn as ja
 from jaxattn.lab.results.intervals import clopper_pearson
 
 DIMS = [256, 2048, 16384]
-# Key of the horizontal axis, its values, what else differs from SIZES and d = 2,048.
+# Key of the horizontal axis, its values, and settings that differ from SIZES and d = 2,048.
 SETTINGS = [
     ("model.dim", DIMS, {}),
     ("model.dim", DIMS, {"length": 16}),
@@ -37,14 +37,14 @@ POINTS, LEARNED_ON = 7, 100
 
 
 def at(axis, x, changes):
-    """Sizes and d of one setting."""
+    """Return sizes and d of one setting."""
     if axis == "model.dim":
         return SIZES | changes, float(x)
     return SIZES | changes | {axis.removeprefix("data."): x}, 2048.0
 
 
 def edges(given):
-    """Predicted and found edges for equal counts."""
+    """Compute predicted and measured edges for equal counts."""
     rows = []
     for axis, values, changes in SETTINGS:
         windows = {}
@@ -90,7 +90,7 @@ def _edge_row(sizes, dim, edge, predicted, found):
 
 
 def counts(given):
-    """Mean shares of sequences that select their relevant token, random counts: predicted and published."""
+    """Compute mean shares of sequences that select their relevant token, for random counts."""
     found = pd.read_csv(given.selection / "summary.csv", dtype={"model.dim": str})
     found = found.query("phase == 'query' and metric == 'only_relevant_selected'")
     drawn, rows = _drawn_counts(16), []
@@ -113,7 +113,7 @@ def counts(given):
 
 
 def _rarest_of_winner(ends, shares):
-    """Of the draws that lose a label, those in which the winner's rarest token is the rarer one."""
+    """Count, among the corpora that lose a label, those whose winner has the rarest token of either label."""
     agree = 0
     for (flow, end), share in zip(ends, shares, strict=True):
         rarest = {y: np.abs(flow.values[: len(flow.labels)][flow.labels == y]).min() for y in (-1, 1)}
@@ -124,7 +124,7 @@ def _rarest_of_winner(ends, shares):
 
 
 def _measured(results, which):
-    """A row for each cell and seed: settings, and what was measured at the first or last step of the flow."""
+    """Return a row for each cell and seed: settings, and metrics at the first or last step of the flow."""
     records = results.records.query("phase == 'query'")
     step = sorted(records["step"].unique())[which]
     table = records[records["step"] == step].pivot(index=["cell", "seed"], columns="metric", values="value")
@@ -132,7 +132,7 @@ def _measured(results, which):
 
 
 def _drawn_counts(draws, seed=0):
-    """Counts as `assumption1` draws them, negative for label -1, and noise: of so many seeds."""
+    """Sample counts as in `assumption1`, negative for label -1, and noise, for a number of seeds."""
     rng, own = np.random.default_rng(seed), SIZES["relevant"] // 2
     found = []
     while len(found) < draws:
@@ -143,14 +143,14 @@ def _drawn_counts(draws, seed=0):
 
 
 def _followed(step_size, dim, own, noise):
-    """The reduced flow of one draw, and its end."""
+    """Return the reduced flow of one corpus, and its end."""
     sizes = {name: SIZES[name] for name in ("relevant", "length", "vocab_size")}
     flow = reduced_flow(step_size, **sizes, dim=dim, counts=own, noise=noise)
     return flow, follow(flow, longest=300.0)
 
 
 def label(given):
-    """Fix a predictor of the label that wins on 100 seeds, and report it on 1,000 fresh ones."""
+    """Choose a predictor of the label that wins on 100 seeds, and evaluate it on 1,000 new ones."""
     rows, names = [], ("pull", "ahead", "skewed")
     for kind in ("random", "equal"):
         best = ""
@@ -185,7 +185,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("part", choices=["edges", "counts", "label", "escapes", "figure"])
     parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--fresh", type=int, default=1000, help="seeds that a predictor is reported on")
+    parser.add_argument("--fresh", type=int, default=1000, help="number of seeds to evaluate a predictor")
     parser.add_argument("--out", type=Path, default=Path("results/published/label_window"))
     parser.add_argument("--selection", type=Path, default=Path("results/published/selection_vs_eta0"))
     parser.add_argument("--runs", type=Path, default=Path("results/label_window"))

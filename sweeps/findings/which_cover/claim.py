@@ -1,4 +1,4 @@
-"""The measure of the claim: E, p and v trained together end on a cover, and from small starts on which."""
+"""Measure of the claim: training of E, p and v ends on a cover, which small starts determine."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxattn.lab.books import Item, Measured, cells, round_up, share
 
-# Relative distance of E·v from the law of covers.
+# Tolerance for the relative distance of E·v from the law of covers.
 LAWFUL = 0.01
 METRICS = (
     *("came_to_end", "cover_share", "cover_error", "cover_size", "shortest_cover"),
@@ -15,7 +15,7 @@ METRICS = (
 
 
 def cover(results: Any, item: Item) -> Measured:
-    """Measure whether training ends on a cover and on its law, and whether small starts end where predicted.
+    """Measure whether training ends on a cover with its law, and whether small starts end as predicted.
 
     Source:
         docs/notes/which_cover.md.
@@ -25,7 +25,7 @@ def cover(results: Any, item: Item) -> Measured:
         of = {name: cell.last(name, "all") for name in METRICS}
         known, came = np.isfinite(of["cover_error"]), of["came_to_end"] == 1
         lawful = came & (of["cover_share"] == 1) & (of["cover_error"] <= LAWFUL)
-        # Where S is 0 nothing is predicted.
+        # There is no prediction where S is 0.
         label_of_s = (of["winner"] == of["variance_sign"]) | (of["variance_sign"] == 0)
         ordered = (of["follows_alpha"] == 1) & label_of_s
         largest = round_up(of["cover_error"][known].max(initial=0))

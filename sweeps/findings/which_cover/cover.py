@@ -1,8 +1,8 @@
-"""Covers: lists of tokens with a label each that decide every sequence, and the shortest of them.
+"""Covers: lists of labelled tokens that decide every sequence, and the shortest of them.
 
-Attention that rests on one token of every sequence is such a list, ordered by score: the first token of the
-list that a sequence holds is on top of it, and has to speak for its label. Learning theory calls it a
-decision list of single tokens.
+Attention on one token of every sequence is such a list, ordered by score: the first token of the list that a
+sequence contains is its top token, and must have its label. Learning theory calls it a decision list of
+single tokens.
 """
 
 import math
@@ -15,18 +15,18 @@ import jaxattn as ja
 from jaxattn.data import Corpus
 from jaxattn.theory import distinct_tokens
 
-# Far more than corpora of some hundred sequences take.
+# Far above the number that corpora of some hundred sequences need.
 _MOST_PROGRAMS = 1_000
 
 
 @dataclass(frozen=True)
 class TokenCover:
-    """Tokens with a label each, so that the first one of them that a sequence holds has its label.
+    """Labelled tokens such that the first one that a sequence contains has the label of the sequence.
 
     Attributes:
         tokens: (r,) int32; the highest score first.
-        labels: (r,) int32; for which label each of them speaks.
-        bound: no cover has fewer tokens; 1 where nothing is proven.
+        labels: (r,) int32; the label of each of them.
+        bound: lower bound on the size of any cover; 1 if nothing is proven.
     """
 
     tokens: np.ndarray
@@ -44,20 +44,20 @@ def minimum_cover(corpus: Corpus, *, time_limit: float = 60.0) -> TokenCover | N
 
         min Σ x_{s,y}  s.t.  Σ x_{s,y} over the (s, y) that are pure in U  ≥ 1  for every set U of sequences,
 
-    x binary. A token with a label is pure in U if U holds the token, and holds it under this label only. The
-    token of a list that decides first in U is pure in U: the constraints are necessary. They suffice: tokens
-    that are pure in what is left to decide, one after the other, are a list. So sets U on which this stops
-    are added to the program until it does not stop any more.
-
+    with binary x. A labelled token is pure in U if U contains the token, and contains it only under this
+    label. The first token of a list that decides in U is pure in U, so the constraints are necessary. They
+    are also
+    sufficient: choosing pure tokens of the undecided sequences one after the other gives a list. Sets U for
+    which this process stops are added to the program until it no longer stops.
     Args:
         corpus: n sequences over V tokens, K classes.
-        time_limit: seconds that one program may take; beyond, the shortest list found so far is returned.
+        time_limit: maximum seconds per program; after that, the shortest list found so far is returned.
 
     Returns:
-        The cover, with `bound` equal to its size if it is proven to be a shortest one; None if there is none.
+        The cover, with `bound` equal to its size if it is proven to be shortest; None if there is none.
 
     Raises:
-        InputError: a time limit that is not positive.
+        InputError: the time limit is not positive.
 
     Source:
         Decision lists: Rivest 1987, Machine Learning 2. The program is solved by HiGHS.
@@ -86,13 +86,13 @@ def minimum_cover(corpus: Corpus, *, time_limit: float = 60.0) -> TokenCover | N
 
 
 def greedy_cover(corpus: Corpus) -> TokenCover | None:
-    """Build a cover that takes the token that decides most of the remaining sequences, one after the other.
+    """Build a cover greedily, each time with the token that decides most of the remaining sequences.
 
     Args:
         corpus: n sequences over V tokens, K classes.
 
     Returns:
-        The cover; None if there is none. Of tokens that decide equally many, the first one is taken.
+        The cover; None if there is none. Among tokens that decide equally many, the first one is chosen.
     """
     problem = _Problem.of(corpus)
     found, left = problem.decide(problem.all)
@@ -101,7 +101,7 @@ def greedy_cover(corpus: Corpus) -> TokenCover | None:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Which tokens distinct sequences hold, (n, V) bool, of which class, and how often each occurs."""
+    """Distinct sequences: their tokens, (n, V) bool, class, and multiplicity."""
 
     holds: np.ndarray
     classes: np.ndarray
@@ -125,20 +125,20 @@ class _Problem:
 
     @cached_property
     def members(self) -> np.ndarray:
-        """Which sequences are of each class, (K, n)."""
+        """Membership of sequences in classes, (K, n)."""
         return self.classes == np.arange(self.num_classes)[:, None]
 
     def decides(self, U: np.ndarray) -> np.ndarray:
-        """Count the sequences of U (n,) that each token decides, (K, V): 0 where it is not pure."""
+        """Count the sequences of U (n,) that each labelled token decides, (K, V): 0 if it is not pure."""
         counts = (self.members * (U * self.times)) @ self.holds
         return np.where(counts == counts.sum(axis=0), counts, 0)
 
     def pure(self, U: np.ndarray) -> np.ndarray:
-        """Tell which tokens with which label are pure in U (n,), (K, V)."""
+        """Return which labelled tokens are pure in U (n,), (K, V)."""
         return self.decides(U) > 0
 
     def decide(self, chosen: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray]:
-        """Order chosen tokens (K, V) greedily: the list of (class, token), and the sequences left, (n,)."""
+        """Order chosen tokens (K, V) greedily; return (class, token) pairs, and undecided sequences (n,)."""
         left, found = np.ones(len(self.holds), bool), []
         while left.any():
             counts = np.where(chosen, self.decides(left), 0)
@@ -150,14 +150,14 @@ class _Problem:
         return found, left
 
     def pairs(self) -> list[np.ndarray]:
-        """List every sequence by itself, and with the one of another class that it shares most with."""
+        """Return every sequence alone, and with its nearest sequence of another class by shared tokens."""
         sizes, each = self.holds.sum(axis=1), np.eye(len(self.holds), dtype=bool)
         apart = sizes[:, None] + sizes - 2 * (self.holds.astype(int) @ self.holds.T)
         apart = np.where(self.classes == self.classes[:, None], sizes.sum() + 1, apart)
         return [*each, *(each | each[apart.argmin(axis=1)])]
 
     def undecided(self, chosen: np.ndarray, left: np.ndarray) -> list[np.ndarray]:
-        """Shrink a set (n,) that holds no pure one of the chosen tokens (K, V), from either end."""
+        """Shrink a set (n,) that contains no pure chosen token (K, V), from either end."""
         places = np.flatnonzero(left)
         return [self._shrunk(chosen, left, order) for order in (places, places[::-1])]
 
@@ -175,7 +175,7 @@ class _Problem:
 
 
 def _hitting_set(rows: np.ndarray, time_limit: float) -> tuple[np.ndarray | None, int]:
-    """Find a smallest set of columns that meets every row (m, N) bool: (N,) bool, and a proven least size."""
+    """Find a smallest set of columns that meets every row (m, N) bool; return (N,) bool and a lower bound."""
     from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import
     from scipy.sparse import csr_array
 

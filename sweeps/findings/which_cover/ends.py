@@ -1,4 +1,4 @@
-"""What the runs of `which_cover` say: the measure of the item, its tables and its figures.
+"""Results of `which_cover`: the measure of the item, its tables and its figures.
 
 python ends.py RUN OUT reads the folder of a run, and writes runs.csv, cells.csv and both figures to OUT.
 """
@@ -19,12 +19,12 @@ from jaxattn.lab.results.style import BLUE, DISTINCT, GREY, INK, RED, style
 SCALE, STEP = "model.init.E.scale", "phases.embed.step_size"
 WITHIN = 0.01
 FARTHEST = 20
-# What every run measures and nothing here asks for.
+# Metrics that every run records and this module ignores.
 UNUSED = ("loss", "log_gradient_norm", "train_accuracy", "arc_length", "drift")
 
 
 def runs(results) -> pd.DataFrame:
-    """Lay out the end of every run: corpus, scale, step, seed, and its metrics."""
+    """Return the end of every run as a row: corpus, scale, step, seed, and its metrics."""
     records = results.records[results.records["phase"] == "all"]
     records = results.with_axes(last_steps(records))
     index = [key for key in ("block", SCALE, STEP, "seed") if key in records]
@@ -32,7 +32,7 @@ def runs(results) -> pd.DataFrame:
 
 
 def choices(results, item) -> Measured:
-    """Measure how many runs follow the law, and how the covers that they end on compare with others."""
+    """Measure how many runs follow the law, and compare their final covers with others."""
     found = runs(results)
     arrived = found["came_to_end"] == 1
     covers = arrived & (found["cover_share"] == 1)
@@ -40,7 +40,7 @@ def choices(results, item) -> Measured:
     one_label = found["follows_alpha"] == 1
     small = covers & (found[STEP] == 0) & (found[SCALE] <= 0.1) & found["block"].str.startswith("one")
     tiny = covers & (found[SCALE] == 0.01) & found["block"].str.startswith("one")
-    told = small & one_label & (found["variance_sign"] != 0)
+    predicted = small & one_label & (found["variance_sign"] != 0)
     alone = found["cover_attention"] >= 0.99
     shares = {
         "runs that come to the end asked for": (arrived, True),
@@ -50,8 +50,8 @@ def choices(results, item) -> Measured:
         "covers no smaller than the shortest one": (found["cover_size"] >= found["shortest_cover"], covers),
         "covers that are a shortest one": (found["cover_size"] == found["shortest_cover"], covers),
         "small starts, one relevant token: scores in the order of α or -α": (one_label, small),
-        "there the sign of Σ y Var α tells the label": (found["winner"] == found["variance_sign"], told),
-        "there the start tells the label": (found["winner"] == found["start_sign"], told),
+        "there the sign of Σ y Var α tells the label": (found["winner"] == found["variance_sign"], predicted),
+        "there the start tells the label": (found["winner"] == found["start_sign"], predicted),
         "at scale 0.01, with and without the step: order of α or -α": (one_label, tiny),
         "at scale 0.01: the sign of Σ y Var α tells the label": (
             found["winner"] == found["variance_sign"],
@@ -86,7 +86,7 @@ def powers(results) -> np.ndarray:
 
 
 def cells(found: pd.DataFrame) -> pd.DataFrame:
-    """Lay out a row for each cell: means over the runs that came to a cover."""
+    """Return a row for each cell: means over the runs that end on a cover."""
     found = found[(found["came_to_end"] == 1) & (found["cover_share"] == 1)]
     rows = []
     for (block, step, scale), own in found.groupby(["block", STEP, SCALE], sort=False):
@@ -111,7 +111,7 @@ def cells(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def exceptions(found: pd.DataFrame) -> pd.DataFrame:
-    """List the runs that did not come to the end, or to no cover, then those farthest from the law."""
+    """Return the runs that did not reach the end or a cover, then those farthest from the law."""
     off = (found["came_to_end"] != 1) | (found["cover_share"] != 1)
     farthest = found[~off & (found["cover_error"] > WITHIN)].nlargest(FARTHEST, "cover_error")
     names = ["log_loss", "cover_share", "cover_size", "cover_error", "cover_elsewhere", "cover_attention"]
@@ -119,7 +119,7 @@ def exceptions(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def sizes(results) -> Figure:
-    """Tokens on top beyond the shortest cover, over the scale of the start, mean and 95 % interval."""
+    """Plot the number of top tokens beyond the shortest cover over the scale of the start, with intervals."""
     found = runs(results)
     blocks = list(dict.fromkeys(found["block"]))
     rows = -(-len(blocks) // 3)
@@ -145,7 +145,7 @@ def sizes(results) -> Figure:
 
 
 def law(results) -> Figure:
-    """How far E·v is from the law on the tokens on top, against -log L: median and 95 % of the runs."""
+    """Plot the distance of E·v from the law on top tokens over -log L: median and 95 % of the runs."""
     records = results.with_axes(results.records[results.records["phase"] == "all"])
     index = ["block", SCALE, STEP, "seed", "step"]
     wide = records.pivot_table(index=index, columns="metric", values="value").reset_index()
@@ -165,7 +165,7 @@ def law(results) -> Figure:
 
 
 def main(run: str, out: str) -> None:
-    """Write every run as a row, and of starts of several sizes a row each, and the figures."""
+    """Write a row per run, a row per cell, and the figures."""
     results, folder = ja.load(run), Path(out)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     found = runs(results).drop(columns=list(UNUSED))

@@ -1,4 +1,4 @@
-"""Which cover: corpora with planted ones, and a probe that holds the tokens on top against other covers."""
+"""Which cover: corpora with planted covers, and a probe that compares the top tokens with other covers."""
 
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from jax import Array
 import jaxattn as ja
 from jaxattn.models.reference import padded_sequences
 
-# α of irrelevant tokens is 0, that of others at least 1/(n T).
+# α is 0 for irrelevant tokens, and at least 1/(n T) in size for others.
 TIE = 1e-9
 
 
@@ -25,11 +25,12 @@ def planted(
     length: int = 4,
     sequences: int,
 ) -> ja.data.Corpus:
-    """Give every sequence a broad and a narrow token of its class, and irrelevant ones it shares with a twin.
+    """Sample sequences with a broad and a narrow token of their class; irrelevant ones are shared by twins.
 
-    The broad tokens of a class divide its sequences into equal parts, and are a cover. So do the narrow ones
-    across them; with `halving` the first one has more than any broad token and every other half as many as
-    the one before it: the token that holds most is in no shortest cover then.
+    The broad tokens of a class divide its sequences into equal parts, and form a cover. The narrow tokens
+    divide them in another way, and form a cover too. With `halving` the first narrow token occurs in more
+    sequences than any broad token, and each further one in half as many as the one before. The most frequent
+    token is then in no shortest cover.
     """
     pair = jnp.arange(sequences // 2)
     place = pair // broad
@@ -43,12 +44,12 @@ def planted(
 
 
 class Beside(ja.PhaseProbe):
-    """The tokens on top at the end beside the shortest cover, the greedy one, and those of orders by α.
+    """The final top tokens, compared with the shortest cover, the greedy one, and those of orders by α.
 
-    At small starts E grows along α, and p along v: scores are then α or -α, and the winner is the label of
-    the tokens that stand above all others. `variance_lead` is S = mean_X y_X Var_X(α), which pushes p
-    along v, over the mean of Var_X(α), and `variance_sign` its sign; `start_sign` is that of p_0 on the
-    direction that v and Eᵀα grow along.
+    From small starts E grows along α, and p along v. Scores are then α or -α, and the winner is the label of
+    the tokens above all others. `variance_lead` is S = mean_X y_X Var_X(α), which moves p along v, over the
+    mean of Var_X(α), and `variance_sign` is its sign. `start_sign` is the sign of the component of p_0 along
+    the direction in which v and Eᵀα grow.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -67,11 +68,11 @@ class Beside(ja.PhaseProbe):
     }
 
     def why_not(self, task: Any, phase: ja.Phase) -> str | None:
-        """Say that it wants a phase that moves all parameters."""
-        return None if {"E", "p", "v"} <= set(phase.train) else "wants a phase that trains E, p and v"
+        """Return the reason if the phase does not train all parameters."""
+        return None if {"E", "p", "v"} <= set(phase.train) else "requires a phase that trains E, p and v"
 
     def observe(self, phase: ja.Phase, state: Any) -> Array:
-        """Look up a = E p and p·v of one seed, (V + 1,)."""
+        """Return a = E p and p·v of one seed, (V + 1,)."""
         E, p, v = (phase.parameter(state, name) for name in ("E", "p", "v"))
         return jnp.append(E @ p, p @ v)
 
@@ -89,7 +90,7 @@ class Beside(ja.PhaseProbe):
 
 
 def follows(scores: np.ndarray, corpus: ja.data.Corpus) -> dict[str, np.ndarray]:
-    """Tell in which share of the sequences the token on top, scores (k, V), is first in an order by α."""
+    """Return the share of sequences whose top token, by scores (k, V), is first in an order by α."""
     ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
     top = np.take_along_axis(ids[None], np.where(mask, scores[:, ids], -np.inf).argmax(2)[..., None], 2)
@@ -107,7 +108,7 @@ def follows(scores: np.ndarray, corpus: ja.data.Corpus) -> dict[str, np.ndarray]
 
 
 def signs(start: np.ndarray, corpus: ja.data.Corpus) -> dict[str, float]:
-    """Give what could tell the winner: S over the mean variance, and p·u from a and p·v (V + 1,)."""
+    """Return predictors of the winner: S over the mean variance, and p·u from a and p·v (V + 1,)."""
     ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
     spread = np.nanvar(np.where(mask, alpha[ids], np.nan), axis=1)
@@ -125,7 +126,7 @@ _KNOWN: dict[bytes, dict[str, float]] = {}
 
 
 def _sizes(corpus: ja.data.Corpus) -> dict[str, float]:
-    """Sizes of covers of a corpus, which cells of a study share; NaN where there is none."""
+    """Return sizes of covers of a corpus, cached across cells of a study; NaN if there is none."""
     key = b"".join(np.asarray(x).tobytes() for x in (corpus.bags.index, corpus.bags.count, corpus.targets))
     if key not in _KNOWN:
         shortest, greedy = minimum_cover(corpus), greedy_cover(corpus)

@@ -1,9 +1,9 @@
-"""The far flow against an ODE that knows neither v_mm nor weights, where both go: log ‖v‖ = 15 to 19.6.
+"""The far flow, compared with an ODE without v_mm and weights, for log ‖v‖ = 15 to 19.6.
 
     python against_ode.py --out FOLDER [--seeds 6] [--relevant 2 3]    # ode.csv
 
-Both begin at one row of `joint_flow`, near log ‖v‖ = 15. The ODE (`benchmarks/joint_ode.py`) holds p, v/‖v‖
-and log ‖v‖, by SciPy's Radau. A row for each log ‖v‖: ‖p - p_ODE‖/‖p_ODE‖.
+Both start at one row of `joint_flow`, near log ‖v‖ = 15. The ODE (`benchmarks/joint_ode.py`) integrates p,
+v/‖v‖ and log ‖v‖ with SciPy's Radau. The output has a row for each log ‖v‖: ‖p - p_ODE‖/‖p_ODE‖.
 """
 
 import argparse
@@ -33,7 +33,7 @@ BEGIN, END, EVALUATIONS = 15.0, 19.6, 20_000
 
 
 def problems(relevant, seeds):
-    """Draw corpora with that many relevant tokens a sequence, and the parameters after one step."""
+    """Sample corpora with a number of relevant tokens per sequence, and compute parameters after one step."""
     generate = partial(ja.data.multi_relevant, relevant_per_sequence=relevant, **SIZES)
 
     def draw(key):
@@ -46,7 +46,7 @@ def problems(relevant, seeds):
 
 
 def compare(params, corpus, path):
-    """Follow one seed by both: log ‖v‖ and the distance, (k, 2)."""
+    """Integrate one seed with both: log ‖v‖ and the distance, (k, 2)."""
     E, rho = np.asarray(params.E), np.asarray(path.log_v_norm)
     place = int(np.argmin(np.abs(rho - BEGIN)))
     p, v = np.asarray(path.p[place]), np.asarray(path.v[place]) * np.exp(rho[place])

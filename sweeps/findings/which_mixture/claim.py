@@ -1,4 +1,4 @@
-"""The measure of the claim: the limit of p and v can be certified, and the far flow comes to it."""
+"""Measure of the claim: the limit of p and v can be certified, and the far flow converges to it."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import numpy as np
 
 from jaxattn.lab.books import Item, Measured, cells, round_up, share, worst
 
-# 1 - cos at the end of the far flow of p and v.
+# Largest 1 - cos at the end of the far flow of p and v that confirms the limit.
 CONFIRMED = 1e-5
 
 
 def mixture(results: Any, item: Item) -> Measured:
-    """Measure in how many seeds the limit of p and v is certified, and whether the far flow comes to it.
+    """Measure in how many seeds the limit of p and v is certified, and whether the far flow converges to it.
 
     Source:
         docs/notes/which_mixture.md.

@@ -1,18 +1,18 @@
-"""Gradient flow on p and v far out, in log r: v follows from p up to its bounded part, by NumPy and SciPy.
+"""Gradient flow on p and v at large ‖v‖, parametrised by log r: v is a function of p. NumPy and SciPy.
 
 With v = r v_mm + b and β_s = y b·E_s for the tokens s on which v_mm is tight, Σ λ_s y_s E_s = v_mm, sequences
-weigh
+have weights
 
     log w_X = - Σ_s q_s β_s - r Σ_t q_t (y γ_t - 1),   γ = E v_mm,   with b such that Σ_X w_X q_s = λ_s,
 
-which is solved anew at every p (a convex program, by Newton's method), and
+which is solved at every p (a convex program, by Newton's method), and
 
     dp/dlog r = Σ_X w_X Σ_{i<j} q_i q_j (r² y (γ_i - γ_j) + r (β_i - β_j)) (E_i - E_j).
 
-Two tokens at a time, no force is a difference of larger ones, and all of them are kept as logarithms. Of a
-sequence with r q |y γ - 1| > 1e6 the exponent is scaled down to that. A wall of weight r^(-2) then has parts
-that cancel up to 2 log r/1e6 and not to 2 log r/r, and leans towards other tokens of its sequence by that:
-2 % at log r = 1e4.
+The sum over pairs avoids forces that are differences of larger ones; all of them are stored as logarithms. In
+a sequence with r q |y γ - 1| > 1e6 the exponent is scaled down to 1e6. A wall, that is, a light sequence that
+stops p, with weight r^(-2) then has components that cancel up to 2 log r/1e6 instead of 2 log r/r. Its
+position is shifted towards other tokens of its sequence by the same relative amount, 2 % at log r = 1e4.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ import numpy as np
 from scipy.integrate import Radau
 
 STEEP = 1e6
-# Weights that are less than others by more nats do not hold p.
+# Sequences whose log-weight is this many nats below the largest exert no force on p.
 ACTIVE = 100.0
-# Of finite differences: a wall is 1e-6 wide.
+# Step of finite differences; the width of a wall is 1e-6.
 APART = 1e-7
 
 
@@ -34,9 +34,9 @@ class Far:
     Attributes:
         E: (V, m); embeddings in an orthonormal basis of their span.
         ids: (n, W); the distinct tokens of every sequence.
-        log_count: (n, W); -inf where there is none.
+        log_count: (n, W); -inf for padding.
         excess: (n, W); y γ - 1, exactly 0 on the margin.
-        point: (n, W); which tight token an entry is, -1 for others.
+        point: (n, W); index of the tight token of an entry, -1 for others.
         multipliers: (k,); λ of the tight tokens.
     """
 
@@ -56,7 +56,7 @@ class Far:
         self.beta, self.kept = None, 0.0
 
     def begin(self, log_r, p):
-        """Keep the weights of walls that p leans on where the flow begins, though they are less steep."""
+        """Keep the weights of walls in contact with p at the start, although they are less steep."""
         log_q = self.attention(p[None])
         parts = np.sign(self.excess) * np.exp(log_q + self.log_excess + log_r)
         scale, full = self.scale(log_q, log_r), parts.sum(axis=2)
@@ -69,7 +69,7 @@ class Far:
         return own - np.log(np.exp(own).sum(axis=2, keepdims=True))
 
     def scale(self, log_q, log_r):
-        """Compute log of what y f - 1 is multiplied with, (B, n)."""
+        """Compute log of the factor of y f - 1, (B, n)."""
         return np.minimum(log_r, np.log(STEEP) - (log_q + self.log_excess).max(axis=2))
 
     def weights(self, log_q, log_r):
@@ -89,12 +89,12 @@ class Far:
             settled = (np.abs(move) < 1e-9 * (1 + np.abs(beta))).all(axis=1)
             if settled.all():
                 break
-        # NaN makes the solver try a shorter step.
+        # NaN makes the integrator try a shorter step.
         beta[~settled] = np.nan
         return beta, -np.einsum("bnk,bk->bn", Q, beta) - rest
 
     def _begin(self, Q, rest):
-        """Guess β as if every sequence were on one token."""
+        """Return the initial guess of β, as if every sequence attended to one token."""
         held = (np.exp(-np.maximum(rest, -50))[:, :, None] * Q).sum(axis=(0, 1))
         return np.log(np.maximum(held, 1e-30) / self.multipliers)
 
@@ -112,7 +112,7 @@ class Far:
         return np.tensordot(np.where(there, pull, 0), self.apart, 2), beta
 
     def __call__(self, log_r, p):
-        """Compute the velocity of one point (m,), b remembered for the next one."""
+        """Compute the velocity of one point (m,), and store b as the next initial guess."""
         found, beta = self.velocity(log_r, p[None])
         if np.isfinite(beta).all():
             self.beta = beta[0]
@@ -127,14 +127,14 @@ class Far:
 
 
 def follow(far, p, log_r, until, tolerance=1e-6, steps=20_000):
-    """Follow the flow from p at log r: log r (k,) and p (k, m) of all steps, and whether it came there."""
+    """Integrate the flow from p at log r: log r (k,) and p (k, m) of all steps, and whether it finished."""
     far.begin(log_r, p)
     speed = float(np.linalg.norm(far(log_r, p)))
-    if not np.isfinite(speed):  # no weights there, or a wall that p is far behind
+    if not np.isfinite(speed):  # no weights exist there, or p is far beyond a wall
         return np.array([log_r]), p[None], False
-    # Scores are to be right by themselves, not beside ‖p‖: a step too far puts another token on top.
+    # Scores need absolute accuracy, not relative to ‖p‖: a step that is too long changes the top token.
     given = {"rtol": 1e-2 * tolerance, "atol": tolerance, "max_step": until / 20}
-    # Where walls are not quite where they are to be, p moves there in no time: from 0 on steps may be tiny.
+    # If walls are slightly displaced, p relaxes to them immediately, so the first steps may be tiny.
     given["first_step"] = 1e-6 / max(speed, 1.0)
     solver = Radau(
         lambda after, p: far(log_r + after, p),

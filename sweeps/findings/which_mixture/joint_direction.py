@@ -1,4 +1,4 @@
-"""The direction of p where p and v go together: which tokens have to be apart, and by how much."""
+"""The limit direction of p in the joint flow of p and v: which tokens must separate, and by how much."""
 
 import itertools
 import math
@@ -9,20 +9,20 @@ import numpy as np
 from joint_head import Entries, Head, NotCertified
 from two_sided import TwoSided, two_sided
 
-# A token is on the margin of v if y γ is 1 up to this: wider than rounding, closer than chance.
+# A token is on the margin of v if y γ is 1 up to this tolerance, which exceeds rounding.
 ON_MARGIN = 1e-8
-# What a strict inequality is to have to spare.
+# Required slack of a strict inequality.
 _STRICT = 1e-6
-# Number of times that the holders of light sequences are chosen again.
+# Maximum number of times that the holders of light sequences are updated.
 _CHOICES = 20
-# Number of choices between level holders that are tried.
+# Maximum number of combinations of level holders that are tried.
 _LEVEL_CHOICES = 256
-# A multiplier below this share of the largest one is zero.
+# A multiplier below this fraction of the largest one is zero.
 _NO_MULTIPLIER = 1e-9
 
 
 class StrictGap(NamedTuple):
-    """A pair that is to be apart by more than `least`: log of w q c, r^(2 least) of which draws `low` up."""
+    """A pair whose gap must exceed `least`, with the log of w q c: r^(2 least) times it attracts `low`."""
 
     top: int
     low: int
@@ -41,7 +41,7 @@ class Classes(NamedTuple):
 
 
 def merged_classes(E: np.ndarray, p: np.ndarray, head: Head, entries: Entries, leader: np.ndarray) -> Classes:
-    """Merge tied tokens of a sequence; `own` is λ/N of the point that a class on the margin is, else NaN."""
+    """Merge tied tokens of a sequence; `own` is λ/N of the point of a class on the margin, else NaN."""
     key = entries.sequence * len(E) + leader[entries.token]
     distinct, group = np.unique(key, return_inverse=True)
     log_weight = head.scores[entries.token] + np.log(entries.times)
@@ -70,7 +70,7 @@ def merged_classes(E: np.ndarray, p: np.ndarray, head: Head, entries: Entries, l
 
 
 class Program(NamedTuple):
-    """What a direction of p is asked for.
+    """The program of the direction of p.
 
     Attributes:
         E: (V, D); keys, orthogonal to 𝒯.
@@ -89,20 +89,21 @@ class Program(NamedTuple):
     tolerance: float
 
     def solve(self, scores: np.ndarray) -> tuple[TwoSided, float]:
-        """Solve for p_* with the highest tokens as holders of light sequences; and what is spare.
+        """Solve for p_* with the highest tokens as holders of light sequences; also return the slack.
 
-        A light sequence requires max over its tokens h with y γ_h > 1 of a_h ≥ a_s + least. So p_* has to be
-        the shortest for every choice among holders that are level at p_*. Where one choice gives a shorter p,
-        the flow leaves p_*, and the point that it was read off is not far enough along the path.
+        The holder of a light sequence is its highest token h with y γ_h > 1. A light sequence requires
+        a_h ≥ a_s + least for its holder. If several tokens are level at p_*, then p_* must be the shortest
+        vector for each choice of holder. If one choice gives a shorter p, the flow leaves p_*, and the given
+        point is not far enough along the path.
 
         Args:
             scores: (V,); at a point of the path.
 
         Returns:
-            The direction, and the least of what its strict conditions have to spare.
+            The direction, and the smallest slack of its strict conditions.
 
         Raises:
-            NotCertified: there is none, or it is not decided.
+            NotCertified: there is no direction, or the choice of holders is undecided.
         """
         holders = _holders(scores, self.classes, self.heavy)
         for _ in range(_CHOICES):
@@ -117,7 +118,7 @@ class Program(NamedTuple):
                     )
                 return found, spare
             scores, holders = reached, highest
-        raise NotCertified("which token holds a light sequence is not decided")
+        raise NotCertified("the holder of a light sequence is undecided")
 
     def _with(self, scores: np.ndarray, holders: dict[int, int]) -> tuple[TwoSided, float]:
         """Solve with given holders."""
@@ -126,18 +127,18 @@ class Program(NamedTuple):
         better, worse = np.array(keys, int).reshape(-1, 2).T
         found = two_sided(self.E[better] - self.E[worse], np.array([pairs[key] for key in keys]))
         if not found.feasible or found.gap > self.tolerance:
-            raise NotCertified("no direction of p meets what the description asks for")
+            raise NotCertified("no direction of p meets the requirements")
         spare = _spare(self.E, self.E @ found.p, self.log_r, strict_gaps)
         if not spare > _STRICT:
-            raise NotCertified("a token above the margin comes up in a heavy sequence")
+            raise NotCertified("a token above the margin rises in a heavy sequence")
         return found, float(spare)
 
     def _level(
         self, found: TwoSided, scores: np.ndarray, holders: dict[int, int]
     ) -> Iterator[dict[int, int]]:
-        """Yield every choice of holders among those that are level with the present ones.
+        """Yield every choice of holders among the tokens that are level with the current ones.
 
-        Sequences without a multiplier keep theirs: p_* is the shortest without their requirements too.
+        Sequences without a multiplier keep theirs, because p_* is shortest without their requirements too.
         """
         pairs, _ = _requirements(scores, self.classes, holders, self.heavy, self.weight)
         tight = found.multipliers > _NO_MULTIPLIER * found.multipliers.max(initial=0)
@@ -145,7 +146,7 @@ class Program(NamedTuple):
         held = {X: h for X, h in holders.items() if h in tops}
         level = _level(self.E @ found.p, self.classes, held)
         if math.prod(len(choices) for choices in level.values()) > _LEVEL_CHOICES:
-            raise NotCertified("too many tokens are level that may hold a light sequence")
+            raise NotCertified("too many level tokens may hold a light sequence")
         for chosen in itertools.product(*level.values()):
             yield holders | dict(zip(level, chosen, strict=True))
 
@@ -159,7 +160,7 @@ class Program(NamedTuple):
 
 
 def _level(scores: np.ndarray, classes: Classes, holders: dict[int, int]) -> dict[int, list[int]]:
-    """List the classes above the margin that are level with the holder, of sequences that have several."""
+    """Return the classes above the margin that are level with the holder, for sequences with several."""
     level: dict[int, list[int]] = {}
     for X, s, excess in zip(classes.sequence, classes.leader, classes.excess, strict=True):
         if int(X) in holders and excess > 0 and scores[holders[int(X)]] - scores[s] <= _STRICT:
@@ -168,7 +169,7 @@ def _level(scores: np.ndarray, classes: Classes, holders: dict[int, int]) -> dic
 
 
 def _spare(E: np.ndarray, reached: np.ndarray, log_r: float, strict_gaps: list[StrictGap]) -> float:
-    """Compute the least of a_top - a_s - κ - ½ (E_s - E_top)·u over pairs, inf without any."""
+    """Compute the minimum of a_top - a_s - κ - ½ (E_s - E_top)·u over pairs, inf without any."""
     apart = {(pair.top, pair.low): E[pair.low] - E[pair.top] for pair in strict_gaps}
     pull = np.zeros(E.shape[1])
     for pair in strict_gaps:
@@ -183,7 +184,7 @@ def _spare(E: np.ndarray, reached: np.ndarray, log_r: float, strict_gaps: list[S
 
 
 def _holders(scores: np.ndarray, classes: Classes, heavy: np.ndarray) -> dict[int, int]:
-    """Find the highest class above the margin in every light sequence."""
+    """Return the highest class above the margin in every light sequence."""
     best: dict[int, int] = {}
     for X, s, excess in zip(classes.sequence, classes.leader, classes.excess, strict=True):
         if not heavy[X] and excess > 0 and (X not in best or scores[s] > scores[best[X]]):
@@ -194,7 +195,7 @@ def _holders(scores: np.ndarray, classes: Classes, heavy: np.ndarray) -> dict[in
 def _requirements(
     scores: np.ndarray, classes: Classes, holders: dict[int, int], heavy: np.ndarray, weight: np.ndarray
 ) -> tuple[dict[tuple[int, int], float], list[StrictGap]]:
-    """List pairs with what is required of them, and pairs that are to be apart by more than something."""
+    """Return pairs with their required gaps, and pairs whose gap must strictly exceed a bound."""
     pairs: dict[tuple[int, int], float] = {}
     strict_gaps: list[StrictGap] = []
     for X in range(len(heavy)):
@@ -216,7 +217,7 @@ def _requirements(
                 strict_gaps.append(StrictGap(top, s, 1.0, force + np.log(excess)))
             elif heavy[X] and excess == 0:
                 if np.isnan(other) or other == weight[X]:
-                    raise NotCertified("a token on the margin is no point of v, or weighs the same")
+                    raise NotCertified("a token on the margin is not a point of v, or has the same weight")
                 if other < weight[X]:
                     strict_gaps.append(StrictGap(top, s, 0.5, force + np.log(np.log(weight[X] / other))))
                     continue

@@ -1,17 +1,17 @@
-"""The head where p and v go together: max-margin at the points that attention makes, with finite scores."""
+"""The head in the joint flow of p and v: max-margin at the attended points, with finite scores."""
 
 from typing import NamedTuple
 
 import numpy as np
 from two_sided import two_sided
 
-# Multipliers below this share of their sum are rounding.
+# Multipliers below this fraction of their sum are rounding.
 _NO_MULTIPLIER = 1e-9
 _NEWTON_STEPS = 50
 
 
 class Entries(NamedTuple):
-    """The distinct tokens of all sequences, one after the other, (N,), and labels (n,)."""
+    """The distinct tokens of all sequences as flat arrays, (N,), and labels (n,)."""
 
     sequence: np.ndarray
     token: np.ndarray
@@ -30,11 +30,11 @@ class Entries(NamedTuple):
 
 
 class NotCertified(Exception):
-    """Why a description does not hold."""
+    """Reason why the certificate fails."""
 
 
 class Head(NamedTuple):
-    """v_mm at the points of heavy sequences, and how finite scores are proven a maximum of its margin."""
+    """v_mm at the points of heavy sequences, and the proof that finite scores maximise its margin."""
 
     scores: np.ndarray
     v: np.ndarray
@@ -48,7 +48,7 @@ class Head(NamedTuple):
 def solve_head(
     E: np.ndarray, p: np.ndarray, entries: Entries, heavy: np.ndarray, mixed: np.ndarray, normals: np.ndarray
 ) -> Head:
-    """Solve for v_mm, and for the finite scores with it by Newton's method."""
+    """Solve for v_mm and the finite scores jointly by Newton's method."""
     place, point = _points(entries, heavy, mixed)
     chosen = mixed & np.isin(entries.sequence, place)
     rows, q, z = _at(E, p, entries, chosen, place)
@@ -69,7 +69,7 @@ def solve_head(
         if np.abs(move).max() < 1e-13 * (1 + np.abs(multipliers).max()):
             break
     if not (multipliers > 0).all():
-        raise NotCertified("a heavy sequence loses its multiplier where finite scores come to rest")
+        raise NotCertified("a heavy sequence loses its multiplier at the stationary finite scores")
     summed = multipliers @ z
     gap = 1 - (z @ summed).min() * multipliers.sum() / (summed @ summed)
     gradient, curvature = 0.0, np.inf
@@ -82,7 +82,7 @@ def solve_head(
 
 
 def _points(entries: Entries, heavy: np.ndarray, mixed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Choose a sequence (k,) for each distinct point, and the point of every sequence (n,), -1 if light."""
+    """Return one sequence (k,) for each distinct point, and the point of every sequence (n,), -1 if light."""
     single = np.bincount(entries.sequence[mixed], minlength=len(heavy)) == 1
     key = np.arange(len(heavy)) + 2 * (entries.token.max() + 1)
     own = mixed & single[entries.sequence]
@@ -96,7 +96,7 @@ def _points(entries: Entries, heavy: np.ndarray, mixed: np.ndarray) -> tuple[np.
 def _at(
     E: np.ndarray, p: np.ndarray, entries: Entries, chosen: np.ndarray, place: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute the points z = y Σ q E: to which of them chosen entries belong, their y q, and z (k, D)."""
+    """Compute the points z = y Σ q E: point index of chosen entries, their y q, and z (k, D)."""
     log_q = entries.attention(E @ p, chosen)[chosen]
     sequence = entries.sequence[chosen]
     order = np.argsort(place)
@@ -144,7 +144,7 @@ def _system(
 
 
 def _least_curvature(system: np.ndarray, unknown: list[int]) -> float:
-    """Compute the least eigenvalue of minus the Hessian in (t, v) where margins stay, over the largest."""
+    """Compute the smallest eigenvalue of minus the Hessian in (t, v) at fixed margins, over the largest."""
     size = unknown[1]
     hessian, margins = -system[:size, :size], system[size:, :size]
     _, values, vt = np.linalg.svd(margins)
@@ -157,7 +157,7 @@ def _least_curvature(system: np.ndarray, unknown: list[int]) -> float:
 
 
 def weights_of_sequences(entries: Entries, heavy: np.ndarray, head: Head) -> np.ndarray:
-    """Share the multiplier of a point among its sequences, (n,)."""
+    """Distribute the multiplier of a point over its sequences, (n,)."""
     shared = np.bincount(head.point[heavy], minlength=len(head.multipliers))
     weight = np.zeros(len(heavy))
     weight[heavy] = (head.multipliers / shared)[head.point[heavy]]

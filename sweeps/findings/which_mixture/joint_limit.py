@@ -1,4 +1,4 @@
-"""The limit of gradient flow on p and v together, with a certificate: who weighs, and where p goes."""
+"""Certificate of the limit of gradient flow on p and v together: weights of sequences, and directions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +12,9 @@ from two_sided import TwoSided
 import jaxattn as ja
 from jaxattn.theory import Scores, distinct_tokens, tie_classes
 
-# Of a force that is zero, and of a curvature that is not.
+# Relative size of a force that counts as zero, and of a curvature that counts as nonzero.
 _ZERO = 1e-8
-# log min y f from which on powers of it are told apart.
+# Smallest log min y f at which powers of it can be distinguished.
 _LONG = 12.0
 # Relative rounding error of y f.
 _ROUNDING = 1e-13
@@ -22,20 +22,20 @@ _ROUNDING = 1e-13
 
 @dataclass(frozen=True, repr=False)
 class JointLimit:
-    """Where p and v go together, and what proves it locally. NumPy arrays, float64.
+    """Limit of p and v, with a local certificate. NumPy arrays, float64.
 
     Attributes:
-        p: (D,); p_*: scores go apart like 2 log r · Φ p_*, r v being the head; NaN without a limit.
-        v: (D,); the shortest v with y x_X·v ≥ 1 at the points x_X that attention makes in the limit.
-        heavy: (n,) bool; sequences that push v with a weight of order one. The others are light.
+        p: (D,); p_*: scores separate like 2 log r · Φ p_*, where r v is the head; NaN without a limit.
+        v: (D,); the shortest v with y x_X·v ≥ 1 at the points x_X that attention forms in the limit.
+        heavy: (n,) bool; True for sequences whose weight is of order one. The other sequences are light.
         weight: (n,); the weight of heavy sequences in Σ w y x = v, 0 for light ones.
         finite: () int; dimensions of the scores that stay finite.
         gradient: (); size of the force on these relative to its parts, 0 if there are none.
-        curvature: (); the least curvature of max min_X y x_X·v across what the margins fix, relative to the
-            largest; inf if nothing is finite.
+        curvature: (); smallest curvature of max min_X y x_X·v in directions that the margins do not fix,
+            relative to the largest; inf if no score stays finite.
         head_gap: (); relative duality gap of v at these points.
         direction: the program of p_*, None without a limit.
-        spare: (); the least of what the strict conditions of the description have to spare, inf without any.
+        spare: (); smallest slack of the strict conditions, inf without any.
         reason: why there is no certificate, "" if there is one.
     """
 
@@ -57,10 +57,10 @@ class JointLimit:
         return self.reason == ""
 
     def __repr__(self) -> str:
-        """Return whether it holds, and how many sequences and scores are of which kind."""
+        """Return whether it holds, with the numbers of heavy sequences and finite scores."""
         kinds = f"{int(np.sum(self.heavy))} of {np.size(self.heavy)} sequences heavy"
-        said = "certified" if self.holds else self.reason
-        text = f"{said}; {kinds}, {int(self.finite)} scores finite, spare {float(self.spare):.3g}"
+        outcome = "certified" if self.holds else self.reason
+        text = f"{outcome}; {kinds}, {int(self.finite)} scores finite, spare {float(self.spare):.3g}"
         return f"JointLimit({text})"
 
 
@@ -71,12 +71,12 @@ def certify_joint_limit(
     *,
     tolerance: float = 1e-10,
 ) -> JointLimit:
-    """Certify where gradient flow on p and v goes from a point far along its path, E fixed, logistic loss.
+    """Certify the limit of gradient flow on p and v from a point far along its path, E fixed, logistic loss.
 
-    In the limit v = r v_mm, log r → ∞, with v_mm the max-margin head of the points that attention makes,
+    In the limit v = r v_mm, log r → ∞, with v_mm the max-margin head of the points that attention forms,
     and p = 2 log r (p_* + o(1)). A sequence is heavy if its weight e^(-y f) is of the order of the largest
-    one, and light if it is less by a power of r. Which is which, and what attention of heavy ones stays
-    finite, is read off the given point; everything else is recomputed:
+    one, and light if it is smaller by a power of r. The given point determines which sequences are heavy, and
+    which attention in them stays finite; everything else is recomputed:
 
         p_* = argmin ‖p‖²  s.t.  a_top - a_s = 0     tokens of finite attention in a heavy sequence,
                                  a_top - a_s ≥ 1     s of a heavy sequence with y γ_s < 1,
@@ -84,18 +84,18 @@ def certify_joint_limit(
                                  a_h - a_s ≥ 0       s of a light sequence with y γ_s < 1,
                                  a_h - a_s ≥ -1/2    the same with y γ_s = 1,
 
-    a = Φ p, γ = Φ v_mm, h the highest token of the sequence with y γ_h > 1. Where several are level at p_*,
-    p_* has to be the shortest for each choice of h. Strict conditions are what the
-    description takes for granted: in a heavy sequence tokens with y γ_s > 1 lie lower by κ = 1, those with
-    y γ_s = 1 and the higher γ by κ = 1/2, with something to spare for the force that draws them up,
+    a = Φ p, γ = Φ v_mm, h the highest token of the sequence with y γ_h > 1. If several are level at p_*,
+    p_* must be the shortest vector for each choice of h. The description also requires strict conditions. In
+    a heavy sequence tokens with y γ_s > 1 must be lower by κ = 1, those with y γ_s = 1 and the higher γ by
+    κ = 1/2, with slack for the force that attracts them,
 
         a_top - a_s - κ > ½ (E_s - E_top)·u,    u = Σ_X w_X r^(2κ) q_s c (E_s - E_top),
 
     over all such pairs and q, r at the given point; c = y γ_s - 1, or β_s - β_top if that is zero. Otherwise
-    s comes up from there, though p_* is a limit for those who begin nearer to it. At the given point light
-    sequences have y x_X·v_mm ≥ 1 as well, up to 1/√r. Finite scores and v_mm are a strict local maximum of
-    min_X y x_X·v over ‖v‖ ≤ 1. All of it is local: neither program is convex as a whole. Its conditions are
-    to leading powers of r, and not proven to be enough.
+    s rises from there, although p_* is a limit for points closer to it. At the given point light sequences
+    must also have y x_X·v_mm ≥ 1, up to 1/√r. Finite scores and v_mm are a strict local maximum of
+    min_X y x_X·v over ‖v‖ ≤ 1. All of this is local, because neither program is convex as a whole. The
+    conditions are to leading powers of r, and not proven to be sufficient.
 
     Args:
         scores: keys Φ (V, D), which are the points of v too, and bags of n sequences of two classes.
@@ -104,10 +104,10 @@ def certify_joint_limit(
         tolerance: largest relative duality gap of either program.
 
     Returns:
-        The limit; `reason` says what does not hold.
+        The limit; `reason` is the condition that fails.
 
     Raises:
-        InputError: more than two classes, NaN or inf, shapes that do not fit.
+        InputError: there are more than two classes, NaN or inf, or shapes do not match.
 
     Source:
         docs/notes/which_mixture.md.
@@ -151,10 +151,10 @@ def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries, tole
         found |= {"v": head.v, "weight": weight, "finite": len(normals), "gradient": head.gradient}
         found |= {"curvature": head.curvature, "head_gap": head.gap}
         if head.gap > tolerance or head.gradient > _ZERO or not head.curvature > _ZERO:
-            raise NotCertified("the points of finite attention are no strict maximum of the margin of v")
+            raise NotCertified("the points of finite attention are not a strict maximum of the margin of v")
         r = v @ head.v / (head.v @ head.v)
         if not _agreement(E @ p, E @ head.v, entries).min() >= 1 - max(1 / np.sqrt(max(r, 1)), ON_MARGIN):
-            raise NotCertified("a sequence lies below the margin of the heavy ones")
+            raise NotCertified("a sequence is below the margin of the heavy ones")
         classes = merged_classes(E, p, head, entries, leader)
         flat = E - E @ normals.T @ normals
         program = Program(flat, np.log(r), classes, heavy, weight, tolerance)
@@ -166,12 +166,12 @@ def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries, tole
 
 
 def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries) -> tuple[np.ndarray, np.ndarray]:
-    """Tell heavy sequences (n,), and entries of finite attention in them (N,), by halves of powers of r."""
+    """Return heavy sequences (n,), and their entries of finite attention (N,), by half powers of r."""
     log_q, agreement = entries.attention(E @ p), _agreement(E @ p, E @ v, entries)
     if not agreement.min() > np.exp(_LONG):
-        raise NotCertified("v is not long yet, or nothing separates the labels")
+        raise NotCertified("v is not large yet, or no v separates the labels")
     half = np.log(agreement.min()) / 2
-    # Beyond ‖v‖ of about e^36 rounding of y f is larger than any difference between heavy sequences.
+    # For ‖v‖ above about e^36 the rounding of y f exceeds any difference between heavy sequences.
     rounding = _ROUNDING * np.abs(E @ v).max()
     heavy = agreement < agreement.min() + max(half, rounding)
     return heavy, heavy[entries.sequence] & (log_q > -half)
@@ -186,7 +186,7 @@ def _agreement(scores: np.ndarray, values: np.ndarray, entries: Entries) -> np.n
 def _ties(
     E: np.ndarray, entries: Entries, heavy: np.ndarray, mixed: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tie the tokens of finite attention: the smallest of each class (V,), and a basis of 𝒯 (k, D)."""
+    """Tie the tokens of finite attention: the smallest token of each class (V,), and a basis of 𝒯 (k, D)."""
     first = np.full(len(heavy), len(E))
     np.minimum.at(first, entries.sequence[mixed], entries.token[mixed])
     one, other = first[entries.sequence[mixed]], entries.token[mixed]

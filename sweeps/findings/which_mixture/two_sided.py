@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Multipliers below this share of the largest are taken for zero where tight rows are solved as equations.
+# Multipliers below this fraction of the largest count as zero when tight rows are solved as equations.
 _NO_MULTIPLIER = 1e-10
 # Largest violation of a requirement, relative to 1 + ‖p‖ times the longest row.
 _FEASIBLE = 1e-9
-# A residual of least-distance programming below this is a proof that there is no p.
+# A residual of least-distance programming below this proves that there is no p.
 _NO_RESIDUAL = 1e-14
 
 
@@ -29,12 +29,12 @@ class TwoSided(NamedTuple):
 
     @property
     def feasible(self) -> bool:
-        """Whether p meets all requirements."""
+        """True if p meets all requirements."""
         return bool(self.violation <= _FEASIBLE)
 
 
 def two_sided(rows: np.ndarray, required: np.ndarray) -> TwoSided:
-    """Solve for the shortest p with A p ≥ b.
+    """Compute the shortest p with A p ≥ b.
 
     Args:
         rows: (m, D); A.
@@ -53,12 +53,12 @@ def two_sided(rows: np.ndarray, required: np.ndarray) -> TwoSided:
         return TwoSided(np.zeros(dim), np.zeros(m), np.float64(0), np.float64(0))
     longest = np.sqrt(np.square(rows).sum(axis=1).max())
     scaled, height, multipliers = rows / max(longest, np.finfo(float).tiny), 1.0, np.zeros(m)
-    # Rounding is smallest where h is near 1/‖p‖, which one pass or several find.
+    # Rounding is smallest for h near 1/‖p‖, which takes one or several passes to find.
     for _ in range(4):
         matrix = np.vstack([scaled.T, height * required])
         try:
             u, _ = nnls(matrix, np.append(np.zeros(dim), 1.0), maxiter=100 * (m + dim))
-        except RuntimeError:  # too many iterations: the certificate judges what there is
+        except RuntimeError:  # too many iterations: the certificate judges the current solution
             break
         rest = 1 - height * (required @ u)
         if rest <= _NO_RESIDUAL:
@@ -75,7 +75,7 @@ def two_sided(rows: np.ndarray, required: np.ndarray) -> TwoSided:
 def _with_equalities(
     rows: np.ndarray, required: np.ndarray, multipliers: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Solve A p = b for the rows with a multiplier; keep what there is if a multiplier turns negative."""
+    """Solve A p = b on the rows with a multiplier; return the given solution if one turns negative."""
     tight = multipliers > _NO_MULTIPLIER * multipliers.max()
     if tight.any():
         own = rows[tight]

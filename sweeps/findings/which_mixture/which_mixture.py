@@ -1,4 +1,4 @@
-"""Which mixture: a probe that certifies the limit of p and v, and follows the far flow there; tables.
+"""Which mixture: a probe that certifies the limit of p and v, and integrates the far flow; tables.
 
 python which_mixture.py RUN [RUN ...] OUT reads folders of runs, and writes runs.csv, table.md and the figure.
 """
@@ -22,17 +22,18 @@ from jaxattn.lab.results.style import DISTINCT, DPI, style
 from jaxattn.models.reference import padded_sequences
 from jaxattn.theory import Scores, relaxed_max_margin, selection_from_scores
 
-# log ‖v‖ of the row that is certified, at most; log r to which the far flow goes.
+# Largest log ‖v‖ of the row that is certified, and log r at the end of the far flow.
 LONGEST, FAR = 18.5, 1e4
-# 1 - cos at that log r: what walls that recede leave is of the order of (log log r / log r)².
+# Largest 1 - cos at that log r that confirms the limit: receding walls leave an error of order (log log r /
+# log r)².
 AGREES = 1e-5
 
 
 class Mixture(ja.PhaseProbe):
-    """The certified limit of p and v after `joint_flow`, and the far flow on its way there.
+    """The certified limit of p and v after `joint_flow`, and the far flow towards it.
 
     Settings:
-        follows: whether the far flow is followed.
+        follows: whether to integrate the far flow.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -55,15 +56,15 @@ class Mixture(ja.PhaseProbe):
     follows: bool = True
 
     def why_not(self, task: Any, phase: ja.Phase) -> str | None:
-        """Say that it wants a phase that moves p and v alone."""
-        return None if set(phase.train) == {"p", "v"} else "wants a phase that trains p and v"
+        """Return the reason if the phase does not train exactly p and v."""
+        return None if set(phase.train) == {"p", "v"} else "requires a phase that trains p and v"
 
     def observe(self, phase: ja.Phase, state: Any) -> Array:
-        """Look up p and v of one seed, (2, d)."""
+        """Return p and v of one seed, (2, d)."""
         return jax.numpy.stack([phase.parameter(state, name) for name in ("p", "v")])
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Certify every seed (S, k, 2, d), and follow it."""
+        """Certify every seed (S, k, 2, d), and integrate its far flow."""
         corpora = jax.device_get(loaded.splits.train)
         found = [
             measure(np.asarray(params.E[seed], np.float64), path, corpus, self.follows)
@@ -74,7 +75,7 @@ class Mixture(ja.PhaseProbe):
 
 
 def measure(E: np.ndarray, path: np.ndarray, corpus: ja.data.Corpus, follows: bool) -> dict[str, float]:
-    """Certify the limit from the last row (2, d) of a path at which log ‖v‖ is 18.5 at most, and go there."""
+    """Certify the limit from the last row (2, d) of a path with log ‖v‖ ≤ 18.5, and run the far flow."""
     log_norm = np.log(np.linalg.norm(path[:, 1], axis=1))
     place = np.flatnonzero(log_norm <= LONGEST)[-1]
     p, v = path[place]
@@ -106,9 +107,9 @@ def apart(x: np.ndarray, y: np.ndarray) -> float:
 def begin(
     E: np.ndarray, p: np.ndarray, v: np.ndarray, corpus: ja.data.Corpus, limit: JointLimit
 ) -> tuple[Far, np.ndarray, float]:
-    """Set the far flow up: itself, the basis of its coordinates (m, d), and log r.
+    """Return the far flow, the basis of its coordinates (m, d), and log r.
 
-    Of the certificate it takes v_mm and which sequences are heavy, and nothing of the program of p.
+    It uses v_mm and the heavy sequences of the certificate, but not the program of p.
     """
     ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
     n, labels = len(ids), np.asarray(corpus.targets)
@@ -132,7 +133,7 @@ def begin(
 
 
 def share(hit: pd.Series, known: pd.Series) -> str:
-    """Write a share as k of n with its interval."""
+    """Format a share as k of n with its interval."""
     if not known.any():
         return "–"
     low, high = judge.share(hit, known)[1:3]
@@ -140,7 +141,7 @@ def share(hit: pd.Series, known: pd.Series) -> str:
 
 
 def table(found: pd.DataFrame) -> str:
-    """Write the table of the page."""
+    """Return the table of the page."""
     lines = [
         "| corpus | certified | of these, confirmed | wrong | p_* to p_relax, median | p to p_*, worst |",
         "| :-- | :-- | :-- | :-- | :-- | :-- |",
@@ -157,7 +158,7 @@ def table(found: pd.DataFrame) -> str:
 
 
 def distances(found: pd.DataFrame) -> Figure:
-    """Draw 1 - cos of p to p_* at log r = 1e4, and of p_relax to p_*, sorted, for each corpus."""
+    """Plot 1 - cos of p to p_* at log r = 1e4, and of p_relax to p_*, sorted, for each corpus."""
     figure = Figure(figsize=(7.2, 3.0), layout="constrained")
     for axes, name, words in zip(
         figure.subplots(1, 2, sharey=True),
@@ -174,7 +175,7 @@ def distances(found: pd.DataFrame) -> Figure:
 
 
 def runs(results: Any) -> pd.DataFrame:
-    """Lay out the end of every run: corpus, seed, and its metrics."""
+    """Return the end of every run as a row: corpus, seed, and its metrics."""
     records = results.records[results.records["phase"] == "both"]
     wanted = records["metric"].isin([*Mixture.metrics, "mismatch", "came_to_end"])
     records = results.with_axes(records[wanted].dropna(subset="value"))
@@ -219,7 +220,7 @@ if __name__ == "__main__":
     except ja.InputError as error:
         raise SystemExit(str(error)) from None
     out.mkdir(parents=True, exist_ok=True)
-    # Of a run in two folders that of the later one.
+    # If a run is in two folders, the later one is kept.
     everything = everything.drop_duplicates(["block", "seed"], keep="last")
     everything.to_csv(out / "runs.csv", index=False, float_format="%.6g")
     (out / "table.md").write_text(table(everything), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A sentence is positive if two words occur in it, or, beside that, if exactly one of them does."""
+"""Sentences that are positive if two words occur in them; as a second rule, if exactly one of them does."""
 
 from typing import ClassVar, Literal, NamedTuple
 
@@ -13,14 +13,14 @@ TYPES = ("both", "first", "second", "neither")
 
 
 def kinds(sequences: int) -> Array:
-    """Number the types of sentences: half have both words, a sixth each the first, the second, neither."""
+    """Return the types of sentences: half have both words, a sixth each the first, the second, neither."""
     return jnp.maximum(jnp.arange(sequences) * 6 // sequences - 2, 0)
 
 
 def sentences(
     key: Array, *, sequences: int, rule: Literal["and", "xor"] = "and", length: int = 5, vocab_size: int = 64
 ) -> Sequences:
-    """Write sentences of word 2, of words 0 and 1 as their type has them, and of others drawn uniformly."""
+    """Build sentences of word 2, of words 0 and 1 according to their type, and of other words, uniform."""
     kind = kinds(sequences)
     has = jnp.stack([kind <= 1, kind % 2 == 0, kind >= 0], 1)
     ids = jax.random.randint(key, (sequences, length), 3, vocab_size)
@@ -49,7 +49,7 @@ class Transformer(ja.Model[Sequences]):
     neurons: int = 256
 
     def init(self, key: Array, like: Sequences, *, dtype: jnp.dtype) -> Params:
-        """Draw entries from N(0, 2 / columns), as Kaiming normal does."""
+        """Sample entries from N(0, 2 / columns), as in Kaiming initialisation."""
         keys = jax.random.split(key, 5)
         shapes = [(self.width, like.vocab_size)] * 3 + [(self.neurons, self.width)]
         drawn = (
@@ -71,10 +71,10 @@ def tables(params: Params) -> tuple[Array, Array]:
 
 
 class Words(ja.Probe):
-    """Values of the three words, how far scores have moved, and loss and accuracy by type of sentence."""
+    """Values of the three words, changes of scores, and loss and accuracy by type of sentence."""
 
     def remember(self, params: Params) -> Array:
-        """Keep the scores of the start."""
+        """Return the initial scores."""
         return tables(params)[1]
 
     def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""The measure of the two words: what grows, what falls, and which type of sentence is learned when."""
+"""Measure of the two words: changes of values and scores, and when each type of sentence is learned."""
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ TYPES = ("both", "first", "second", "neither")
 
 
 def order(results, item) -> Measured:
-    """Measure both rules when all sentences are right for the first time, and at the end."""
+    """Measure both rules at the first step where all sentences are right, and at the end."""
     findings, rows = [], []
     for entry in results.manifest["cells"]:
         rule, records = entry["settings"]["data.rule"], results.records
@@ -44,6 +44,6 @@ def order(results, item) -> Measured:
 
 
 def _since(holds: pd.Series) -> int:
-    """Find the place from which on something holds; the last one if it does not."""
+    """Return the index from which on a condition holds; the last index if it never does."""
     fails = np.flatnonzero(~holds.to_numpy())
     return min(int(fails[-1]) + 1, len(holds) - 1) if len(fails) else 0

@@ -1,4 +1,4 @@
-"""Attention as an SVM: W of x_t·W z under normalised descent tends to the direction of a hard margin."""
+"""Attention as an SVM: W in x_t·W z under normalised descent converges to a hard-margin direction."""
 
 from typing import ClassVar, NamedTuple
 
@@ -13,7 +13,7 @@ from jaxattn.theory import Scores
 
 
 def unit_tokens(key: Array, *, dim: int = 10, length: int = 8, sequences: int = 6) -> Vectors:
-    """Draw tokens and queries uniform on the unit sphere, and labels of a coin."""
+    """Sample tokens and queries uniformly on the unit sphere, and labels uniformly."""
     tokens, queries, labels = jax.random.split(key, 3)
     X = jax.random.normal(tokens, (sequences, length, dim))
     z = jax.random.normal(queries, (sequences, dim))
@@ -22,7 +22,7 @@ def unit_tokens(key: Array, *, dim: int = 10, length: int = 8, sequences: int = 
 
 
 class Params(NamedTuple):
-    """W against queries, and the head."""
+    """W between keys and queries, and the head."""
 
     W: Array
     v: Array
@@ -31,8 +31,8 @@ class Params(NamedTuple):
 class Attention(ja.Model[Vectors]):
     """f(X, z) = Σ_t q_t γ_t, γ_t = x_t·v, with q = softmax over t of x_t·W z; v is a fixed unit vector.
 
-    With `all_digits` it is written as γ_top + Σ_t q_t (γ_t - γ_top): gradients keep all their digits then,
-    where in the plain form they are rounding once attention on the other tokens is below 1e-16.
+    With `all_digits` it is computed as γ_top + Σ_t q_t (γ_t - γ_top), so gradients keep their precision. In
+    the plain form they are rounding errors once the attention on other tokens is below 1e-16.
     """
 
     takes: ClassVar[type[Vectors]] = Vectors
@@ -42,7 +42,7 @@ class Attention(ja.Model[Vectors]):
     all_digits: bool = False
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Draw W and the head of one seed."""
+        """Sample W and the head of one seed."""
         matrix, head = jax.random.split(key)
         v = jax.random.normal(head, (like.dim,), dtype)
         W = self.scale * jax.random.normal(matrix, (like.dim, like.dim), dtype)
@@ -55,7 +55,7 @@ class Attention(ja.Model[Vectors]):
         return top[:, 0] + (q * (values - top)).sum(axis=1)
 
     def scores(self, params: Params, data: Vectors) -> Scores:
-        """Write scores as Φ vec W: Φ = x ⊗ z, values x·v."""
+        """Return scores in the form Φ vec W: Φ = x ⊗ z, values x·v."""
         return of_query(data.X, data.z, data.targets, values=data.dot(params.v))
 
 
@@ -65,5 +65,5 @@ def attention(params: Params, data: Vectors) -> Array:
 
 
 def largest_attention(params: Params, data: Vectors) -> Array:
-    """Compute the mean over sequences of the attention on the token that has most of it."""
+    """Compute the largest attention in each sequence, averaged over sequences."""
     return attention(params, data).max(axis=1).mean()

@@ -17,17 +17,17 @@ PLACES = ((0.0, 0.0), (1.0, 1.0), (1.0, -1.0), (0.5, 1.0))
 
 
 def three_sequences() -> ja.data.Corpus:
-    """Make three sequences, each of token 0 and one of its own."""
+    """Build three sequences, each of token 0 and one further token."""
     return ja.data.from_sequences([[0, 1], [0, 2], [0, 3]], labels=[1, -1, 1], vocab_size=4)
 
 
 def tokens(key: Array, drawn: Array, *, height: float = 1.0) -> Array:
-    """Place the tokens: 0, (1, 1), (1, -1) and (1/2, height)."""
+    """Return the tokens: 0, (1, 1), (1, -1) and (1/2, height)."""
     return jnp.asarray(PLACES, drawn.dtype).at[3, 1].set(height)
 
 
 def at(key: Array, drawn: Array, *, x: float, y: float) -> Array:
-    """Start at a point."""
+    """Return a given initial point."""
     return jnp.stack([jnp.asarray(x, drawn.dtype), jnp.asarray(y, drawn.dtype)])
 
 
@@ -42,9 +42,9 @@ def each_normalised(step_size: optax.Schedule) -> optax.GradientTransformation:
 
 
 class AllDigits(ja.models.OneLayer):
-    """The same model of these three sequences, written so that gradients keep all their digits.
+    """The same model for these three sequences, in a form whose gradients keep their precision.
 
-    f = γ_k + σ(a_0 - a_k) (γ_0 - γ_k); averaging loses γ_k - f once attention on token 0 is below rounding.
+    f = γ_k + σ(a_0 - a_k) (γ_0 - γ_k). An average loses γ_k - f once attention on token 0 is below rounding.
     """
 
     def outputs(self, params: Any, data: ja.data.Corpus) -> Array:
@@ -54,18 +54,18 @@ class AllDigits(ja.models.OneLayer):
 
 
 def directions(params: Any, data: ja.data.Corpus) -> dict[str, Array]:
-    """Look up p, and the angles of p and v to the first axis."""
+    """Return p, and the angles of p and v to the first axis."""
     (x, y), (a, b) = params.p, params.v
     return {"p_1": x, "p_2": y, "p_angle": jnp.arctan2(y, x), "v_angle": jnp.arctan2(b, a)}
 
 
 def exactly(name: str, value: float, over: str, gap: float = 0.0) -> Finding:
-    """Make a finding of a number that is known, or lies between value (1 - gap) and value."""
+    """Build a finding of a number that is known exactly, or between value (1 - gap) and value."""
     return Finding(name, Estimate(float(value), float(value * (1 - gap)), float(value)), over)
 
 
 def ends(results: ja.Results, item: object) -> Measured:
-    """Certify the printed programs, and hold the ends of p and v against them."""
+    """Certify the published programs, and compare the final p and v with them."""
     findings, targets = [], {}
     for case, height in HEIGHTS.items():
         E = np.array(PLACES)

@@ -1,4 +1,4 @@
-"""Attention as an SVM in p: one input with a global or a local optimum, and three inputs; given starts."""
+"""Attention as an SVM in p: one input with a global or a local optimum, and three inputs; fixed starts."""
 
 from typing import ClassVar, Literal
 
@@ -14,7 +14,7 @@ from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.results.judge import Estimate
 from jaxattn.theory import Scores
 
-# Three inputs of seven tokens, as PyTorch's generator draws them with seed 0; two coordinates each.
+# Three inputs of seven tokens with two coordinates, as sampled by PyTorch's generator with seed 0.
 THREE = """
 0.77483204 -0.23047204 -1.0867758 1.1697421 -1.0632026 0.57695609 -1.252667 1.0699966 -0.4760317
 -0.25246842 -0.54945554 -0.77053073 -0.38666988 -0.34129833 0.68898097 -0.068272069 -0.84996209
@@ -25,7 +25,7 @@ THREE = """
 
 
 def tokens(case: str) -> np.ndarray:
-    """List tokens of two coordinates and a value, (n, T, 3); each first one has the largest value."""
+    """Return tokens of two coordinates and a value, (n, T, 3); the first token has the largest value."""
     if case != "three":
         return np.array([[(-0.1, 1, 1), (1, 0, 0.9), (0, 0, 0.9 if case == "global" else 0)]])
     X = np.full((3, 7, 3), 0.5)
@@ -34,13 +34,13 @@ def tokens(case: str) -> np.ndarray:
 
 
 def inputs(*, case: Literal["global", "local", "three"] = "global") -> Vectors:
-    """Make the inputs of a case, with labels +1."""
+    """Build the inputs of a case, with labels +1."""
     X = tokens(case)
     return Vectors(targets=jnp.ones(len(X), jnp.int32), X=jnp.asarray(X), classes=2)
 
 
 class Attention(ja.Model[Vectors]):
-    """f(X) = Σ_t q_t γ_t, q = softmax of x_t·p; `all_digits` writes it as γ_top + Σ_t q_t (γ_t - γ_top)."""
+    """f(X) = Σ_t q_t γ_t, q = softmax of x_t·p; `all_digits` uses the form γ_top + Σ_t q_t (γ_t - γ_top)."""
 
     takes: ClassVar[type[Vectors]] = Vectors
     linear_in: ClassVar[str] = "p"
@@ -50,7 +50,7 @@ class Attention(ja.Model[Vectors]):
     all_digits: bool = False
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Start at a point."""
+        """Return a given initial point."""
         return {"p": jnp.stack([self.x, self.y]).astype(dtype)}
 
     def outputs(self, params: dict[str, Array], data: Vectors) -> Array:
@@ -60,7 +60,7 @@ class Attention(ja.Model[Vectors]):
         return top[:, 0] + (q * (values - top)).sum(axis=1)
 
     def scores(self, params: dict[str, Array], data: Vectors) -> Scores:
-        """Write scores as Φ p."""
+        """Return scores in the form Φ p."""
         return of_vectors(data.X[:, :, :2], data.targets, values=data.X[:, :, 2])
 
 
@@ -70,19 +70,19 @@ def first_attention(params: dict[str, Array], data: Vectors) -> Array:
 
 
 def program(case: str, token: int = 0, coordinates: int = 2) -> ja.theory.MaxMargin:
-    """Solve the program in which one token, the same of every sequence, is selected."""
+    """Solve the program that selects one token, the same in every sequence."""
     X = tokens(case)[:, :, :coordinates]
     mask = np.arange(X.shape[1]) == np.full((len(X), 1), token)
     return ja.theory.max_margin(of_vectors(X, np.ones(len(X), int)), ja.theory.Selection(mask))
 
 
 def exactly(name: str, x: float, over: str, gap: float = 0.0) -> Finding:
-    """Make a finding of a number that is known, or lies between x (1 - gap) and x."""
+    """Build a finding of a number that is known exactly, or between x (1 - gap) and x."""
     return Finding(name, Estimate(float(x), float(x * (1 - gap)), float(x)), over)
 
 
 def ends(results: ja.Results, item: object) -> Measured:
-    """Certify the printed programs, and count the starts that end at either direction."""
+    """Certify the published programs, and count the starts that end at either direction."""
     programs = {"global": program("global"), "local": program("local", token=1), "three": program("three")}
     programs["three, in three coordinates"] = program("three", coordinates=3)
     findings = [

@@ -1,4 +1,4 @@
-"""Benign overfitting of the token that attention selects: W and p move, labels are noisy."""
+"""Benign overfitting of the selected token: W and p are trained on noisy labels."""
 
 from typing import NamedTuple
 
@@ -11,13 +11,13 @@ from jaxattn.data import Splits, Vectors
 
 
 class Tokens(Vectors):
-    """Tokens in coordinates of m + 2 axes of R^d, the two of the signals and those of the training noise."""
+    """Tokens in m + 2 coordinates of R^d: the two signal axes and those of the training noise."""
 
-    h: Array | None = None  # (n, T, m + 2) what the first W makes of their rest, where queries can be
+    h: Array | None = None  # (n, T, m + 2) projection of their remainder by the initial W
 
 
 def triangle(key: Array, rows: int, dim: int) -> Array:
-    """Draw Gaussian rows of R^dim in coordinates of their own span (Bartlett's decomposition)."""
+    """Sample Gaussian rows of R^dim in coordinates of their own span (Bartlett's decomposition)."""
     off, diagonal = jax.random.split(key)
     squares = 2 * jax.random.gamma(diagonal, (dim - jnp.arange(rows)) / 2)
     return jnp.tril(jax.random.normal(off, (rows, rows)), -1) + jnp.diag(jnp.sqrt(squares))
@@ -35,7 +35,7 @@ class Signals(ja.DrawnData, kw_only=True):
     flipped: ja.Static[float] = 0.2
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
-        """Draw the data of one seed: test tokens have parts beside the axes of training, of length √χ²."""
+        """Sample the data of one seed; test tokens have a part outside the training axes, of length √χ²."""
         keys, m = jax.random.split(key, 4), self.sequences * self.length
         on_signals, own = jax.random.normal(keys[0], (m, 2)), triangle(keys[1], m, self.dim - 2)
         train = self.clean(jnp.hstack([on_signals, own]), jnp.zeros((m, m + 2)))
@@ -47,7 +47,7 @@ class Signals(ja.DrawnData, kw_only=True):
         return Splits(train=train, tokens=None, test=test, validation=None)
 
     def clean(self, noise: Array, h: Array) -> Tokens:
-        """Add signals to noise; the labels are right."""
+        """Add signals to noise, with correct labels."""
         X, h = (x.reshape(-1, self.length, x.shape[1]) for x in (noise, h))
         y = classes(len(X))
         own, other = self.signal * jnp.eye(2, X.shape[2])[jnp.stack([(1 - y) // 2, (1 + y) // 2])]
@@ -56,7 +56,7 @@ class Signals(ja.DrawnData, kw_only=True):
 
 
 def classes(n: int) -> Array:
-    """List the true classes of n sequences."""
+    """Return the true classes of n sequences."""
     return jnp.where(jnp.arange(n) < n // 2, 1, -1).astype(jnp.int32)
 
 
@@ -75,7 +75,7 @@ class FixedHead(ja.Model[Tokens]):
     signal: float = 20.0
 
     def init(self, key: Array, like: Tokens, *, dtype: jnp.dtype) -> Params:
-        """Draw W from N(0, 1/3d), of the variance of ±1/√d; p starts at 0."""
+        """Sample W from N(0, 1/3d), which has the variance of ±1/√d; p starts at 0."""
         W = triangle(key, like.dim, self.dim).astype(dtype) / (3 * self.dim) ** 0.5
         v = jnp.zeros(like.dim, dtype).at[:2].set([1, -1]) / (2**0.5 * self.signal)
         return Params(W, jnp.zeros_like(v), v)
@@ -91,7 +91,7 @@ def attention(params: Params, data: Tokens) -> Array:
 
 
 def relevant(params: Params, data: Tokens) -> dict[str, Array]:
-    """Attention on the relevant token where labels are right, and flipped; accuracy by the true classes."""
+    """Compute attention on the relevant token for right and flipped labels; and accuracy by true classes."""
     mass, y = attention(params, data), classes(data.num_examples)
     parts = {"clean": data.targets == y, "flipped": data.targets != y}
     found = {f"attention_{name}": (x * mass[:, 0]).sum() / x.sum() for name, x in parts.items()}

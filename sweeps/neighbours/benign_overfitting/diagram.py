@@ -1,4 +1,4 @@
-"""The measure of benign overfitting: the published settings on fresh and on reused noise, and the diagram."""
+"""Measure of benign overfitting: published settings with fresh and with reused noise, and the diagram."""
 
 import numpy as np
 import pandas as pd
@@ -13,13 +13,13 @@ METRICS = ["train_accuracy", "test_accuracy", "true_accuracy", "attention_clean"
 
 
 def diagram(results, item) -> Measured:
-    """Measure the ends of the published settings; find the least ‖μ‖ that is benign, against n."""
+    """Measure final values for the published settings; find the smallest benign ‖μ‖ as a function of n."""
     records = results.with_axes(last_steps(results.records))
     records = records[records["metric"].isin(METRICS)]
     index = ["block", "data.sequences", "data.signal", "seed"]
     records = records.fillna({"data.sequences": 20})
     wide = records.pivot_table(index=index, columns="metric", values="value")
-    # The published test set begins with the noise of training: its first 20 of 1,000 are those sequences.
+    # The published test set reuses training noise: the first 20 of its 1,000 sequences are those of training.
     wide["test accuracy, reused noise"] = 0.98 * wide["test_accuracy"] + 0.02 * wide["true_accuracy"]
     findings = []
     for (_, signal), rows in wide.loc["published"].groupby(level=["data.sequences", "data.signal"]):
@@ -40,7 +40,7 @@ def diagram(results, item) -> Measured:
 
 
 def _least(test: pd.DataFrame) -> pd.Series:
-    """Find where test accuracy comes to stay above `BENIGN`, linear between values of log ‖μ‖."""
+    """Find where test accuracy stays above `BENIGN`, by linear interpolation in log ‖μ‖."""
     signal, found = np.log(test.columns.to_numpy(float)), []
     for row in test.to_numpy():
         below = np.flatnonzero(row < BENIGN)

@@ -1,4 +1,4 @@
-"""How many facts a matrix holds: N pairs in R^d, recalled if u_j·W e_i is largest at j = i."""
+"""Number of facts in a matrix: N pairs in R^d, recalled if u_j·W e_i is largest at j = i."""
 
 from math import log
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class Pairs(ja.Dataset):
 
     @property
     def num_classes(self) -> int:
-        """N."""
+        """Number of pairs N."""
         return len(self.targets)
 
 
@@ -38,7 +38,7 @@ def number(load: float, dim: int) -> int:
 
 
 def pairs(key: Array, *, dim: int, load: ja.Static[float]) -> Pairs:
-    """Draw as many pairs as the load says, uniform on the unit sphere."""
+    """Sample pairs uniformly on the unit sphere; `load` determines their number."""
     facts = number(load, dim)
     drawn = jax.random.normal(key, (2, facts, dim))
     e, u = drawn / jnp.linalg.norm(drawn, axis=2, keepdims=True)
@@ -55,7 +55,7 @@ class Memory(ja.Model[Pairs]):
     """Logits u_j·W e_i of the answers j to subject i; W starts at N(0, 1/d)."""
 
     def init(self, key: Array, like: Pairs, *, dtype: jnp.dtype) -> Params:
-        """Draw W."""
+        """Sample W."""
         d = like.e.shape[1]
         return Params(jax.random.normal(key, (d, d), dtype) / d**0.5)
 
@@ -72,7 +72,7 @@ def capacity(results, item) -> Measured:
     for d, table in best.groupby(level="data.dim"):
         loads = np.append(np.nan, table.index.get_level_values("data.load"))
         held = (table.to_numpy() >= RECALLED).cumprod(axis=0).sum(axis=0)
-        rows[d] = np.where(held < len(loads) - 1, loads[held], np.nan)  # all held: the grid ends too early
+        rows[d] = np.where(held < len(loads) - 1, loads[held], np.nan)  # all recalled: the grid is too small
     d, load = np.array(list(rows), float), np.array(list(rows.values()))
     seeds = f"{load.shape[1]} seeds"
     findings = [

@@ -1,4 +1,4 @@
-"""Factual recall: which answer goes with a subject and a relation, from sequences of both among noise."""
+"""Factual recall: the answer to a subject and a relation, from sequences of both with noise."""
 
 from typing import ClassVar, NamedTuple
 
@@ -15,7 +15,7 @@ EOS = VOCAB - 1
 
 
 def facts(key: Array, *, sequences: int, length: int = 32) -> Sequences:
-    """Draw subject, relation, noise and an end, in this order, as no place is told; answer int(s/2) + 8 r."""
+    """Sample subject, relation, noise and end token; f ignores their order. The answer is int(s/2) + 8 r."""
     subject_key, relation_key, noise_key = jax.random.split(key, 3)
     subject = jax.random.randint(subject_key, (sequences,), 0, SUBJECTS)
     relation = jax.random.randint(relation_key, (sequences,), 0, RELATIONS)
@@ -35,7 +35,7 @@ class Params(NamedTuple):
 
 
 class LinearAttention(ja.Model[Sequences]):
-    """f(X) = Σ_t a_{s_t} U_{s_t}, attention without a softmax, or with one; all starts alike."""
+    """f(X) = Σ_t a_{s_t} U_{s_t}, attention without or with a softmax; all entries start equal."""
 
     takes: ClassVar[type[Sequences]] = Sequences
 
@@ -43,12 +43,12 @@ class LinearAttention(ja.Model[Sequences]):
     start: float = 1e-5
 
     def init(self, key: Array, like: Sequences, *, dtype: jnp.dtype) -> Params:
-        """Make the parameters that each seed starts with."""
+        """Return the initial parameters, the same for each seed."""
         shapes = (like.vocab_size,), (like.vocab_size, like.classes)
         return Params(*(jnp.full(shape, self.start, dtype) for shape in shapes))
 
     def outputs(self, params: Params, data: Sequences) -> Array:
-        """Compute the logits of the answers, (n, K), from how often each token occurs."""
+        """Compute the logits of the answers, (n, K), from token counts."""
         counts = (data.ids[:, :, None] == jnp.arange(data.vocab_size)).sum(axis=1, dtype=params.a.dtype)
         if not self.softmax:
             return (counts * params.a) @ params.U
@@ -57,7 +57,7 @@ class LinearAttention(ja.Model[Sequences]):
 
 
 class Known(ja.Probe):
-    """Shares of sequences whose likeliest answer is one of the relation, and one of the subject."""
+    """Shares of sequences whose most likely answer belongs to the relation, and to the subject."""
 
     def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
         """Measure one seed on its test data."""

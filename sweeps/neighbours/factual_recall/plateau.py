@@ -1,4 +1,4 @@
-"""The measure of factual recall: the plateau between relations and facts, and the end."""
+"""Measure of factual recall: the plateau between relations and facts, and the end."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from jaxattn.lab.results import judge
 
 
 def plateau(results, item) -> Measured:
-    """Find where the loss falls least a step after it has left log 32 and before it comes below 1."""
+    """Find the slowest decrease of the loss per step between log 32 and 1."""
     findings = cells(results, item, metrics=["test_accuracy", "test_loss", "relation_known"]).findings
     for cell, name in named(results):
         records = results.records[results.records["cell"] == cell]

@@ -1,4 +1,4 @@
-"""Mirror descent in ℓ_q: the limit of W is the ℓ_q attention SVM of its selection, and no other's."""
+"""Mirror descent in ℓ_q: the limit of W is the ℓ_q attention SVM of its selection, for the same q only."""
 
 from typing import Any, ClassVar
 
@@ -39,30 +39,30 @@ def divergence(target: np.ndarray, w: np.ndarray, q: float) -> np.ndarray:
 
 
 class Divergences(ja.PhaseProbe):
-    """The divergence in the norm of the path of W to the ℓ_q attention SVMs of its selection, three q."""
+    """Divergence of the path of W, in its norm, to the ℓ_q attention SVMs of its selection, for three q."""
 
     metrics: ClassVar[tuple[str, ...]] = tuple(
         f"{what}_{q:g}" for what in ("divergence_to", "gap") for q in NORMS
     )
 
     def why_not(self, task: Any, phase: ja.Phase) -> str | None:
-        """Say that it wants a phase of mirror descent on W."""
+        """Return the reason if the phase is not mirror descent on W."""
         options = phase.options if isinstance(phase, ja.dynamics.Descent) else {}
-        return None if "q" in options else "wants a descent in ℓ_q"
+        return None if "q" in options else "requires a descent in ℓ_q"
 
     def observe(self, phase: Any, state: Any) -> Array:
-        """Look up W of one seed and the norm, (D + 1,)."""
+        """Return W of one seed and the norm, (D + 1,)."""
         return jnp.append(phase.parameter(state, "W").reshape(-1), phase.options["q"])
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Solve the programs of each seed and compare W on its way, (S, k, D + 1)."""
+        """Solve the programs of each seed, and compare the path of W, (S, k, D + 1)."""
         data = jax.device_get(loaded.splits.train)
         each = [compare(path, *x) for path, *x in zip(history, data.X, data.z, data.targets, strict=True)]
         return tuple(jax.tree.map(lambda *x: np.stack(x), *found) for found in zip(*each, strict=True))
 
 
 def compare(path: np.ndarray, X: np.ndarray, z: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-    """Compare the path of one seed with the programs of its selection: on the way, and at the end."""
+    """Compare the path of one seed with the programs of its selection, along the path and at the end."""
     path, norm = path[:, :-1], float(path[0, -1])
     scores = of_query(np.asarray(X, float), np.asarray(z, float), y)
     chosen = ja.theory.selection(path[-1], scores)

@@ -1,4 +1,4 @@
-"""A plateau before sparse attention: scores by position are free, and one position of T holds the answer."""
+"""A plateau before sparse attention: trainable scores of positions, one of which contains the answer."""
 
 from typing import ClassVar, NamedTuple
 
@@ -15,13 +15,13 @@ PLATEAU = 0.8  # of the loss at the start
 
 
 def sequences(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
-    """Draw x_t ~ N(0, I/d) and y = W* x_T; W* = I, as training does not see a rotation of y."""
+    """Sample x_t ~ N(0, I/d) and y = W* x_T; W* = I without loss of generality, by rotation of y."""
     X = jax.random.normal(key, (sequences, length, dim)) / dim**0.5
     return Vectors(targets=X[:, -1], X=X)
 
 
 class Params(NamedTuple):
-    """All zero at the start."""
+    """Parameters, zero at the start."""
 
     W: Array  # (d, d)
     a: Array  # (T,) scores of the positions
@@ -33,7 +33,7 @@ class ByPosition(ja.Model[Vectors]):
     takes: ClassVar[type[Vectors]] = Vectors
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Start from zero."""
+        """Return zeros."""
         return Params(jnp.zeros((like.dim, like.dim), dtype), jnp.zeros(like.X.shape[1], dtype))
 
     def outputs(self, params: Params, data: Vectors) -> Array:
@@ -50,7 +50,7 @@ def risk(params: Params) -> Array:
 
 @struct.dataclass
 class State:
-    """What the phase carries."""
+    """State of the phase."""
 
     params: Params
     step: Array
@@ -60,9 +60,9 @@ class State:
 
 
 class Training(ja.Phase, kw_only=True):
-    """Gradient descent on `fresh` sequences a step, or on the risk itself, in steps of rate · √d T.
+    """Gradient descent on `fresh` sequences per step, or on the risk itself, in steps of rate · √d T.
 
-    Its metric `plateau` is the time for which the risk stays above 80 % of that at the start.
+    Its metric `plateau` is the time during which the risk stays above 80 % of its initial value.
     """
 
     train: ClassVar[tuple[str, ...]] = ("W", "a")
@@ -72,7 +72,7 @@ class Training(ja.Phase, kw_only=True):
     fresh: int = 0
 
     def init(self, task: Task, params: Params, key: Array) -> State:
-        """Make the state."""
+        """Build the initial state."""
         zero = jnp.zeros((), jnp.int32)
         return State(params, zero, zero - 1, jax.random.key_data(key), jnp.zeros_like(params.a[0]))
 
@@ -91,7 +91,7 @@ class Training(ja.Phase, kw_only=True):
         return state.replace(params=params, step=state.step + 1, plateau=plateau)
 
     def metrics(self, state: State) -> dict[str, Array]:
-        """Tell how high the risk is, and how long the plateau was if it has ended."""
+        """Return the risk, and the length of the plateau if it has ended."""
         now = risk(state.params)
         ended = jnp.where(now < PLATEAU / 2, state.plateau, jnp.nan)
         return {"plateau": ended, "risk": now, "evaluations": state.step}

@@ -1,4 +1,4 @@
-"""The measure of plateaus: powers of d and T in their lengths."""
+"""Measure of plateaus: powers of d and T in their lengths."""
 
 import numpy as np
 

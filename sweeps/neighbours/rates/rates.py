@@ -1,4 +1,4 @@
-"""How fast W turns to the max-margin direction under gradient, normalised, Polyak and rescaled steps."""
+"""Convergence of W to the max-margin direction with gradient, normalised, Polyak and rescaled steps."""
 
 from typing import ClassVar, Literal, NamedTuple
 
@@ -14,7 +14,7 @@ from jaxattn.theory import Scores
 
 
 def one_optimal(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
-    """Draw tokens N(0, I/d), but for their first entries: y in the first token, 0 in the others."""
+    """Sample tokens N(0, I/d); their first entries are replaced by y in the first token, 0 in others."""
     label_key, token_key = jax.random.split(key)
     y = jax.random.rademacher(label_key, (sequences,), jnp.int32)
     X = jax.random.normal(token_key, (sequences, length, dim)).at[:, :, 0].set(0) / dim**0.5
@@ -35,7 +35,7 @@ class FixedDecoder(ja.Model[Vectors]):
     linear_in: ClassVar[str] = "W"
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Start from zero."""
+        """Return zeros."""
         return Params(jnp.zeros((like.dim, like.dim), dtype))
 
     def outputs(self, params: Params, data: Vectors) -> Array:
@@ -43,7 +43,7 @@ class FixedDecoder(ja.Model[Vectors]):
         return (jnp.exp(log_attention(params, data)) * data.X[:, :, 0]).sum(axis=1)
 
     def scores(self, params: Params, data: Vectors) -> Scores:
-        """Write scores as Φ vec W: Φ = x ⊗ z, values x·e_1."""
+        """Return scores in the form Φ vec W: Φ = x ⊗ z, values x·e_1."""
         return of_query(data.X, data.z, data.targets, values=data.X[:, :, 0])
 
 
@@ -53,7 +53,7 @@ def log_attention(params: Params, data: Vectors) -> Array:
 
 
 def steepest(params: Params, data: Vectors) -> tuple[Array, Array, Array]:
-    """Compute -∇L/‖∇L‖, log ‖∇L‖ and log(L - L*), L* = log(1 + 1/e), in logarithms, so for any ‖W‖.
+    """Compute -∇L/‖∇L‖, log ‖∇L‖ and log(L - L*), L* = log(1 + 1/e), in the log domain, for any ‖W‖.
 
     -∂L/∂W = (1/n) Σ_i σ(-q_i1) q_i1 Σ_t q_it (x_i1 - x_it) z_iᵀ, whose weights are all positive.
     """
@@ -63,7 +63,7 @@ def steepest(params: Params, data: Vectors) -> tuple[Array, Array, Array]:
     largest, apart = weight.max(), data.X[:, :1] - data.X[:, 1:]
     G = jnp.einsum("nt,ntd,ne->de", jnp.exp(weight - largest), apart, data.z) / data.num_examples
     norm = jnp.linalg.norm(G)
-    # log(1 + σ(-1)(e^δ - 1)), δ = 1 - q_1, which is σ(-1) δ where δ is small.
+    # log(1 + σ(-1)(e^δ - 1)), δ = 1 - q_1, which is approximately σ(-1) δ for small δ.
     small, σ = log_off < -20, jax.nn.sigmoid(-1.0)
     exact = jnp.log(jnp.log1p(σ * jnp.expm1(jnp.exp(log_off))))
     excess = jnp.where(small, jnp.log(σ) + log_off, exact)

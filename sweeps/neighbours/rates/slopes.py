@@ -1,4 +1,4 @@
-"""The measure of rates: powers of t in the distance to the max-margin direction, and in the attention off."""
+"""Measure of rates: powers of t in the distance to the max-margin direction, and in the attention off it."""
 
 import numpy as np
 import pandas as pd
@@ -7,11 +7,11 @@ from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.results import judge
 from jaxattn.lab.results.fits import powers
 
-FLOOR = 1e-6  # below this the certificate does not tell distances
+FLOOR = 1e-6  # distances below this are within the duality gap
 
 
 def slopes(results, item) -> Measured:
-    """Fit the last decade of steps: powers of t in distances and in attention off, and rates of decay."""
+    """Fit the last decade of steps: powers of t in distances and in attention off it, and decay rates."""
     findings, rows = [], []
     for entry in results.manifest["cells"]:
         name, records = entry["settings"]["block"], results.records

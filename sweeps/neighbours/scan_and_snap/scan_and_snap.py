@@ -1,4 +1,4 @@
-"""Scan and snap: next tokens from the attention of the last token on the tokens before it."""
+"""Scan and snap: next tokens from the attention of the last token to the tokens before it."""
 
 from typing import ClassVar
 
@@ -14,17 +14,17 @@ from jaxattn.data import Sequences
 from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.results import judge
 
-COMMON, DISTINCT, LENGTH = 10, 10, 128  # tokens of all sequences, tokens of one next token, T
+COMMON, DISTINCT, LENGTH = 10, 10, 128  # common tokens, distinct tokens per next token, T
 
 
 class Scanned(Sequences):
-    """Sequences whose last token asks; targets are next tokens, of the same vocabulary."""
+    """Sequences whose last token is the query; targets are next tokens, from the same vocabulary."""
 
     last: int = struct.field(pytree_node=False, kw_only=True)
     per_last: int = struct.field(pytree_node=False, kw_only=True)
 
     def chances(self) -> np.ndarray:
-        """Tabulate P(l|n), (N, V), of tokens l before the last one, for each of N next tokens n."""
+        """Return P(l|n), (N, V), for tokens l before the last one and each of N next tokens n."""
         N = self.last * self.per_last
         own = np.kron(np.eye(N), np.linspace(0.1, 1, DISTINCT))
         P = np.hstack([np.ones((N, COMMON)), own, np.zeros((N, self.last + N))])
@@ -32,14 +32,14 @@ class Scanned(Sequences):
 
 
 def next_tokens(key: Array, *, sequences: int, last: int, per_last: int = 2) -> Scanned:
-    """Draw a next token n; its last token is n // per_last, and those before follow P(l|n)."""
+    """Sample a next token n; the last token is n // per_last, and those before follow P(l|n)."""
     asks = COMMON + last * per_last * DISTINCT  # ids: common, distinct, last, next
     V, mask = asks + last + last * per_last, jnp.ones((sequences, LENGTH), bool)
     made = Scanned(targets=None, ids=None, mask=mask, vocab_size=V, classes=V, last=last, per_last=per_last)
     next_key, token_key = jax.random.split(key)
     n = jax.random.randint(next_key, (sequences,), 0, last * per_last)
     sums = np.cumsum(made.chances(), axis=1)
-    below = jnp.asarray(sums / sums[:, -1:], jnp.float32)[n, None]  # ends are 1: no token without a chance
+    below = jnp.asarray(sums / sums[:, -1:], jnp.float32)[n, None]  # rows end at 1
     ids = (jax.random.uniform(token_key, (sequences, LENGTH, 1)) > below).sum(axis=2, dtype=jnp.int32)
     return made.replace(targets=asks + last + n, ids=ids.at[:, -1].set(asks + n // per_last))
 
@@ -51,7 +51,7 @@ class LastToken(ja.Model[Sequences]):
     spread: float = 1.0
 
     def init(self, key: Array, like: Sequences, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Draw Y and Z, (V, V) each, from U(-1, 1)/√V times `spread`; z_m is row m of Z."""
+        """Sample Y and Z, (V, V) each, from U(-1, 1)/√V times `spread`; z_m is row m of Z."""
         drawn = jax.random.uniform(key, (2, V := like.vocab_size, V), dtype, -1, 1) * self.spread / V**0.5
         return {"Y": drawn[0], "Z": drawn[1]}
 
@@ -63,7 +63,7 @@ class LastToken(ja.Model[Sequences]):
 
 
 def two_rates(step_size: optax.Schedule, *, ratio: float = 1.0) -> optax.GradientTransformation:
-    """Descend with momentum 0.9, on Y with `ratio` times the step size of Z."""
+    """Build descent with momentum 0.9, whose step size on Y is `ratio` times that on Z."""
     faster = optax.stateless(lambda slopes, _: slopes | {"Y": ratio * slopes["Y"]})
     return optax.chain(faster, optax.sgd(step_size, momentum=0.9))
 

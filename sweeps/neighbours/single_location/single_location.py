@@ -1,4 +1,4 @@
-"""Single-location regression: the target is linear in one token, whose place another direction shows."""
+"""Single-location regression: the target is linear in one token, whose location another direction encodes."""
 
 from typing import ClassVar, NamedTuple
 
@@ -14,7 +14,7 @@ from jaxattn.data import Vectors
 def locations(
     key: Array, *, dim: int, length: int = 10, sequences: int, variance: float = 0.5, noise: float = 0.1
 ) -> Vectors:
-    """Draw a place ℓ, X_ℓ ~ N(√(d/2) e_1, variance I), the others N(0, I), and y = X_ℓ·e_2 + noise."""
+    """Sample a location ℓ, X_ℓ ~ N(√(d/2) e_1, variance I), the others N(0, I), and y = X_ℓ·e_2 + noise."""
     place_key, token_key, noise_key = jax.random.split(key, 3)
     place = jax.random.randint(place_key, (sequences,), 0, length)
     X = jax.random.normal(token_key, (sequences, length, dim))
@@ -25,7 +25,7 @@ def locations(
 
 
 class Params(NamedTuple):
-    """Unit vectors, and how many steps they have taken."""
+    """Unit vectors, and the number of steps taken."""
 
     k: Array  # (d,) where to look
     v: Array  # (d,) what to read
@@ -41,7 +41,7 @@ class Pointwise(ja.Model[Vectors]):
     decay: float = 1e-4
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Draw k and v uniform on the sphere."""
+        """Sample k and v uniformly on the sphere."""
         drawn = jax.random.normal(key, (2, like.dim), dtype)
         return Params(*(drawn / jnp.linalg.norm(drawn, axis=1, keepdims=True)), jnp.zeros((), dtype))
 
@@ -52,7 +52,7 @@ class Pointwise(ja.Model[Vectors]):
 
 
 def on_spheres(step_size: optax.Schedule) -> optax.GradientTransformation:
-    """Step down the gradient along the spheres of k and v and back onto them; t counts the steps."""
+    """Build gradient descent along the spheres of k and v, projected back to them; t counts the steps."""
 
     def moves(g: Array, x: Array, η: Array) -> Array:
         if x.ndim == 0:
@@ -68,5 +68,5 @@ def on_spheres(step_size: optax.Schedule) -> optax.GradientTransformation:
 
 
 def found(params: Params, data: Vectors) -> dict[str, Array]:
-    """Cosines |κ| = |k·e_1| and |ν| = |v·e_2| to the directions of the data; k and v may both turn."""
+    """Compute |κ| = |k·e_1| and |ν| = |v·e_2|, the cosines to the directions of the data up to sign."""
     return {"kappa": jnp.abs(params.k[0]), "nu": jnp.abs(params.v[1])}

@@ -1,4 +1,4 @@
-"""Single-location regression on its population risk: which starts find the location, which end elsewhere."""
+"""Single-location regression on its population risk: which starts find the location, and where others end."""
 
 from typing import NamedTuple
 
@@ -17,12 +17,12 @@ OVERLAPS = {"kappa": "k·k*", "nu": "v·v*", "eta": "k·v*", "theta": "v·k*", "
 
 
 def law() -> ja.Dataset:
-    """Give one example that stands for all: the risk is a number of the law itself."""
+    """Return one placeholder example, because the risk is a function of the parameters alone."""
     return ja.Dataset(targets=jnp.zeros(1))
 
 
 class Params(NamedTuple):
-    """Unit vectors, and how many steps they have taken."""
+    """Unit vectors, and the number of steps taken."""
 
     k: Array  # (d,) where to look; k* = e_1
     v: Array  # (d,) what to read; v* = e_2
@@ -40,7 +40,7 @@ class Risk(ja.Model[ja.Dataset]):
     on_manifold: bool = False
 
     def init(self, key: Array, like: ja.Dataset, *, dtype: jnp.dtype) -> Params:
-        """Draw k and v uniform on the sphere, or so that k·v* = v·k* = k·v = 0."""
+        """Sample k and v uniformly on the sphere, or with k·v* = v·k* = k·v = 0."""
         k, v = jax.random.normal(key, (2, self.dim), dtype)
         if self.on_manifold:
             k, v = k.at[1].set(0), v.at[0].set(0)
@@ -65,25 +65,25 @@ class Risk(ja.Model[ja.Dataset]):
 
 
 def overlaps(params: Params) -> tuple[Array, ...]:
-    """Compute κ = k·k*, ν = v·v*, θ = v·k*, η = k·v*, ρ = k·v: all that the risk depends on."""
+    """Compute κ = k·k*, ν = v·v*, θ = v·k*, η = k·v*, ρ = k·v, which determine the risk."""
     k, v, _ = params
     return k[0], v[1], v[0], k[1], k @ v
 
 
 def risk(outputs: Array, targets: Array) -> Array:
-    """Minimise the output itself."""
+    """Return the output itself as the loss."""
     return outputs
 
 
 def aligned(params: Params, data: ja.Dataset) -> dict[str, Array]:
-    """Sizes of the five overlaps, and the distance √(θ² + η² + ρ²) to the manifold."""
+    """Compute sizes of the five overlaps, and the distance √(θ² + η² + ρ²) to the manifold."""
     κ, ν, θ, η, ρ = overlaps(params)
     sizes = {"kappa": κ, "nu": ν, "theta": θ, "eta": η, "rho": ρ}
     return {name: jnp.abs(x) for name, x in sizes.items()} | {"distance": jnp.sqrt(θ**2 + η**2 + ρ**2)}
 
 
 def ends(results, item) -> Measured:
-    """Share of starts that end at κ, ν of at least 1/2 in size, and where those and the others are."""
+    """Measure the share of starts that end with |κ| and |ν| of at least 1/2, and the ends of both groups."""
     findings, rows = [], []
     for entry in results.manifest["cells"]:
         records = results.records[results.records["cell"] == entry["cell"]]

@@ -1,4 +1,4 @@
-"""Topic words: trained keys and embeddings find the one word of a sentence that tells its topic."""
+"""Topic words: trained keys and embeddings find the one word of a sentence that determines its topic."""
 
 from typing import ClassVar, NamedTuple
 
@@ -14,7 +14,7 @@ WORDS = TOPICS * EACH
 
 
 def sentences(key: Array, *, others: int = 5000, length: int = 20, sequences: int) -> Corpus:
-    """Draw a topic, one of its two words (ids 0 to 7) and `length` other words, uniform."""
+    """Sample a topic, one of its two words (ids 0 to 7) and `length` other words, uniformly."""
     topic_key, word_key, other_key = jax.random.split(key, 3)
     topic = jax.random.randint(topic_key, (sequences,), 0, TOPICS)
     word = EACH * topic + jax.random.randint(word_key, (sequences,), 0, EACH)
@@ -33,7 +33,7 @@ class Params(NamedTuple):
 
 
 class Keys(ja.Model[Corpus]):
-    """Logits Wᵀ Σ_s a_s e_s with a = softmax of k_s·q; keys start at 0, embeddings next to it."""
+    """Logits Wᵀ Σ_s a_s e_s with a = softmax of k_s·q; keys start at 0, embeddings near 0."""
 
     takes: ClassVar[type[Corpus]] = Corpus
     token_rows: ClassVar[tuple[str, ...]] = ("K", "E")
@@ -44,7 +44,7 @@ class Keys(ja.Model[Corpus]):
     query: float = 0.3
 
     def init(self, key: Array, like: Corpus, *, dtype: jnp.dtype) -> Params:
-        """Draw the parameters of one seed; the head has ones on its diagonal."""
+        """Sample the parameters of one seed; the head has ones on its diagonal."""
         e_key, q_key, w_key = jax.random.split(key, 3)
         E = self.start * jax.random.normal(e_key, (like.vocab_size, self.dim), dtype)
         q = self.query * jax.random.normal(q_key, (self.dim,), dtype)
@@ -57,12 +57,12 @@ class Keys(ja.Model[Corpus]):
         return ja.attention.attend(data, *self.scores_and_values(params))
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute scores (V,) and the logits that words stand for, (V, C)."""
+        """Compute scores (V,) and the logits of single words, (V, C)."""
         return params.K @ params.q, params.E @ params.W
 
 
 def law(params: Params, data: Corpus, *, others: int = 20) -> dict[str, Array]:
-    """Hold ‖e‖‖q‖ of the topic words against √(2 (s + (eˢ - 1)/m)), s the score, m other words a sentence."""
+    """Compare ‖e‖‖q‖ of topic words with √(2 (s + (eˢ - 1)/m)), s the score, m other words per sentence."""
     scores, lengths = params.K @ params.q, jnp.linalg.norm(params.E, axis=1) * jnp.linalg.norm(params.q)
     s = scores[:WORDS]
     predicted = jnp.sqrt(2 * jnp.maximum(s + jnp.expm1(s) / others, 0))

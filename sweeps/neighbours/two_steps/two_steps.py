@@ -1,4 +1,4 @@
-"""Two steps suffice: a signal token and a noise token, p and v from zero by two steps of gradient descent."""
+"""Two steps suffice: a signal token and a noise token; two steps of gradient descent on p and v from zero."""
 
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
@@ -15,7 +15,7 @@ from jaxattn.lab.results import judge, power_law
 
 
 def signal_and_noise(key: Array, *, dim: int, sequences: int, ratio: float) -> Vectors:
-    """Draw X = {μ_y, ξ}: μ_± = ρ e_1, ρ e_2 with ρ = ratio √d, and ξ ~ N(0, I) orthogonal to both."""
+    """Sample X = {μ_y, ξ}: μ_± = ρ e_1, ρ e_2 with ρ = ratio √d, and ξ ~ N(0, I) orthogonal to both."""
     label_key, noise_key = jax.random.split(key)
     y = jax.random.rademacher(label_key, (sequences,), jnp.int32)
     signal = ratio * dim**0.5 * jax.nn.one_hot((1 - y) // 2, dim)
@@ -36,7 +36,7 @@ class Attention(ja.Model[Vectors]):
     takes: ClassVar[type[Vectors]] = Vectors
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Start at 0."""
+        """Return zeros."""
         return Params(jnp.zeros(like.dim, dtype), jnp.zeros(like.dim, dtype))
 
     def outputs(self, params: Params, data: Vectors) -> Array:
@@ -45,12 +45,12 @@ class Attention(ja.Model[Vectors]):
 
 
 def thresholds(results: ja.Results, item: object, *, level: float, axes: Sequence[str]) -> Measured:
-    """Find each seed's ρ/√d up to which noisy labels are fitted, and from which on data test well.
+    """Find each seed's largest ρ/√d that fits noisy labels, and its smallest that generalises.
 
     Args:
-        results: cells over data.ratio, and over one of the axes in a block each.
+        results: cells over data.ratio, and over one of the axes in each block.
         item: not used.
-        level: accuracy that counts as fitted, in training, and as well tested.
+        level: accuracy from which training data count as fitted, and test data as well classified.
         axes: the key that each block varies.
     """
     records = results.with_axes(results.records.query("step == 2"))
@@ -76,7 +76,7 @@ def thresholds(results: ja.Results, item: object, *, level: float, axes: Sequenc
 
 
 def _edge(rows: object, key: str, crossed: object) -> object:
-    """Tabulate, by key and seed, the middle of the two ratios between which a metric crosses; NaN if none."""
+    """Return, by key and seed, the midpoint of the two ratios between which a metric crosses; NaN if none."""
 
     def edge(one: object) -> float:
         one = one.sort_values("data.ratio")

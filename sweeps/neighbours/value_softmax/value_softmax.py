@@ -1,4 +1,4 @@
-"""Value-softmax: one sequence of all tokens with E = I, so that p holds its scores and v its values."""
+"""Value-softmax: one sequence of all tokens with E = I, so that p contains its scores and v its values."""
 
 import jax
 import jax.numpy as jnp
@@ -11,29 +11,29 @@ from jaxattn.lab.results import judge
 
 
 def one_sequence(*, length: int = 8) -> ja.data.Corpus:
-    """Make one sequence of `length` tokens with label +1."""
+    """Build one sequence of `length` tokens with label +1."""
     return ja.data.from_sequences([list(range(length))], labels=[1], vocab_size=length)
 
 
 def identity(key: Array, drawn: Array) -> Array:
-    """Start E at the identity."""
+    """Return the identity as initial E."""
     return jnp.eye(*drawn.shape, dtype=drawn.dtype)
 
 
 def published(key: Array, drawn: Array) -> Array:
-    """Start the values at Vᵀβ with V = 0.1 N(0, 1), β on the sphere, as NumPy's generator draws them."""
+    """Return initial values Vᵀβ with V = 0.1 N(0, 1), β on the sphere, as sampled by NumPy's generator."""
     length = len(drawn)
     V, _, beta = np.split(np.random.RandomState(123).randn(length**2 + 2 * length), [length**2, -length])
     return jnp.asarray(0.1 * V.reshape(length, length).T @ beta / np.linalg.norm(beta), drawn.dtype)
 
 
 def normal(key: Array, drawn: Array, *, scale: float = 0.1) -> Array:
-    """Draw the values, N(0, scale²): the law of Vᵀβ."""
+    """Sample initial values from N(0, scale²), the law of Vᵀβ."""
     return scale * jax.random.normal(key, drawn.shape, drawn.dtype)
 
 
 class Polarisation(ja.Probe):
-    """The largest attention q, what it leaves, its entropy, and the direction of p."""
+    """The largest attention q, the attention off it, its entropy, and the direction of p."""
 
     def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
         """Measure one seed; p_mm = e_k - 1/T for the token k on top, in closed form."""
@@ -51,7 +51,7 @@ class Polarisation(ja.Probe):
 
 
 def polarises(results: ja.Results, item: object, *, steps: list[int]) -> Measured:
-    """Measure attention and loss of the published start at some steps; of all starts, which token wins."""
+    """Measure attention and loss from the published start at some steps, and the winning tokens."""
     cells = {entry["settings"]["block"]: entry["cell"] for entry in results.manifest["cells"]}
     tables = {name: results.records[results.records["cell"] == cell] for name, cell in cells.items()}
 

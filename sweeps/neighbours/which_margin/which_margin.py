@@ -17,7 +17,7 @@ NORMS = {"l2": 2.0, "linf": math.inf}
 
 
 def tokens(key: Array, *, dim: int = 10, length: int = 8, sequences: int = 6) -> Vectors:
-    """Draw tokens uniform on the unit sphere, and labels of a coin."""
+    """Sample tokens uniformly on the unit sphere, and labels uniformly."""
     token_key, label_key = jax.random.split(key)
     X = jax.random.normal(token_key, (sequences, length, dim))
     y = jax.random.rademacher(label_key, (sequences,), jnp.int32)
@@ -25,7 +25,7 @@ def tokens(key: Array, *, dim: int = 10, length: int = 8, sequences: int = 6) ->
 
 
 class Params(NamedTuple):
-    """Query, and a head that is fixed."""
+    """Query, and a fixed head."""
 
     p: Array  # (d,)
     v: Array  # (d,)
@@ -34,8 +34,8 @@ class Params(NamedTuple):
 class Attention(ja.Model[Vectors]):
     """f(X) = Σ_t q_t x_t·v with q = softmax over t of x_t·p; v is a fixed unit vector.
 
-    Written from the token on top, f = γ_top + Σ_t q_t (γ_t - γ_top), so that gradients keep all their digits
-    where the attention of the others is below rounding.
+    It is computed relative to the top token, f = γ_top + Σ_t q_t (γ_t - γ_top), so gradients keep their
+    precision when the attention on other tokens is below rounding.
     """
 
     takes: ClassVar[type[Vectors]] = Vectors
@@ -44,7 +44,7 @@ class Attention(ja.Model[Vectors]):
     scale: float = 0.1
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Draw p and the head of one seed."""
+        """Sample p and the head of one seed."""
         query, head = jax.random.split(key)
         v = jax.random.normal(head, (like.dim,), dtype)
         return Params(self.scale * jax.random.normal(query, (like.dim,), dtype), v / jnp.linalg.norm(v))
@@ -57,12 +57,12 @@ class Attention(ja.Model[Vectors]):
         return best[:, 0] + (jax.nn.softmax(scores, axis=1) * (values - best)).sum(axis=1)
 
     def scores(self, params: Params, data: Vectors) -> ja.theory.Scores:
-        """Write scores as Φ p: Φ = x, values x·v."""
+        """Return scores in the form Φ p: Φ = x, values x·v."""
         return of_vectors(data.X, data.targets, values=data.dot(params.v))
 
 
 class Margins(ja.PhaseProbe):
-    """The margin of p in ℓ₂ and ℓ_∞, relative to the largest one of the selection at the end."""
+    """The margin of p in ℓ₂ and ℓ_∞, relative to the largest one for the final selection."""
 
     metrics: ClassVar[tuple[str, ...]] = (
         *(f"{norm}_{what}" for norm in NORMS for what in ("margin_share", "gap", "largest_margin")),
@@ -71,18 +71,18 @@ class Margins(ja.PhaseProbe):
     )
 
     def observe(self, phase: ja.Phase, state: Any) -> Array:
-        """Look up p of one seed, (d,)."""
+        """Return p of one seed, (d,)."""
         return phase.parameter(state, "p")
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Solve both programs of each seed, ℓ_∞ as a linear program, and hold p (S, k, d) against them."""
+        """Solve both programs of each seed, ℓ_∞ as a linear program, and compare p (S, k, d) with them."""
         data = jax.device_get(loaded.splits.train)
         each = [compare(path, X, y) for path, X, y in zip(history, data.X, data.targets, strict=True)]
         return tuple(jax.tree.map(lambda *x: np.stack(x), *found) for found in zip(*each, strict=True))
 
 
 def compare(path: np.ndarray, X: np.ndarray, y: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Compare the path (k, d) of one seed with both programs: on the way, and at the end."""
+    """Compare the path (k, d) of one seed with both programs, along the path and at the end."""
     X, scores = np.asarray(X, float), of_vectors(X, y)
     chosen, top = ja.theory.selection(path[-1], scores), (X @ path[-1]).argmax(axis=1)
     best = {norm: lq_max_margin(scores, chosen, q=q) for norm, q in NORMS.items()}

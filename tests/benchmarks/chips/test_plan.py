@@ -87,7 +87,7 @@ def test_it_prints_the_table_of_the_command(answered, study):
 
 
 def test_what_no_chip_can_answer_is_one_line(answered, study, monkeypatch):
-    with pytest.raises(InputError, match="target: 'h300'; known are a100"):
+    with pytest.raises(InputError, match="target: 'h300' is unknown; use a100"):
         plan(study(), "h300")
     monkeypatch.setattr(type(study()), "own_kinds", ["__main__:Mine"])
     with pytest.raises(InputError, match="__main__:Mine: no other process can import it; move it to a file"):

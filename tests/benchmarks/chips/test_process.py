@@ -41,11 +41,11 @@ def test_without_compilers_the_requirements_are_named(installed):
 
 def test_a_compiler_of_another_jax_is_told_the_version_that_fits(installed):
     installed(jax="0.10.2", jaxlib="0.10.2", libtpu="0.0.41")
-    with pytest.raises(InputError, match=r"libtpu 0.0.41 does not fit jax 0.10.2; .*'libtpu==0.0.42.\*'"):
+    with pytest.raises(InputError, match=r"libtpu 0.0.41 does not match jax 0.10.2; .*'libtpu==0.0.42.\*'"):
         process.check(read_target("v5e"))
     gpu = {"jax_cuda12_plugin": "0.10.2", "jax_cuda12_pjrt": "0.11.0", "nvidia_cuda_nvcc_cu12": "12.9.86"}
     installed(jax="0.10.2", jaxlib="0.10.2", **gpu)
-    with pytest.raises(InputError, match=r"jax-cuda12-pjrt 0.11.0 does not fit jax 0.10.2"):
+    with pytest.raises(InputError, match=r"jax-cuda12-pjrt 0.11.0 does not match jax 0.10.2"):
         process.check(read_target("h200"))
 
 

@@ -451,5 +451,5 @@ def test_parameters_of_any_names_may_be_watched_by_another_loss(overfitting):
 def test_a_batch_of_more_examples_than_there_are_is_refused(study):
     descent = {"name": "q", "kind": "descent", "train": ["p"], "optimizer": "sgd", "step_size": 0.1}
     study(phases=[descent | {"steps": 2, "batch_size": 30}])
-    with pytest.raises(InputError, match=r"phases\[0\]: batch_size: 31 of 30 examples; give fewer"):
+    with pytest.raises(InputError, match=r"phases\[0\]: batch_size: 31 of 30 examples; give a smaller one"):
         study(phases=[descent | {"steps": 2, "batch_size": 31}])

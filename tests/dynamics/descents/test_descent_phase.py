@@ -101,9 +101,9 @@ def test_a_chain_of_the_users_own():
     )
     check_options(clipped, ["norm"])
     for options, message in (
-        ({}, "norm: clipped needs it"),
+        ({}, "norm: clipped requires this option"),
         ({"norm": 1.0, "decays": 0.1}, "decays: not an option of clipped; did you mean 'decay'?"),
-        ({"norm": 1.0, "step_size": 0.1}, "step_size: of clipped, it is given as step_size"),
+        ({"norm": 1.0, "step_size": 0.1}, "step_size: the key for this argument of clipped is step_size"),
     ):
         with pytest.raises(InputError, match=re.escape(message)):
             check_options(clipped, options)
@@ -117,7 +117,7 @@ def test_a_chain_of_the_users_own():
         ("noisy_sgd", [], "'noisy_sgd' is not known"),
         ("scale_by_adam", [], "'scale_by_adam' is not known"),
         ("adamw", ["weight_decy"], "weight_decy: not an option of adamw; did you mean 'weight_decay'?"),
-        ("adamw", ["learning_rate"], "learning_rate: of adamw, it is given as step_size"),
+        ("adamw", ["learning_rate"], "learning_rate: the key for this argument of adamw is step_size"),
         ("adamw", ["momentum"], "momentum: not an option of adamw"),
         ("sgd", ["epsilon"], "epsilon: not an option of sgd"),
         ("sign_sgd", ["momentum"], "momentum: not an option of sign_sgd; known: none"),

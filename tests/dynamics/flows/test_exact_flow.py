@@ -308,7 +308,7 @@ def test_differentiated_it_says_that_it_has_no_derivative():
         return flow(params.replace(p=p), corpus).arc_length[-1]
 
     for differentiate in (jax.grad(length), lambda p: jax.jvp(length, (p,), (p,))):
-        with pytest.raises(InputError, match=r"no derivative: .*stop_gradient"):
+        with pytest.raises(InputError, match=r"no derivative, .*stop_gradient"):
             differentiate(params.p)
     assert length(jax.lax.stop_gradient(params.p)) > 0
 

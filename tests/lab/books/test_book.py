@@ -136,13 +136,18 @@ def test_a_book_without_a_list_has_all_its_items(tmp_path):
         ),
         ("own/item.toml", "reports", 'name = "step"\nreports', r"two items are called 'step'; rename one"),
         ("step/item.toml", "chosen", "chose", r"step/item.toml: .*unknown field `chose`"),
-        ("step/item.toml", "{note}", "{nte}", r"step/item.toml: {nte}: no such phrase; book.toml has note"),
-        ("step/item.toml", "{note}", "{", r"step/item.toml: .*write braces that stand for themselves twice"),
+        (
+            "step/item.toml",
+            "{note}",
+            "{nte}",
+            r"step/item.toml: {nte}: no such phrase; book.toml defines note",
+        ),
+        ("step/item.toml", "{note}", "{", r"step/item.toml: .*double each literal brace"),
         (
             "step/item.toml",
             "within = 0.3,",
             "",
-            r"step/item.toml: measures\[1\]: give at_least alone, or around with within or .*criteria",
+            r"step/item.toml: measures\[1\]: give at_least alone, or around together with .*criteria",
         ),
         ("step/item.toml", "[[measures]]", "[measure]", r"step/item.toml: .*\bmeasure\b"),
         (
@@ -155,13 +160,13 @@ def test_a_book_without_a_list_has_all_its_items(tmp_path):
             "texts/item.toml",
             "criteria = {}",
             "",
-            r"texts/item.toml: measures\[1\]: criteria is missing; give what .* compared with, or {} if they",
+            r"texts/item.toml: measures\[1\]: criteria is missing; add the criteria of .*, or {} if they",
         ),
         (
             "step/item.toml",
             'kind = "law"',
             "",
-            r"step/item.toml: measures\[1\]: kind is missing; give the name of a measure, or mine.py:NAME",
+            r"step/item.toml: measures\[1\]: kind is missing; add the name of a measure, or mine.py:NAME",
         ),
         (
             "elsewhere/item.toml",
@@ -203,7 +208,9 @@ def test_an_item_has_measures_or_is_shown_elsewhere(tmp_path):
     for changed_text in (text[0], "".join(text) + '[elsewhere]\nwords = "x"\nlink = "x"\ncommand = "x"\n'):
         book = shutil.copytree(TINY, tmp_path / "tiny", dirs_exist_ok=True)
         (book / "step" / "item.toml").write_text(changed_text, encoding="utf-8")
-        with pytest.raises(InputError, match=r"step/item.toml: give \[\[measures\]\], or \[elsewhere\] if"):
+        with pytest.raises(
+            InputError, match=r"step/item.toml: add \[\[measures\]\], or add \[elsewhere\] if"
+        ):
             read(book)
 
 
@@ -222,16 +229,16 @@ def changed(folder, file, old, new):
         (
             '"mine.py:least"',
             '"shape"',
-            r"own/item.toml: measures: no kind 'shape'; give one of cells, .*or mine.py:NAME",
+            r"own/item.toml: measures: no kind 'shape'; choose one of cells, .*or mine.py:NAME",
         ),
         ('"mine.py:least"', '"mine.py:lest"', r"mine.py has no 'lest'; did you mean mine.py:least"),
         (
             "metric =",
             "metrics =",
-            r"own/item.toml: measures: mine.py:least: .*; it takes \(results, item, \*, metric\), the runs",
+            r"own/item.toml: measures: mine.py:least: .*; its parameters are \(results, item, \*, metric\), ",
         ),
-        ("metric =", "at = 1\nmetric =", r"own/item.toml: measures: mine.py:least: .*'at'; it takes"),
-        ("metric =", 'studies = ["study", "study"]\nmetric =', r"mine.py:least: too many .*; it takes"),
+        ("metric =", "at = 1\nmetric =", r"own/item.toml: measures: mine.py:least: .*'at'; its parameters"),
+        ("metric =", 'studies = ["study", "study"]\nmetric =', r"mine.py:least: too many .*; its parameters"),
     ],
 )
 def test_a_measure_that_does_not_fit_is_refused(tmp_path, old, new, message):
@@ -292,7 +299,7 @@ def test_a_study_has_the_limit_of_seeds_of_its_measures(shared):
             r"step/item.toml: studies: neither the item nor the book has comon.toml; did you mean 'common'\?",
         ),
         ("own", r"own.toml: the book has an item own; give the study another name"),
-        ("nowhere:study", r"nowhere: no such book, there is no book.toml; did you mean"),
+        ("nowhere:study", r"nowhere: no such book, because there is no book.toml; did you mean"),
     ],
 )
 def test_a_study_that_is_not_there_is_named_before_anything_runs(shared, call, tmp_path, name, message):
@@ -347,7 +354,8 @@ def test_a_book_that_is_nowhere_is_named(call, tmp_path):
     assert status == 2
     (line,) = said.splitlines()
     assert re.search(
-        "nowhere: no such book, there is no book.toml; known: claims, findings, neighbours, paper", line
+        "nowhere: no such book, because there is no book.toml; known: claims, findings, neighbours, paper",
+        line,
     )
     with pytest.raises(InputError, match=r"claim: no such book, .*; did you mean 'claims'\?"):
         read("claim")

@@ -393,5 +393,5 @@ def test_texts_of_three_classes_are_refused(made, tmp_path):
     run = made({("step", "one_step_error"): 0.1, ("step", "embedding_error"): 0.1})
     run.manifest["config"] = {"data": {"kind": "csv", "path": str(path), "labels": [0, 1, 2]}}
     run.manifest["cells"][0]["settings"]["data.kind"] = "csv"
-    with pytest.raises(InputError, match="3 classes; give texts with two labels"):
+    with pytest.raises(InputError, match="3 classes; use texts with two labels"):
         _ = Cell(run, 0).data

@@ -183,7 +183,7 @@ def test_claims_whose_studies_are_in_a_checkout_are_left_out_without_one(
 @pytest.mark.parametrize(
     ("only", "options", "message"),
     [
-        ("MC", {"seeds": 1}, r"^seeds: 1; an interval over seeds needs at least 2$"),
+        ("MC", {"seeds": 1}, r"^seeds: 1; an interval over seeds requires at least 2$"),
         ("L5", {}, r"^--only: L5: no such item; there are L4\.1, MC, "),
         ("mixtures", {}, r"^--only: mixtures: no such item; did you mean mixture\?$"),
         (

@@ -174,7 +174,7 @@ def test_a_criterion_that_fits_nothing_is_refused_unless_it_is_optional(results)
     (criterion,) = BOOK.item("own").measured[0].criteria.values()
     asked = msgspec.structs.replace(plain, criteria={"x: *": criterion})
     with pytest.raises(
-        InputError, match=r"criteria: no finding 'x: .'; there are a, model.dim = 4: train accuracy"
+        InputError, match=r"criteria: no finding 'x: .'; the findings are a, model.dim = 4: train accuracy"
     ):
         findings.measure([results], asked, texts)
     asked = msgspec.structs.replace(

@@ -50,7 +50,8 @@ def test_a_criterion_that_fits_nothing_ends_before_anything_runs(call, tmp_path)
         assert status == 2
         (line,) = said.splitlines()
         assert line.endswith(
-            "item.toml: criteria: no finding 'power of n'; there are power of d in the error per unit of η0"
+            "item.toml: criteria: no finding 'power of n'; the findings are "
+            "power of d in the error per unit of η0"
         )
     assert not out.exists()
     optional = wrong.replace("at_least = 1.0", "at_least = 1.0, optional = true")

@@ -96,7 +96,7 @@ def test_the_page_shows_an_item_from_its_record_and_names_what_to_run_for_the_ot
 
 
 def test_results_of_another_scale_are_not_overwritten(folder):
-    with pytest.raises(InputError, match=r"holds results at laptop scale; add `--scale laptop`, or name"):
+    with pytest.raises(InputError, match=r"holds results at laptop scale; add `--scale laptop`, or choose"):
         record.read(ITEM, "full", folder)
 
 
@@ -133,7 +133,7 @@ def test_a_page_of_older_intervals_says_so():
 
 def test_a_lost_figure_is_named(folder):
     (folder / "figures" / "fig2_synthetic.png").unlink()
-    with pytest.raises(InputError, match=r"figures/fig2_synthetic.png: missing, but .* names it; run `"):
+    with pytest.raises(InputError, match=r"figures/fig2_synthetic.png: missing, but .* refers to it; run `"):
         record.read(ITEM, "laptop", folder)
 
 
@@ -192,9 +192,9 @@ def test_a_record_shows_no_file_outside(folder, tmp_path, way):
     content["pictures"][0]["file"] = file
     path.write_text(json.dumps(content))
     words = {
-        "link": r"link\.png: a link that leads out of .*, but \S+fig2_synthetic.json names it; run `jaxattn",
-        "dots": r"fig2_synthetic.json: damaged: it names a figure '\.\./secret\.png'; remove it and run",
-        "absolute": r"fig2_synthetic.json: damaged: it names a figure '/.*; remove it and run",
+        "link": r"link\.png: a link that leads out of .*, but \S+fig2_synthetic.json refers to it; run `",
+        "dots": r"fig2_synthetic.json: damaged: it contains an unexpected figure '\.\./secret\.png'; remove",
+        "absolute": r"fig2_synthetic.json: damaged: it contains an unexpected figure '/.*; remove it",
     }
     with pytest.raises(InputError, match=words[way]):
         record.read(ITEM, "laptop", out)

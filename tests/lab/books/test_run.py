@@ -139,7 +139,8 @@ def test_items_left_out_for_want_of_data_are_told_in_a_line(tiny, tmp_path, caps
     of_tiny(replace_items(tiny, "texts", "elsewhere"), tmp_path, quiet=False)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(
-        "1 item: what needs data is not run; add `--data-dir DIR`, with DIR/texts.csv: texts with labels"
+        "1 item: measures that need data are not run; add `--data-dir DIR`, with "
+        "DIR/texts.csv: texts with labels"
     )
     with pytest.raises(InputError, match="--only texts: no data; run `jaxattn reproduce tiny --only texts"):
         of_tiny(tiny, tmp_path, "texts")
@@ -354,8 +355,8 @@ def test_a_study_that_items_share_is_run_once(shared, tmp_path, monkeypatch, cap
     said = capsys.readouterr().err
     assert "1 of 2: common" in said
     assert (
-        "1 item: what needs data is not run; add `--data-dir DIR`, with DIR/texts.csv: texts with labels"
-        in said
+        "1 item: measures that need data are not run; add `--data-dir DIR`, with "
+        "DIR/texts.csv: texts with labels" in said
     )
     step, own = made.sections
     assert [finding.measured for finding in own.findings] == [
@@ -427,7 +428,8 @@ def test_runs_that_cannot_be_measured_are_a_failure_in_one_line(call, tmp_path):
     assert status == 1
     (line,) = said.splitlines()
     assert line == (
-        "jaxattn: failed: own: the run cannot be read: criteria: no finding 'least error'; there are least "
+        "jaxattn: failed: own: the run cannot be read: criteria: no finding 'least error'; the findings "
+        "are least "
         "one_step_error"
     )
     assert "not readable" in printed

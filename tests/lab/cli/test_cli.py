@@ -317,7 +317,7 @@ def test_options_may_be_written_with_underscores(call):
         (["claims", "--only", "T4.4"], "--only: T4.4: no such item; there are L4.1"),
         (["claims", "--only", "L4.1", "--only", "T4.3"], "--only: given 2 times; give it once"),
         (["run", SWEEPS / "quickstart.toml", "--out", "a", "--out=b"], "--out: given 2 times"),
-        (["claims", "--seeds", "1"], "an interval over seeds needs at least 2"),
+        (["claims", "--seeds", "1"], "an interval over seeds requires at least 2"),
         (["claims", "--only", "L4.1", "--data-dir", "nosuch"], "nosuch"),
         (["status", "nosuch"], "nosuch"),
         (["aggregate"], "give at least one results folder"),

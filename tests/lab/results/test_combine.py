@@ -92,7 +92,7 @@ def test_choosing_keeps_cells_metrics_and_phases(folder):
         choose(results, metrics=["entropy"])
     with pytest.raises(InputError, match=r"phase 'embed': the run recorded 'query'$"):
         choose(results, phases=["embed"])
-    with pytest.raises(InputError, match="nothing is left"):
+    with pytest.raises(InputError, match="no cell, phase and metric matches"):
         choose(results, where={"model.dim": 17})
 
 
@@ -191,7 +191,7 @@ def test_paired_differences_cancel_what_seeds_share(folder):
     np.testing.assert_array_equal(table.loc[table["metric"] == "accuracy", "mean"], 0)
     with pytest.raises(InputError, match=r"model.dim: no cells with both 8 and 9"):
         paired(results, "model.dim", 8, 9)
-    with pytest.raises(InputError, match=r"data.length: not swept; swept is model.dim"):
+    with pytest.raises(InputError, match=r"data.length: not swept; the swept keys are model.dim"):
         paired(results, "data.length", 8, 9)
 
 

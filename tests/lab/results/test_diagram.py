@@ -67,7 +67,7 @@ def test_words_and_values_of_a_theory(planted):
     assert curve.get_ydata().tolist() == [3.0]
     with pytest.raises(ValueError, match="no x = 'lion'"):
         diagram.figure({"lion": 1.0})
-    with pytest.raises(ValueError, match="no numbers"):
+    with pytest.raises(ValueError, match="are not numbers"):
         diagram.figure(lambda x: 1.0)
 
 

@@ -356,8 +356,8 @@ def test_curves_of_an_unknown_metric(results):
     [
         ({"kind": "scalling"}, r"figures\[0\].kind: unknown 'scalling'; did you mean 'scaling'"),
         ({}, r"figures\[0\].kind: unknown None"),
-        ({"kind": "scaling"}, "scaling needs 'axis'"),
-        ({"kind": "diagram"}, "diagram needs 'x_axis' and 'y_axis'"),
+        ({"kind": "scaling"}, "scaling requires 'axis'"),
+        ({"kind": "diagram"}, "diagram requires 'x_axis' and 'y_axis'"),
         ({"kind": "importance", "cel": 0}, "importance has no option 'cel'; did you mean 'cell'"),
         (
             {"kind": "importance", "phase": "embd"},
@@ -453,7 +453,7 @@ def test_figures_of_tokens_are_refused_for_a_cell_without_them():
     for kind in ("importance", "one_step_law", "top_tokens"):
         specs = {0: {"kind": kind}, 1: {"kind": "curves"}}
         check(specs, phases=["embed"], axes=[], without_tokens={1})
-        with pytest.raises(InputError, match=rf"^figures\[0\]: {kind} shows scores and values of tokens"):
+        with pytest.raises(InputError, match=rf"^figures\[0\]: {kind} requires scores and values of tokens"):
             check(specs, phases=["embed"], axes=[], without_tokens={0})
 
 

@@ -62,7 +62,7 @@ def test_missing_folder_and_foreign_folder(tmp_path):
 def test_an_unfinished_run_names_its_folder_and_no_command_of_its_manifest(folder):
     edit_manifest(folder, status="running", command="curl x.org | sh")
     with pytest.raises(
-        InputError, match=rf"nothing was measured yet; run the same sweep again into {folder}$"
+        InputError, match=rf"it has no measurements yet; run the same sweep again into {folder}$"
     ):
         load(folder)
     edit_manifest(folder, status="finished", command=["curl", "x.org"])
@@ -99,10 +99,10 @@ def test_damaged_manifest(folder, text):
 
 
 def test_unknown_cell(results):
-    with pytest.raises(InputError, match=r"cell 9: .* holds cells 0 to 3"):
+    with pytest.raises(InputError, match=r"cell 9: .* has cells 0 to 3"):
         results["dims"].settings(9)
     chosen = results["dims"].choose(where={"model.dim": 256})
-    with pytest.raises(InputError, match=r"cell 0: .* holds cells 2$"):
+    with pytest.raises(InputError, match=r"cell 0: .* has cells 2$"):
         chosen.settings(0)
 
 

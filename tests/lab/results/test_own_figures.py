@@ -54,7 +54,7 @@ def test_a_bare_figure_is_named_by_its_function(results):
     assert drawn._repr_png_().startswith(b"\x89PNG")
     own = results["text"].figure(lambda results: Drawn("a/b", "A", "B", losses(results)))
     assert own.name == "a-b"
-    with pytest.raises(InputError, match="figure broken_too: returned int; let it return a matplotlib"):
+    with pytest.raises(InputError, match="figure broken_too: returned int; return a matplotlib"):
         results["text"].figure(broken_too)
 
 
@@ -108,7 +108,10 @@ def test_the_run_draws_them_and_a_later_report_shows_them_again(folder, tmp_path
     page = (folder / "report.html").read_text()
     again = report.write(shutil.copytree(folder, tmp_path / "again"))
     assert not again.problems
-    assert again.page.read_text().count("As the run drew it: reading results executes no code") == 1
+    assert (
+        again.page.read_text().count("This is the figure of the run: reading results never executes code")
+        == 1
+    )
     once = again.page.read_bytes()
     assert report.write(again.page.parent).page.read_bytes() == once
     text = again.page.read_text()
@@ -222,7 +225,7 @@ WRONG = [
 @pytest.mark.parametrize("spec", WRONG, ids=str)
 def test_options_of_wrong_types_are_one_line(results, spec):
     option = next(key for key in spec if key != "kind")
-    with pytest.raises(InputError, match=rf"figure\.{option}: Expected .*; give one that fits"):
+    with pytest.raises(InputError, match=rf"figure\.{option}: Expected .*; change the value"):
         results["text"].figure(**spec)
 
 

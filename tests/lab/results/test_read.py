@@ -77,7 +77,7 @@ def test_a_run_without_a_measurement_names_the_command(running):
     for path in (running / "parts").glob("*"):
         if EMPTY not in path.name:
             path.unlink()
-    with pytest.raises(InputError, match="nothing was measured yet; run the same sweep again into"):
+    with pytest.raises(InputError, match="it has no measurements yet; run the same sweep again into"):
         load(running)
 
 
@@ -133,9 +133,9 @@ def test_two_batches_with_the_same_seeds_are_refused(running):
     both = "cells-00000-00001-seeds-00000-00001"
     tables = batch_state.read_with_tables(running, WHOLE)[1]
     save(running, both, tables, [], finished=False)
-    with pytest.raises(InputError, match=rf"{both}\.json: has seeds that {WHOLE} has too; run the same"):
+    with pytest.raises(InputError, match=rf"{both}\.json: it has seeds that {WHOLE} has too; run the same"):
         load(running)
-    assert any(f"{both}.json: has seeds that {WHOLE} has too" in line for line in verify(running))
+    assert any(f"{both}.json: it has seeds that {WHOLE} has too" in line for line in verify(running))
 
 
 def test_seeds_that_the_manifest_lacks_are_refused(running):
@@ -151,7 +151,9 @@ def test_a_row_that_is_there_twice_is_refused(write, rewrite, tmp_path):
     for name in ("tokens", "records"):
         table = pd.read_parquet(folder / f"{name}.parquet")
         rewrite(folder, name, pd.concat([table, table.iloc[5:6]]))
-        with pytest.raises(InputError, match=rf"{name}\.parquet: two rows of the same cell, seed, phase"):
+        with pytest.raises(
+            InputError, match=rf"{name}\.parquet: it has two rows with the same cell, seed, phase"
+        ):
             load(folder)
         rewrite(folder, name, table)
 
@@ -174,7 +176,9 @@ def test_a_column_of_another_kind_is_named(write, rewrite, tmp_path, column):
     table = pd.read_parquet(folder / "records.parquet")
     rewrite(folder, "records", table.assign(**{column: WRONG[column]}))
     reason = (
-        "cells that the manifest lacks" if column == "cell" else f"column '{column}' holds something else"
+        "it has cells that the manifest lacks"
+        if column == "cell"
+        else f"column '{column}' contains values other than"
     )
     with pytest.raises(InputError, match=rf"records\.parquet: {reason}"):
         read(folder)

@@ -44,5 +44,5 @@ def test_lookups_in_many_cells_do_not_go_through_all_of_them_each_time(results):
     many.figure("curves")
     assert counted.times < 20
     other = dataclasses.replace(many, manifest=dict(many.manifest) | {"cells": cells[:3]})
-    with pytest.raises(InputError, match="holds cells 0 to 2"):
+    with pytest.raises(InputError, match="has cells 0 to 2"):
         other.lookup(3, "model.dim")

@@ -38,7 +38,9 @@ def test_failed_seeds_and_tokens_without_a_value_are_left_out(results):
 
 def test_nothing_to_show_is_said(results):
     run = results["one_seed"]
-    with pytest.raises(InputError, match="no token table: no phase has ended, or the model does not tell"):
+    with pytest.raises(
+        InputError, match="no token table, because no phase has ended, or the model does not provide"
+    ):
         at_end(dataclasses.replace(run, tokens=run.tokens.head(0)))
     with pytest.raises(InputError, match="phase 'none': tokens were recorded after embed, joint"):
         at_end(run, phase="none")

@@ -134,15 +134,15 @@ WRONG = {
     ),
     "fresh batches of a function without a size": (
         {"data": "mine.py:unsized", "phases": [DESCENT | {"fresh": 4}]},
-        "phases[0]: fresh: the data cannot be drawn anew, as they are read, or drawn by a function without the",
+        "phases[0]: fresh: no new batches can be sampled, because the data are read from files or sampled by a",
     ),
     "fresh batches of shared data": (
         {"data": "mine.py:shared", "phases": [DESCENT | {"fresh": 4}]},
-        "phases[0]: fresh: the data cannot be drawn anew",
+        "phases[0]: fresh: no new batches can be sampled",
     ),
     "two kinds of batches": (
         {"phases": [DESCENT | {"fresh": 4, "batch_size": 2}]},
-        "phases[0]: fresh: batch_size deals out the training data; leave one of them out",
+        "phases[0]: fresh: it excludes batch_size, which splits the training data; remove one of them",
     ),
     "a margin without scores": (
         {"probes": {"max_margin": True}},
@@ -150,7 +150,7 @@ WRONG = {
     ),
     "a flow without scores": (
         {"phases": [{"name": "flow", "kind": "exact_flow"}]},
-        "phases[0]: it follows 'p' of models with scores linear in it (linear_in), and this model has none; use",
+        "phases[0]: this phase requires scores that are linear in 'p' (linear_in), but this model has none; use",
     ),
 }
 

@@ -48,11 +48,11 @@ THINGS = {
     "figure": {"figures": ["mine.py:last_losses"]},
 }
 REFUSED = {
-    "model": "it follows p of model.kind = 'one_layer' only; use kind = 'descent'",
-    "loss": "it is the flow of the logistic loss, without smoothing; use kind = 'descent'",
+    "model": "this phase requires model.kind = 'one_layer'; use kind = 'descent'",
+    "loss": "this phase requires the logistic loss without label smoothing; use kind = 'descent'",
 }
 LINEAR = (
-    "it follows 'p' of models with scores linear in it (linear_in), and this model has none; "
+    "this phase requires scores that are linear in 'p' (linear_in), but this model has none; "
     "use kind = 'descent'"
 )
 PLAIN = {"name": "both", "model": ONE_LAYER, "seeds": 2}

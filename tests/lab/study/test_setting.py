@@ -26,7 +26,7 @@ def descent(train, **changes):
         ({"phases": [descent(["p"], patience=3)]}, "no validation corpus; give data.validation_sequences"),
         (
             {"model": {"kind": "two_layer", "dim": 8}, "phases": [{"name": "flow", "kind": "exact_flow"}]},
-            "follows 'p' of models with scores linear in it .* this model has none",
+            "requires scores that are linear in 'p' .* this model has none",
         ),
         (
             {"model": {"kind": "mlp", "dim": 8}, "probes": {"max_margin": True}},

@@ -1,6 +1,6 @@
-"""Measures of the claims: what exact flows and single steps show of the statements of the theory.
+"""Measures of the claims: tests of the theory with exact flows and single steps.
 
-Every measure takes the runs of its studies and returns findings; their criteria are in the items.
+Every measure takes the runs of its studies and returns findings. The criteria are in the items.
 """
 
 import math
@@ -15,13 +15,13 @@ from jaxattn.lab.results.fits import powers
 from jaxattn.lab.results.labels import brief
 from jaxattn.lab.results.run import Run
 
-# A path that ends at the distance ρ from the ray to its limit has 1 - cos = (ρ/‖p‖)²/2, and ρ is about
-# 1/margin: at ‖p‖ = 1e6 that is 1e-11 for the margin of 0.28 of the base setting and 1e-8 for one of 0.01.
-# That of p and v together is followed to 1e4, where the same distances make 1e-7 and more.
+# A path at distance ρ from the ray to its limit has 1 - cos = (ρ/‖p‖)²/2, and ρ is about 1/margin. At ‖p‖ =
+# 1e6 this is 1e-11 for the margin 0.28 of the base setting, and 1e-8 for the margin 0.01. The joint flow of p
+# and v ends at 1e4, where the same distances give 1e-7 and more.
 CLOSE, CLOSE_ELSEWHERE, CLOSE_TOGETHER = 1e-9, 1e-8, 1e-6
-# ‖p‖ between which the power is fitted: the selection has settled, and the path does not end yet.
+# Range of ‖p‖ in which the power is fitted: after the selection has converged and before the path ends.
 FITTED = (1e3, 5e5)
-# Growth of margin · ‖p‖ per e-fold of time: 0 at a finite stationary point, 1 on the way to infinity.
+# Range of the growth of margin · ‖p‖ per e-fold of time: 0 at a finite stationary point, 1 if ‖p‖ diverges.
 GROWS = (0.5, 2.0)
 
 _GROWS = "‖p‖ grows without bound, like log t"
@@ -29,16 +29,16 @@ _DIRECTION = "p/‖p‖ tends to the max-margin direction of its own selection"
 
 
 def one_step_law(results: Run, item: Item) -> Measured:
-    """Measure the power of d in the error of the one-step law.
+    """Fit the power of d in the error of the one-step law.
 
-    The error of values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0 (for K classes also the largest over
-    classes), that of embeddings max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0. Both are linear in η0. Of many
-    thousand tokens of a text the most frequent one determines the largest error, so the error of a seed is
-    about the size of a single normal variable and the interval is wide.
+    The error of values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0, for K classes also the maximum over the
+    classes. The error of embeddings is max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0. Both are linear in η0. Texts
+    have thousands of tokens, but the most frequent one determines the largest error. The error of a seed is
+    then about the size of a single normal variable, so the interval is wide.
 
     Args:
-        results: a run with two or more values of d. At the largest one the constant error · √d is measured
-            as well, but for texts.
+        results: a run with two or more values of d. Except for texts, the constant error · √d is measured at
+            the largest d too.
         item: the item.
 
     Source:
@@ -63,10 +63,10 @@ def one_step_law(results: Run, item: Item) -> Measured:
 def unbounded(results: Run, item: Item) -> Measured:
     """Measure whether ‖p‖ grows without bound, like log t.
 
-    ‖∂L/∂p‖ falls like exp(-margin ‖p‖) if p grows for ever, so margin · t ‖∂L/∂p‖ tends to 1; if p converges
-    to a finite point, it tends to 0. This holds wherever the flow ends. If tokens tie in the limit and it is
-    not known which, their balanced forces hide the others in float64 from margin · ‖p‖ of about 20 on, and
-    the flow is not followed to ‖p‖ = 1e6; the certificate counts these seeds.
+    ‖∂L/∂p‖ falls like exp(-margin ‖p‖) if ‖p‖ diverges, so margin · t ‖∂L/∂p‖ tends to 1. If p converges to a
+    finite point, it tends to 0. Both hold wherever the flow ends. If tokens tie in the limit and are not
+    identified, their balanced forces hide all others in float64 once margin · ‖p‖ exceeds about 20. The flow
+    then ends before ‖p‖ = 1e6; the certificate counts these seeds.
 
     Source:
         Lemma 4.2 of arXiv 2505.17282.
@@ -84,7 +84,7 @@ def unbounded(results: Run, item: Item) -> Measured:
         share(between, satisfied, known=np.isfinite(rate), certificate=cell.ends, why=cell.why, **of),
     ]
     if there.sum() > 1:
-        # Elsewhere ‖∂L/∂p‖ may be what rounding left of forces that balance.
+        # Elsewhere ‖∂L/∂p‖ may be the rounding error of forces that balance.
         which = "" if there.all() else f", seeds that come to ‖p‖ = {brief(cell.until_norm)}"
         found.append(mean(measured + which, rate[there], certificate=text, **of))
     if cell.reached.all():
@@ -94,9 +94,9 @@ def unbounded(results: Run, item: Item) -> Measured:
 
 
 def grows_on_texts(results: Run, item: Item) -> Measured:
-    """Measure how far ‖p‖ grows on texts, by small steps of gradient descent in place of the flow.
+    """Measure the growth of ‖p‖ on texts, with small steps of gradient descent instead of the flow.
 
-    A run of this length shows neither growth without bound nor convergence to a finite point.
+    A run of this length shows neither unbounded growth nor convergence to a finite point.
 
     Source:
         Lemma 4.2 of arXiv 2505.17282.
@@ -115,7 +115,7 @@ def grows_on_texts(results: Run, item: Item) -> Measured:
 
 
 def converges(results: Run, item: Item) -> Measured:
-    """Measure whether p/‖p‖ tends to the max-margin direction of its own selection, and how fast.
+    """Measure the convergence of p/‖p‖ to the max-margin direction of its own selection, and its rate.
 
     Source:
         Theorem 4.3 of arXiv 2505.17282; 1 - cos ~ ‖p‖^(-2) is derived from it in this project.
@@ -132,9 +132,9 @@ def converges(results: Run, item: Item) -> Measured:
 
 
 def direction_elsewhere(results: Run, item: Item) -> Measured:
-    """Measure the direction where no theory promises it, on the seeds that could be followed to the end.
+    """Measure the limit direction where no theory promises it, for the seeds that reach the final norm.
 
-    The certificate counts the seeds whose flow ends before; if all do, all are judged.
+    The certificate counts the seeds whose flow ends earlier. If all of them do, all are judged.
     """
     found = []
     for cell in cells(results):
@@ -154,9 +154,9 @@ def direction_elsewhere(results: Run, item: Item) -> Measured:
 
 
 def with_ties(results: Run, item: Item) -> Measured:
-    """Measure whether p/‖p‖ tends to the limit that is certified with tied tokens; no theory promises it.
+    """Measure the convergence of p/‖p‖ to the certified limit with tied tokens; no theory promises it.
 
-    A seed whose limit is a finite point, which is certified by the same numbers, counts as well.
+    A seed whose limit is a finite point, with the same certificate, counts as converged.
 
     Source:
         docs/notes/exact_flow_ties.md.
@@ -185,7 +185,7 @@ def selects(results: Run, item: Item, *, shares: bool = False) -> Measured:
     Args:
         results: the run.
         item: the item.
-        shares: whether to measure the share of sequences as well.
+        shares: whether to measure the share of sequences too.
 
     Source:
         Lemmas 4.4 and 4.5 of arXiv 2505.17282.
@@ -193,7 +193,7 @@ def selects(results: Run, item: Item, *, shares: bool = False) -> Measured:
     found = []
     for cell in cells(results):
         held = cell.last("relevant_selected")
-        # Without Assumption 1 a sequence may hold several relevant tokens, or none.
+        # Without Assumption 1 a sequence may contain several relevant tokens, or none.
         only_one = cell["data.kind"] == "assumption1"
         which = "the important token" if only_one else "a relevant token, where there is one,"
         statement = "every important token is selected once t is large"
@@ -205,10 +205,10 @@ def selects(results: Run, item: Item, *, shares: bool = False) -> Measured:
 
 
 def several(results: Run, item: Item) -> Measured:
-    """Measure what happens to several relevant tokens per sequence.
+    """Measure which of several relevant tokens per sequence are selected, and the limit direction.
 
-    The claim speaks of the direction only if all relevant tokens are selected; with E drawn at random they
-    never are, and what p does then is not promised.
+    The claim concerns the direction only if all relevant tokens are selected. With random E they never are,
+    and no theory promises a limit for that case.
 
     Source:
         Public review thread of arXiv 2505.17282.
@@ -228,12 +228,12 @@ def several(results: Run, item: Item) -> Measured:
 
 
 def jointly(alone: Run, together: Run, item: Item) -> Measured:
-    """Measure whether training v as well changes where p goes.
+    """Measure whether training v too changes the limit of p.
 
-    The regularisation path of p and v tends to the relaxed max-margin direction: sequences on which the
+    The regularisation path of p and v tends to the relaxed max-margin direction. Sequences on which the
     max-margin head of the selected tokens is not tight lose their weight in the loss, and their tokens need
-    not be separated by a margin, only ordered. That the flow does so too is this project's conjecture. That
-    p's direction is the one of p trained alone was said in review, and is not a promise of the paper.
+    only the right order, not a margin. This project conjectures the same for the flow. That p has the same
+    limit direction as when trained alone was stated in review; the paper does not promise it.
 
     Args:
         alone: the flow of p alone.
@@ -246,7 +246,7 @@ def jointly(alone: Run, together: Run, item: Item) -> Measured:
     """
     (before,), (cell,) = cells(alone), cells(together)
     until = cell["phases.together.until_norm"]
-    # Where v_mm is not tight, other tokens may stay within a few nats for ever: only the order is asked for.
+    # Where v_mm is not tight, other tokens may stay within a few nats forever, so only the order is tested.
     margins = before.last("relevant_margin"), cell.last("relevant_margin", "together")
     same, norm = (margins[0] > 0) & (margins[1] > 0), cell.last("p_norm", "together")
     there, why = norm >= until * (1 - 1e-9), cell.why or before.why
@@ -290,7 +290,7 @@ _RELAXED = "p/‖p‖ tends to p_relax, as on the regularisation path of arXiv 2
 
 
 def _is_close(cell: Cell, statement: str, close: float) -> Finding:
-    """Make the finding that p comes this close to its max-margin direction."""
+    """Build the finding that 1 - cos between p and its max-margin direction is at most `close`."""
     away = cell.last("certified_distance")
     text = f"{worst(away)}{cell.certificate()}"
     measured = f"1 - cos ≤ {brief(close)} at ‖p‖ = {brief(cell.until_norm)}"
