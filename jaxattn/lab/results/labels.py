@@ -132,6 +132,8 @@ def metric_label(metric: str, labels: Mapping[str, str]) -> str:
 
 def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:
     """Return an InputError for an unknown metric, with the closest name or the recorded ones."""
+    if "," in metric:
+        return InputError(f"metric {metric!r}: separate names with spaces, {metric.replace(',', ' ')}")
     # Bins are numerous and numbered.
     known = sorted({re.sub(r"_bin_\d+$", "_bin_K", str(name)) for name in recorded})
     if near := difflib.get_close_matches(metric, known, 1):

@@ -349,6 +349,8 @@ def test_curves_of_an_unknown_metric(results):
     with pytest.raises(InputError, match=r"metric 'zzz': the run recorded .*Ev_bin_K, .*loss") as raised:
         curves(results["text"], metrics=("zzz",))
     assert "bin_1" not in str(raised.value)
+    with pytest.raises(InputError, match="metric 'loss,p_norm': separate names with spaces, loss p_norm"):
+        curves(results["text"], metrics=("loss,p_norm",))
 
 
 @pytest.mark.parametrize(
