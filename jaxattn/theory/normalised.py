@@ -86,7 +86,6 @@ def _cosine(rows: np.ndarray, q: np.ndarray) -> float:
 
 
 def _across(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
-    """Project rows orthogonally to the ties."""
     size = lengths(ties)
     ties = ties[size > 0] / size[size > 0, None]
     if len(ties) == 0:

@@ -256,12 +256,10 @@ def _turning(
 
 
 def _sparse(x: np.ndarray, rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Any:
-    """Build a sparse matrix; repeated entries are summed."""
     from scipy.sparse import csr_array  # slow to import
 
     return csr_array((x, (rows, columns)), shape=shape)
 
 
 def _scaled(rows: np.ndarray, x: Any) -> Any:
-    """Multiply the rows of a sparse matrix."""
     return x.multiply(rows[:, None]).tocsr()

@@ -329,7 +329,6 @@ def deal(key: Array, step: Array, size: int, sequences: int) -> Array:
 
 
 def _where(condition: Array, new: Any, old: Any) -> Any:
-    """Select one of two pytrees by a condition."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
 
 

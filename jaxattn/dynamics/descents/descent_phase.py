@@ -124,7 +124,6 @@ class Descent(Phase, frozen=True, kw_only=True):
         return loop(algorithm, state, on, steps)
 
     def _algorithm(self, task: Task) -> tuple[Algorithm, Any]:
-        """Build the descent, and the data that its steps take."""
         # A Polyak step takes the largest step size as a number; other optimisers follow the schedule. A
         # schedule needs a step counter, so a constant one is omitted if the optimiser is known to accept a
         # number.

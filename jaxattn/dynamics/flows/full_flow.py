@@ -207,7 +207,6 @@ def _velocity(point: _Point, corpus: Corpus) -> _Point:
 
 
 def _log_loss(point: _Point, corpus: Corpus) -> Array:
-    """Compute log L without underflow."""
     bags = corpus.bags
     scores, values = point.E @ point.p, point.E @ point.v
     attention = joint_force(corpus, scores, values).of_scores.attention

@@ -168,7 +168,6 @@ def _follow(
 
 
 def _directly(flow: JointCoordinates, rows: Row) -> _Rows:
-    """Return the rows of the joint flow."""
     z_p, z_v = jnp.split(rows.z, 2, axis=1)
     v, v_norm = flow.head.p(z_v), _norms(flow.head, z_v)
     return _Rows(flow.query.p(z_p), v / v_norm[:, None], _norms(flow.query, z_p), jnp.log(v_norm), rows.steps)

@@ -295,7 +295,6 @@ IN_CHECKOUTS = ("neighbours", "findings")
 
 
 def _own_roots() -> tuple[Path, ...]:
-    """Return the folders of books of this package and of its checkout."""
     # A folder `sweeps` next to an installed package would belong to another project.
     return (PACKAGED, *([CHECKOUT / "sweeps"] if (CHECKOUT / "pyproject.toml").is_file() else []))
 
@@ -308,7 +307,6 @@ def _no_book(name: str, roots: Sequence[Path]) -> InputError:
 
 
 def _place(folder: Path) -> str:
-    """Return the path of the folder in a checkout."""
     if folder.parent == PACKAGED:
         return f"jaxattn/lab/books/{folder.name}"
     return f"sweeps/{folder.name}" if folder.parent.name == "sweeps" else folder.name
@@ -333,7 +331,6 @@ def _measure(path: Path, number: int, table: Mapping[str, Any]) -> Measure:
 
 
 def _read(path: Path, kind: type[T], phrases: Mapping[str, str]) -> T:
-    """Read a file of a book, with its phrases substituted."""
     tree = toml.tables(path)
     with at(str(path)):
         if kind is About and (old := next((key for key in KEYS if key in tree), None)):

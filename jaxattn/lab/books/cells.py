@@ -122,7 +122,6 @@ def cells(run: Run) -> list[Cell]:
 
 
 def _texts(table: Mapping[str, Any]) -> str:
-    """Return the name of a text data set with its sizes."""
     source, _ = registry.make(registry.DATA, dict(table), "data", ImportPaths())
     assert isinstance(source, SharedData)
     corpus = source.load().splits.train

@@ -182,7 +182,6 @@ def as_markdown(book: Book, sections: tuple[Section, ...], place: Place) -> str:
 
 
 def _item_lines(section: Section) -> list[str]:
-    """Return the paragraphs of an item in Markdown."""
     item = section.item
     papers = [f"{each.authors}: *{each.title}*, arXiv {each.arxiv}." for each in item.papers]
     prose = [

@@ -197,7 +197,6 @@ def measured(item: Item, place: Place) -> Section | None:
 
 
 def _is_of(run: Run, study: Study) -> bool:
-    """Return whether a run has the settings of a study."""
     ran = [(cell["settings"], cell.get("config_hash")) for cell in run.manifest["cells"]]
     same = ran == [(cell.settings, cell.config_hash) for cell in study.cells]
     return same and not differences(dict(run.manifest["config"]), study.config)
@@ -277,7 +276,6 @@ def _facts(runs: Sequence[Run], item: Item, place: Place) -> dict[str, str]:
 
 
 def _sweep_file(item: Item, name: str) -> str:
-    """Return the path of a study's sweep file in a checkout."""
     source = item.source(name)
     folder = f"{item.folder.name}/" if source.own else ""
     return name if ":" in name else f"{item.book.place}/{folder}{name}.toml"

@@ -308,7 +308,6 @@ def _full_widths(frame: "pd.DataFrame") -> list[int]:
 
 
 def _longest(values: Iterable[Any]) -> int:
-    """Return the length of the longest word of a column."""
     return max((len(word) for x in values for word in _WORD.findall(_written(x))), default=0)
 
 

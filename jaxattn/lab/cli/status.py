@@ -84,7 +84,6 @@ def _status(
 
 
 def _by_cell(batches: list[dict[str, Any]]) -> dict[int, list[str]]:
-    """Return the names of the batches of every cell."""
     cells: dict[int, list[str]] = {}
     for batch in batches:
         for cell in batch["cells"]:

@@ -268,7 +268,6 @@ def _with_intervals(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def _of_classes(of_head: pd.DataFrame, found: Diagnosis, number: int = 5) -> pd.DataFrame:
-    """Return the tokens with the largest values for each class."""
     order = of_head.sort_values(["class", "Ev", "id"], ascending=[True, False, True])
     return _for_reading(order.groupby("class").head(number), found)
 

@@ -167,7 +167,6 @@ def cut(
 
 
 def _existing_batches(groups: Sequence[CompileGroup], known: Sequence[str]) -> list[list[Batch]]:
-    """Return the existing batches of every group, from their names."""
     place = {
         cell.number: (k, index) for k, group in enumerate(groups) for index, cell in enumerate(group.cells)
     }

@@ -263,7 +263,6 @@ def _mesh(lanes: int, shared: bool) -> Mesh | None:
 
 
 def _place(lanes: int, in_axis: int | None, shared: bool) -> Any:
-    """Return the sharding of an argument of a program."""
     if (mesh := _mesh(lanes, shared)) is None:
         return SingleDeviceSharding(backend.local_devices()[0])
     return NamedSharding(mesh, P() if in_axis is None else P("lanes"))

@@ -110,7 +110,6 @@ def _shape(cell: Cell, numbers: Hyperparameters) -> bytes:
 
 
 def _without(tree: Any, path: Path) -> Any:
-    """Return a tree of tables without the value at a path."""
     first, *rest = path
     if not rest:
         return {key: x for key, x in tree.items() if key != first}

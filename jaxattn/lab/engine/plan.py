@@ -217,7 +217,6 @@ def _coordinates(setting: Setting) -> str:
 def _cells(
     groups: Sequence[CompileGroup], cut: Sequence[batches.Batch], finished: Collection[str]
 ) -> pd.DataFrame:
-    """Return the table of cells, with the number of finished seeds of each."""
     wanted, done = Counter[int](), Counter[int]()
     for batch in cut:
         for cell in batch.cells:

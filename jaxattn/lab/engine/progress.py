@@ -100,7 +100,6 @@ class Reporter:
             self.console.print(plain(line), markup=False)
 
     def _show(self, line: str) -> bool:
-        """Overwrite the line of a notebook; return whether there is one."""
         if self._line is not None:
             self._line.update({"text/plain": line}, raw=True)
         return self._line is not None

@@ -247,7 +247,6 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
 
 
 def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compare the path (k, 2, d) of one seed."""
     nothing = (
         np.full((len(_ON_THE_WAY_RELAXED), len(path)), np.nan),
         np.full(len(_AT_THE_END_RELAXED), np.nan),
@@ -337,7 +336,6 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
         return {"limit_one_minus_cosine": np.stack(away)}, at_the_end
 
     def _compare(self, params: Any, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Compare the path (k, d) of one seed."""
         # The path of a failed seed may end at a finite p.
         finite = all(np.isfinite(x).all() for x in (path[-1], params.E, params.v))
         if not finite:

@@ -172,7 +172,6 @@ class Accuracy(Probe, frozen=True, kw_only=True):
 
 
 def _names(value: Any) -> set[str]:
-    """Return the names of the phases for which a setting is given by name."""
     return set(value) if isinstance(value, dict) else set()
 
 

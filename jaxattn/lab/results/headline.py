@@ -250,7 +250,6 @@ def _outside_bins(results: Run, cell: int) -> str:
 
 
 def _important(results: Run, cell: int) -> str:
-    """Return a note on the definition and number of important tokens."""
     if not (known := _of_probes(results, cell, "important", "min_count")):
         return ""
     size, least = known

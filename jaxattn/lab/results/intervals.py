@@ -156,7 +156,6 @@ def _quantile_of_t(freedom: int, confidence: float) -> float:
 
 
 def _quantiles(draws: Floats, share: Any) -> Any:
-    """Interpolate the requested quantile of every column."""
     ordered = np.sort(draws, axis=0)
     place = np.asarray(np.nan_to_num(share) * (len(draws) - 1))
     first = place.astype(int)

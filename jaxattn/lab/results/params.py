@@ -117,7 +117,6 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
 
 
 def _built_in(results: Run, cell: int) -> Any:
-    """Return the model of a cell, None if it is not built in."""
     target = MODELS.get(str(results.lookup(cell, "model.kind")))
     if target is None:
         return None
@@ -242,7 +241,6 @@ def _like(results: Run, cell: int, seed: int, arrays: Mapping[str, Any]) -> Data
 
 
 def _of_model(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
-    """Convert arrays to the parameter type of a model."""
     if isinstance(model, Model) and not isinstance(like, model.takes):
         raise InputError(
             f"model: cannot be rebuilt from a results folder alone, because it needs {model.takes.__name__}. "

@@ -222,7 +222,6 @@ def _duration(seconds: float) -> str:
 
 
 def _write(path: Path, content: bytes, folder: Path) -> Path:
-    """Write a file atomically."""
     try:
         if path.parent.name == "figures":
             path.parent.mkdir(exist_ok=True)

@@ -113,7 +113,6 @@ class Run:
 
     @cached_property
     def _scores(self) -> str:
-        """Name of scores in figures, if it is the same in all cells."""
         found = {self.score_names(entry["cell"])[1] for entry in self.manifest["cells"]}
         return found.pop() if len(found) == 1 else OWN_SCORES[1]
 
@@ -172,7 +171,6 @@ class Run:
 
     @cached_property
     def _entries(self) -> Mapping[int, Mapping[str, Any]]:
-        """The manifest entry of every cell, by its index."""
         return {entry["cell"]: entry for entry in self.manifest["cells"]}
 
 

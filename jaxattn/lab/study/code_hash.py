@@ -311,7 +311,6 @@ def search_folders(file: Path) -> list[Path]:
 
 
 def _imported_file(name: str, folders: list[Path]) -> str | None:
-    """Return the file of a module without importing it."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__file__", None)
     if "." in name:

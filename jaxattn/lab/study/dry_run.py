@@ -286,7 +286,6 @@ def _couples(loss: PerSequence, sequences: int, classes: int) -> bool:
 
 
 def _check_examples(data: Dataset, name: str) -> None:
-    """Check the shapes of data and the return value of `take`."""
     with at(name):
         data.check_shapes()
         size = min(2, data.num_examples)
@@ -309,7 +308,6 @@ def _check_examples(data: Dataset, name: str) -> None:
 
 
 def _check_scores(model: Model[Any], params: Any, corpus: Corpus) -> None:
-    """Check the shapes of scores and values of tokens."""
     name, vocab, classes = f"{_name(model)}.scores_and_values", corpus.vocab_size, corpus.num_classes
     columns = () if classes == 2 else (classes,)
     found: Any = model.scores_and_values(params)
@@ -343,7 +341,6 @@ def _same(wanted: Any, found: Any, what: str) -> None:
 
 
 def _columns(what: str, metrics: Any, axes: int) -> list[str]:
-    """Return the names of the records of some metrics."""
     if not isinstance(metrics, dict):
         raise InputError(f"{what} returns {shown(metrics)}; return a dictionary of numbers by name")
     names = []

@@ -299,7 +299,6 @@ def _ask(thing: Spec, place: str, *context: Any) -> None:
 
 
 def _without(table: Any, key: str, wanted: Any) -> tuple[Any, Any]:
-    """Return a table without a key, and the list or table at this key."""
     if not isinstance(table, dict):
         return table, None
     if key in table and not isinstance(table[key], wanted):

@@ -79,7 +79,6 @@ class Files(Source, frozen=True, kw_only=True):
         return None
 
     def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[Row]:
-        """Yield the rows of a split."""
         raise NotImplementedError
 
 

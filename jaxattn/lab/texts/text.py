@@ -214,7 +214,6 @@ def _parts(source: Any) -> tuple[str, ...]:
 def _corpus_of(
     source: Any, stored: Sequence[np.ndarray], classes: np.ndarray, vocab_size: int
 ) -> Corpus | Sequences:
-    """Build the corpus of a split from its stored arrays."""
     number = len(source.labels)
     labels = class_labels(classes, number)
     if source.order == "kept":
@@ -398,7 +397,6 @@ def _select(words: Mapping[str, int], texts: Texts, min_count: int, max_vocab: i
 
 
 def _counted(words: Mapping[str, int], texts: Texts, tokens: tuple[str, ...]) -> Vocabulary:
-    """Count the occurrences of given tokens."""
     ids, _ = _known(texts, _token_ids(words, Vocabulary(tokens, ())), None)
     return Vocabulary(tokens, tuple(np.bincount(ids, minlength=len(tokens)).tolist()))
 
