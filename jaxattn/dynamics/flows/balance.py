@@ -207,7 +207,6 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
 
 
 def _most_classes(E: Array) -> int:
-    """Return the largest possible number of classes with several tokens."""
     return len(E) if room(E) == min(E.shape) else room(E)
 
 

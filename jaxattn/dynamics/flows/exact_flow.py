@@ -254,7 +254,6 @@ def continue_path(
 def _follow(
     E: Array, p: Array, values: Array, corpus: Corpus, numbers: Sequence[Array], max_steps: Array, points: int
 ) -> Path:
-    """Integrate the path of one seed from its start to its end."""
     initial = _begin(E, p, values, corpus, numbers, points)
     path = _continue(E, values, corpus, initial, numbers, max_steps, points)
     return Path(

@@ -224,7 +224,6 @@ def curvature_bound(corpus: Corpus, force: Force, lengths: Float[Array, " V"]) -
 
 
 def _each(modes: Array | None) -> list[Array]:
-    """Return the modes of the classes as a list, empty for two classes."""
     return [] if modes is None else list(jnp.moveaxis(modes, -1, 0))
 
 

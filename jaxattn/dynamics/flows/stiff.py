@@ -234,7 +234,6 @@ def times(space: Space, at: Curved, x: Float[Array, " r"]) -> Float[Array, " r"]
 def _of_size(
     sizes: tuple[int, ...], chosen: Array, compute: Callable[..., Any], otherwise: Any, *given: Any
 ) -> Any:
-    """Evaluate a function with the compiled branch of the chosen size."""
     for i, size in enumerate(sizes):
         otherwise = cond_under_vmap(chosen == i, partial(compute, size), otherwise, *given)
     return otherwise

@@ -219,7 +219,6 @@ def _capitalised(text: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return prose of an item as a sentence, with a capital and a full stop."""
     return f"{_capitalised(text.strip()).removesuffix('.')}."
 
 

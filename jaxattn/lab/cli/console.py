@@ -272,7 +272,6 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
 
 
 def _print_records(frame: "pd.DataFrame") -> None:
-    """Print each row of a table over several lines."""
     for row in frame.itertuples(index=False):
         for name, x in zip(frame.columns, row, strict=True):
             say_wrapped(f"{name}: {_written(x)}", indent=2)

@@ -213,7 +213,6 @@ def _in_usage(option: Option) -> str:
 
 
 def _usage(parts: Iterable[str]) -> str:
-    """Join the parts of a usage, wrapped between them."""
     width, lines = _width(), [""]
     for part in parts:
         if lines[-1] and len(lines[-1]) + 1 + len(part) > width:

@@ -230,7 +230,6 @@ def _note(found: Diagnosis) -> str:
 
 
 def _keys(table: pd.DataFrame) -> int:
-    """Return the number of leading columns that identify a row."""
     return max(1, sum(name in ("head", "class", "quantity", "statistic") for name in table.columns[:4]))
 
 

@@ -181,7 +181,6 @@ def _existing_batches(groups: Sequence[CompileGroup], known: Sequence[str]) -> l
 
 
 def _cut_new(group: CompileGroup, old: Sequence[Batch], seeds: Sequence[int], width: int) -> Iterator[Batch]:
-    """Cut the runs of a group that are in none of its existing batches."""
     there: dict[int, tuple[range, ...]] = {}
     for batch in old:
         for cell in batch.cells:

@@ -169,7 +169,6 @@ class Store:
         return known
 
     def _check_same(self, changed: list[str], described: Mapping[str, Any], batches: list[str]) -> None:
-        """Compare the config with that of the manifest and with the configs of the batches."""
         for saved in [] if changed else self._whole_states(batches):
             changed += [f"cell {cell}" for cell in batch_state.foreign(saved, described["cells"])]
         if changed:

@@ -249,6 +249,5 @@ def _scale_values(
 
 
 def _ordered(results: Run) -> bool:
-    """Return whether the cells are ordered, because they differ in one number."""
     cells = results.cells
     return len(results.axes) == 1 and pd.api.types.is_numeric_dtype(cells[results.axes[0]])

@@ -232,7 +232,6 @@ def _few_tokens(results: Run, cell: int) -> str:
 
 
 def _outside_bins(results: Run, cell: int) -> str:
-    """Return a note on the number of tokens outside the bins of the posterior difference, or ""."""
     if not (known := _of_probes(results, cell, "low", "high")):
         return ""
     low, high = known

@@ -193,7 +193,6 @@ def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
 
 
 def _after(state: dict[str, Arrays], phase: str | None) -> Arrays:
-    """Return all parameters after a phase, each from the last phase that trained it."""
     order = list(state)
     if phase is not None and phase not in order:
         raise InputError(f"phase {phase!r}: the checkpoint holds {', '.join(order)}")

@@ -83,7 +83,6 @@ def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.Data
 
 
 def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[BatchState, dict[str, pd.DataFrame]]]:
-    """Read the tables of every batch at its last save."""
     found, cells = [], {}
     for batch in batch_state.batches(directory):
         if read := batch_state.read_with_tables(directory, batch):

@@ -134,7 +134,6 @@ def _count_words(metric: str, turned: Sequence[Turn], cells: int) -> str:
 
 
 def _loss_words(table: pd.DataFrame, metric: str, found: Turn) -> str:
-    """Explain that the loss falls together with the accuracy, if it does."""
     if not (found.minimum and metric.endswith("accuracy")):
         return ""
     prefix = metric.removesuffix("accuracy")

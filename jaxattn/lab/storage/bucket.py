@@ -222,7 +222,6 @@ class Bucket:
         return found
 
     def _merged(self) -> dict[str, str | None]:
-        """Return the merged tables with their checksums, if the run is finished."""
         try:
             known = manifest.find(self.folder)
         except InputError:

@@ -271,7 +271,6 @@ def _is_conflict(error: BaseException | None) -> bool:
 
 
 def _is_transient(error: BaseException | None) -> bool:
-    """Return True if a repeated request may succeed."""
     return type(error).__name__ == "GenericError" and not any(
         re.search(pattern, str(error)) for pattern, _ in REASONS
     )

@@ -208,7 +208,6 @@ class _Code:
 
 
 def _parts(x: Any) -> list[Any] | None:
-    """Return the parts of a container or wrapper, None for other objects."""
     if isinstance(x, list | tuple):
         return list(x)
     if isinstance(x, Mapping):

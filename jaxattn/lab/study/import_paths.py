@@ -180,5 +180,4 @@ def _is_taken(name: str, file: Path) -> bool:
 
 
 def _source(module: ModuleType) -> Path | None:
-    """Return the file of a module, None if it has none."""
     return None if getattr(module, "__file__", None) is None else Path(module.__file__ or "").resolve()

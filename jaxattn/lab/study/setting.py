@@ -229,7 +229,6 @@ def numbers_of(thing: Spec) -> Iterator[tuple[Path, float]]:
 
 
 def _check(setting: Setting) -> None:
-    """Raise InputError if the parts of a setting are incompatible."""
     names = [phase.name for phase in setting.phases]
     # A custom model may leave `parameters` empty; then the dry run checks the names.
     known = setting.model.parameters

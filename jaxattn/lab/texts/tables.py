@@ -55,7 +55,6 @@ class Files(Source, frozen=True, kw_only=True):
         return found
 
     def _found(self, setting: str) -> list[str]:
-        """Return the files that `path` or `test_path` refers to."""
         if not (given := getattr(self, setting)):
             return []
         place = os.path.expanduser(given)

@@ -264,7 +264,6 @@ def _distinct(tokens: Sequence[str]) -> tuple[str, ...]:
 
 
 def _arrays(source: Any, given: tuple[str, ...] | None, progress: Progress) -> dict[str, np.ndarray]:
-    """Read, tokenise and encode all splits; return the arrays that the cache stores."""
     words = _numbering()
     labelled = {split: _read(source, split, words, progress) for split in source.splits}
     if source.balance:
@@ -369,7 +368,6 @@ def has_escaped_breaks(text: str) -> bool:
 
 
 def _numbering() -> defaultdict[str, int]:
-    """Return a dictionary that gives each new word the next number."""
     words: defaultdict[str, int] = defaultdict()
     words.default_factory = words.__len__
     return words
