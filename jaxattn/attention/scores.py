@@ -201,7 +201,6 @@ def linear(
 
 
 def _require_linear(at: Callable[[Array], Array], keys: np.ndarray, size: int) -> None:
-    """Raise InputError unless a function is linear with these keys."""
     rng = np.random.default_rng(0)
     remedy = "give linear scores a = Φ p, or train by descent"
     if (offset := float(jnp.abs(at(jnp.zeros(size))).max())) != 0:

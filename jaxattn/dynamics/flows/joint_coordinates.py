@@ -200,7 +200,6 @@ class JointCoordinates:
         return (both if self.query.basis is not None else both @ self.query.lift).ravel(), forces
 
     def _each(self, function: Callable[..., Any], *of_both: Array) -> tuple[Any, ...]:
-        """Apply a function to the half of p and to the half of v."""
         halves = zip(*(jnp.split(x, 2) for x in of_both), strict=True)
         return tuple(function(part, *x) for part, x in zip((self.query, self.head), halves, strict=True))
 

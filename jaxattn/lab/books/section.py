@@ -282,7 +282,6 @@ def _sweep_file(item: Item, name: str) -> str:
 
 
 def _last_values(run: Run) -> dict[str, str]:
-    """Return loss and accuracy at the end of the first cell."""
     facts = {}
     records = run.records[run.records["cell"] == run.manifest["cells"][0]["cell"]]
     with suppress(IndexError):

@@ -248,7 +248,6 @@ def _even(items: Sequence[Any], width: int) -> Iterator[Any]:
 
 
 def _runs(seeds: Sequence[int]) -> Iterator[range]:
-    """Cut ascending numbers into ranges of consecutive numbers."""
     breaks = [k for k in range(1, len(seeds)) if seeds[k] != seeds[k - 1] + 1]
     for first, last in itertools.pairwise([0, *breaks, len(seeds)]):
         if first < last:

@@ -108,7 +108,6 @@ def vmap_over_devices(
 
 
 def _shard(function: Callable[..., Any], in_axes: Sequence[int | None], shared: bool) -> Callable[..., Any]:
-    """Shard the vmapped runs of a function over the local devices."""
     specs = tuple(P() if axis is None else P("lanes") for axis in in_axes)
 
     def call(*arguments: Any) -> Any:

@@ -95,7 +95,6 @@ class Store:
             raise
 
     def _clear(self) -> None:
-        """Remove the files of a start if nothing was computed."""
         with suppress(OSError):
             for name in ("parts", "checkpoints"):
                 if (self.directory / name).exists():

@@ -205,5 +205,4 @@ def _column(head: str, cells: list[str]) -> Column:
 
 
 def _words(text: str) -> list[str]:
-    """Split at the positions where a line may break."""
     return re.split(rf"[ \n]+|(?<=\w-)(?=[A-Za-z])|{BREAK.pattern}", text)

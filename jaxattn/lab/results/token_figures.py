@@ -207,7 +207,6 @@ def _scatter(
 def _band(
     ax: matplotlib.axes.Axes, table: pd.DataFrame, quantity: str, bins: dict[str, Any], means: pd.DataFrame
 ) -> None:
-    """Draw the range of bin means over seeds."""
     edges = np.linspace(bins["low"], bins["high"], bins["bins"] + 1)
     number = bin_numbers(table["posterior_difference"], edges)
     inside = number >= 0

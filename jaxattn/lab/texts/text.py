@@ -374,7 +374,6 @@ def _numbering() -> defaultdict[str, int]:
 
 
 def _number(texts: Iterable[str], words: defaultdict[str, int]) -> Texts:
-    """Tokenise texts; new words are added to `words`."""
     numbers, ends = array("I"), array("Q")
     for text in texts:
         numbers.extend(map(words.__getitem__, tokenise(text)))
