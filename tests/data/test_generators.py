@@ -107,7 +107,9 @@ def test_impossible_values_are_named(kind, change, message, generator):
 def test_flows_of_two_classes_refuse_more_in_one_line(kind, study, tables):
     data = tables("flow")["data"] | {"num_classes": 3, "sequences": 21, "relevant": 6}
     phases = [{"name": "joint", "kind": kind}]
-    with pytest.raises(InputError, match=r"phases\[0\]: 3 classes, .* use kind = 'descent'"):
+    with pytest.raises(
+        InputError, match=r"phases\[0\]: this phase requires two classes, got 3; use kind = 'descent'"
+    ):
         study("flow", data=data, phases=phases, probes={})
 
 
