@@ -258,13 +258,13 @@ def _introduction(book: Book, sections: tuple[Section, ...], place: Place) -> li
     files = f"the sweep files of `{book.place}`"
     reduced = any(item.laptop for item in book.items)
     sizes = {
-        "laptop": "The runs of this page have laptop scale: the overrides of each item reduce the sizes of "
-        f"its studies. `--scale full` runs {files} without overrides.",
-        "full": f"The runs of this page have full scale: they use {files} without overrides.",
+        "laptop": "The runs on this page have reduced sizes, which are set by the overrides of each item. "
+        f"`--scale full` uses {files} without overrides.",
+        "full": f"The runs on this page use {files} at full scale, without overrides.",
     }
     return [
         book.shared.introduction.strip(),
-        sizes[place.scale] if reduced else f"The runs of this page use {files} without overrides.",
+        sizes[place.scale] if reduced else f"The runs on this page use {files} without overrides.",
         *([_cost(book, ran, place)] if (ran := [each for each in sections if each.seconds]) else []),
         *reading.rules([finding for each in sections for finding in each.findings]),
     ]

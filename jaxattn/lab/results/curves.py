@@ -100,8 +100,8 @@ def _caption(results: Run, table: pd.DataFrame, phases: Sequence[str], chosen: S
     every = len(results.manifest["cells"])
     words = results.cell_words(chosen[0]) if len(chosen) == 1 else f", {len(chosen)} cells"
     return (
-        f"{'Means over' if averaged else 'Values of'} {seed_words(counts)} against "
-        f"{'the step' if x == 'step' else f'{x} at the same step'} in "
+        f"{'Means over' if averaged else 'Values of'} {seed_words(counts)} as a function of "
+        f"{'the step' if x == 'step' else f'{x} at the same step'} in the "
         f"{'phase' if len(phases) == 1 else 'phases'} {', '.join(phases)}{words}"
         + (f"{geometric_words(table)}. Bands are 95 % intervals." if averaged else ".")
         + (f" {len(chosen)} of {every} cells are shown." if len(chosen) < every else "")
@@ -113,7 +113,7 @@ def _turns(
 ) -> list[str]:
     """Describe curves over the step whose minimum or maximum is between their ends."""
     return [
-        sentence.replace("The ", f"In phase {name} the ", 1) if len(present) > 1 else sentence
+        sentence.replace("The ", f"In the phase {name}, the ", 1) if len(present) > 1 else sentence
         for name, panels in (present if x == "step" else {}).items()
         for sentence in turns.sentences(table[table["phase"] == name], panels, chosen)
     ]

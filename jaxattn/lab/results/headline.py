@@ -91,9 +91,10 @@ def sentences(results: Run) -> tuple[str, str]:
     found = {name: _estimated(results, table[table["metric"] == name]) for name in wanted if name in names}
     learned = [words(found[name]) for name, words in known if name and found[name]][:3]
     learned = learned or [f"{name} {_is(found[name])}" for name in rest if found[name]][:1]
-    fits = [f"the {name.replace('_', ' ')} {_is(found[name])}" for name in fit if found[name]]
+    words = {name: name.replace("train_", "training_").replace("_", " ") for name in fit}
+    fits = [f"the {words[name]} {_is(found[name])}" for name in fit if found[name]]
     phases = {cell.phase for name in fit for cell in found[name]}
-    after = f"After phase {phases.pop()}" if len(phases) == 1 else "After the last phase"
+    after = f"After the phase {phases.pop()}" if len(phases) == 1 else "After the last phase"
     return (
         f"{after}, {' and '.join(fits)}." if fits else "No accuracy and no loss has a finite value.",
         f"{_capitalised('; '.join(learned))}." if learned else "No other metric has a finite value.",

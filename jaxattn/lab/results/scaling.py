@@ -305,8 +305,8 @@ def convergence(
     return Drawn(
         file_name("convergence", y, x, *([] if phase == results.phases[-1] else [phase])),
         f"{y} against {x}",
-        f"{y} against {x} along phase {phase} on logarithmic axes, {seed_words(seeds)}. Thin lines are "
-        f"single seeds, and the thick line is the median over seeds. {' '.join(verdicts)}".strip(),
+        f"The phase {phase} on logarithmic axes, {seed_words(seeds)}. Thin lines are single seeds, and the "
+        f"thick line is the median over seeds. {' '.join(verdicts)}".strip(),
         figure,
     )
 

@@ -273,7 +273,7 @@ def summary_words(results: Run) -> str:
 def geometric_words(table: pd.DataFrame) -> str:
     """Return a note on which means of an aggregate are geometric, or ""."""
     names = list(dict.fromkeys(table.loc[table["scale"] == LOG, "metric"]))
-    return f" (geometric for {', '.join(names)})" * bool(names)
+    return f" (geometric means for {', '.join(names)})" * bool(names)
 
 
 def _shown(results: Run, metrics: Sequence[str] | None) -> tuple[pd.DataFrame, list[str]]:

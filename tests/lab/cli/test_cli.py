@@ -30,7 +30,7 @@ def test_run_then_aggregate_then_report(call, tmp_path):
     assert status == 0
     assert "loss" in out
     first, second, empty, *table, more, page = out.splitlines()
-    assert first.startswith("After phase query, the test accuracy is 0.")
+    assert first.startswith("After the phase query, the test accuracy is 0.")
     assert "importance" in second
     assert "in which attention selects an important token is" in second
     assert empty == ""

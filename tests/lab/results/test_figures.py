@@ -126,7 +126,7 @@ def test_curves_against_another_metric(results):
         values = rows[rows["metric"] == metric].pivot(index="step", columns="seed", values="value")
         np.testing.assert_allclose(data, values.mean(axis=1), rtol=1e-12)
     assert drawn.figure.axes[0].get_xlabel() == run.label("p_norm")
-    assert "against p_norm at the same step" in drawn.caption
+    assert "as a function of p_norm at the same step" in drawn.caption
     assert drawn.name == "curves_loss_p_norm"
     with pytest.raises(InputError, match="did you mean 'p_norm'"):
         curves(run, x="p_nrm")
@@ -136,11 +136,11 @@ def test_curves_against_another_metric(results):
 
 def test_curves_leave_out_phases_of_one_step_and_share_panels(results):
     drawn = curves(results["one_seed"])
-    assert "in phases joint, late" in drawn.caption
+    assert "in the phases joint, late" in drawn.caption
     assert "band" not in drawn.caption
     titles = [ax.get_title(loc="left") for ax in drawn.figure.axes]
     assert titles.count("accuracy") == 2
-    assert "in phase embed" in curves(results["one_seed"], phase="embed").caption
+    assert "in the phase embed" in curves(results["one_seed"], phase="embed").caption
 
 
 def test_curves_of_many_cells_show_some(results):

@@ -75,7 +75,8 @@ def test_the_sentences_say_what_the_table_says():
     table = summary_table(run).set_index("metric")["query"]
     first, second = headline.sentences(run)
     assert first == (
-        f"After phase query, the test accuracy is {table['test_accuracy']} and the loss is {table['loss']}."
+        f"After the phase query, the test accuracy is {table['test_accuracy']} "
+        f"and the loss is {table['loss']}."
     )
     assert second == (
         f"E·v follows importance (Spearman correlation over tokens {table['spearman_Ev_tokens']}); the share "
@@ -103,7 +104,7 @@ def test_of_several_cells_the_lowest_and_the_highest_are_named():
         phases=("walk",),
     )
     assert headline.sentences(run) == (
-        "After phase walk, the loss ranges from 0.100 at dim = 64 to 0.300 at dim = 16.",
+        "After the phase walk, the loss ranges from 0.100 at dim = 64 to 0.300 at dim = 16.",
         "mine ranges from 1.00 at dim = 16 to 3.00 at dim = 256.",
     )
 
@@ -135,7 +136,7 @@ def test_values_of_different_losses_are_not_compared():
     cells = ({"loss.gamma": 0.0}, {"loss.gamma": 2.0})
     run = run_of({"loss": [[0.4, 0.5], [0.1, 0.2]], "test_accuracy": [[0.8, 0.9], [0.7, 0.9]]}, cells=cells)
     first, _ = headline.sentences(run)
-    assert first.startswith("After phase query, the test accuracy ranges ")
+    assert first.startswith("After the phase query, the test accuracy ranges ")
     assert "loss ranges" not in first
     same = run_of({"loss": [[0.4, 0.5], [0.1, 0.2]]}, cells=({"model.dim": 2}, {"model.dim": 4}))
     assert "the loss ranges" in headline.sentences(same)[0]

@@ -98,7 +98,7 @@ def test_page_says_what_was_run(written):
         "Full config",
         '"step_size": 200.0',
         "(n=2)",
-        "After phase joint",
+        "After the phase joint",
     ):
         assert expected in text, expected
 
