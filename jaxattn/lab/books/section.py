@@ -99,7 +99,7 @@ class Section:
 
     @property
     def agreement(self) -> dict[str, pd.DataFrame]:
-        """Findings for display with the labels of the item: one table per statement, without empty columns."""
+        """Findings for display with the labels of the item: a table per statement, without empty columns."""
         mixed, label = any(finding.basis == "beyond" for finding in self.findings), self.item.label
         rows: dict[str, list[dict[str, str]]] = {}
         for finding in self.findings:
