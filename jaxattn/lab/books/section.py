@@ -99,23 +99,23 @@ class Section:
 
     @property
     def agreement(self) -> dict[str, pd.DataFrame]:
-        """Findings for display, one table per statement, without empty columns."""
-        mixed = any(finding.basis == "beyond" for finding in self.findings)
+        """Findings for display with the labels of the item: a table per statement, without empty columns."""
+        mixed, label = any(finding.basis == "beyond" for finding in self.findings), self.item.label
         rows: dict[str, list[dict[str, str]]] = {}
         for finding in self.findings:
             promised = {"promised": "yes" if finding.basis == "promised" else "no"} if mixed else {}
             row = {
-                "setting": finding.setting,
-                "quantity": self.item.label(finding.name),
+                "setting": label(finding.setting),
+                "quantity": label(finding.name),
                 "result": finding.text,
-                "interval over": finding.counted,
+                "interval over": label(finding.counted),
                 "published": finding.published,
                 "criterion": finding.criterion.text if finding.criterion else "-",
                 **promised,
                 "verdict": shown(finding.verdict),
-                "certificate": finding.certificate,
+                "certificate": label(finding.certificate),
             }
-            rows.setdefault(finding.statement, []).append(row)
+            rows.setdefault(label(finding.statement), []).append(row)
         return {statement: _without_empty(pd.DataFrame(own)) for statement, own in rows.items()}
 
     @property

@@ -178,7 +178,7 @@ class Shared(Table, frozen=True):
             order.
         parts: the parts of the page with their items, instead of `items`.
         phrases: texts by name; `{name}` in items and in sources of curves is replaced by the text.
-        labels: display texts for parts of the names of findings, for all items.
+        labels: display texts for parts of the texts of findings, for all items.
         data: data sets by name.
         curves: published curves by name.
     """
@@ -217,8 +217,8 @@ class About(Table, frozen=True):
         laptop: overrides of the item's own studies at laptop scale.
         figures: figures of the first study to show, as in a sweep file.
         curves: names of published curves, by the quantity that is compared with them.
-        labels: display texts for parts of the names of findings and of its tables; files and criteria keep
-            the names.
+        labels: display texts for parts of the names, statements, settings and certificates of findings, and
+            of its tables; files and criteria keep the names.
         measures: the measures, see `Measure`; none if another page shows the item.
         elsewhere: the page that shows the item, if it is not run here.
     """

@@ -110,9 +110,9 @@ def test_the_files_say_what_the_table_says(one):
         "setting", "quantity", "result", "interval over", "criterion", "promised", "verdict"
     ]  # fmt: skip
     for finding in found.findings:
-        assert typeset(finding.measured) in text
+        assert typeset(found.item.label(finding.measured)) in text
         assert f"| {typeset(finding.text)} |" in text
-        assert typeset(finding.setting) in text
+        assert typeset(found.item.label(finding.setting)) in text
     assert text.startswith(
         "# The claims of the theory, measured\n\n**2 numbers in 1 of 10 items are promised by the theory: "
     )

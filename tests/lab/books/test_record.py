@@ -281,5 +281,5 @@ def test_a_table_has_each_statement_once_as_its_heading(committed):
         rows = [len(table) for table in each.agreement.values()]
         assert sum(rows) == len(each.findings)
         assert all("statement" not in table for table in each.agreement.values())
-        assert set(each.agreement) == {finding.statement for finding in each.findings}
+        assert set(each.agreement) == {each.item.label(finding.statement) for finding in each.findings}
     assert book.name != "claims" or html.count("<h3>") >= 10
