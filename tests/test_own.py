@@ -186,7 +186,9 @@ def test_an_optimiser_of_its_own_steps_as_far_as_it_may(own, tmp_path):
 def test_its_figure_is_in_the_report_also_when_it_is_drawn_again(own, call):
     assert (own / "finished" / "figures" / "attended.png").is_file()
     page = (own / "finished" / "report.html").read_text(encoding="utf-8")
-    assert "Tokens that attention looks at, mean over seeds with 95 % intervals." in page
+    assert "Effective number of attended tokens, mean over seeds with 95 % intervals." in page.replace(
+        "\u00a0", " "
+    )
     drawn = ja.load(own / "finished").figure(ImportPaths(own).load("lab.py:attended"), phase="embed")
     assert drawn.title == "Attended"
     assert call("report", own / "finished")[0] == 0
