@@ -49,7 +49,7 @@ class Tokens:
         """Caption text on how the seeds were combined."""
         if self.seeds == 1:
             return "one seed"
-        return f"{self.seeds} seeds " + ("averaged per token" if self.averaged else "pooled")
+        return f"averaged over {self.seeds} seeds" if self.averaged else f"{self.seeds} seeds pooled"
 
 
 def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bool = True) -> Tokens:

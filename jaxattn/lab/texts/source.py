@@ -58,7 +58,7 @@ class Source(SharedData, frozen=True, kw_only=True):
         order: "kept" to read texts as sequences of token ids, for models that depend on the order; defaults
             to bags of words.
         escapes: "kept" to read a backslash followed by n as two characters. By default, it is read as a line
-            break in texts where most backslashes before letters are of this form, as in the files of Yelp,
+            break if it makes up most pairs of a backslash and a letter in the text, as in the files of Yelp,
             Amazon and DBpedia.
         empty: what to do with a row that has no label or no word in the vocabulary: "error", or "drop" to
             ignore it. Rows without a word in the vocabulary are dropped after balancing and after the

@@ -11,7 +11,7 @@ def test_seeds_of_one_corpus_are_averaged(results):
     run = results["text"]
     tokens = at_end(run, phase="joint")
     assert tokens.averaged
-    assert tokens.over_seeds == "4 seeds averaged per token"
+    assert tokens.over_seeds == "averaged over 4 seeds"
     assert len(tokens.table) == run.tokens["id"].nunique()
     rows = run.tokens[(run.tokens["phase"] == "joint") & (run.tokens["id"] == 17)]
     found = tokens.table.set_index("id").loc[17]
