@@ -176,7 +176,6 @@ def _curves(path: FlowPath, p: NDArray[np.float64], direction: NDArray[np.float6
 
 
 def _few(scores: Scores) -> list[int]:
-    """Select the first sequences of every label, equally many of each."""
     targets = np.asarray(scores.corpus.targets)
     labels = sorted(set(targets.tolist()), reverse=True)
     each = max(1, SEQUENCES // len(labels))

@@ -190,7 +190,6 @@ def _criteria(measure: Measure, known: list[str] | None) -> list[tuple[str, Crit
 
 
 def _check_overrides(book: Book, asked: Asked) -> None:
-    """Raise InputError for an override of a study that no item uses."""
     measures = [measure for item in book.items for measure in item.measured]
     known = dict.fromkeys(name for measure in measures for name in measure.studies)
     for name in asked.overrides:

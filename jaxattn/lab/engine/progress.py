@@ -149,7 +149,6 @@ def duration(seconds: float) -> str:
 
 
 def _notebook_line() -> Any:
-    """Return a line that can be overwritten, None outside of notebooks."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is None or not hasattr(shell, "kernel"):
         return None

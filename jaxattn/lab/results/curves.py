@@ -226,7 +226,6 @@ def _scale_steps(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
 
 
 def _negative(records: pd.DataFrame, drawn: Sequence[str], scale: str | None) -> set[str]:
-    """Return the metrics with a negative value of any seed at any step."""
     found = set(records.loc[records["value"] < 0, "metric"]).intersection(drawn)
     if found and scale == "log":
         raise InputError(f'curves: scale = "log", but {min(found)} has negative values; use "linear"')

@@ -326,7 +326,6 @@ def saving(path: Path, folder: Path) -> Iterator[None]:
 
 
 def _fullness(path: Path) -> str:
-    """Return the exhausted resource of a full disk: bytes or inodes."""
     disk = os.statvfs(next(parent for parent in (path, *path.parents) if parent.exists()))
     if disk.f_files and not disk.f_favail:
         return "the disk has no free inodes, so it cannot hold more files"

@@ -327,7 +327,6 @@ def _wants(name: str, value: Any, shapes: set[tuple[int, ...]], why: str) -> Non
 
 
 def _same(wanted: Any, found: Any, what: str) -> None:
-    """Check that two trees have the same structure, shapes and dtypes."""
     flat = [jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (wanted, found)]
     structures: list[Any] = [jax.tree.structure(tree) for tree in (wanted, found)]
     if structures[0] != structures[1]:

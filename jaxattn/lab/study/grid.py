@@ -113,7 +113,6 @@ def check_lists(tree: Mapping[str, Any]) -> None:
 
 
 def _check_different(axes: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise InputError for a product axis that lists a value twice."""
     for key, values in axes.items():
         counts = Counter((isinstance(value, bool), value) for value in values)
         (_, value), number = counts.most_common(1)[0]

@@ -210,7 +210,6 @@ def dataset(
 
 @lru_cache(maxsize=8)
 def _drawing(data: DrawnData) -> Callable[[Array, dict[str, Array]], Splits]:
-    """Compile the sampling of the data of one seed, once for all seeds."""
 
     def draw(seed: Array, numbers: dict[str, Array]) -> Splits:
         return msgspec.structs.replace(data, **numbers).draw(keys(seed)[0])

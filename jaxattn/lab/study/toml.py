@@ -181,7 +181,6 @@ def flatten_grid(table: dict[str, Any]) -> None:
 
 
 def _without_none(tree: Any) -> Any:
-    """Remove keys without a value, because TOML has no null."""
     if isinstance(tree, dict):
         return {key: _without_none(x) for key, x in tree.items() if x is not None}
     return [_without_none(x) for x in tree] if isinstance(tree, list | tuple) else tree

@@ -173,6 +173,5 @@ READERS: dict[str, type[Source]] = {
 
 
 def _plain(label: Any) -> Any:
-    """Convert NumPy scalars and bytes to Python numbers and strings."""
     value = label.tolist() if isinstance(label, np.generic | np.ndarray) else label
     return value.decode(errors="replace") if isinstance(value, bytes) else value
