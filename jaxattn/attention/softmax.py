@@ -84,14 +84,6 @@ def _forward_small(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array
     """Average values over every sequence of a small corpus on an accelerator.
 
     The backward pass recomputes all exponentials, which is faster on an accelerator than to store them.
-
-    Args:
-        corpus: n sequences over V tokens.
-        scores: a, (V,); any finite spread.
-        columns: γ, (K, V).
-
-    Returns:
-        f (K, n); the largest score of each sequence, (n,); the normaliser Σ_s count_s exp(a_s - top), (n,).
     """
     token = corpus.bags.index.astype(jnp.int32)
     columns_by_entry = (take(x, token) for x in columns)
@@ -102,19 +94,7 @@ def _forward_small(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array
 def _backward_small(
     corpus: Corpus, scores: Array, columns: Array, averages: Array, top: Array, d_sums: Array
 ) -> tuple[Array, Array]:
-    """Compute the cotangents ∂L/∂γ_s = Σ_X q_s ḡ_X and ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X).
-
-    Args:
-        corpus: n sequences over V tokens.
-        scores: a, (V,).
-        columns: γ, (K, V).
-        averages: f, (K, n).
-        top: as returned by `_forward_small`, (n,).
-        d_sums: ∂L/∂f divided by the normaliser, (K, n).
-
-    Returns:
-        ∂L/∂a (V,), and ∂L/∂γ (K, V).
-    """
+    """Compute the cotangents ∂L/∂γ_s = Σ_X q_s ḡ_X and ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X)."""
     layout = corpus.occurrences
     sequence = layout.index.astype(jnp.int32)
     score = jnp.where(layout.count > 0, layout.spread(scores) - take(top, sequence), -jnp.inf)

@@ -114,14 +114,7 @@ def _other_seeds(outcome: Any, study: Any) -> str:
 
 
 def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
-    """Print what a run learned, its table and the path of its report; return the exit status.
-
-    Args:
-        outcome: the outcome of the run.
-        report: its report; None if it was not drawn again.
-        folders: results folders to print together; several for one of several processes.
-        every: print all metrics and all paths.
-    """
+    """Print what a run learned, its table and the path of its report; return the exit status."""
     for error in outcome.errors:
         say(f"jaxattn: failed: {error['batch']}: {error['reason']}", err=True)
     if len(outcome.errors) == outcome.batches:

@@ -281,7 +281,6 @@ class _UserCode(Exception):
 
 
 def _identity(x: Any) -> Hashable:
-    """Return a key of settings that distinguishes 1 from 1.0."""
     match x:
         case None | bool() | int() | float() | str():
             return type(x), x

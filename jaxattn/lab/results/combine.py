@@ -206,18 +206,7 @@ def _regroup(
     weigh: Callable[[pd.DataFrame], pd.DataFrame],
     words: str,
 ) -> AnyRun:
-    """Sum weighted records, seed by seed, over the cells with equal values, which become one cell.
-
-    Args:
-        results: the results to regroup.
-        values: values of each cell to keep.
-        weigh: takes the records with the columns "from", the original cell, and "cells", the number of cells
-            in the group with their phase, step and metric. Returns the records to sum.
-        words: description of the sums.
-
-    Returns:
-        The sums; NaN for a seed with a missing or NaN term.
-    """
+    """Sum weighted records, seed by seed, over the cells with equal values, which become one cell."""
     texts = {cell: json.dumps(settings, sort_keys=True) for cell, settings in values.items()}
     number = {text: k for k, text in enumerate(dict.fromkeys(texts.values()))}
     settings = {number[texts[cell]]: found for cell, found in values.items()}

@@ -218,7 +218,6 @@ def _in_full(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays:
 
 
 def _without_padding(arrays: Arrays, vocab_size: int | None) -> Arrays:
-    """Remove the rows of padding tokens."""
     if vocab_size is None or "E" not in arrays or len(arrays["E"]) <= vocab_size:
         return arrays
     padded, dim = arrays["E"].shape

@@ -137,7 +137,6 @@ def _resolved(path: Path) -> Path:
 
 
 def _text(path: Path) -> str:
-    """Read a regular file; devices and pipes may have no end."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
