@@ -204,7 +204,6 @@ LOSSES: dict[str, type[Loss]] = {
 
 
 def _above(logits: Float[Array, "n K"]) -> Float[Array, "n K K"]:
-    """Compute f_j - f_k at [:, k, j], and -inf at j = k."""
     own = jnp.eye(logits.shape[1], dtype=bool)
     return jnp.where(own, -jnp.inf, logits[:, None, :] - logits[:, :, None])
 

@@ -268,7 +268,6 @@ def _rest(
 
 
 def _orthogonal(E: Array, normals: Array) -> Array:
-    """Compute Q E; rows that contain only rounding are set to zero."""
     flat = E - (E @ normals.T) @ normals
     # A second pass makes it orthogonal up to rounding.
     flat = flat - (flat @ normals.T) @ normals
