@@ -306,7 +306,6 @@ class _Measured:
         self._read(folder)
 
     def _read(self, folder: Path) -> None:
-        """Read the values of a finished round, if it was made by the same code."""
         results = load(folder)
         if results.manifest.get("code", {}) != self._code:
             return

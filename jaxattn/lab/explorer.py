@@ -102,7 +102,7 @@ def explore(
             match.
 
     Source:
-        Theorem 4.3 of arXiv 2505.17282; the page is this library's.
+        Theorem 4.3 of arXiv 2505.17282.
     """
     p = np.asarray(path.p, np.float64)
     _check(p, scores, limit, sequences, tokens)

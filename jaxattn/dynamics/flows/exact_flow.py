@@ -121,7 +121,7 @@ def exact_flow(
         InputError: the scores have no values, shapes do not match, or no stopping condition is finite.
 
     Source:
-        Lemma 4.2 and Theorem 4.3 of arXiv 2505.17282; the method is this library's.
+        Lemma 4.2 and Theorem 4.3 of arXiv 2505.17282.
     """
     if not (math.isfinite(until_norm) or math.isfinite(until_arc_length)):
         raise InputError("until_norm and until_arc_length are both infinite; give one of them")

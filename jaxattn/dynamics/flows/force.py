@@ -105,7 +105,7 @@ def token_force(
         The force; each sequence's term has full relative precision.
 
     Source:
-        The gradient on p of arXiv 2505.17282; the factoring is this library's.
+        The gradient on p of arXiv 2505.17282.
     """
     bags, labels = corpus.bags, corpus.targets
     token, present = bags.index.astype(jnp.int32), bags.count > 0

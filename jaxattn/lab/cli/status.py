@@ -115,6 +115,5 @@ def _state(finished: bool, started: bool, running: bool) -> str:
 
 
 def _left(latest: dict[str, Any]) -> str:
-    """Format the time left, if the last line of the log has an estimate."""
     left = None if latest["left"] is None else latest["left"] - (time.time() - latest["time"])
     return f", about {duration(left)} left" if left is not None and left > 0 else ""

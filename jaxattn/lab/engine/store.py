@@ -290,7 +290,6 @@ class Store:
             self._drop_others(batch, saved)
 
     def _number(self, batch: str) -> int:
-        """Return the number of a batch's last checkpoint, 0 if there is none."""
         saved = batch_state.read(self.directory, batch)
         return saved.checkpoint.number if saved else 0
 

@@ -147,7 +147,6 @@ def _against(x: str, table: pd.DataFrame, drawn: Sequence[str]) -> pd.DataFrame:
 
 
 def _panels(records: pd.DataFrame, metrics: Sequence[str] | None) -> dict[str, list[str]]:
-    """Group metrics by panel; within a panel, the test metric comes first."""
     recorded = set(records["metric"].unique())
     if metrics is None:
         every = [name for panel in PANELS for name in (f"test_{panel}", panel, f"train_{panel}")]

@@ -135,7 +135,6 @@ def remove_temporary(folder: Path, *below: str) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    """Return True if another process of this machine has this process id."""
     if process == os.getpid():
         return False
     try:
