@@ -101,6 +101,8 @@ def main():
     parser.add_argument("--large", action="store_true", help="a problem of the size of IMDB, too")
     parser.add_argument("--out", type=Path, help="folder for certificates.json")
     arguments = parser.parse_args()
+    if arguments.seeds < 0:
+        parser.error(f"--seeds {arguments.seeds}: give 0 or more")
     result = {}
     if arguments.seeds:
         result["seeds"] = measure_seeds(arguments.seeds)

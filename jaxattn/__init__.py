@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from jaxattn.core import moved
 from jaxattn.core.lazy import lazy
+from jaxattn.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from jaxattn import attention, base, data, dynamics, losses, models, theory
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from jaxattn.lab.explorer import Explorer, explore
     from jaxattn.lab.probes import Probes
 
-__version__ = "0.3.0"
 # Address of the repository once it is public, used by the links of the site.
 __url__ = ""
 __all__ = [

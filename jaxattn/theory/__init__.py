@@ -4,12 +4,13 @@ For a custom selection rule, pose a max-margin problem with `Constraints` and so
 `max_margin_from_constraints`. `certify_max_margin` certifies the answer of any other solver.
 """
 
+from typing import TYPE_CHECKING
+
 from jaxattn.attention import scores
 from jaxattn.attention.scores import Scores
 from jaxattn.core.lazy import lazy
 from jaxattn.theory.certificate import MaxMargin, Status, certify_max_margin
 from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens, tie_classes
-from jaxattn.theory.exact_certificate import write_certificate
 from jaxattn.theory.limit import Limit, certify_limit
 from jaxattn.theory.max_margin import (
     differentiable_direction,
@@ -28,6 +29,9 @@ from jaxattn.theory.selection import (
     selection_from_scores,
     selection_of,
 )
+
+if TYPE_CHECKING:
+    from jaxattn.theory.exact_certificate import write_certificate
 
 __all__ = [
     "Constraints",
@@ -59,5 +63,5 @@ __all__ = [
     "write_certificate",
 ]
 
-# Serves only names of version 0.2: each raises an error with the new location.
-__getattr__, _ = lazy(__name__, {}, {})
+# Names of version 0.2 raise an error with the new location.
+__getattr__, _ = lazy(__name__, {"write_certificate": "jaxattn.theory.exact_certificate"}, {})

@@ -90,8 +90,11 @@ def check(path: str | Path) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python check_certificate.py CERTIFICATE.json")
     try:
         print("accepted:", check(sys.argv[1]))
-    except (ValueError, TypeError, KeyError, ArithmeticError, struct.error) as reason:
-        print("refused:", reason)
-        sys.exit(1)
+    except (ValueError, OSError, ArithmeticError) as reason:
+        sys.exit(f"refused: {reason}")
+    except (TypeError, KeyError, struct.error) as reason:
+        sys.exit(f"refused: the file is malformed, {reason!r}")

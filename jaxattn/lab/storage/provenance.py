@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from jaxattn import __version__
+from jaxattn.core.version import __version__
 
 PACKAGE = Path(__file__).parents[2]
 
