@@ -269,7 +269,6 @@ class Study(Definition):
                 raise InputError(f"{name}: {reader} can import it; move it to a file, such as mine.py")
 
     def _check_metrics(self) -> None:
-        """Raise InputError for a figure of a metric that the study does not measure."""
         from jaxattn.lab.engine.plan import check_metrics
         from jaxattn.lab.results.figures import metrics_of
 

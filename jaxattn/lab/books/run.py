@@ -135,7 +135,6 @@ def _run(
 
 
 def _study(users: Sequence[tuple[Item, str]], asked: Asked) -> Study:
-    """Read a study with the largest number of seeds that any of its items requests."""
     studies = [asked.study(item, name) for item, name in users]
     return max(studies, key=lambda study: len(study.seeds))
 

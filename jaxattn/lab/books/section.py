@@ -226,7 +226,6 @@ def _section(item: Item, there: Sequence[Measure], runs: Mapping[str, Run], plac
 
 
 def _left_out(measures: Sequence[Measure], item: Item) -> dict[str, str]:
-    """Return the studies whose measures have no runs, with the data that they need."""
     names = dict.fromkeys(name for asked in measures for name in asked.studies)
     needs = dict.fromkeys(item.book.shared.data[asked.needs].what for asked in measures if asked.needs)
     return {LEFT_OUT: "; ".join([", ".join(names), *needs])} if names else {}

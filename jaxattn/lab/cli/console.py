@@ -279,7 +279,6 @@ def _print_records(frame: "pd.DataFrame") -> None:
 
 
 def _widths(frame: "pd.DataFrame") -> list[int] | None:
-    """Divide the width between the columns, or return None if a word would be broken."""
     widths = _full_widths(frame)
     least = [max(_longest(values), *map(len, _parts(name))) for name, values in frame.items()]
     while _together(widths) > _width():
@@ -311,7 +310,6 @@ def _longest(values: Iterable[Any]) -> int:
 
 
 def _heading(name: Any, width: int) -> str:
-    """Break a heading between words and after dots, where it is wider than its column."""
     lines = [""]
     for part in _parts(name):
         if lines[-1] and len(lines[-1] + part.rstrip()) > width:

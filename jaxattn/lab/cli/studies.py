@@ -103,7 +103,6 @@ def run(
 
 
 def _other_seeds(outcome: Any, study: Any) -> str:
-    """Return the end of a note on a folder that has more seeds than requested, else ""."""
     from jaxattn.lab.results.labels import listed
     from jaxattn.lab.storage import manifest
 

@@ -234,7 +234,6 @@ def _width() -> int:
 
 
 def _nearest(given: str, known: Iterable[str]) -> str:
-    """Return "did you mean NAME?" with the nearest known name, "" if none is near."""
     # Leading dashes would make all options similar.
     plain = {name.lstrip("-"): name for name in known}
     given = given.lstrip("-").replace("_", "-")

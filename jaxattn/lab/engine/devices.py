@@ -246,7 +246,6 @@ def device_count(shared: bool) -> int:
 
 
 def _shape(lanes: int, shared: bool) -> tuple[int, int]:
-    """Return the number of used devices, and the number of vmapped runs of each."""
     each = math.ceil(lanes / device_count(shared))
     return math.ceil(lanes / each), each
 

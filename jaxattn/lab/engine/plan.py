@@ -278,7 +278,6 @@ def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[bat
 
 
 def _twice(function: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Time the first call of a function, which compiles it, and the second call."""
     times, result = [], None
     for _ in range(2):
         begin = time.perf_counter()

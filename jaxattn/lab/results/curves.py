@@ -111,7 +111,6 @@ def _caption(results: Run, table: pd.DataFrame, phases: Sequence[str], chosen: S
 def _turns(
     table: pd.DataFrame, present: dict[str, dict[str, list[str]]], chosen: Sequence[int], x: str
 ) -> list[str]:
-    """Describe curves over the step whose minimum or maximum is between their ends."""
     return [
         sentence.replace("The ", f"In the phase {name}, the ", 1) if len(present) > 1 else sentence
         for name, panels in (present if x == "step" else {}).items()

@@ -247,7 +247,6 @@ class _Horizontal(NamedTuple):
 
 
 def _points(ax: matplotlib.axes.Axes, diagram: PhaseDiagram, horizontal: _Horizontal) -> None:
-    """Plot the points that were run, shaded by the share of seeds that have crossed."""
     place = dict(zip(horizontal.values, horizontal.places, strict=True))
     shares = diagram.outcomes.groupby(["x", "y"], sort=False)["crossed"].mean().reset_index()
     ax.scatter(

@@ -161,7 +161,6 @@ def _selects(cells: list[_Estimated]) -> str:
 
 
 def _capitalised(text: str) -> str:
-    """Capitalise the first word of a sentence, but not names of metrics and parameters."""
     return text[0].upper() + text[1:] if text.startswith(("attention ", "there ", "the ")) else text
 
 

@@ -128,7 +128,6 @@ def _built_in(results: Run, cell: int) -> Any:
 
 
 def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
-    """Return the batch that ran a seed of a cell, the index in the batch, and the seed."""
     batches = [batch for batch in results.manifest.get("batches", []) if cell in batch["cells"]]
     if not batches:
         raise InputError(
@@ -204,7 +203,6 @@ def _after(state: dict[str, Arrays], phase: str | None) -> Arrays:
 
 
 def _in_full(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays:
-    """Convert parameters from coordinates of the span of their start to R^d."""
     model = _built_in(results, cell)
     if model is None or model.in_span() is model or model.dim in ("inf", arrays["E"].shape[1]):
         return arrays

@@ -162,7 +162,6 @@ def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], pr
 
 
 def _facts(manifest: dict[str, Any] | Any) -> dict[str, str]:
-    """Return facts about the run from the manifest, as far as it records them."""
     device, kind = manifest["device"], manifest["device"].get("kind") or manifest["device"].get("platform")
     seconds, memory = manifest["wall_time_s"], manifest["peak_memory_mib"]
     facts = {

@@ -137,7 +137,6 @@ def _draw(ax: matplotlib.axes.Axes, line: Series, colour: Any, expected: float |
 
 
 def _ticks(ax: matplotlib.axes.Axes, series: list[Series]) -> None:
-    """Label all axis values, and add vertical ticks if they span less than two decades."""
     ticks = np.unique(np.concatenate([line.x for line in series]))
     if len(ticks) <= 9:
         ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -379,7 +378,6 @@ def _draw_course(ax: matplotlib.axes.Axes, course: Course, colour: str, fits: bo
 
 
 def _guide(ax: matplotlib.axes.Axes, courses: list[Course], expected: float) -> Line2D:
-    """Draw a dashed line of the expected power next to the first course that has a fit."""
     look: Any = {"color": INK, **GUIDE}
     for course in courses:
         if np.isfinite(course.law.slope):

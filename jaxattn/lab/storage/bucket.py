@@ -338,7 +338,6 @@ class Bucket:
             self._sent_log = size
 
     def _clean(self, kept: set[str]) -> None:
-        """Delete files of an earlier copy except some names; unrelated folders are kept."""
         for top in (manifest.NAME, run_log.NAME, *MERGED, *PARTS, *REPORT):
             place = self.folder / top
             for path in [place, *place.rglob("*")] if place.exists() else []:

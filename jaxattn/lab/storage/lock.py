@@ -252,7 +252,6 @@ def _holder(held: dict[str, Any]) -> str:
 
 
 def _parsed(content: bytes | None) -> dict[str, Any]:
-    """Parse a lock object; an invalid one counts as held by an unknown process."""
     if content is None:
         return {"holder": "", "run": None, "since": ""}
     with suppress(ValueError):

@@ -173,7 +173,6 @@ def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inconsistent(checked: Manifest) -> str:
-    """Return a description of a contradiction within a manifest; "" if there is none."""
     if len({entry.cell for entry in checked.cells}) < len(checked.cells):
         return "a cell is listed twice"
     if len(set(checked.seeds)) < len(checked.seeds):

@@ -255,7 +255,6 @@ def _installed_name(x: Any) -> str:
 
 
 def _is_loose(x: Any) -> bool:
-    """Return True if code is in a notebook, at the prompt or in the running script."""
     module = _module_of(x)
     if module is None or module is sys.modules["__main__"]:
         return True
@@ -277,7 +276,6 @@ def _is_key(x: Any) -> bool:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Return the names of globals that code reads, including inner functions."""
     own = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     return own.union(*(_names(x) for x in code.co_consts if isinstance(x, types.CodeType)))
 

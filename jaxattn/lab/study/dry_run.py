@@ -355,7 +355,6 @@ def _columns(what: str, metrics: Any, axes: int) -> list[str]:
 
 
 def _free(names: Iterable[str], owner: dict[str, str], place: str) -> None:
-    """Check that no other part measures these names, and record their owner."""
     for name in names:
         if owner.get(name, place) != place:
             by = owner[name] if owner[name] != "probes" else "a standard probe"

@@ -121,7 +121,6 @@ def _check_different(axes: Mapping[str, tuple[Any, ...]]) -> None:
 
 
 def _check_size(grid: Any) -> None:
-    """Raise InputError if there are too many cells, before they are created."""
     lengths = [len(grid.cells), *(len(values) for values in grid.axes.values())]
     lengths += [max(map(len, grid.zip.values()), default=1), grid.halton.points if grid.halton else 1]
     if (size := math.prod(length or 1 for length in lengths)) > MOST_CELLS:

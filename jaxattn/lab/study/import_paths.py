@@ -173,7 +173,6 @@ def _own_files_first(path: Path, place: str) -> Iterator[None]:
 
 
 def _is_taken(name: str, file: Path) -> bool:
-    """Return True if a module of this name comes from another file of the user."""
     module = sys.modules.get(name)
     place = module and _source(module)
     return bool(place) and is_local(str(place)) and place != file

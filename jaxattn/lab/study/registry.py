@@ -232,7 +232,6 @@ def _is_array(annotation: Any) -> bool:
 
 @functools.cache
 def _struct(target: type[Spec]) -> type[msgspec.Struct]:
-    """Return the struct that checks a table of settings without creating an instance."""
     fields: list[Any] = [
         (f.name, f.type) if f.default is msgspec.NODEFAULT else (f.name, f.type, as_default(f.default))
         for f in _fields(target)
@@ -342,7 +341,6 @@ def plain(values: Table, names: ImportPaths) -> Table:
 
 
 def _path(target: Any, names: ImportPaths) -> str:
-    """Return the import path of a custom object, and register the object under it."""
     path = f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', type(target).__name__)}"
     if names.given.get(path, target) != target:
         raise InputError(f"{path}: two objects of this study have this name; rename one of them")

@@ -309,12 +309,10 @@ def _without(table: Any, key: str, wanted: Any) -> tuple[Any, Any]:
 
 @functools.cache
 def _static(target: type[Spec]) -> frozenset[str]:
-    """Return the names of the settings that cannot differ between vmapped runs."""
     return frozenset(field.name for field in fields_of(target) if _is_static(field.type))
 
 
 def _is_static(annotation: Any) -> bool:
-    """Return True if an annotation is marked as static, also inside a union."""
     if STATIC in getattr(annotation, "__metadata__", ()):
         return True
     return any(_is_static(part) for part in typing.get_args(annotation) if not isinstance(part, str))

@@ -61,7 +61,6 @@ def read(
 
 
 def _placed(message: str, path: str, overrides: Sequence[str], axes: Sequence[str]) -> str:
-    """Prepend the option to a message about a value that it sets, else the file."""
     for option, given, prefix in (("--set", overrides, ""), ("--axis", axes, "axes.")):
         for text in given:
             key = text.partition("=")[0].strip()

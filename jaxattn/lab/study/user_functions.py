@@ -151,7 +151,6 @@ class SharedOfFunction(_Made, SharedData, frozen=True, kw_only=True):
 
 
 def _numbered(data: Dataset) -> Sequence[str]:
-    """Return the names of the V tokens of data, empty if the data have no tokens."""
     return Numbered(data.vocab_size) if isinstance(data, Corpus | Sequences) else ()
 
 

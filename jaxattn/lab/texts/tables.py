@@ -223,7 +223,6 @@ class Csv(Table, frozen=True, kw_only=True):
                 yield f"line {last}", *(fields[column] for column in columns)
 
     def _check_one_row(self, fields: list[str], is_row: Callable[[Sequence[str]], bool], where: str) -> None:
-        """Raise InputError if a field that spans lines seems to contain whole rows."""
         every = self.delimiter.join(fields).splitlines()
         if any(is_row(line.split(self.delimiter)) for line in every[:-1]):
             raise InputError(

@@ -238,7 +238,6 @@ def _checked(source: Any) -> Any:
 
 
 def _check_classes(source: Any, split: str, classes: np.ndarray, note: cache.Note) -> None:
-    """Report classes without a row; raise InputError for the training split."""
     for number in np.setdiff1d(np.arange(len(source.labels)), classes):
         message = f"data.labels: no row of the {split} split has the label {source.labels[number]!r}"
         if split == "train":
