@@ -247,7 +247,8 @@ REASONS = (
         "the bucket is in another region; set AWS_REGION",
     ),
     (r"NoSuchKey|404 Not Found", "the object no longer exists"),
-    (r"NotImplemented|501", "the server has no conditional writes; use another server"),
+    # The whole words: a port or a duration in the text may hold the digits.
+    (r"NotImplemented|501 Not Implemented", "the server has no conditional writes; use another server"),
 )
 
 

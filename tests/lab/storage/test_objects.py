@@ -1,0 +1,22 @@
+"""Reasons of failed requests to a bucket, from the error's text."""
+
+import pytest
+
+from jaxattn.lab.storage.objects import _reason
+
+NO_WRITES = "the server has no conditional writes; use another server"
+TEXT = "Generic S3 error: Error performing PUT http://127.0.0.1:{port}/b/x in {elapsed}ms, after 2 retries - {what}"
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["Server returned non-2xx status code: 501 Not Implemented: ", "<Error><Code>NotImplemented</Code></Error>"],
+)
+def test_a_server_without_conditional_writes_is_named(what):
+    assert _reason(ValueError(TEXT.format(port=9000, elapsed="2.1", what=what))) == NO_WRITES
+
+
+@pytest.mark.parametrize(("port", "elapsed"), [(35013, "12.7"), (9000, "310.501234"), (5501, "501")])
+def test_digits_of_a_port_or_a_duration_are_no_status(port, elapsed):
+    error = ValueError(TEXT.format(port=port, elapsed=elapsed, what="HTTP error: error sending request"))
+    assert _reason(error) == "unexpected response of the server (error sending request)"
