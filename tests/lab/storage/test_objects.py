@@ -10,7 +10,10 @@ TEXT = "Generic S3 error: Error performing PUT http://127.0.0.1:{port}/b/x in {e
 
 @pytest.mark.parametrize(
     "what",
-    ["Server returned non-2xx status code: 501 Not Implemented: ", "<Error><Code>NotImplemented</Code></Error>"],
+    [
+        "Server returned non-2xx status code: 501 Not Implemented: ",
+        "<Error><Code>NotImplemented</Code></Error>",
+    ],
 )
 def test_a_server_without_conditional_writes_is_named(what):
     assert _reason(ValueError(TEXT.format(port=9000, elapsed="2.1", what=what))) == NO_WRITES
