@@ -5,7 +5,7 @@ import pytest
 from jaxattn.lab.storage.objects import _reason
 
 NO_WRITES = "the server has no conditional writes; use another server"
-TEXT = "Generic S3 error: Error performing PUT http://127.0.0.1:{port}/b/x in {elapsed}ms, after 2 retries - {what}"
+TEXT = "Generic S3 error: Error performing PUT http://127.0.0.1:{port}/b/x in {elapsed}ms, 2 retries - {what}"
 
 
 @pytest.mark.parametrize(
