@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxattn.attention.softmax import require_rows
+from jaxattn.attention.softmax import occurrence_weights, require_rows
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import MOST_POSITIONS, Ragged, take
 
@@ -44,9 +44,7 @@ def _pool(corpus: Corpus, scores: Array, table: Array) -> Array:
 
 def _forward(corpus: Corpus, scores: Array, table: Array) -> tuple[Array, Any]:
     bags = corpus.bags
-    score = take(scores, bags.index.astype(jnp.int32))
-    _, top, normaliser, _ = bags.softmax(score)
-    weight = _weight(bags, scores, top, normaliser)
+    top, normaliser, weight = _attention(bags, scores)
     pooled = (
         _matrix(bags, weight, len(table)) @ table if _is_dense(corpus) else weighted_sums(bags, weight, table)
     )
@@ -58,13 +56,12 @@ def _backward(residuals: Any, cotangent: Array) -> tuple[Any, ...]:
     corpus, scores, table, pooled, top, normaliser = residuals
     by_sequence = (cotangent * pooled).sum(axis=1)
     if _is_dense(corpus):
-        attention = _matrix(corpus.bags, _weight(corpus.bags, scores, top, normaliser), len(table))
+        attention = _matrix(corpus.bags, _attention(corpus.bags, scores)[2], len(table))
         d_table, delta = attention.T @ cotangent, by_sequence @ attention
     else:
         layout = corpus.occurrences
         sequence = layout.index.astype(jnp.int32)
-        score = layout.spread(scores) - take(top, sequence)
-        weight = _times_exp(layout.count, score) / take(normaliser, sequence)
+        weight = occurrence_weights(corpus, scores, top) / take(normaliser, sequence)
         d_table = weighted_sums(layout, weight, cotangent)
         (delta,) = layout.sum(weight * take(by_sequence, sequence))
     return None, (table * d_table).sum(axis=1) - delta, d_table
@@ -87,13 +84,10 @@ def _matrix(bags: Ragged, weight: Array, num_indices: int) -> Array:
     return flat.reshape(-1, num_indices)
 
 
-def _weight(bags: Ragged, scores: Array, top: Array, normaliser: Array) -> Array:
-    score = take(scores, bags.index.astype(jnp.int32)) - bags.spread(top)
-    return _times_exp(bags.count, score) / bags.spread(normaliser)
-
-
-def _times_exp(count: Array, score: Array) -> Array:
-    return count.astype(score.dtype) * jnp.exp(jnp.where(count > 0, score, -jnp.inf))
+def _attention(bags: Ragged, scores: Array) -> tuple[Array, Array, Array]:
+    """Return the shift and the normaliser of every sequence, (n,), and q of every entry, (R, W)."""
+    _, top, normaliser, weight = bags.softmax(take(scores, bags.index.astype(jnp.int32)))
+    return top, normaliser, weight / bags.spread(normaliser)
 
 
 @jax.jit

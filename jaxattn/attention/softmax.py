@@ -96,9 +96,7 @@ def _backward_small(
 ) -> tuple[Array, Array]:
     """Compute the cotangents ∂L/∂γ_s = Σ_X q_s ḡ_X and ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X)."""
     layout = corpus.occurrences
-    sequence = layout.index.astype(jnp.int32)
-    score = jnp.where(layout.count > 0, layout.spread(scores) - take(top, sequence), -jnp.inf)
-    weight = layout.count.astype(scores.dtype) * jnp.exp(score)
+    sequence, weight = layout.index.astype(jnp.int32), occurrence_weights(corpus, scores, top)
     d_values = [weight * take(x, sequence) for x in d_sums]
     d_score = [
         d_value * (layout.spread(value) - take(average, sequence))
@@ -106,6 +104,13 @@ def _backward_small(
     ]
     d_scores, *d_columns = layout.sum(sum(d_score[1:], d_score[0]), *d_values)
     return d_scores, jnp.stack(d_columns)
+
+
+def occurrence_weights(corpus: Corpus, scores: Array, top: Array) -> Array:
+    """Compute count e^(a - top) of every occurrence, the weights of `Ragged.softmax`."""
+    layout = corpus.occurrences
+    score = layout.spread(scores) - take(top, layout.index.astype(jnp.int32))
+    return layout.count.astype(scores.dtype) * jnp.exp(jnp.where(layout.count > 0, score, -jnp.inf))
 
 
 @jax.custom_vjp

@@ -18,6 +18,7 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from jaxattn.attention.batched import sequential_vmap_if_large
+from jaxattn.attention.tops import averages, below_top
 from jaxattn.base import Phase, State, Task
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Leaf
@@ -65,20 +66,12 @@ def log_excess_loss(
     Source:
         Derived from the loss of arXiv 2505.17282.
     """
-    bags, labels = corpus.bags, corpus.targets
-    token, present = bags.index.astype(jnp.int32), bags.count > 0
-    score = jnp.where(present, take(scores, token), -jnp.inf)
-    agreement = bags.spread(labels) * take(values, token)
+    bags, present = corpus.bags, corpus.bags.count > 0
+    agreement = bags.spread(corpus.targets) * take(values, bags.index.astype(jnp.int32))
     best = bags.max(jnp.where(present, agreement, -jnp.inf))
     below = jnp.where(present, bags.spread(best) - agreement, 0)
-    _, top, normaliser, _ = bags.softmax(score)
-    largest = bags.max(jnp.where(below > 0, score, -jnp.inf))
-    idle = largest == -jnp.inf
-    scaled = bags.count * jnp.exp(
-        jnp.where(below > 0, score - bags.spread(jnp.where(idle, 0, largest)), -jnp.inf)
-    )
-    (moment,) = bags.sum(scaled * below)
-    log_distance = jnp.where(idle, -jnp.inf, largest - top + jnp.log(moment / normaliser))
+    found = averages(bags, -below_top(corpus, scores), [below])
+    log_distance = jnp.where(found.idle, -jnp.inf, found.gap + jnp.log(found.mean[0]))
     # log(1 + σ (e^D - 1)) = σ D to first order; if D underflows, only its order of magnitude matters.
     distance = jnp.exp(log_distance)
     sigma = jnp.exp(-jnp.logaddexp(0, best))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxattn.attention.tops import below_top, first_tokens
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.cancelled import Tied, cancelled
@@ -15,7 +16,6 @@ from jaxattn.dynamics.flows.coordinates import LEFT, Watch, coordinates
 from jaxattn.dynamics.flows.force import Force, by_token, score_force, token_curvature
 from jaxattn.dynamics.flows.ties import (
     Ties,
-    below_top,
     class_values,
     first_of,
     no_ties,
@@ -295,8 +295,7 @@ def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, " V"]:
 
     def join(state: tuple[Array, Array]) -> tuple[Array, Array]:
         leader, _ = state
-        lowest = -bags.max(jnp.where(attended, -1.0 * take(leader, index), -jnp.inf))
-        lowest = jnp.where(jnp.isfinite(lowest), lowest, vocab).astype(jnp.int32)
+        lowest = first_tokens(corpus, attended, take(leader, index))
         found = jnp.where(attended, bags.spread(lowest), vocab)
         joined = leader.at[index.ravel()].min(found.ravel())
         joined = take(joined, joined)

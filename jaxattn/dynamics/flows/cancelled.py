@@ -25,10 +25,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxattn.attention.tops import first_tokens
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.conditions import nonzero
-from jaxattn.dynamics.flows.force import dense, residual
+from jaxattn.dynamics.flows.force import LOGISTIC, dense, residual
 from jaxattn.dynamics.flows.pairs import MOST_PAIRS, Pairs
 from jaxattn.dynamics.flows.ties import first_of
 
@@ -134,9 +135,8 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
     # Outputs that differ by one constant in all classes are equivalent.
     value = value[..., None] if value.ndim == 2 else value - value[..., -1:]
     own = take(tied.scores, low)
-    token = -bags.max(jnp.where(tied.attended, -1.0 * low, -jnp.inf))
-    token = jnp.where(jnp.isfinite(token), token, 0).astype(jnp.int32)
-    top = jnp.broadcast_to(bags.spread(token), low.shape)
+    token = first_tokens(corpus, tied.attended, low)
+    top = jnp.broadcast_to(bags.spread(jnp.where(token < corpus.vocab_size, token, 0)), low.shape)
     apart = jnp.where(present, own - take(tied.scores, top), 0)
     weight = jnp.where(tied.attended, bags.count * jnp.exp(jnp.where(tied.attended, apart, 0)), 0)
     columns = [weight * column for column in jnp.moveaxis(value, -1, 0)]
@@ -280,10 +280,9 @@ def _turning(
 def _loss(corpus: Corpus, f: Array) -> _Loss:
     labels: Any = corpus.targets
     if corpus.num_classes == 2:
-        agreement = labels * f[:, 0]
-        r = labels * jax.nn.sigmoid(-agreement)
-        weight = jax.nn.sigmoid(agreement) * jax.nn.sigmoid(-agreement)
-        return _Loss(r[:, None], weight[:, None], jnp.zeros_like(f))
-    direction, log_size, log_pi = residual(f, labels)
-    pi = jnp.exp(log_pi)
-    return _Loss(direction * jnp.exp(log_size)[:, None], pi, pi)
+        log_size, fall = LOGISTIC(labels * f[:, 0])
+        size = jnp.exp(log_size)
+        return _Loss((labels * size)[:, None], (size * fall)[:, None], jnp.zeros_like(f))
+    direction, log_size, log_pi = residual(f.T, labels)
+    pi = jnp.exp(log_pi).T
+    return _Loss((direction * jnp.exp(log_size)).T, pi, pi)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxattn.attention.tops import below_top, score_entries, top_scores
 from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
@@ -96,7 +97,7 @@ def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) 
     """
     bags = corpus.bags
     token, present = bags.index.astype(jnp.int32), bags.count > 0
-    below = jnp.where(present, _below_top(corpus, before), jnp.inf)
+    below = below_top(corpus, before)
     score = take(after, token)
     former = bags.max(jnp.where(below == 0, score, -jnp.inf))
     above = jnp.where(present, score - bags.spread(former), -jnp.inf)
@@ -104,10 +105,10 @@ def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) 
 
 
 def _below_top(corpus: Corpus, scores: Array) -> Array:
-    """Compute the distance of every entry below the highest entry with a force in its sequence."""
+    """Compute how far every entry is below the top of its sequence, also of entries without a count."""
     bags = corpus.bags
-    score = take(scores, bags.index.astype(jnp.int32))
-    return bags.spread(bags.max(jnp.where(bags.count > 0, score, -jnp.inf))) - score
+    top = top_scores(bags, score_entries(corpus, scores))
+    return bags.spread(top) - take(scores, bags.index.astype(jnp.int32))
 
 
 @struct.dataclass
@@ -149,7 +150,7 @@ class Coordinates:
         offset: B p_0, (r,).
         lengths: ‖E_s‖, (V,).
         unit: 1 / max ‖E_s‖, (); a step of this length in p changes no score by more than 1.
-        weigh: weights of the sequences, see `token_force`; a pytree.
+        weigh: weights of the sequences, see `score_force`; a pytree.
         steepest: upper bound on the slope of the log gradient norm; larger slopes are numerical error, ().
         log_limit: the path ends as balanced once log Σ |∂L/∂a_s| of single sequences falls to this value.
         watch: conditions on tokens; if one is violated, the path ends as balanced too.

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxattn.attention.tops import below_top, first_tokens
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.conditions import nonzero
@@ -124,7 +125,7 @@ def hand_over(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[A
     beyond = corpus.targets * f - 1
     log_weight += jnp.where(r * beyond < _ACTIVE, steep, r) * beyond
     log_weight, steepness = jnp.where(tight, share, log_weight), jnp.where(tight, 0, steep)
-    # `token_force` takes a mean over sequences.
+    # `score_force` takes a mean over sequences.
     weigh = Weights(log_weight + jnp.log(corpus.num_examples), steepness)
     # Scores separate at a rate of at most 2 max ‖E_s‖; only forces against a wall change faster.
     onwards = here.replace(values=head.values, weigh=weigh, steepest=2 / unit)  # type: ignore[attr-defined]
@@ -152,8 +153,7 @@ def neglected(handover: Handover, z: Float[Array, " m"], log_scale: Float[Array,
     flow, head = handover.flow, handover.head
     bags = flow.corpus.bags
     index, tight = bags.index.astype(jnp.int32), flow.weigh.steepness == 0
-    score = jnp.where(bags.count > 0, take(flow.scores + flow.lift @ z, index), -jnp.inf)
-    below, value = score - bags.spread(bags.max(score)), take(head.values, index)
+    below, value = -below_top(flow.corpus, flow.scores + flow.lift @ z), take(head.values, index)
     off = jnp.abs(value - bags.spread(take(head.values, head.token)))
     # Two tokens on the margin of v_mm differ by rounding.
     lost = bags.max(below + jnp.log(jnp.where(off > _CLEAR, bags.count * off, 0)))
@@ -194,11 +194,10 @@ def _attended(
     several may form a wall; the best of them is the token that would be selected without the wall.
     """
     bags = corpus.bags
-    index, present = bags.index.astype(jnp.int32), bags.count > 0
-    score = jnp.where(present, take(scores, index), -jnp.inf)
-    attended = present & (score >= bags.spread(bags.max(score)) - spread)
+    index = bags.index.astype(jnp.int32)
+    attended = below_top(corpus, scores) <= spread
     agreement = jnp.where(attended, bags.spread(corpus.targets) * take(values, index), -jnp.inf)
     best = attended & (agreement == bags.spread(bags.max(agreement)))
     # If several agree equally, take the first.
-    first = -bags.max(jnp.where(best, -index.astype(scores.dtype), -jnp.inf))
-    return best & (index == bags.spread(first)), first.astype(jnp.int32)
+    first = first_tokens(corpus, best, index)
+    return best & (index == bags.spread(first)), first

@@ -28,6 +28,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from jaxattn.attention.batched import sequential_vmap_if_large
+from jaxattn.attention.tops import averages, score_entries, top_scores
 from jaxattn.core.mapping import sum_of_outer_products
 from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
@@ -87,64 +88,74 @@ class Logistic:
 LOGISTIC = Logistic()
 
 
-def token_force(
+def score_force(
     corpus: Corpus,
     scores: Float[Array, " V"],
-    values: Float[Array, " V"] | Float[Array, "R W"],
+    values: Float[Array, " V *K"] | Float[Array, "R W *K"],
     weigh: Callable[[Array], tuple[Array, Array]] = LOGISTIC,
 ) -> Force:
-    """Compute -∂L/∂a_s = (1/n) Σ_X y g q_s (γ_s - f), g = sigmoid(-y f), with its exponent factored out.
+    """Compute -∂L/∂a_s = (1/n) Σ_X q_s r·(γ_s - f), r = -∂ℓ/∂f, with its exponent factored out.
+
+    For two classes r = y g, g = sigmoid(-y f); for K > 2 classes r = e_y - softmax(f).
 
     Args:
-        corpus: n sequences of two classes over V tokens.
+        corpus: n sequences over V tokens.
         scores: a = E p, (V,); any spread.
-        values: γ = E v, (V,), or of every entry of the bags, (R, W).
-        weigh: function of m = y f, (n,), that returns log g and -∂ log g/∂m, for another g.
+        values: γ of every token, (V,) for two classes and (V, K) for K > 2; or of every entry of the bags,
+            (R, W) or (R, W, K).
+        weigh: function of m = y f, (n,), that returns log g and -∂ log g/∂m, for another g. It is ignored for
+            K > 2.
 
     Returns:
-        The force; each sequence's term has full relative precision.
+        The force; each sequence's term has full relative precision for two classes. `gross` sums the K terms
+        of r·(γ_s - f) separately, because they may cancel too.
 
     Source:
         The gradient on p of arXiv 2505.17282.
     """
-    bags, labels = corpus.bags, corpus.targets
-    token, present = bags.index.astype(jnp.int32), bags.count > 0
-    score = jnp.where(present, take(scores, token), -jnp.inf)
-    value = take(values, token) if values.ndim == 1 else values
-    top = bags.max(score)
-    top = jnp.where(top == -jnp.inf, 0, top)  # a sequence without tokens, from padding
-    relative = score - bags.spread(top)
+    bags, two = corpus.bags, corpus.num_classes == 2
+    present = bags.count > 0
+    score = score_entries(corpus, scores)
+    relative = score - bags.spread(top_scores(bags, score))
+    of_token = values.ndim == (1 if two else 2)
+    value = take(values, bags.index.astype(jnp.int32)) if of_token else values
+    columns = [value] if two else list(jnp.moveaxis(value, -1, 0))
     # Several tokens may tie for the top; the value of any of them can be subtracted.
-    top_value = bags.max(jnp.where(relative == 0, value, -jnp.inf))
-    below = value - bags.spread(top_value)
-    gap = bags.max(jnp.where(below != 0, relative, -jnp.inf))
-    idle = gap == -jnp.inf
-    gap = jnp.where(idle, 0, gap)
-    # One exponential serves both: tokens that differ in value are scaled by e^(-m); others need no scale.
-    scaled = bags.count * jnp.exp(relative - jnp.where(below != 0, bags.spread(gap), 0))
-    weight = jnp.where(below != 0, scaled * bags.spread(jnp.exp(gap)), scaled)
-    normaliser, moment = bags.sum(weight, below * scaled)
-    mean = moment / normaliser
-    agreement = labels * (top_value + jnp.exp(gap) * mean)
-    log_g, fall = weigh(agreement)
-    log_weight = jnp.where(idle, -jnp.inf, gap + log_g)
+    reference = [bags.max(jnp.where(relative == 0, column, -jnp.inf)) for column in columns]
+    below = [column - bags.spread(x) for column, x in zip(columns, reference, strict=True)]
+    near = averages(bags, relative, below)
+    f = [x + jnp.exp(near.gap) * mean for x, mean in zip(reference, near.mean, strict=True)]
+    if two:
+        log_size, fall = weigh(corpus.targets * f[0])
+        direction, slope = corpus.targets[None], -corpus.targets * fall
+    else:
+        direction, log_size, log_pi = residual(jnp.stack(f), corpus.targets)
+        slope = jnp.zeros_like(log_size)
+    log_weight = jnp.where(near.idle, -jnp.inf, near.gap + log_size)
     largest = log_weight.max()
-    share = labels * jnp.exp(log_weight - jnp.where(largest == -jnp.inf, 0, largest))
-    slope = -labels * fall
-    q = weight / bags.spread(normaliser)
-    c = below * scaled / bags.spread(normaliser) - q * bags.spread(mean)
-    pull = jnp.where(present, bags.spread(share) * c, 0)
-    force, gross = by_token(corpus, pull)
-    return Force(
-        force=force,
+    log_share = log_weight - jnp.where(largest == -jnp.inf, 0, largest)
+    q = jnp.where(present, near.attention, 0)
+    c = [jnp.where(present, column, 0) for column in near.deviation]
+    parts = [bags.spread(jnp.exp(log_share) * r) * x for r, x in zip(direction, c, strict=True)]
+    pull = sum(parts[1:], parts[0])
+    # One pass sums the force and its size.
+    on_tokens, gross = by_token(corpus, pull)
+    force = Force(
+        force=on_tokens,
         log_scale=largest - jnp.log(corpus.num_examples),
-        gross=gross.sum(),
+        gross=gross.sum() if two else jnp.stack([jnp.abs(part).sum() for part in parts]).sum(),
         pull=pull,
-        turn=q - bags.spread(jnp.exp(gap) * slope) * c / 2,
-        attention=jnp.where(present, q, 0),
-        log_weight=jnp.where(normaliser > 0, log_g, -jnp.inf),
+        turn=q,
+        attention=q,
+        log_weight=jnp.where(near.normaliser > 0, log_size, -jnp.inf),
         slope=slope,
     )
+    if two:
+        turn = q - bags.spread(jnp.exp(near.gap) * slope) * c[0] / 2
+        return force.replace(turn=turn)  # type: ignore[attr-defined]
+    log_unit = log_share + near.gap - log_size
+    modes = _modes(bags, c, direction, log_pi, log_size, log_unit)
+    return force.replace(modes=modes)  # type: ignore[attr-defined]
 
 
 def token_curvature(
@@ -245,7 +256,7 @@ def direction(params: Any, corpus: Corpus) -> tuple[Float[Array, " d"], Float[Ar
 
 @sequential_vmap_if_large
 def _force(corpus: Corpus, scores: Array, values: Array) -> tuple[Array, Array]:
-    whole = token_force(corpus, scores, values)
+    whole = score_force(corpus, scores, values)
     return whole.force, whole.log_scale
 
 
@@ -280,92 +291,27 @@ def dense(
     return empty.at[bags.owner[:, None], column].set(entries, mode="drop", unique_indices=True)
 
 
-def score_force(
-    corpus: Corpus,
-    scores: Float[Array, " V"],
-    values: Float[Array, " V *K"] | Float[Array, "R W *K"],
-    weigh: Callable[[Array], tuple[Array, Array]] = LOGISTIC,
-) -> Force:
-    """Compute -∂L/∂a: `token_force` for two classes, `class_force` for more, which ignores `weigh`."""
-    if corpus.num_classes == 2:
-        return token_force(corpus, scores, values, weigh)
-    return class_force(corpus, scores, values)
-
-
 def residual(
-    f: Float[Array, "n K"], labels: Int[Array, " n"]
-) -> tuple[Float[Array, "n K"], Float[Array, " n"], Float[Array, "n K"]]:
+    f: Float[Array, "K n"], labels: Int[Array, " n"]
+) -> tuple[Float[Array, "K n"], Float[Array, " n"], Float[Array, "K n"]]:
     """Compute r = e_y - π = e^log_size direction, and log π.
 
     Args:
-        f: (n, K); outputs.
+        f: (K, n); outputs.
         labels: (n,); y, 0 .. K-1.
 
     Returns:
-        direction (n, K), e_y minus the softmax over the other classes; log_size (n,); log π (n, K).
+        direction (K, n), e_y minus the softmax over the other classes; log_size (n,); log π (K, n).
     """
-    own = jax.nn.one_hot(labels, f.shape[1], dtype=f.dtype)
-    log_pi = jax.nn.log_softmax(f, axis=1)
-    log_size = jax.nn.logsumexp(jnp.where(own > 0, -jnp.inf, log_pi), axis=1)
-    others = jnp.where(own > 0, 0, jnp.exp(log_pi - log_size[:, None]))
+    own = jax.nn.one_hot(labels, len(f), dtype=f.dtype, axis=0)
+    log_pi = jax.nn.log_softmax(f, axis=0)
+    log_size = jax.nn.logsumexp(jnp.where(own > 0, -jnp.inf, log_pi), axis=0)
+    others = jnp.where(own > 0, 0, jnp.exp(log_pi - log_size))
     return own - others, log_size, log_pi
 
 
-def class_force(
-    corpus: Corpus, scores: Float[Array, " V"], values: Float[Array, "V K"] | Float[Array, "R W K"]
-) -> Force:
-    """Compute -∂L/∂a_s = (1/n) Σ_X q_s r·(γ_s - f) of mean cross-entropy, with its exponent factored out.
-
-    Args:
-        corpus: n sequences of K > 2 classes over V tokens.
-        scores: a, (V,); any spread.
-        values: γ, (V, K), or of every entry of the bags, (R, W, K).
-
-    Returns:
-        The force. Its `gross` sums the K terms of r·(γ_s - f) separately, because they may cancel too.
-    """
-    bags = corpus.bags
-    token, present = bags.index.astype(jnp.int32), (bags.count > 0)[..., None]
-    score = jnp.where(present[..., 0], take(scores, token), -jnp.inf)
-    value = take(values, token) if values.ndim == 2 else values
-    top = bags.max(score)
-    relative = score - bags.spread(jnp.where(top == -jnp.inf, 0, top))
-    on_top = jnp.where((relative == 0)[..., None], value, -jnp.inf)
-    reference = jnp.stack([bags.max(column) for column in jnp.moveaxis(on_top, -1, 0)], axis=-1)
-    below = jnp.where(present, value - bags.spread(reference), 0)
-    differs = (below != 0).any(axis=-1)
-    gap = bags.max(jnp.where(differs, relative, -jnp.inf))
-    idle = gap == -jnp.inf
-    gap = jnp.where(idle, 0, gap)
-    scaled = bags.count * jnp.exp(relative - jnp.where(differs, bags.spread(gap), 0))
-    weight = jnp.where(differs, scaled * bags.spread(jnp.exp(gap)), scaled)
-    moments = below * scaled[..., None]
-    normaliser, *summed = bags.sum(weight, *jnp.moveaxis(moments, -1, 0))
-    mean = jnp.stack(summed, axis=-1) / normaliser[:, None]
-    direction, log_size, log_pi = residual(reference + jnp.exp(gap)[:, None] * mean, corpus.targets)
-    log_weight = jnp.where(idle, -jnp.inf, gap + log_size)
-    largest = log_weight.max()
-    log_share = log_weight - jnp.where(largest == -jnp.inf, 0, largest)
-    q = jnp.where(present[..., 0], weight / bags.spread(normaliser), 0)
-    c = moments / bags.spread(normaliser)[..., None] - q[..., None] * bags.spread(mean)
-    c = jnp.where(present, c, 0)
-    parts = bags.spread(jnp.exp(log_share)[:, None] * direction) * c
-    force, _ = by_token(corpus, parts.sum(axis=-1))
-    return Force(
-        force=force,
-        log_scale=largest - jnp.log(corpus.num_examples),
-        gross=jnp.abs(parts).sum(),
-        pull=parts.sum(axis=-1),
-        turn=q,
-        attention=q,
-        log_weight=jnp.where(normaliser > 0, log_size, -jnp.inf),
-        slope=jnp.zeros_like(log_size),
-        modes=_modes(bags, c, direction, log_pi, log_size, log_share + gap - log_size),
-    )
-
-
 def _modes(
-    bags: Ragged, c: Array, direction: Array, log_pi: Array, log_size: Array, log_unit: Array
+    bags: Ragged, c: list[Array], direction: Array, log_pi: Array, log_size: Array, log_unit: Array
 ) -> Float[Array, "R W K"]:
     """Compute √(π_k) (e_k - π)·(γ_s - f) q_s of all classes k in the unit of the force, e^log_unit squared.
 
@@ -373,9 +319,12 @@ def _modes(
     curvature.
     """
     own = direction > 0
-    leaning = c - (bags.spread(jnp.exp(log_pi)) * c).sum(axis=-1, keepdims=True)
+    mean = sum(bags.spread(jnp.exp(log_k)) * x for log_k, x in zip(log_pi, c, strict=True))
     # (e_y - π)·c = (1 - π_y) direction·c, without cancellation.
-    steered = (bags.spread(direction) * c).sum(axis=-1, keepdims=True)
-    log_factor = (log_pi + log_unit[:, None]) / 2 + jnp.where(own, log_size[:, None], 0)
-    factor = jnp.where(jnp.isfinite(log_unit)[:, None], jnp.exp(log_factor), 0)
-    return bags.spread(factor) * jnp.where(bags.spread(own), steered, leaning)
+    steered = sum(bags.spread(r) * x for r, x in zip(direction, c, strict=True))
+    log_factor = (log_pi + log_unit) / 2 + jnp.where(own, log_size, 0)
+    factor = jnp.where(jnp.isfinite(log_unit), jnp.exp(log_factor), 0)
+    modes = [
+        bags.spread(factor[k]) * jnp.where(bags.spread(own[k]), steered, x - mean) for k, x in enumerate(c)
+    ]
+    return jnp.stack(modes, axis=-1)

@@ -18,7 +18,7 @@ from jaxattn.core.mapping import sum_of_outer_products
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.conditions import nonzero
 from jaxattn.dynamics.flows.coordinates import RESOLUTION, Coordinates, Local, coordinates
-from jaxattn.dynamics.flows.force import Force, by_token, dense, token_curvature, token_force
+from jaxattn.dynamics.flows.force import Force, by_token, dense, score_force, token_curvature
 from jaxattn.dynamics.flows.stiff import Solver, by_factors
 
 
@@ -27,7 +27,7 @@ class Forces:
     """F and G, both in units of exp(log_scale).
 
     Attributes:
-        of_scores: F as returned by `token_force`, in its own unit.
+        of_scores: F as returned by `score_force`, in its own unit.
         shift: log of that unit over exp(log_scale), ().
         head: G, (V,).
         head_pull: (R, W); w q of every entry of the bags, w = y g/n.
@@ -59,7 +59,7 @@ def joint_force(corpus: Corpus, scores: Float[Array, " V"], values: Float[Array,
     Returns:
         The forces; each sequence's term in either has full relative precision.
     """
-    force = token_force(corpus, scores, values)
+    force = score_force(corpus, scores, values)
     largest = force.log_weight.max()
     share = corpus.targets * jnp.exp(force.log_weight - largest)
     pull = corpus.bags.spread(share) * force.attention

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Num
 
+from jaxattn.attention.tops import below_top, first_tokens
 from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
@@ -127,7 +128,7 @@ def top_class(
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
     below = below_top(corpus, E @ p)
-    first = -bags.max(jnp.where(below == 0, -1.0 * take(leader, index), -jnp.inf))
+    first = first_tokens(corpus, below == 0, take(leader, index))
     return (bags.count > 0) & (take(leader, index) == bags.spread(first))
 
 
@@ -144,14 +145,6 @@ def with_counts(corpus: Corpus, counts: Num[Array, "R W"]) -> Corpus:
     """Return the corpus with other counts in its bags, which need not be integers."""
     bags = dataclasses.replace(corpus.bags, count=counts, factors=None, dense=())
     return dataclasses.replace(corpus, bags=bags)
-
-
-def below_top(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, "R W"]:
-    """Compute how far every entry is below the top of its sequence, inf for padding."""
-    bags = corpus.bags
-    score = jnp.where(bags.count > 0, take(scores, bags.index.astype(jnp.int32)), -jnp.inf)
-    top = bags.max(score)
-    return bags.spread(jnp.where(top == -jnp.inf, 0, top)) - score
 
 
 def class_values(

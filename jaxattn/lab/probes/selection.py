@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxattn.attention import attend
 from jaxattn.attention.batched import sequential_vmap_if_large
+from jaxattn.attention.tops import below_top, first_tokens
 from jaxattn.base import Phase, Probe, Task
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core.settings import Count, NotNegative, PositiveInt, Share, Static
@@ -312,12 +313,10 @@ def on_top(scores: Array, corpus: Corpus) -> tuple[Array, Array]:
         The token, (n,) int32, and the attention on it, (n,).
     """
     bags = corpus.bags
-    index, held = bags.index.astype(jnp.int32), bags.count > 0
-    entries = jnp.where(held, take(scores, index), -jnp.inf)
-    top = bags.spread(bags.max(entries))
-    leads = held & (entries == top)
-    token = -bags.max(jnp.where(leads, -index.astype(scores.dtype), -jnp.inf)).astype(jnp.int32)
-    weight = bags.count * jnp.exp(entries - top)
-    first = leads & (index == bags.spread(token))
+    index = bags.index.astype(jnp.int32)
+    below = below_top(corpus, scores)
+    token = first_tokens(corpus, below == 0, index)
+    weight = bags.count * jnp.exp(-below)
+    first = (below == 0) & (index == bags.spread(token))
     own, whole = bags.sum(jnp.where(first, weight, 0), weight)
     return token, own / whole

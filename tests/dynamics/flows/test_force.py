@@ -10,7 +10,7 @@ from scipy.integrate import solve_ivp
 import jaxattn as ja
 from jaxattn.attention.scores import Scores
 from jaxattn.data.corpus import from_bags
-from jaxattn.dynamics.flows.force import direction, score_force, token_curvature, token_force
+from jaxattn.dynamics.flows.force import direction, score_force, token_curvature
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 @jax.jit
 def evaluate(corpus, scores, values):
     """The force and the curvature, both in units of exp(log_scale)."""
-    force = token_force(corpus, scores, values)
+    force = score_force(corpus, scores, values)
     return force, token_curvature(corpus, force)
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.attention.tops import below_top
 from jaxattn.dynamics.flows import stiff
-from jaxattn.dynamics.flows.ties import below_top, class_values
+from jaxattn.dynamics.flows.ties import class_values
 from jaxattn.theory import certify_limit
 
 pytestmark = pytest.mark.usefixtures("x64")
