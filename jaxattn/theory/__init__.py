@@ -31,7 +31,7 @@ from jaxattn.theory.selection import (
 )
 
 if TYPE_CHECKING:
-    from jaxattn.theory.exact_certificate import write_certificate
+    from jaxattn.theory.exact_certificate import certify_exactly, write_certificate
 
 __all__ = [
     "Constraints",
@@ -41,6 +41,7 @@ __all__ = [
     "Scores",
     "Selection",
     "Status",
+    "certify_exactly",
     "certify_limit",
     "certify_max_margin",
     "constraints",
@@ -64,4 +65,8 @@ __all__ = [
 ]
 
 # Names of version 0.2 raise an error with the new location.
-__getattr__, _ = lazy(__name__, {"write_certificate": "jaxattn.theory.exact_certificate"}, {})
+__getattr__, _ = lazy(
+    __name__,
+    dict.fromkeys(("certify_exactly", "write_certificate"), "jaxattn.theory.exact_certificate"),
+    {},
+)

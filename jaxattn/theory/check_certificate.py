@@ -7,11 +7,12 @@ one is selected. A vector q separates the selection if, for every X with selecte
 
     q·(K_s - K_t) ≥ 1.
 
-"Accepted" means that two statements hold exactly for the data with the printed SHA-256, with p = P / scale:
+"Accepted" means that one of these holds exactly for the data with the printed SHA-256:
 
-1. p separates the selection.
-2. No vector that separates it is shorter than √(1 - gap) ‖p‖. For λ ≥ 0 and w = Σ λ (K_s - K_t) over some of
-   these pairs, such a q has Σ λ ≤ q·w ≤ ‖q‖ ‖w‖, and the file has λ with 1 - (Σ λ)² / (‖w‖² ‖p‖²) ≤ gap.
+- With P in the file and p = P / scale: p separates the selection, and no vector that does is shorter than
+  √(1 - gap) ‖p‖. For λ ≥ 0 and w = Σ λ (K_s - K_t) over some of these pairs, a vector q that separates has
+  Σ λ ≤ q·w ≤ ‖q‖ ‖w‖, and the file has λ with 1 - (Σ λ)² / (‖w‖² ‖p‖²) ≤ gap.
+- Without P: no vector separates the selection, because the file has λ > 0 with w = 0, so 0 < Σ λ ≤ q·w = 0.
 
 It does not mean that the data are those of an experiment, or that training converges to p.
 """
@@ -23,6 +24,7 @@ import sys
 from fractions import Fraction
 from operator import mul
 from pathlib import Path
+from typing import Any
 
 
 def require(condition: bool, reason: str) -> None:
@@ -51,49 +53,51 @@ def read(data: bytes) -> tuple[int, int, list[tuple[int, list[int]]]]:
     return tokens, dim, found
 
 
-def check(path: str | Path) -> str:
+def check(claim: dict[str, Any], data: bytes) -> str:
     """Return what was proved; raise ValueError if the certificate is refused."""
-    claim = json.loads(Path(path).read_text(encoding="utf-8"))
-    data = Path(path).with_name(claim["data"]).read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     require(digest == claim["sha256"], "the data are not those that the certificate was written for")
     tokens, dim, sequences = read(data)
-    p, scale, gap = claim["p"], Fraction(claim["scale"]), Fraction(claim["gap"])
+    shown = f"for {tokens} x {dim} keys and {len(sequences)} sequences, data {digest}"
     weights = {(s, t): weight for s, t, weight in claim["multipliers"]}
-    require(all(type(x) is int for x in [*p, *weights.values()]), "P or a multiplier is not an integer")
-    require(len(p) == dim and scale > 0 and 0 <= gap < 1, "P, the scale or the gap is out of range")
-    require(min(weights.values()) > 0, "a multiplier is not positive")
-    require(len(weights) == len(claim["multipliers"]), "a pair is listed twice")
+    require(all(type(x) is int and x > 0 for x in weights.values()), "a multiplier is not a positive integer")
+    require(0 < len(weights) == len(claim["multipliers"]), "a pair is listed twice, or there is none")
+    unknown = set(weights).difference((s, t) for s, others in sequences for t in others)
+    require(not unknown, f"no sequence has the pair {min(unknown, default=None)} of a multiplier")
     net = dict.fromkeys(range(tokens), 0)  # w = Σ net_s K_s
     for (s, t), weight in weights.items():
         net[s], net[t] = net[s] + weight, net[t] - weight
+    p = claim.get("p", [0] * dim)
+    require(all(type(x) is int for x in p) and len(p) == dim, f"P is not {dim} integers")
     keys = data[32 : 32 + 8 * tokens * dim]
     # All keys are integers times one power of two, 2^(1 - places).
     places = max(x.as_integer_ratio()[1] for (x,) in struct.iter_unpack("<d", keys)).bit_length()
-    scale *= 2 ** (places - 1)
     scores, w = [], [0] * dim
     for token, row in enumerate(struct.iter_unpack(f"<{dim}d", keys)):
-        ratios = [x.as_integer_ratio() for x in row]
-        integers = [a << places - b.bit_length() for a, b in ratios]
+        integers = [a << places - b.bit_length() for a, b in (x.as_integer_ratio() for x in row)]
         scores.append(sum(map(mul, integers, p)))
         w = [x + net[token] * y for x, y in zip(w, integers, strict=True)] if net[token] else w
+    if "p" not in claim:
+        require(not any(w), "Σ λ (K_s - K_t) is not 0")
+        return f"no vector separates the selection {shown}"
+    scale, gap = Fraction(claim["scale"]) * 2 ** (places - 1), Fraction(claim["gap"])
+    require(scale > 0 and 0 <= gap < 1, "the scale or the gap is out of range")
     for number, (s, others) in enumerate(sequences):
         for t in others:
-            require(
-                scores[s] - scores[t] >= scale, f"sequence {number}: p·(K_s - K_t) < 1 for s = {s}, t = {t}"
-            )
-    unknown = set(weights).difference((s, t) for s, others in sequences for t in others)
-    require(not unknown, f"no sequence has the pair {min(unknown, default=None)} of a multiplier")
+            refused = f"sequence {number}: p·(K_s - K_t) < 1 for s = {s}, t = {t}"
+            require(scores[s] - scores[t] >= scale, refused)
     proven = 1 - (sum(weights.values()) * scale) ** 2 / (sum(map(mul, w, w)) * sum(map(mul, p, p)))
     require(proven <= gap, f"the gap is {float(proven):.3e}, not {claim['gap']}")
-    return f"gap ≤ {claim['gap']} for {tokens} x {dim} keys and {len(sequences)} sequences, data {digest}"
+    return f"gap ≤ {claim['gap']} {shown}"
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python check_certificate.py CERTIFICATE.json")
     try:
-        print("accepted:", check(sys.argv[1]))
+        path = Path(sys.argv[1])
+        claim = json.loads(path.read_text(encoding="utf-8"))
+        print("accepted:", check(claim, path.with_name(claim["data"]).read_bytes()))
     except (ValueError, OSError, ArithmeticError) as reason:
         sys.exit(f"refused: {reason}")
     except (TypeError, KeyError, struct.error) as reason:

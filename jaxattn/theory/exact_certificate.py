@@ -7,6 +7,7 @@ from decimal import ROUND_UP, Context, Decimal
 from fractions import Fraction
 from operator import mul
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,40 +15,53 @@ from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError, writing
 from jaxattn.theory.certificate import MaxMargin
 from jaxattn.theory.constraints import distinct_tokens
+from jaxattn.theory.infeasible import exact_multipliers
 from jaxattn.theory.selection import Selection
 
 # Bits that the largest entry of p and the largest multiplier have as integers.
 _BITS = 80
 
 
-def write_certificate(path: str | Path, scores: Scores, selection: Selection, answer: MaxMargin) -> float:
-    """Write a certificate that can be checked in exact arithmetic, and return the gap that it proves.
+class ExactCertificate(NamedTuple):
+    """A certificate that `check_certificate.check` verifies.
+
+    Attributes:
+        claim: content of the JSON file: the SHA-256 of the data, multipliers, and p, scale and gap unless the
+            selection is infeasible.
+        data: the keys, the sequences and the selection.
+        gap: the proven relative gap; NaN for an infeasible selection.
+    """
+
+    claim: dict[str, Any]
+    data: bytes
+    gap: float
+
+
+def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> ExactCertificate:
+    """Compute a certificate of a max-margin direction, or of its absence, in exact arithmetic.
 
         p·(Φ_s - Φ_t) ≥ 1  for all X, selected s and other tokens t of X,
-        ‖q‖² ≥ (1 - gap) ‖p‖²  for every q that meets these constraints.
+        ‖q‖² ≥ (1 - gap) ‖p‖²  for every q that meets these constraints;
 
-    The JSON file has p, multipliers and the gap as integers and fractions; a binary file next to it has the
-    keys, the sequences and the selection. `python jaxattn/theory/check_certificate.py PATH` checks them with
-    Python's standard library alone.
+    or, if no q meets them, Σ λ (Φ_s - Φ_t) = 0 with λ ≥ 0 that are not all zero.
 
     Args:
-        path: the JSON file; the binary file has the same name with the suffix `.bin`.
         scores: the keys Φ (m, D) and bags of the problem.
         selection: the selection that was separated, one distinct token per sequence.
         answer: its max-margin direction, `max_margin(scores, selection)`.
 
     Returns:
-        The proven relative gap. `answer.duality_gap` is the same quantity in floating point.
+        The certificate.
 
     Raises:
-        InputError: `answer` is a batch or has no direction, the selection has ties, or p does not separate
-            the selection in exact arithmetic.
-        RunError: a file cannot be written.
+        InputError: `answer` is a batch or undecided, the selection has ties, p does not separate the
+            selection in exact arithmetic, or no exact multipliers are found for an infeasible selection of
+            more than 128 pairs with a multiplier.
 
     Source:
-        Weak duality; the format and its checker are this library's.
+        Weak duality and Gordan's theorem; the format and its checker are this library's.
     """
-    if np.ndim(answer.margin) != 0 or not answer.feasible or len(answer.pairs) == 0:
+    if np.ndim(answer.margin) != 0 or len(answer.pairs) == 0 or np.isnan(answer.decided):
         raise InputError(f"answer: no single direction to certify ({answer.reason})")
     if len(answer.ties):
         raise InputError(
@@ -55,6 +69,12 @@ def write_certificate(path: str | Path, scores: Scores, selection: Selection, an
         )
     keys = np.ascontiguousarray(scores.keys, np.float64)
     sequences = _sequences(scores, selection)
+    entries = [x for s, others in sequences for x in (1 + len(others), s, *(-1 - t for t in others))]
+    header = b"MAXMARG1" + np.array([*keys.shape, len(sequences)], "<i8").tobytes()
+    data = header + keys.astype("<f8").tobytes() + np.array(entries, "<i4").tobytes()
+    claim = {"sha256": hashlib.sha256(data).hexdigest()}
+    if answer.infeasible:
+        return ExactCertificate(claim | {"multipliers": _combination(keys, answer)}, data, math.nan)
     p, weights = _integers(np.asarray(answer.p)), _integers(np.asarray(answer.multipliers))
     pairs = [(int(s), int(t), x) for (s, t), x in zip(answer.pairs, weights, strict=True) if x]
     exact, w, unit = _scores_and_sum(keys, p, pairs)
@@ -63,22 +83,45 @@ def write_certificate(path: str | Path, scores: Scores, selection: Selection, an
         raise InputError("answer: p does not separate the selection in exact arithmetic")
     total = sum(x for *_, x in pairs)
     gap = 1 - Fraction(total**2 * scale**2, sum(x * x for x in w) * sum(x * x for x in p))
-    entries = [x for s, others in sequences for x in (1 + len(others), s, *(-1 - t for t in others))]
-    header = b"MAXMARG1" + np.array([*keys.shape, len(sequences)], "<i8").tobytes()
-    data = header + keys.astype("<f8").tobytes() + np.array(entries, "<i4").tobytes()
-    path = Path(path)
-    claim = {
-        "data": path.with_suffix(".bin").name,
-        "sha256": hashlib.sha256(data).hexdigest(),
-        "gap": str(_rounded_up(gap)),
-        "scale": str(scale * unit),
-        "p": p,
-        "multipliers": pairs,
-    }
+    proof = {"gap": str(_rounded_up(gap)), "scale": str(scale * unit), "p": p, "multipliers": pairs}
+    return ExactCertificate(claim | proof, data, float(gap))
+
+
+def write_certificate(
+    path: str | Path, scores: Scores, selection: Selection, answer: MaxMargin
+) -> ExactCertificate:
+    """Write the certificate of `certify_exactly` to a JSON file, and its data to a `.bin` file next to it.
+
+    `python jaxattn/theory/check_certificate.py PATH` checks them with Python's standard library alone.
+
+    Args:
+        path: the JSON file.
+        scores: see `certify_exactly`.
+        selection: see `certify_exactly`.
+        answer: see `certify_exactly`.
+
+    Returns:
+        The certificate. `answer.duality_gap` is its `gap` in floating point.
+
+    Raises:
+        InputError: see `certify_exactly`.
+        RunError: a file cannot be written.
+    """
+    found, path = certify_exactly(scores, selection, answer), Path(path)
     with writing(path):
-        path.with_suffix(".bin").write_bytes(data)
+        path.with_suffix(".bin").write_bytes(found.data)
+        claim = {"data": path.with_suffix(".bin").name} | found.claim
         path.write_text(json.dumps(claim), encoding="utf-8")
-    return float(gap)
+    return found
+
+
+def _combination(keys: np.ndarray, answer: MaxMargin) -> list[tuple[int, int, int]]:
+    """Return pairs with integer multipliers whose sum of differences is exactly zero."""
+    found = exact_multipliers(keys, np.asarray(answer.pairs), np.asarray(answer.multipliers))
+    if found is None:
+        raise InputError("answer: infeasible in floating point; no exact multipliers were found")
+    scale = math.lcm(*(x.denominator for x in found))
+    return [(int(s), int(t), int(x * scale)) for (s, t), x in zip(answer.pairs, found, strict=True) if x > 0]
 
 
 def _sequences(scores: Scores, selection: Selection) -> list[tuple[int, list[int]]]:

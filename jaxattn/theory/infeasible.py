@@ -10,7 +10,9 @@ So a small sum counts as a proof only if exact multipliers exist nearby:
 - Otherwise the multipliers of a basis are solved for in rational numbers, and every coordinate is checked.
 """
 
+import math
 from fractions import Fraction
+from operator import mul
 
 import numpy as np
 
@@ -42,8 +44,33 @@ def proves_infeasible(
     size = np.abs(differences).max(axis=1)
     size[size == 0] = 1
     rows, weight = differences / size[:, None], np.append(multipliers, tie_multipliers) * size
-    spanned = _spanned(rows, weight, len(pairs))
-    return spanned or (len(ends) <= _MOST and _exactly(E, ends, rows, weight, size, len(pairs)))
+    if _spanned(rows, weight, len(pairs)):
+        return True
+    return len(ends) <= _MOST and _exactly(E, ends, rows, weight, size, len(pairs)) is not None
+
+
+def exact_multipliers(
+    E: np.ndarray, pairs: np.ndarray, multipliers: np.ndarray, most: int = 128
+) -> list[Fraction] | None:
+    """Solve for multipliers near the given ones whose sum of differences is exactly zero.
+
+    Args:
+        E: (V, d) float64.
+        pairs: (k, 2) int; pairs (s, s') with a multiplier.
+        multipliers: (k,); λ > 0.
+        most: largest k; 100 multipliers take some 10 seconds, and the time grows like k⁵.
+
+    Returns:
+        λ ≥ 0 for each pair with Σ λ (E_s - E_s') = 0, not all zero; None if none is found.
+    """
+    differences = E[pairs[:, 0]] - E[pairs[:, 1]]
+    size = np.abs(differences).max(axis=1)
+    equal = np.flatnonzero(size == 0)
+    if len(equal):
+        return [Fraction(int(i == equal[0])) for i in range(len(pairs))]
+    if len(pairs) > most:
+        return None
+    return _exactly(E, pairs, differences / size[:, None], multipliers * size, size, len(pairs))
 
 
 def _spanned(rows: np.ndarray, weight: np.ndarray, pairs: int) -> bool:
@@ -62,7 +89,7 @@ def _spanned(rows: np.ndarray, weight: np.ndarray, pairs: int) -> bool:
 
 def _exactly(
     E: np.ndarray, ends: np.ndarray, rows: np.ndarray, weight: np.ndarray, size: np.ndarray, pairs: int
-) -> bool:
+) -> list[Fraction] | None:
     """Solve for the multipliers of a basis in rational numbers, with the other ones given; check the sum."""
     from scipy.linalg import qr  # slow to import
 
@@ -70,6 +97,8 @@ def _exactly(
     size_of = np.abs(np.diag(triangle))
     rank = int((size_of > _DEPENDENT * size_of[0]).sum())
     basis, others = order[:rank], order[rank:]
+    if len(others) == 0:
+        return None
     columns = qr(rows[basis], mode="r", pivoting=True)[1][:rank]
     exact = {
         int(i): [Fraction(E[ends[i, 0], j]) - Fraction(E[ends[i, 1], j]) for j in range(E.shape[1])]
@@ -81,22 +110,33 @@ def _exactly(
     ]
     solved = _solve(system)
     if solved is None:
-        return False
+        return None
     known |= {int(i): x for i, x in zip(basis, solved, strict=True)}
     positive = all(known[i] >= 0 for i in range(pairs)) and any(known[i] > 0 for i in range(pairs))
-    return positive and all(sum(x * exact[i][j] for i, x in known.items()) == 0 for j in range(E.shape[1]))
+    zero = all(sum(x * exact[i][j] for i, x in known.items()) == 0 for j in range(E.shape[1]))
+    return [known[i] for i in range(len(ends))] if positive and zero else None
 
 
 def _solve(system: list[list[Fraction]]) -> list[Fraction] | None:
-    """Solve a square system, with the right side in the last column, by Gauss-Jordan elimination."""
-    for column in range(len(system)):
-        pivot = next((row for row in range(column, len(system)) if system[row][column] != 0), None)
+    """Solve a square system, with the right side in the last column, by Bareiss elimination in integers."""
+    rows = []
+    for row in system:
+        scale = math.lcm(*(x.denominator for x in row))
+        rows.append([int(x * scale) for x in row])
+    size, divisor = len(rows), 1
+    for k in range(size):
+        pivot = next((i for i in range(k, size) if rows[i][k]), None)
         if pivot is None:
             return None
-        system[column], system[pivot] = system[pivot], system[column]
-        head = system[column][column]
-        system[column] = [x / head for x in system[column]]
-        for row, values in enumerate(system):
-            if row != column and (factor := values[column]) != 0:
-                system[row] = [x - factor * y for x, y in zip(values, system[column], strict=True)]
-    return [row[-1] for row in system]
+        rows[k], rows[pivot] = rows[pivot], rows[k]
+        head = rows[k]
+        for i in range(k + 1, size):
+            factor, left = rows[i][k], rows[i][k:]
+            # The divisions are exact: all entries are minors of the system.
+            rows[i][k:] = [(head[k] * x - factor * y) // divisor for x, y in zip(left, head[k:], strict=True)]
+        divisor = head[k]
+    solution = [0] * size
+    for k in reversed(range(size)):
+        later = sum(map(mul, rows[k][k + 1 : -1], solution[k + 1 :]))
+        solution[k] = (divisor * rows[k][-1] - later) // rows[k][k]
+    return [Fraction(x, divisor) for x in solution]

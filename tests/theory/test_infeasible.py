@@ -7,7 +7,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.theory.certificate import Status
-from jaxattn.theory.infeasible import proves_infeasible
+from jaxattn.theory.infeasible import _solve, proves_infeasible
 
 NO_TIES = np.zeros((0, 2), int), np.zeros(0)
 
@@ -58,3 +58,15 @@ def test_multipliers_of_the_wrong_sign_prove_nothing():
     E, pairs = np.array([[1.0, 2], [1, 2], [0, 0]]), np.array([[0, 2], [1, 2]])
     assert not proves_infeasible(E, pairs, NO_TIES[0], np.array([1.0, 1.0]), NO_TIES[1])
     assert proves_infeasible(E, pairs[:1], np.array([[1, 2]]), np.array([1.0]), np.array([-1.0]))
+
+
+def test_systems_are_solved_exactly(rng):
+    for size in (1, 2, 5, 12):
+        a = [[Fraction(float(x)) for x in row] for row in rng.normal(size=(size, size))]
+        x = [Fraction(int(n), 7) for n in rng.integers(-9, 9, size=size)]
+        b = [sum(p * q for p, q in zip(row, x, strict=True)) for row in a]
+        assert _solve([[*row, right] for row, right in zip(a, b, strict=True)]) == x
+    # The first pivot is zero; and a singular system.
+    one, zero = Fraction(1), Fraction(0)
+    assert _solve([[zero, one, one], [one, zero, zero]]) == [zero, one]
+    assert _solve([[one, one, one], [one, one, zero]]) is None
