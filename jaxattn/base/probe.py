@@ -12,7 +12,7 @@ from jaxattn.base.data import Dataset, Loaded, Splits
 from jaxattn.base.model import Loss, Model, Params
 from jaxattn.base.phase import Phase, Task
 from jaxattn.core.errors import InputError, shown
-from jaxattn.core.pytrees import gradients_by_name
+from jaxattn.core.pytrees import gradients_by_name, selected
 from jaxattn.core.scales import Scale
 from jaxattn.core.settings import Spec
 
@@ -58,7 +58,7 @@ class ProbeContext:
     @property
     def train(self) -> Sequence[str]:
         """Names of the parameters that the phase trains."""
-        return self.phase.train
+        return tuple(selected(self.params, self.phase.train))
 
     @cached_property
     def scores_and_values(self) -> tuple[Array, Array]:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 from html import escape
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from jaxattn.core.errors import InputError, shown
+from jaxattn.core.errors import InputError, nearest, shown
 
 # A field of a pytree: an array, or the object that a tree transformation substitutes for an array. Docstrings
 # of the classes give the shapes, and functions that take the arrays check them.
@@ -19,26 +20,37 @@ Leaf = Any
 P = TypeVar("P")
 
 
-def names(params: Any) -> tuple[str, ...]:
-    """Return the names of parameters, in order, without the static fields of a dataclass.
+def leaves(params: Any) -> dict[str, Any]:
+    """Return the parameters by name: the arrays of a pytree by their paths, such as `attention.kernel`.
 
     Raises:
-        InputError: the parameters are not a dataclass, a NamedTuple or a dict.
+        InputError: the parameters are a single array or no pytree, two arrays have the same path, or a leaf
+            is not an array.
     """
-    if isinstance(params, dict):
-        return tuple(params)
-    if hasattr(params, "_fields"):
-        return tuple(params._fields)
-    if not dataclasses.is_dataclass(params):
-        kind = f"an array {shown(params)}" if hasattr(params, "dtype") else f"a {type(params).__name__}"
-        raise InputError(
-            f"parameters: {kind} has no names; Model.init must return a dataclass, a NamedTuple or a dict "
-            "of arrays"
-        )
-    fields = dataclasses.fields(params)
-    return tuple(
-        x.name for x in fields if x.metadata.get("pytree_node", True) and not x.metadata.get("static", False)
-    )
+    found: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        is_array = hasattr(leaf, "dtype") or type(leaf) in (int, float, complex)
+        kind = f"an array {shown(leaf)}" if is_array else f"a {type(leaf).__name__}"
+        if not name:
+            raise InputError(
+                f"parameters: {kind} has no names; Model.init must return arrays in a dataclass, a "
+                "NamedTuple, a dict or another pytree of these"
+            )
+        if name in found:
+            raise InputError(f"parameters: two arrays have the path {name}; rename one of them")
+        if not is_array:
+            raise InputError(
+                f"parameters: {name} is {kind}, not an array; make it a static field, or use an adapter such "
+                "as ja.models.of_equinox"
+            )
+        found[name] = leaf
+    return found
+
+
+def names(params: Any) -> tuple[str, ...]:
+    """Return the names of the parameters, see `leaves`."""
+    return tuple(leaves(params))
 
 
 def get(params: Any, name: str) -> Any:
@@ -47,9 +59,34 @@ def get(params: Any, name: str) -> Any:
     Raises:
         InputError: no parameter has this name.
     """
-    if name not in (known := names(params)):
-        raise InputError(f"{name}: not a parameter of the model; it has {', '.join(known)}")
-    return params[name] if isinstance(params, dict) else getattr(params, name)
+    known = leaves(params)
+    if name not in known:
+        raise InputError(f"{name}: not a parameter of the model{nearest(name, known)}")
+    return known[name]
+
+
+def selected(params: Any, patterns: Iterable[str]) -> dict[str, Any]:
+    """Return the parameters that match some patterns, by name.
+
+    Args:
+        params: a pytree of arrays.
+        patterns: names; names with the wildcards of `fnmatch`, such as `attention.*`; or the common beginning
+            of several paths, such as `attention`.
+
+    Returns:
+        Parameters in the order of the patterns, each once.
+
+    Raises:
+        InputError: a pattern matches no parameter.
+    """
+    known = leaves(params)
+    found: dict[str, Any] = {}
+    for pattern in patterns:
+        matches = [x for x in known if fnmatchcase(x, pattern) or x.startswith(f"{pattern}.")]
+        if not matches:
+            raise InputError(f"{pattern}: not a parameter of the model{nearest(pattern, known)}")
+        found |= {name: known[name] for name in matches}
+    return found
 
 
 def gradients_by_name(
@@ -59,20 +96,20 @@ def gradients_by_name(
 
     Args:
         function: params -> ().
-        params: a frozen dataclass, NamedTuple or dict of arrays.
-        train: names of the parameters to differentiate with respect to.
+        params: a pytree of arrays.
+        train: names or patterns of the parameters to differentiate with respect to.
 
     Returns:
-        The function's value, and its gradient for each of these names.
+        The function's value, and its gradient for each of these parameters.
 
     Raises:
-        InputError: no parameter has one of these names.
+        InputError: a pattern matches no parameter.
     """
 
     def of_trained(trained: dict[str, Array]) -> Array:
         return function(replaced(params, **trained))
 
-    return jax.value_and_grad(of_trained)({name: get(params, name) for name in train})
+    return jax.value_and_grad(of_trained)(selected(params, train))
 
 
 def replaced(params: P, **changes: Any) -> P:
@@ -81,13 +118,12 @@ def replaced(params: P, **changes: Any) -> P:
     Raises:
         InputError: no parameter has one of these names.
     """
+    known = leaves(params)
     for name in changes:
-        get(params, name)
-    if isinstance(params, dict):
-        return {**params, **changes}  # type: ignore[return-value]
-    if hasattr(params, "_replace"):
-        return params._replace(**changes)
-    return dataclasses.replace(params, **changes)  # type: ignore[type-var]
+        if name not in known:
+            raise InputError(f"{name}: not a parameter of the model{nearest(name, known)}")
+    made: P = jax.tree.unflatten(jax.tree.structure(params), list((known | changes).values()))
+    return made
 
 
 WIDTH = 100

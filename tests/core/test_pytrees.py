@@ -1,6 +1,8 @@
 """Frozen pytrees: parameters by name, and short texts of them."""
 
 import dataclasses
+import re
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -22,6 +24,7 @@ class Flax:
     power: int = struct.field(pytree_node=False, default=2)
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["E", "p"], meta_fields=["power"])
 @dataclasses.dataclass(frozen=True)
 class Plain:
     E: object
@@ -44,14 +47,63 @@ def test_parameters_are_found_and_replaced_by_name(kind):
     np.testing.assert_array_equal(pytrees.get(params, "p"), [0, 0])
     assert pytrees.get(changed, "E") is pytrees.get(params, "E")
     for unknown in (lambda: pytrees.get(params, "q"), lambda: pytrees.replaced(params, q=1)):
-        with pytest.raises(InputError, match="q: not a parameter of the model; it has E, p"):
+        with pytest.raises(InputError, match="q: not a parameter of the model; known: E, p"):
             unknown()
 
 
+class Module(NamedTuple):
+    attention: dict
+    head: list
+    nothing: None = None
+
+
+MODULE = Module({"kernel": np.ones((2, 3)), "bias": np.zeros(3)}, [np.ones(3), {"kernel": np.ones(1)}])
+
+
+def test_leaves_of_nested_parameters_are_named_by_their_paths():
+    known = ("attention.bias", "attention.kernel", "head.0", "head.1.kernel")
+    assert pytrees.names(MODULE) == known
+    changed = pytrees.replaced(MODULE, **{"head.1.kernel": np.array([7.0])})
+    assert type(changed) is Module
+    assert changed.head[1]["kernel"] == 7
+    for name in known[:3]:
+        assert pytrees.get(changed, name) is pytrees.get(MODULE, name)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["attention.*"], ["attention.bias", "attention.kernel"]),
+        (["head"], ["head.0", "head.1.kernel"]),
+        (["*.kernel", "attention"], ["attention.kernel", "head.1.kernel", "attention.bias"]),
+        (["*"], ["attention.bias", "attention.kernel", "head.0", "head.1.kernel"]),
+    ],
+)
+def test_patterns_select_leaves(patterns, names):
+    assert list(pytrees.selected(MODULE, patterns)) == names
+
+
+@pytest.mark.parametrize("pattern", ["atention.*", "attention.kernl", "head.2"])
+def test_a_pattern_that_matches_nothing_is_named_with_the_nearest_path(pattern):
+    with pytest.raises(InputError, match=rf"{re.escape(pattern)}: not a parameter .*did you mean '\w+"):
+        pytrees.selected(MODULE, ["*", pattern])
+
+
+def test_two_leaves_of_one_path_are_refused():
+    with pytest.raises(InputError, match=r"two arrays have the path a\.b; rename one"):
+        pytrees.names({"a": {"b": np.ones(1)}, "a.b": np.ones(1)})
+
+
+@pytest.mark.parametrize("leaf", [jnp.tanh, "relu", True])
+def test_leaves_that_are_no_arrays_are_refused_with_the_remedy(leaf):
+    with pytest.raises(InputError, match=r"parameters: act is a \w+, not an array; make it a static field"):
+        pytrees.names({"act": leaf, "w": np.ones(2)})
+
+
 def test_something_without_names_is_refused():
-    with pytest.raises(InputError, match="a list has no names"):
-        pytrees.names([1, 2])
-    wanted = "an array float32.3. has no names; Model.init must return a dataclass"
+    with pytest.raises(InputError, match=r"a function has no names; Model.init must return"):
+        pytrees.names(lambda x: x)
+    wanted = "an array float32.3. has no names; Model.init must return arrays in a dataclass"
     with pytest.raises(InputError, match=wanted):
         jax.eval_shape(pytrees.names, jnp.zeros(3))
 

@@ -19,7 +19,7 @@ from jax.custom_batching import custom_vmap
 from jaxattn import losses
 from jaxattn.base import Dataset, State
 from jaxattn.core import backend
-from jaxattn.core.pytrees import Leaf, get, replaced
+from jaxattn.core.pytrees import Leaf, get, replaced, selected
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 from jaxattn.models.gradients import Outputs, loss, loss_and_gradients
@@ -81,12 +81,12 @@ def descent(
     fresh: Callable[[Array], Dataset] | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> Algorithm:
-    """Build a descent of the mean loss on the named parameters.
+    """Build a descent of the mean loss on some of the parameters.
 
     Args:
         optimizer: any optax transformation. If it takes `value` (a Polyak step), `grad` or `value_fn` (a line
             search), it receives the loss, its gradient, and the loss as a function of the trained parameters.
-        train: names of the trained parameters, a subset of the model's.
+        train: names or patterns of the trained parameters, see `ja.Phase.train`.
         outputs: the model.
         batch_size: examples per step. They are reshuffled in every epoch, and an incomplete last batch is
             dropped. Defaults to the full batch.
@@ -103,7 +103,7 @@ def descent(
     is_full = batch_size is None and fresh is None
 
     def init(params: Any, key: Array | None = None) -> State:
-        trained = {name: get(params, name) for name in train}
+        trained = selected(params, train)
         return State(
             params,
             transformation.init(trained),
@@ -119,7 +119,7 @@ def descent(
         elif batch_size is not None:
             data, weights = _minibatch(state, data, batch_size, cuts_batches)
         value, gradients = loss_and_gradients(state.params, data, train, outputs, weights, per_sequence)
-        trained = {name: get(state.params, name) for name in train}
+        trained = selected(state.params, train)
 
         def value_fn(trained: dict[str, Array]) -> Array:
             return loss(replaced(state.params, **trained), data, outputs, weights, per_sequence)
@@ -155,7 +155,7 @@ def one_step(
         params: E (V, d), p (d,), v (d,) or (d, K), or the parameters of another model.
         data: n examples.
         step_size: η0.
-        train: names of the parameters that are trained.
+        train: names or patterns of the parameters that are trained.
         outputs: the model.
         per_sequence: see `loss`.
 

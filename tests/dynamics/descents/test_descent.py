@@ -269,7 +269,7 @@ def test_a_line_search_is_given_the_loss_as_a_function(problem):
 
 def test_an_unknown_parameter_is_named(problem):
     params, _ = problem
-    with pytest.raises(InputError, match="q: not a parameter of the model; it has E, p, v"):
+    with pytest.raises(InputError, match="q: not a parameter of the model; known: E, p, v"):
         descent(optimizer("sgd", 0.1), train=("q",)).init(params)
 
 
