@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         two_layer,
         two_layer_weights,
     )
+    from jaxattn.models.adapters import of_equinox, of_linen, of_nnx
     from jaxattn.models.key_query import KeyQuery
     from jaxattn.models.kinds import MODELS
     from jaxattn.models.mlp import Mlp
@@ -34,6 +35,9 @@ __all__ = [
     "key_query",
     "mlp",
     "multi_head",
+    "of_equinox",
+    "of_linen",
+    "of_nnx",
     "one_layer",
     "reference",
     "span",
@@ -50,5 +54,6 @@ _NAMES = {
     "TwoLayer": "jaxattn.models.two_layer",
     "TwoLayerWeights": "jaxattn.models.two_layer_weights",
 }
+_NAMES |= dict.fromkeys(("of_equinox", "of_linen", "of_nnx"), "jaxattn.models.adapters")
 _MODULES = {name: f"jaxattn.models.{name}" for name in __all__ if name not in _NAMES}
 __getattr__, __dir__ = lazy(__name__, _NAMES, _MODULES)

@@ -1,0 +1,163 @@
+"""Models from modules of Flax and Equinox: pure functions of nested dictionaries of arrays."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from jaxattn.base import Dataset
+from jaxattn.core.errors import InputError
+from jaxattn.core.pytrees import leaves
+
+Inputs = Callable[[Any], Any]
+
+
+class Adapted(NamedTuple):
+    """A module as pure functions.
+
+    Attributes:
+        init: (key, like, *, dtype) -> parameters, for data of the shapes of `like`.
+        outputs: (params, data) -> (n, ...); a last axis of length 1 is removed.
+    """
+
+    init: Callable[..., Any]
+    outputs: Callable[[Any, Any], Array]
+
+
+def first_array(data: Dataset) -> Array:
+    """Return the first array of the data, such as `X` of a dataset with X and targets."""
+    return next(x for name, x in data.arrays() if name != "targets")
+
+
+def of_linen(module: Any, *, inputs: Inputs = first_array, per_example: bool = False) -> Adapted:
+    """Return a module of Flax Linen as a model.
+
+    Args:
+        module: the module; it is called with the inputs alone.
+        inputs: function of the data that returns the argument of the module; the first array by default.
+        per_example: whether the module takes one example; it is then vmapped over the examples.
+
+    Returns:
+        The model. Its parameters are the collection "params", with names such as `Dense_0.kernel`.
+
+    Raises:
+        InputError: when the parameters are initialised: the module has other collections, such as batch
+            statistics. When outputs are computed: it asks for random keys, such as those of dropout.
+    """
+    from flax.errors import InvalidRngError
+
+    def init(key: Array, like: Dataset, *, dtype: DTypeLike) -> Any:
+        x = inputs(like)
+        variables = module.init(key, _first(x) if per_example else x)
+        for name in variables:
+            if name != "params":
+                raise InputError(f"of_linen: the module has mutable state {name!r}; remove these layers")
+        return _cast(variables["params"], dtype)
+
+    def apply(params: Any, x: Any) -> Any:
+        try:
+            return module.apply({"params": params}, x)
+        except InvalidRngError:
+            raise InputError(_RANDOM.format("of_linen")) from None
+
+    return Adapted(init, _outputs(apply, inputs, per_example))
+
+
+def of_nnx(make: Callable[[Any], Any], *, inputs: Inputs = first_array, per_example: bool = False) -> Adapted:
+    """Return a module of Flax NNX as a model.
+
+    Args:
+        make: function of `nnx.Rngs` that returns the module, which is called with the inputs alone.
+        inputs: function of the data that returns the argument of the module; the first array by default.
+        per_example: whether the module takes one example; it is then vmapped over the examples.
+
+    Returns:
+        The model. Its parameters are the variables `nnx.Param`, with names such as `linear.kernel`.
+
+    Raises:
+        InputError: when the parameters are initialised: the module has other variables, such as batch
+            statistics and the keys of dropout.
+    """
+    from flax import nnx
+
+    def split(key: Array) -> Any:
+        return nnx.split(make(nnx.Rngs(key)), nnx.Param, ...)
+
+    def init(key: Array, like: Dataset, *, dtype: DTypeLike) -> Any:
+        _, params, others = split(key)
+        for path, _ in nnx.to_flat_state(others):
+            name = ".".join(map(str, path))
+            raise InputError(f"of_nnx: the module has mutable state or keys, {name}; remove these layers")
+        return _cast(nnx.to_pure_dict(params), dtype)
+
+    def apply(params: Any, x: Any) -> Any:
+        structure, state, _ = nnx.eval_shape(lambda: split(jax.random.key(0)))
+        nnx.replace_by_pure_dict(state, params)
+        return nnx.merge(structure, state)(x)
+
+    return Adapted(init, _outputs(apply, inputs, per_example))
+
+
+def of_equinox(
+    make: Callable[[Array], Any], *, inputs: Inputs = first_array, per_example: bool = True
+) -> Adapted:
+    """Return a module of Equinox as a model.
+
+    Args:
+        make: function of a PRNG key that returns the module, which is called with the inputs alone.
+        inputs: function of the data that returns the argument of the module; the first array by default.
+        per_example: whether the module takes one example, as usual in Equinox; it is vmapped over them.
+
+    Returns:
+        The model. Its parameters are the arrays of the module in a dictionary, with names such as
+        `layers.0.weight`. Other leaves, such as activations, are static.
+
+    Raises:
+        InputError: when the parameters are initialised: the module has state or active dropout.
+    """
+    import equinox as eqx
+
+    def init(key: Array, like: Dataset, *, dtype: DTypeLike) -> Any:
+        module = make(key)
+        special = eqx.nn.Dropout | eqx.nn.StateIndex
+        for part in jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, special)):
+            if isinstance(part, eqx.nn.StateIndex):
+                raise InputError("of_equinox: the module has mutable state; remove these layers")
+            if isinstance(part, eqx.nn.Dropout) and part.p > 0 and not part.inference:
+                raise InputError(_RANDOM.format("of_equinox"))
+        return _cast(leaves(eqx.filter(module, eqx.is_array)), dtype)
+
+    def apply(params: Any, x: Any) -> Any:
+        shapes, static = eqx.partition(
+            eqx.filter_eval_shape(make, jax.random.key(0)), lambda x: isinstance(x, jax.ShapeDtypeStruct)
+        )
+        arrays = jax.tree.unflatten(jax.tree.structure(shapes), [params[name] for name in leaves(shapes)])
+        return eqx.combine(arrays, static)(x)
+
+    return Adapted(init, _outputs(apply, inputs, per_example))
+
+
+_RANDOM = "{}: the module asks for a random key at every call; switch off dropout and noise"
+
+
+def _outputs(
+    apply: Callable[[Any, Any], Any], inputs: Inputs, per_example: bool
+) -> Callable[[Any, Any], Array]:
+    def outputs(params: Any, data: Dataset) -> Array:
+        x = inputs(data)
+        found: Array = jax.vmap(lambda one: apply(params, one))(x) if per_example else apply(params, x)
+        return found[..., 0] if found.ndim > 1 and found.shape[-1] == 1 else found
+
+    return outputs
+
+
+def _first(x: Any) -> Any:
+    return jax.tree.map(lambda array: array[0], x)
+
+
+def _cast(params: Any, dtype: DTypeLike) -> Any:
+    """Convert floating-point parameters to a dtype."""
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)

@@ -1,0 +1,160 @@
+"""Modules of Flax and Equinox as models, against the same functions written out."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+import jaxattn as ja
+from jaxattn.core import pytrees
+from jaxattn.core.errors import InputError
+from jaxattn.models.adapters import first_array, of_equinox, of_linen, of_nnx
+
+
+class Points(ja.Dataset):
+    X: jax.Array
+
+
+class Linen(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(1)(jnp.tanh(linen.Dense(4, name="hidden")(x)))
+
+
+class Nnx(nnx.Module):
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(3, 4, rngs=rngs)
+        self.head = nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(jnp.tanh(self.hidden(x)))
+
+
+def mlp(key):
+    return eqx.nn.MLP(3, 1, 4, 1, activation=jnp.tanh, key=key)
+
+
+ADAPTED = {"linen": of_linen(Linen()), "nnx": of_nnx(Nnx), "equinox": of_equinox(mlp)}
+NAMES = {
+    "linen": ("hidden.kernel", "hidden.bias", "Dense_0.kernel", "Dense_0.bias"),
+    "nnx": ("hidden.kernel", "hidden.bias", "head.kernel", "head.bias"),
+    "equinox": ("layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"),
+}
+
+
+@pytest.fixture
+def points(rng):
+    return Points(targets=jnp.asarray([1, -1] * 5), X=jnp.asarray(rng.normal(size=(10, 3)), jnp.float32))
+
+
+@pytest.mark.parametrize("library", ADAPTED)
+def test_outputs_are_those_of_the_function_written_out(library, points):
+    model = ADAPTED[library]
+    params = model.init(jax.random.key(0), points, dtype=jnp.float32)
+    assert set(pytrees.names(params)) == set(NAMES[library])
+    W, b, w, c = (np.asarray(pytrees.get(params, name)) for name in NAMES[library])
+    if library == "equinox":
+        W, w = W.T, w.T
+    wanted = (np.tanh(np.asarray(points.X) @ W + b) @ w + c)[:, 0]
+    found = jax.jit(model.outputs)(params, points)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("library", ADAPTED)
+def test_seeds_differ_and_vmap_equals_a_loop(library, points):
+    model = ADAPTED[library]
+    keys = jax.random.split(jax.random.key(1), 3)
+    params = jax.vmap(lambda key: model.init(key, points, dtype=jnp.float32))(keys)
+    found = jax.vmap(model.outputs, (0, None))(params, points)
+    for number, key in enumerate(keys):
+        own = model.init(key, points, dtype=jnp.float32)
+        np.testing.assert_allclose(found[number], model.outputs(own, points), rtol=1e-5, atol=1e-6)
+    assert len(np.unique(np.asarray(found)[:, 0])) == 3
+
+
+@pytest.mark.parametrize("library", ADAPTED)
+def test_gradients_of_some_parameters(library, points):
+    model = ADAPTED[library]
+    params = model.init(jax.random.key(0), points, dtype=jnp.float32)
+    pattern = NAMES[library][0].rpartition(".")[0]
+    _, gradients = ja.dynamics.loss_and_gradients(params, points, [f"{pattern}.*"], model.outputs)
+    assert set(gradients) == set(NAMES[library][:2])
+    name = NAMES[library][0]
+    step = 1e-2 * gradients[name] / jnp.linalg.norm(gradients[name])
+
+    def loss_at(sign):
+        moved = pytrees.replaced(params, **{name: pytrees.get(params, name) + sign * step})
+        return ja.dynamics.loss(moved, points, model.outputs)
+
+    slope = (loss_at(1) - loss_at(-1)) / 2e-2
+    np.testing.assert_allclose(slope, jnp.linalg.norm(gradients[name]), rtol=1e-2)
+
+
+def test_floats_have_the_precision_of_the_study(points):
+    with jax.enable_x64(True):
+        for model in ADAPTED.values():
+            params = model.init(jax.random.key(0), points, dtype=jnp.float64)
+            assert {x.dtype for x in pytrees.leaves(params).values()} == {np.dtype(np.float64)}
+
+
+class Normalised(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.BatchNorm(use_running_average=False)(x)
+
+
+class Dropping(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dropout(0.5, deterministic=False)(linen.Dense(1)(x))
+
+
+class NnxDropping(nnx.Module):
+    def __init__(self, rngs):
+        self.linear, self.dropout = nnx.Linear(3, 1, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.linear(x))
+
+
+def dropping(key):
+    return eqx.nn.Sequential([eqx.nn.Linear(3, 1, key=key), eqx.nn.Dropout(0.5)])
+
+
+def normalised(key):
+    return eqx.nn.BatchNorm(3, axis_name="batch", mode="batch")
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (of_linen(Normalised()), "of_linen: the module has mutable state 'batch_stats'; remove these layers"),
+        (
+            of_linen(Dropping()),
+            "of_linen: the module asks for a random key at every call; switch",
+        ),
+        (of_nnx(NnxDropping), r"of_nnx: the module has mutable state or keys, dropout.rngs.\w+; remove"),
+        (of_equinox(dropping), "of_equinox: the module asks for a random key at every call; switch off"),
+        (of_equinox(normalised), "of_equinox: the module has mutable state; remove these layers"),
+    ],
+)
+def test_modules_with_state_or_keys_are_refused_in_one_line(model, words, points):
+    with pytest.raises(InputError, match=words):
+        model.outputs(model.init(jax.random.key(0), points, dtype=jnp.float32), points)
+
+
+def test_inputs_and_single_examples(points):
+    doubled = of_linen(Linen(), inputs=lambda data: 2 * data.X)
+    params = doubled.init(jax.random.key(0), points, dtype=jnp.float32)
+    twice = points.replace(X=2 * points.X)
+    np.testing.assert_array_equal(doubled.outputs(params, points), ADAPTED["linen"].outputs(params, twice))
+    each = of_linen(Linen(), per_example=True)
+    np.testing.assert_allclose(
+        each.outputs(each.init(jax.random.key(0), points, dtype=jnp.float32), points),
+        ADAPTED["linen"].outputs(params, points),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    assert first_array(points) is points.X
