@@ -122,7 +122,7 @@ def of_equinox(
 
     def init(key: Array, like: Dataset, *, dtype: DTypeLike) -> Any:
         module = make(key)
-        special = eqx.nn.Dropout | eqx.nn.StateIndex
+        special: Any = (eqx.nn.Dropout, eqx.nn.StateIndex)
         for part in jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, special)):
             if isinstance(part, eqx.nn.StateIndex):
                 raise InputError("of_equinox: the module has mutable state; remove these layers")
