@@ -38,7 +38,7 @@ class _Smoothed(Loss, frozen=True, kw_only=True):
 
     smoothing: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
-    def why_not(self, outputs: Array, data: Dataset) -> str | None:
+    def skip_reason(self, outputs: Array, data: Dataset) -> str | None:
         """Return a reason if targets are not classes, or outputs do not have one logit for each class."""
         n, classes = data.num_examples, data.num_classes
         if classes is None or data.targets.shape != (n,):
@@ -169,7 +169,7 @@ class SquaredError(Loss, frozen=True, kw_only=True):
     of outputs f and targets y.
     """
 
-    def why_not(self, outputs: Array, data: Dataset) -> str | None:
+    def skip_reason(self, outputs: Array, data: Dataset) -> str | None:
         """Return a reason if targets are not numbers of the shape of the outputs."""
         if outputs.shape == data.targets.shape and jnp.issubdtype(data.targets.dtype, jnp.floating):
             return None

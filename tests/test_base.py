@@ -21,6 +21,7 @@ FOREIGN = {
     "jaxattn/dynamics/descents/descent_phase.py": "functions of optax and of users",
     "jaxattn/lab/engine/devices.py": "arrays and shapes of JAX",
     "jaxattn/lab/engine/progress.py": "IPython, which need not be there",
+    "jaxattn/base/functions.py": "declarations of functions, and the bases of their classes",
     "jaxattn/core/errors.py": "whatever a user's code returns",
     "jaxattn/lab/results/figures.py": "figure functions and numbers of NumPy",
     "jaxattn/lab/results/params.py": "leaves of a checkpoint",

@@ -173,7 +173,7 @@ def test_every_step_is_on_sequences_that_are_drawn_anew(ran):
             task_key = task_key_of(of_seed.keys(1)[0])
             batch_key, _ = jax.random.split(jax.random.fold_in(key, step))
             settings = {"vocab_size": 8, "length": 5, "sharpness": 2.0, "lag": 1}
-            return type(setting.data).made_of(batch_key, task_key, **settings, sequences=32)
+            return type(setting.data).function(batch_key, task_key, **settings, sequences=32)
 
         expected = written_out(study, cell, fresh)
         np.testing.assert_allclose(of_metric(results, "loss", cell)[3], expected, rtol=1e-5)

@@ -185,7 +185,7 @@ class CommonData(Spec, frozen=True, kw_only=True):
         num_classes: number of classes K.
     """
 
-    may_be_settings: ClassVar[frozenset[str]] = frozenset({"vocab_size", "num_classes"})
+    overridable: ClassVar[frozenset[str]] = frozenset({"vocab_size", "num_classes"})
     shared: ClassVar[bool]
     pads_vocabulary: ClassVar[bool] = False
     inert: ClassVar[frozenset[str]] = frozenset()

@@ -90,7 +90,7 @@ class Phase(Spec, frozen=True, kw_only=True):
             coordinates.
     """
 
-    may_be_settings: ClassVar[frozenset[str]] = frozenset({"train", "steps", "batch_size", "step_size"})
+    overridable: ClassVar[frozenset[str]] = frozenset({"train", "steps", "batch_size", "step_size"})
     failure: ClassVar[str] = "loss or gradient is not finite"
     dtype: ClassVar[str | None] = None
     seeds_per_core: ClassVar[int | None] = None

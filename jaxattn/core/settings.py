@@ -39,15 +39,13 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Base of all settings classes: a frozen struct whose annotated fields are the settings.
 
     Attributes:
-        may_be_settings: attributes with a default that a subclass may turn into a setting.
+        overridable: attributes with a default that a subclass may turn into a setting.
         takes_further: name of a setting that collects all unknown settings, such as options of an optimiser.
-        made_of: the user's function that the class was made from, if any.
-        kind: import path of the class or function, as the study gives it.
+        kind: import path of the custom function that the class is made from; "" for other classes.
     """
 
-    may_be_settings: ClassVar[frozenset[str]] = frozenset()
+    overridable: ClassVar[frozenset[str]] = frozenset()
     takes_further: ClassVar[str | None] = None
-    made_of: ClassVar[Callable[..., Any] | None] = None
     kind: ClassVar[str] = ""
 
     def located(self, names: Places) -> Self:

@@ -145,7 +145,7 @@ class Generator(DrawnData, frozen=True, kw_only=True):
 class _Classes(Generator, frozen=True, kw_only=True):
     """Generators with relevant tokens of K classes."""
 
-    may_be_settings: ClassVar[frozenset[str]] = Generator.may_be_settings | {"relevant_per_sequence"}
+    overridable: ClassVar[frozenset[str]] = Generator.overridable | {"relevant_per_sequence"}
     pads_vocabulary: ClassVar[bool] = True
 
     relevant: PositiveInt

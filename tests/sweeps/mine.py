@@ -132,7 +132,7 @@ class Longest(ja.PhaseProbe):
 
     metrics = ("share_of_longest", "longest")
 
-    def why_not(self, task, phase):
+    def skip_reason(self, task, phase):
         return None if "p" in phase.train else "wants a phase that trains p"
 
     def observe(self, phase, state):

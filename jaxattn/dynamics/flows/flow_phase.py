@@ -60,7 +60,7 @@ class _Flow(Phase, frozen=True, kw_only=True):
     refines: ClassVar[tuple[str, ...]] = ("p_norm", "log_gradient_norm")
     rotation_invariant: ClassVar[bool] = True
     progress: ClassVar[str] = "steps"
-    may_be_settings: ClassVar[frozenset[str]] = Phase.may_be_settings | {"points"}
+    overridable: ClassVar[frozenset[str]] = Phase.overridable | {"points"}
 
     @property
     def points(self) -> int:

@@ -149,7 +149,7 @@ class _Rehearsal:
                 _check_scores(model, params, data)
         with self.at("loss", registry.LOSS):
             name, coupled = _name(setting.loss), setting.loss.coupled
-            if reason := setting.loss.why_not(outputs, data):
+            if reason := setting.loss.skip_reason(outputs, data):
                 raise InputError(f"{name} does not fit the model and the data: {reason}")
             each = setting.loss(outputs, data.targets)
             why = "for all examples together" if coupled else "one for every example"
@@ -224,7 +224,7 @@ class _Rehearsal:
 
         def applies(probe: Measurement) -> bool:
             with self.at(place(probe), _wanted(probe)):
-                return not probe.why_not(task, phase)
+                return not probe.skip_reason(task, phase)
 
         for number, probe in enumerate(every):
             if not applies(probe):
