@@ -9,10 +9,11 @@ if TYPE_CHECKING:
     from jaxattn.dynamics.descents.descent import Algorithm, Info, descent, early_stop, one_step, run
     from jaxattn.dynamics.descents.descent_phase import Descent, OneStep, optimizer, schedule
     from jaxattn.dynamics.descents.log_descent import LogDescent, log_descent, log_excess_loss
-    from jaxattn.dynamics.flows.exact_flow import Path, exact_flow
-    from jaxattn.dynamics.flows.flow_phase import ExactFlow, FullFlow, JointFlow
-    from jaxattn.dynamics.flows.full_flow import FullPath, full_flow
-    from jaxattn.dynamics.flows.joint_flow import JointPath, joint_flow
+    from jaxattn.dynamics.flows.exact_flow import ExactFlow, exact_flow
+    from jaxattn.dynamics.flows.exact_path import Path
+    from jaxattn.dynamics.flows.full_flow import FullFlow, FullPath, full_flow
+    from jaxattn.dynamics.flows.joint_flow import JointFlow, JointPath, joint_flow
+    from jaxattn.dynamics.flows.paths import FlowPath, RecordedPath, Stop
     from jaxattn.dynamics.kinds import PHASES
     from jaxattn.models.gradients import loss, loss_and_gradients
 
@@ -21,6 +22,7 @@ __all__ = [
     "Algorithm",
     "Descent",
     "ExactFlow",
+    "FlowPath",
     "FullFlow",
     "FullPath",
     "Info",
@@ -30,7 +32,9 @@ __all__ = [
     "OneStep",
     "Path",
     "Phase",
+    "RecordedPath",
     "State",
+    "Stop",
     "Task",
     "descent",
     "early_stop",
@@ -50,18 +54,21 @@ __all__ = [
 _NAMES = {
     "Algorithm": "jaxattn.dynamics.descents.descent",
     "Descent": "jaxattn.dynamics.descents.descent_phase",
-    "ExactFlow": "jaxattn.dynamics.flows.flow_phase",
-    "FullFlow": "jaxattn.dynamics.flows.flow_phase",
+    "ExactFlow": "jaxattn.dynamics.flows.exact_flow",
+    "FlowPath": "jaxattn.dynamics.flows.paths",
+    "FullFlow": "jaxattn.dynamics.flows.full_flow",
     "FullPath": "jaxattn.dynamics.flows.full_flow",
     "Info": "jaxattn.dynamics.descents.descent",
-    "JointFlow": "jaxattn.dynamics.flows.flow_phase",
+    "JointFlow": "jaxattn.dynamics.flows.joint_flow",
     "JointPath": "jaxattn.dynamics.flows.joint_flow",
     "LogDescent": "jaxattn.dynamics.descents.log_descent",
     "OneStep": "jaxattn.dynamics.descents.descent_phase",
     "PHASES": "jaxattn.dynamics.kinds",
-    "Path": "jaxattn.dynamics.flows.exact_flow",
+    "Path": "jaxattn.dynamics.flows.exact_path",
     "Phase": "jaxattn.base",
+    "RecordedPath": "jaxattn.dynamics.flows.paths",
     "State": "jaxattn.base",
+    "Stop": "jaxattn.dynamics.flows.paths",
     "Task": "jaxattn.base",
     "descent": "jaxattn.dynamics.descents.descent",
     "early_stop": "jaxattn.dynamics.descents.descent",

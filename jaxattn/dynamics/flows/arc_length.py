@@ -1,6 +1,5 @@
 """Integration of a flow by arc length up to its first stopping condition."""
 
-import enum
 import math
 from dataclasses import replace
 from functools import partial
@@ -8,81 +7,18 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax import Array
 
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Leaf
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.coordinates import Local
+from jaxattn.dynamics.flows.paths import Stop
 
 # Errors of the time are negligible after this log time; ODE solvers in double precision end earlier.
 _CLOCKED = 45.0
 # Relative error of ‖∂L/∂p‖ that the error of a step may cause.
 GRADIENT_RTOL = 0.01
-
-
-class Stop(enum.IntEnum):
-    """The status of a path; `Ended.reason` describes it in words."""
-
-    RUNNING = 0
-    NORM = 1
-    ARC_LENGTH = 2
-    DIRECTION = 3
-    STEP_BUDGET = 4
-    STATIONARY = 5
-    BALANCED = 6
-    FAILED = 7
-    UNSETTLED = 8
-    LOSS = 9
-    UNRESOLVED = 10
-    UNDECIDED = 11
-
-
-# Stopping conditions that the caller sets.
-ASKED_FOR = (Stop.NORM, Stop.ARC_LENGTH, Stop.DIRECTION, Stop.LOSS)
-
-_REASONS = {
-    Stop.RUNNING: "running: the path has not ended yet",
-    Stop.NORM: "norm: ‖p‖ reached until_norm",
-    Stop.ARC_LENGTH: "arc_length: the path reached until_arc_length",
-    Stop.DIRECTION: "direction: the direction of p changes by no more than until_direction",
-    Stop.STEP_BUDGET: "step_budget: max_steps steps were accepted or rejected",
-    Stop.STATIONARY: "stationary: the gradient is exactly zero",
-    Stop.BALANCED: "balanced: the forces of the sequences cancel up to rounding, so p converges to a finite "
-    "point; if v is trained too, forces below rounding could still move p",
-    Stop.FAILED: "failed: NaN, or a step that is too short for float64",
-    Stop.UNSETTLED: "unsettled: v has become large but is not determined by p, which the rest of the path "
-    "requires",
-    Stop.LOSS: "loss: log L reached until_log_loss",
-    Stop.UNRESOLVED: "unresolved: forces that cancel hide all others in float64, so it is not known which "
-    "tokens tie, or whether tied scores still move",
-    Stop.UNDECIDED: "undecided: the forces between two tokens cancel, and the order of the force that is "
-    "left is not known; the path is exact up to its last point",
-}
-
-
-class Ended(Brief):
-    """A path with a `status`, a `Stop`, described in words; several seeds add a leading axis.
-
-    Attributes:
-        status: () or (B,) int32.
-    """
-
-    status: Any
-
-    @property
-    def stop(self) -> Any:
-        """The name of `status`: a string, or an array of strings for several seeds."""
-        names = np.array([stop.name.lower() for stop in Stop])[np.asarray(self.status)]
-        return str(names) if names.ndim == 0 else names
-
-    @property
-    def reason(self) -> str | list[str]:
-        """Stopping condition in words; a list for several seeds."""
-        if np.ndim(self.status) == 0:
-            return _REASONS[Stop(int(self.status))]
-        return [_REASONS[Stop(int(one))] for one in np.asarray(self.status)]
 
 
 @runtime_checkable
@@ -139,11 +75,11 @@ class Flow(Protocol):
 class Ends(NamedTuple):
     """Stopping conditions of a path, as in `exact_flow`, and its error tolerances."""
 
-    norm: Array
-    arc_length: Array
-    direction: Array
-    rtol: Array
-    gradient_rtol: Array | float = GRADIENT_RTOL
+    norm: Leaf
+    arc_length: Leaf
+    direction: Leaf
+    rtol: Leaf
+    gradient_rtol: Leaf = GRADIENT_RTOL
 
 
 @struct.dataclass

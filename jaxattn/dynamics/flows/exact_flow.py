@@ -8,89 +8,40 @@ For large ‖p‖ the path is almost straight, so the steps grow like ‖p‖ an
 """
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from typing import Annotated, Any, ClassVar
 
-import jax
-import jax.numpy as jnp
+import msgspec
 import numpy as np
-from flax import struct
 from jaxtyping import Array, Float
 
-from jaxattn.attention.scores import Scores, require_values
-from jaxattn.core import backend
+from jaxattn.attention.scores import Scores
+from jaxattn.base import Params, Task
+from jaxattn.base.functions import settings_class
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf
-from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.flows.arc_length import (
-    GRADIENT_RTOL,
-    Ended,
-    Ends,
-    Integration,
-    Stop,
-    begin,
-    first_step,
-    integrate,
-    restart,
-)
-from jaxattn.dynamics.flows.balance import find_ties, no_balance
-from jaxattn.dynamics.flows.conditions import cond_under_vmap
-from jaxattn.dynamics.flows.coordinates import Coordinates
-from jaxattn.dynamics.flows.seeds import Inputs, doubled, of_seeds, over_seeds, refuse_derivative
-from jaxattn.dynamics.flows.ties import Ties, no_ties, selected, tied_coordinates
-from jaxattn.theory.selection import Selection
-
-# Largest number of times that ties are found or dissolved.
-_STAGES = 256
-
-
-@struct.dataclass(repr=False)
-class Path(Ended):
-    """Points along gradient flow on p, float64; with a leading seed axis B on every array for B seeds.
-
-    Row 0 is the start, and the last row is the end of the path. The rows between are at log-spaced arc
-    lengths. Rows that were not reached repeat the last state.
-
-    Attributes:
-        p: (k, d).
-        arc_length: (k,); s, length of the path so far.
-        norm: (k,); ‖p‖.
-        log_gradient_norm: (k,); log ‖∂L/∂p‖, -inf where the gradient is exactly zero.
-        log_time: (k,); log t of the flow dp/dt = -∂L/∂p, -inf at the start.
-        steps: (k,) int32; number of attempted steps so far.
-        status: () int32; the stopping condition, a `Stop`.
-        accepted: () int32; number of accepted steps.
-        rejected: () int32; number of rejected steps.
-        selection: the highest token of every sequence at the end of the path, and the tokens that tie with
-            it in the limit: their scores differ by a bounded amount while ‖p‖ grows.
-    """
-
-    p: Leaf
-    arc_length: Leaf
-    norm: Leaf
-    log_gradient_norm: Leaf
-    log_time: Leaf
-    steps: Leaf
-    status: Leaf
-    accepted: Leaf
-    rejected: Leaf
-    selection: Selection
+from jaxattn.core.pytrees import get
+from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Static
+from jaxattn.dynamics.flows import stiff
+from jaxattn.dynamics.flows.arc_length import GRADIENT_RTOL, Ends
+from jaxattn.dynamics.flows.exact_path import Path, begin_path, continue_path, follow_path, inputs_of
+from jaxattn.dynamics.flows.flow_phase import FlowState, TheoryFlow, require_linear_scores
+from jaxattn.dynamics.flows.paths import FlowPath
+from jaxattn.dynamics.flows.seeds import Tolerance, check_ends, check_settings, over_seeds
 
 
 def exact_flow(
     scores: Scores,
     p: Float[Array | np.ndarray, "..."],
     *,
-    until_norm: float = 1e6,
-    until_arc_length: float = math.inf,
-    until_direction: float = 0.0,
-    max_steps: int = 10_000,
-    rtol: float = 1e-5,
+    until_norm: Static[Positive] = 1e6,
+    until_arc_length: Static[Positive] | None = None,
+    until_direction: Static[NotNegative] = 0.0,
+    max_steps: PositiveInt = 10_000,
+    rtol: Static[Tolerance] = 1e-5,
     gradient_rtol: float = GRADIENT_RTOL,
-    points: int = 64,
+    points: Annotated[int, msgspec.Meta(ge=3)] = 64,
     width: int | None = None,
 ) -> Path:
-    """Compute the exact path of gradient flow on p, keys and values fixed, up to a stopping condition.
+    """Compute the exact path of gradient flow on p up to a stopping condition, with fixed keys and values.
 
     The loss is logistic for two classes, and cross-entropy for K > 2:
 
@@ -103,14 +54,14 @@ def exact_flow(
             may have a leading axis of B seeds. `theory.scores.one_layer` builds them from E and v.
         p: (D,), or (B, D); the start.
         until_norm: stop at this ‖p‖.
-        until_arc_length: stop at this arc length; must be finite if `until_norm` is not.
-        until_direction: stop when the sine of the angle between p and its velocity is at most this. The sine
-            is the change of p/‖p‖ per e-fold of ‖p‖, and approximately the distance of p/‖p‖ to its limit.
+        until_arc_length: stop at this arc length; required if `until_norm` is infinite.
+        until_direction: stop when the sine of the angle between p and dp/dt is at most this. The sine is the
+            change of p/‖p‖ per e-fold of ‖p‖, and approximately the distance of p/‖p‖ to its limit.
         max_steps: stop after this many steps, accepted or rejected.
         rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
         gradient_rtol: relative error of ‖∂L/∂p‖ that the error of a step may cause, which keeps `log_time`
             accurate. Pass infinity if only the path is needed; this saves steps on winding paths.
-        points: number of rows k ≥ 3 of the path.
+        points: number of recorded points k ≥ 3, log-spaced from the start to the end.
         width: number of seeds integrated at once with vmap; defaults to a value for the backend.
 
     Returns:
@@ -123,263 +74,80 @@ def exact_flow(
     Source:
         Lemma 4.2 and Theorem 4.3 of arXiv 2505.17282.
     """
-    if not (math.isfinite(until_norm) or math.isfinite(until_arc_length)):
-        raise InputError("until_norm and until_arc_length are both infinite; give one of them")
-    check_ends(until_norm=until_norm, until_arc_length=until_arc_length)
     check_settings(rtol, points)
+    ends = ends_of(until_norm, until_arc_length, until_direction, rtol, gradient_rtol)
+    return over_seeds(follow_path, inputs_of(scores, p), ends, max_steps, points=points, width=width)
+
+
+def ends_of(
+    until_norm: float,
+    until_arc_length: float | None,
+    until_direction: float,
+    rtol: float,
+    gradient_rtol: float = GRADIENT_RTOL,
+) -> Ends:
+    """Return the stopping conditions and error tolerances of `exact_flow`.
+
+    Raises:
+        InputError: a number is out of range, or no stopping condition is finite.
+    """
+    arc_length = math.inf if until_arc_length is None else until_arc_length
+    if not (math.isfinite(until_norm) or math.isfinite(arc_length)):
+        raise InputError("until_norm and until_arc_length are both infinite; give one of them")
+    check_ends(until_norm=until_norm, until_arc_length=arc_length)
     if not gradient_rtol > 0:
         raise InputError(f"gradient_rtol: {gradient_rtol}; give a relative error above 0")
-    ends = (until_norm, until_arc_length, until_direction, rtol, gradient_rtol)
-    return over_seeds(_follow, _inputs(scores, p), ends, max_steps, points=points, width=width)
+    return Ends(until_norm, arc_length, until_direction, rtol, gradient_rtol)
 
 
-def _inputs(scores: Scores, p: Array | np.ndarray) -> Inputs:
-    require_values(scores)
-    columns = scores.corpus.num_classes > 2
-    parts = {"keys": (scores.keys, 2), "p": (p, 1), "values": (scores.values, 1 + columns)}
-    return of_seeds(parts, scores.corpus)
-
-
-def check_ends(**ends: float) -> None:
-    """Raise InputError unless stopping conditions are lengths of 0 or more."""
-    for name, end in ends.items():
-        if not isinstance(end, jax.core.Tracer) and not end >= 0:
-            raise InputError(f"{name}: {end}; give a length of 0 or more")
-
-
-def check_settings(rtol: float, points: int, least: int = 3) -> None:
-    """Raise InputError if a path cannot have this number of points or this error tolerance."""
-    if points < least:
-        raise InputError(f"points: {points}; a path has at least {least}")
-    if not 0 < rtol < 1:
-        raise InputError(f"rtol: {rtol}; give a relative error between 0 and 1")
-
-
-@struct.dataclass(repr=False)
-class PathSoFar(Brief):
-    """State of a path so far, across successive descriptions of the flow (stages).
-
-    Its rows are those of `Path`; rows that were not reached repeat the last state.
+class _LinearFlow(TheoryFlow, frozen=True, kw_only=True):
+    """Flow of one parameter that the scores of the model are linear in.
 
     Attributes:
-        p: (k, d).
-        norm: (k,); ‖p‖.
-        integration: the integration, in coordinates of the last stage.
-        start: p at the start of that stage, (d,).
-        ties: the tied tokens in that stage.
-        tied: True if there are any, () bool.
-        left: number of stages that may follow, () int32; 0 once the path has ended.
-        begun: number of accepted steps when the stage began, () int32.
+        linear_in: name of the trained parameter, in which the scores must be linear; defaults to p.
     """
 
-    p: Leaf
-    norm: Leaf
-    integration: Integration
-    start: Leaf
-    ties: Ties
-    tied: Leaf
-    left: Leaf
-    begun: Leaf
+    passed: ClassVar[frozenset[str]] = frozenset({"gradient_rtol", "width"})
+
+    linear_in: str | None = None
 
     @property
-    def status(self) -> Array:
-        """The stopping condition, a `Stop`, () int32."""
-        return self.integration.status
+    def train(self) -> tuple[str]:
+        """The trained parameter."""
+        return (self.linear_in or "p",)
 
     @property
-    def arc_length(self) -> Array:
-        """(k,); s, length of the path so far."""
-        return self.integration.rows.arc_length
+    def ends(self) -> Ends:
+        """The stopping conditions and error tolerances."""
+        settings = self._settings()
+        return ends_of(**{name: x for name, x in settings.items() if name not in ("max_steps", "points")})
 
-    @property
-    def log_gradient_norm(self) -> Array:
-        """(k,); log ‖∂L/∂p‖."""
-        return self.integration.rows.log_gradient_norm
+    def check(self, *context: Any) -> None:
+        """Raise InputError unless model and loss are those of the theory and a stopping point is finite."""
+        _ = self.ends
+        require_linear_scores(self.train[0], *context)
 
-    @property
-    def log_time(self) -> Array:
-        """(k,); log t."""
-        return self.integration.rows.log_time
+    def follow(self, task: Task, params: Params) -> FlowPath:
+        """Compute the path, or only its start if steps are expensive."""
+        scores = _scores(task, params)
+        start = get(params, self.train[0]).reshape(-1)
+        if min(scores.keys.shape) > stiff.LARGE:
+            return begin_path(scores, start, self.ends, self.points)
+        path: Path = self._call(scores, start)
+        return path
 
-    @property
-    def steps(self) -> Array:
-        """(k,) int32; number of attempted steps so far."""
-        return self.integration.rows.steps
-
-
-def begin_path(scores: Scores, p: Array, ends: Sequence[float], points: int) -> PathSoFar:
-    """Return the start of the path of one seed, as in `exact_flow`.
-
-    Args:
-        scores: keys, values and bags of one seed.
-        p: (D,); the start.
-        ends: the stopping conditions, the numbers of `Ends`.
-        points: number of rows k ≥ 3 of the path.
-
-    Returns:
-        The path with row 0.
-
-    Raises:
-        InputError: the scores have no values, or shapes do not match.
-    """
-    keys, start, values, corpus = _inputs(scores, p).arrays
-    with backend.float64():
-        arrays = doubled(keys, start, values)
-        return _begin(*arrays, corpus, doubled(*ends), points, _log_gradient_norm(*arrays, corpus))
+    def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
+        """Advance by a number of rows."""
+        if isinstance(state.path, Path):
+            return super().advance(task, state, steps)
+        scores, row = _scores(task, state.params), state.step + steps
+        path = continue_path(scores, state.path, self.ends, self._settings()["max_steps"], row)
+        return self.at(state.params, path, row)
 
 
-def continue_path(
-    scores: Scores, path: PathSoFar, ends: Sequence[float], max_steps: int | Array, row: int | Array
-) -> PathSoFar:
-    """Continue the path of one seed until it reaches a row or ends.
-
-    Args:
-        scores: those passed to `begin_path`.
-        path: the path so far.
-        ends: those passed to `begin_path`.
-        max_steps: stop after this many steps, accepted or rejected.
-        row: the row, ().
-
-    Returns:
-        The path, complete up to that row.
-
-    Raises:
-        InputError: the function is differentiated.
-    """
-    with backend.float64():
-        arrays = *doubled(scores.keys, scores.values), scores.corpus, path, doubled(*ends)
-        return _continued(*arrays, jnp.asarray(max_steps, jnp.int32), row + 1)
+ExactFlow = settings_class(exact_flow, _LinearFlow, "ExactFlow")
 
 
-def _follow(
-    E: Array, p: Array, values: Array, corpus: Corpus, numbers: Sequence[Array], max_steps: Array, points: int
-) -> Path:
-    initial = _begin(E, p, values, corpus, numbers, points)
-    path = _continue(E, values, corpus, initial, numbers, max_steps, points)
-    return Path(
-        p=path.p,
-        arc_length=path.arc_length,
-        norm=path.norm,
-        log_gradient_norm=path.log_gradient_norm,
-        log_time=path.log_time,
-        steps=path.steps,
-        status=path.status,
-        accepted=path.integration.accepted,
-        rejected=path.integration.rejected,
-        selection=Selection(selected(E, path.start, corpus, path.ties.leader)),
-    )
-
-
-@partial(jax.jit, static_argnames="points")
-def _begin(
-    E: Array,
-    p: Array,
-    values: Array,
-    corpus: Corpus,
-    numbers: Sequence[Array],
-    points: int,
-    log_gradient_norm: Array | float = math.nan,
-) -> PathSoFar:
-    """Return the start of the path of one seed."""
-    ends = Ends(*numbers)
-    ties = no_ties(E, values, corpus)
-    flow = tied_coordinates(E, p, corpus, ties)
-    return PathSoFar(
-        p=jnp.broadcast_to(p, (points, len(p))),
-        norm=jnp.broadcast_to(jnp.linalg.norm(p), (points,)),
-        integration=begin(flow, ends, _reach(ends), points, log_gradient_norm),
-        start=p,
-        ties=ties,
-        tied=jnp.asarray(False),
-        left=jnp.asarray(_STAGES, jnp.int32),
-        begun=jnp.zeros((), jnp.int32),
-    )
-
-
-@jax.jit
-def _log_gradient_norm(E: Array, p: Array, values: Array, corpus: Corpus) -> Array:
-    """Compute log ‖∂L/∂p‖, ()."""
-    flow = tied_coordinates(E, p, corpus, no_ties(E, values, corpus))
-    return flow.at(flow.zero).log_gradient_norm
-
-
-def _continue(
-    E: Array,
-    values: Array,
-    corpus: Corpus,
-    path: PathSoFar,
-    numbers: Sequence[Array],
-    max_steps: Array,
-    rows: int | Array,
-) -> PathSoFar:
-    """Continue the path of one seed until this number of rows is reached, or it ends."""
-    ends = Ends(*numbers)
-
-    def stage(before: PathSoFar) -> PathSoFar:
-        flow = tied_coordinates(E, before.start, corpus, before.ties)
-        integration = integrate(flow, ends, _reach(ends), max_steps, before.integration, rows)
-        old = jnp.arange(len(before.p)) < before.integration.reached
-        p = jnp.where(old[:, None], before.p, _points(flow, integration.rows.z, before))
-        norm = jnp.where(old, before.norm, jax.vmap(partial(flow.norm, multiple=1.0))(integration.rows.z))
-        after = before.replace(p=p, norm=norm, integration=integration)  # type: ignore[attr-defined]
-        return _next_stage(E, values, corpus, ends, before, after)
-
-    def going(path: PathSoFar) -> Array:
-        return (path.left > 0) & (path.integration.reached < rows)
-
-    return jax.lax.while_loop(going, stage, path)
-
-
-_continued = jax.custom_jvp(jax.jit(_continue))
-_continued.defjvp(refuse_derivative)
-
-
-def _reach(ends: Ends) -> Array:
-    return jnp.minimum(ends.norm, ends.arc_length)
-
-
-def _points(flow: Coordinates, z: Array, path: PathSoFar) -> Array:
-    """Return p at points z; coordinates of p itself would add rounding to differences of tied tokens."""
-    p = flow.p(z)
-    if flow.basis is not None:
-        return p
-    moved = p - path.start
-    return path.start + (moved - (moved @ path.ties.normals.T) @ path.ties.normals)
-
-
-def _next_stage(
-    E: Array, values: Array, corpus: Corpus, ends: Ends, before: PathSoFar, after: PathSoFar
-) -> PathSoFar:
-    """Return the next stage: the same description if it has not ended, another one, or the path's end."""
-    integration, ties = after.integration, before.ties
-    runs = integration.status == Stop.RUNNING
-    slides = before.tied & ties.watch.slides & ~runs
-    balances = integration.status == Stop.BALANCED
-    looks = balances & (~before.tied | slides)
-    end = after.p[-1]
-    given = E, end, values, corpus, ties, slides, looks
-    otherwise = end, no_balance(E, end, values, corpus)
-    p, found = cond_under_vmap(slides | looks, lambda _, *given: find_ties(*given), otherwise, *given)
-    # Without an accepted step the next stage would end at the same point.
-    stuck = balances & before.tied & (integration.accepted == before.begun)
-    lost = balances & ~before.tied & ~found.settled
-    status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, integration.status)
-    status = jnp.where(lost & found.undecided, Stop.UNDECIDED, status)
-    # Only tied scores could still move, and they are balanced, so p stays where it is.
-    status = jnp.where(before.tied & (status == Stop.STATIONARY), Stop.BALANCED, status)
-    goes_on = balances & ~stuck & ~lost & (before.left > 1)
-    choose = partial(jnp.where, goes_on)
-    ended = integration.replace(status=status.astype(jnp.int32))  # type: ignore[attr-defined]
-    again = restart(
-        integration, first_step(1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()), ends, _reach(ends))
-    )
-    return PathSoFar(
-        p=after.p.at[-1].set(p),
-        norm=after.norm,
-        integration=jax.tree.map(choose, again, ended),
-        start=choose(found.p, jnp.where(runs, before.start, p)),
-        ties=jax.tree.map(choose, found.ties, ties),
-        tied=choose(found.settled, before.tied),
-        left=choose(before.left - 1, jnp.where(runs, before.left, 0)),
-        begun=choose(integration.accepted, before.begun),
-    )
+def _scores(task: Task, params: Params) -> Scores:
+    found = task.model.scores(params, task.data.train)
+    return Scores(found.keys, found.corpus, found.values)

@@ -7,22 +7,34 @@ see docs/notes/joint_flow.md.
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 from flax import struct
 from jax import Array
 
+from jaxattn.base.functions import settings_class
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Leaf
+from jaxattn.core.settings import Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.flows.arc_length import Ended, Ends, Row, Stop, begin, integrate
+from jaxattn.dynamics.flows.arc_length import Ends, Row, begin, integrate
 from jaxattn.dynamics.flows.coordinates import Coordinates
-from jaxattn.dynamics.flows.exact_flow import check_ends, check_settings
 from jaxattn.dynamics.flows.far_field import Handover, hand_over, neglected
+from jaxattn.dynamics.flows.flow_phase import OneLayerFlow
 from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_coordinates
-from jaxattn.dynamics.flows.seeds import of_params, of_seeds, over_seeds
+from jaxattn.dynamics.flows.paths import FlowPath, Stop, row_of
+from jaxattn.dynamics.flows.seeds import (
+    Tolerance,
+    check_ends,
+    check_settings,
+    jacobian_columns,
+    of_params,
+    of_seeds,
+    over_seeds,
+)
 from jaxattn.theory.selection import Selection
 
 # ‖v‖ max ‖E_s‖ at which v is slaved. The neglected terms fall like its inverse, and rounding of v changes
@@ -30,12 +42,14 @@ from jaxattn.theory.selection import Selection
 FAR = 1e8
 # Largest error of the velocity of p with v slaved, at the transition and after it.
 _MISMATCH = 1e-3
+# `params_at` returns a longer v with this length, because its square would overflow float32.
+_LONGEST = 1e15
 # log ‖v‖ is half the log of the time of p with v slaved: two rules for it may differ by this in a step.
 _CLOCK = 1e-3
 
 
 @struct.dataclass(repr=False)
-class JointPath(Ended):
+class JointPath(FlowPath):
     """Points along gradient flow on p and v, float64; with a leading seed axis B for B seeds.
 
     Row 0 is the start, and the last row is the end of the path. The first half of the rows is at log-spaced
@@ -48,6 +62,7 @@ class JointPath(Ended):
         norm: (k,); ‖p‖.
         log_v_norm: (k,); log ‖v‖.
         steps: (k,) int32; number of attempted steps so far.
+        evaluations: (k,) int; number of gradient evaluations so far, of p and of v, as in `Path`.
         status: () int32; the stopping condition, a `Stop`.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
@@ -63,21 +78,37 @@ class JointPath(Ended):
     norm: Leaf
     log_v_norm: Leaf
     steps: Leaf
+    evaluations: Leaf
     status: Leaf
     accepted: Leaf
     rejected: Leaf
     selection: Selection
     mismatch: Leaf
 
+    @property
+    def reached(self) -> Array:
+        """The row at which the path ended."""
+        return (self.steps < self.steps[-1]).sum()
+
+    def params_at(self, row: Array, train: Sequence[str] = ("p", "v")) -> dict[str, Array]:
+        """Return p, and v with a length of at most 1e15."""
+        length = jnp.exp(jnp.minimum(self.log_v_norm[row], math.log(_LONGEST)))
+        return {"p": self.p[row], "v": self.v[row] * length}
+
+    def metrics_at(self, row: Array) -> dict[str, Array]:
+        """Return ‖p‖, log ‖v‖, the mismatch, and the number of gradient evaluations so far."""
+        found = row_of(self, row, "log_v_norm", "evaluations")
+        return {"p_norm": self.norm[row], "mismatch": self.mismatch, **found}
+
 
 def joint_flow(
     params: Any,
     corpus: Corpus,
     *,
-    until_norm: float = 1e4,
-    max_steps: int = 10_000,
-    rtol: float = 1e-5,
-    points: int = 64,
+    until_norm: Static[Positive] = 1e4,
+    max_steps: PositiveInt = 10_000,
+    rtol: Static[Tolerance] = 1e-5,
+    points: Annotated[int, msgspec.Meta(ge=5)] = 64,
     width: int | None = None,
 ) -> JointPath:
     """Compute the path of gradient flow on p and v together, E fixed, logistic loss.
@@ -95,7 +126,7 @@ def joint_flow(
         until_norm: stop at this ‖p‖, at most 1e4; beyond, scores have too few digits.
         max_steps: stop after this many steps, accepted or rejected, in either half.
         rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
-        points: number of rows k ≥ 5 of the path.
+        points: number of recorded points k ≥ 5, including the start.
         width: number of seeds integrated at once with vmap; defaults to a value for the backend.
 
     Returns:
@@ -118,6 +149,9 @@ def joint_flow(
     check_ends(until_norm=until_norm)
     inputs, settings = of_seeds(of_params(params, corpus), corpus), (until_norm, rtol)
     return over_seeds(_follow, inputs, settings, max_steps, points=points, width=width)
+
+
+JointFlow = settings_class(joint_flow, OneLayerFlow, "JointFlow", train=("p", "v"))
 
 
 @struct.dataclass
@@ -159,6 +193,7 @@ def _follow(
     errors = jnp.where(jnp.arange(len(good)) <= last + 1, errors, 0)
     return JointPath(
         **vars(rows),
+        evaluations=2 * rows.steps * (6 + jacobian_columns(E)),
         status=jnp.where(settled, far.status, jnp.where(arrived, Stop.UNSETTLED, near.status)),
         accepted=near.accepted + jnp.where(goes_on, far.accepted, 0),
         rejected=near.rejected + jnp.where(goes_on, far.rejected, 0),

@@ -41,6 +41,7 @@ from jaxattn.core.settings import Named, Spec, markdown_table
 from jaxattn.data import GENERATORS
 from jaxattn.data.of_function import data_class
 from jaxattn.dynamics import PHASES
+from jaxattn.dynamics.flows import flow_phase
 from jaxattn.lab.probes import PROBES
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.tree import check_values
@@ -369,6 +370,8 @@ PHASE = Concept[Phase](
     "`[[phases]]`",
     PHASES,
     {Phase: ("train", "steps")},
+    flow_phase.of_function,
+    ("(params, task, *, points, settings) -> FlowPath",),
     further={"Phase": ("train", "steps", "step(task, state)")},
 )
 PROBE = Concept[Measurement](

@@ -124,7 +124,6 @@ def test_paths_side_by_side_end_each_at_a_row_of_its_own(classes, monkeypatch, c
 def test_the_goal_is_the_end_that_comes_first(ends, goal):
     phase = ExactFlow(name="flow", **ends)
     assert phase.goal == goal
-    assert phase.beginning == f"follows the path to {goal[1]} = {goal[2]:g}"
 
 
 def test_a_path_without_an_end_is_refused_before_it_begins(task):
