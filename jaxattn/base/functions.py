@@ -147,8 +147,7 @@ def settings_class(function: Function, base: type[Any], name: str = "", **attrib
     """
     attributes |= getattr(function, "declared", {})
     for key in attributes:
-        if not hasattr(base, key):
-            known = [x for x in dir(base) if not x.startswith("_")]
+        if key not in (known := [x for x in dir(base) if not x.startswith("_")]):
             raise InputError(f"declare: {base.__name__} has no attribute {key!r}{nearest(key, known)}")
     fields = _fields(function, attributes.get("passed", base.passed))
     arguments = tuple(field[0] for field in fields)
