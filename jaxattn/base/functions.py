@@ -33,21 +33,21 @@ class OfFunction(Spec, frozen=True, kw_only=True):
     Attributes:
         function: the function.
         arguments: names of its settings.
-        passed: names of arguments that the class passes to the function; they are not settings.
-        rule: function of some settings, by name, that raises InputError if they are incompatible.
+        not_settings: names of arguments that the class passes to the function; they are not settings.
+        check_settings: function of some settings, by name, that raises InputError if they are incompatible.
     """
 
     function: ClassVar[Function]
     arguments: ClassVar[tuple[str, ...]] = ()
-    passed: ClassVar[frozenset[str]] = frozenset()
-    rule: ClassVar[Function | None] = None
+    not_settings: ClassVar[frozenset[str]] = frozenset()
+    check_settings: ClassVar[Function | None] = None
 
     def check(self, *context: Any) -> None:
         """Raise InputError if the declared check rejects the settings."""
         self._check()
 
     def _check(self, **changed: Any) -> None:
-        if rule := type(self).rule:
+        if rule := type(self).check_settings:
             settings = self._settings() | changed
             rule(**{name: settings[name] for name in _parameters(rule) if name in settings})
 
@@ -72,7 +72,7 @@ class StartOfFunction(OfFunction, Start, frozen=True, kw_only=True):
     The function may have another argument `tokens`, the names of the V tokens.
     """
 
-    passed: ClassVar[frozenset[str]] = frozenset({"tokens"})
+    not_settings: ClassVar[frozenset[str]] = frozenset({"tokens"})
 
     def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Any:
         """Return the initial value of one parameter."""
@@ -121,7 +121,7 @@ def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F]
     """
 
     def decorate(function: F) -> F:
-        rule = {} if check is None else {"rule": staticmethod(check)}
+        rule = {} if check is None else {"check_settings": staticmethod(check)}
         function.declared = rule | attributes  # type: ignore[attr-defined]
         return function
 
@@ -147,16 +147,15 @@ def settings_class(function: Function, base: type[Any], name: str = "", **attrib
     """
     attributes |= getattr(function, "declared", {})
     for key in attributes:
-        if not hasattr(base, key):
-            known = [x for x in dir(base) if not x.startswith("_")]
+        if key not in (known := [x for x in dir(base) if not x.startswith("_")]):
             raise InputError(f"declare: {base.__name__} has no attribute {key!r}{nearest(key, known)}")
-    fields = _fields(function, attributes.get("passed", base.passed))
+    fields = _fields(function, attributes.get("not_settings", base.not_settings))
     arguments = tuple(field[0] for field in fields)
     for argument in arguments:
         if argument in base.__struct_fields__:
             place = attributes.get("kind") or function.__name__
             raise InputError(f"{place}: there is a built-in setting {argument!r}; rename this argument")
-    rule = attributes.get("rule")
+    rule = attributes.get("check_settings")
     for argument, needed in _parameters(rule).items() if rule else ():
         if argument not in arguments and needed.default is needed.empty:
             raise InputError(f"declare: the check has an argument {argument!r}; it is not a setting")
@@ -181,7 +180,7 @@ def _parameters(function: Function) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
 
 
-def _fields(function: Function, passed: frozenset[str]) -> list[Any]:
+def _fields(function: Function, not_settings: frozenset[str]) -> list[Any]:
     """Return the keyword-only arguments of a function as fields of a msgspec struct."""
     try:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -192,7 +191,7 @@ def _fields(function: Function, passed: frozenset[str]) -> list[Any]:
         raise InputError(f"no function with readable arguments: {error}") from None
     fields: list[Any] = []
     for p in parameters:
-        if p.name in passed:
+        if p.name in not_settings:
             continue
         if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty:
             raise InputError(f"{function.__name__}: {p.name!r} is positional; put * before the settings")

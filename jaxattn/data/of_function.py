@@ -34,7 +34,7 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
     seed.
     """
 
-    passed: ClassVar[frozenset[str]] = frozenset({"task_key"})
+    not_settings: ClassVar[frozenset[str]] = frozenset({"task_key"})
 
     test_sequences: Count = 0
     validation_sequences: Count = 0
