@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         SharedData,
         Start,
     )
+    from jaxattn.base.functions import declare
     from jaxattn.core.errors import InputError
     from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Share, Spec, Static
     from jaxattn.data import Generator
@@ -57,6 +58,7 @@ __all__ = [
     "attention",
     "base",
     "data",
+    "declare",
     "dynamics",
     "explore",
     "load",
@@ -79,6 +81,7 @@ _NAMES = {
     "PhaseProbe": "jaxattn.base",
     "Probe": "jaxattn.base",
     "SharedData": "jaxattn.base",
+    "declare": "jaxattn.base.functions",
     "Start": "jaxattn.base",
     "Probes": "jaxattn.lab.probes",
     "InputError": "jaxattn.core.errors",

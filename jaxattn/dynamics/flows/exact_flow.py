@@ -107,7 +107,7 @@ class _LinearFlow(TheoryFlow, frozen=True, kw_only=True):
         linear_in: name of the trained parameter, in which the scores must be linear; defaults to p.
     """
 
-    passed: ClassVar[frozenset[str]] = frozenset({"gradient_rtol", "width"})
+    not_settings: ClassVar[frozenset[str]] = frozenset({"gradient_rtol", "width"})
 
     linear_in: str | None = None
 

@@ -162,7 +162,7 @@ class TheoryFlow(FlowPhase, frozen=True, kw_only=True):
 class OneLayerFlow(TheoryFlow, frozen=True, kw_only=True):
     """Flow of several parameters of the one-layer model."""
 
-    passed: ClassVar[frozenset[str]] = frozenset({"width"})
+    not_settings: ClassVar[frozenset[str]] = frozenset({"width"})
 
     def check(self, *context: Any) -> None:
         """Raise InputError unless the model and loss are those of the theory."""
