@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxattn.dynamics.flows.exact_path import Path
     from jaxattn.dynamics.flows.full_flow import FullFlow, FullPath, full_flow
     from jaxattn.dynamics.flows.joint_flow import JointFlow, JointPath, joint_flow
-    from jaxattn.dynamics.flows.paths import FlowPath, RecordedPath, Stop
+    from jaxattn.dynamics.flows.paths import RecordedPath, Stop
     from jaxattn.dynamics.kinds import PHASES
     from jaxattn.models.gradients import loss, loss_and_gradients
 
@@ -22,7 +22,6 @@ __all__ = [
     "Algorithm",
     "Descent",
     "ExactFlow",
-    "FlowPath",
     "FullFlow",
     "FullPath",
     "Info",
@@ -55,7 +54,6 @@ _NAMES = {
     "Algorithm": "jaxattn.dynamics.descents.descent",
     "Descent": "jaxattn.dynamics.descents.descent_phase",
     "ExactFlow": "jaxattn.dynamics.flows.exact_flow",
-    "FlowPath": "jaxattn.dynamics.flows.paths",
     "FullFlow": "jaxattn.dynamics.flows.full_flow",
     "FullPath": "jaxattn.dynamics.flows.full_flow",
     "Info": "jaxattn.dynamics.descents.descent",

@@ -6,6 +6,7 @@ A stage ends when forces cancel: the next one describes the flow with the tied t
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from jaxattn.attention.scores import Scores, require_values
 from jaxattn.core import backend
 from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.flows.arc_length import Ends, Integration, begin, first_step, integrate, restart
+from jaxattn.dynamics.flows.arc_length import Ends, Integration, Row, begin, first_step, integrate, restart
 from jaxattn.dynamics.flows.balance import find_ties, no_balance
 from jaxattn.dynamics.flows.conditions import cond_under_vmap
 from jaxattn.dynamics.flows.coordinates import Coordinates
@@ -31,16 +32,17 @@ _STAGES = 256
 
 
 class _LinearPath(FlowPath):
-    """Rows of a path of one parameter: the fields of `Path` that are known on the way."""
+    """Path of one parameter, complete or so far; its `rows` hold the quantities of the integration."""
 
+    rows: Any
     p: Leaf
     norm: Leaf
-    steps: Leaf
+    columns: Leaf
 
     @property
     def reached(self) -> Array:
         """The row at which the path ended, or up to which it was computed."""
-        return (self.steps < self.steps[-1]).sum()
+        return (self.rows.steps < self.rows.steps[-1]).sum()
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
         """Return the trained parameter, p or another one that the scores are linear in."""
@@ -48,8 +50,10 @@ class _LinearPath(FlowPath):
 
     def metrics_at(self, row: Array) -> dict[str, Array]:
         """Return ‖p‖, the arc length, log ‖∂L/∂p‖, log t, and the number of gradient evaluations so far."""
-        found = row_of(self, row, "arc_length", "log_gradient_norm", "log_time", "evaluations")
-        return {"p_norm": self.norm[row], **found}
+        found = row_of(self.rows, row, "arc_length", "log_gradient_norm", "log_time")
+        # Six evaluations per step, and those of one Jacobian.
+        evaluations = self.rows.steps[row] * (6 + self.columns)
+        return {"p_norm": self.norm[row], **found, "evaluations": evaluations}
 
 
 @struct.dataclass(repr=False)
@@ -66,11 +70,10 @@ class Path(_LinearPath):
         log_gradient_norm: (k,); log ‖∂L/∂p‖, -inf where the gradient is exactly zero.
         log_time: (k,); log t of the flow dp/dt = -∂L/∂p, -inf at the start.
         steps: (k,) int32; number of attempted steps so far.
-        evaluations: (k,) int; number of gradient evaluations so far: six per step, and the min(m, D) columns
-            of one Jacobian.
         status: () int32; the stopping condition, a `Stop`.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
+        columns: () int; columns of the Jacobian of a step, each of which costs one gradient evaluation.
         selection: the highest token of every sequence at the end of the path, and the tokens that tie with
             it in the limit: their scores differ by a bounded amount while ‖p‖ grows.
     """
@@ -81,11 +84,16 @@ class Path(_LinearPath):
     log_gradient_norm: Leaf
     log_time: Leaf
     steps: Leaf
-    evaluations: Leaf
     status: Leaf
     accepted: Leaf
     rejected: Leaf
+    columns: Leaf
     selection: Selection
+
+    @property
+    def rows(self) -> "Path":
+        """The path itself, which holds the quantities of the integration."""
+        return self
 
 
 def inputs_of(scores: Scores, p: Array | np.ndarray) -> Inputs:
@@ -111,7 +119,7 @@ class PathSoFar(_LinearPath):
         tied: True if there are any, () bool.
         left: number of stages that may follow, () int32; 0 once the path has ended.
         accepted_before: number of accepted steps before that stage, () int32.
-        columns: number of columns of the Jacobian of a step, () int.
+        columns: columns of the Jacobian of a step, () int.
     """
 
     p: Leaf
@@ -125,34 +133,14 @@ class PathSoFar(_LinearPath):
     columns: Leaf
 
     @property
+    def rows(self) -> Row:
+        """The recorded quantities."""
+        return self.integration.rows
+
+    @property
     def status(self) -> Array:
         """The stopping condition, a `Stop`, () int32."""
         return self.integration.status
-
-    @property
-    def arc_length(self) -> Array:
-        """(k,); s, length of the path so far."""
-        return self.integration.rows.arc_length
-
-    @property
-    def log_gradient_norm(self) -> Array:
-        """(k,); log ‖∂L/∂p‖."""
-        return self.integration.rows.log_gradient_norm
-
-    @property
-    def log_time(self) -> Array:
-        """(k,); log t."""
-        return self.integration.rows.log_time
-
-    @property
-    def steps(self) -> Array:
-        """(k,) int32; number of attempted steps so far."""
-        return self.integration.rows.steps
-
-    @property
-    def evaluations(self) -> Array:
-        """(k,) int; number of gradient evaluations so far."""
-        return self.steps * (6 + self.columns)
 
 
 def begin_path(scores: Scores, p: Array, ends: Ends, points: int) -> PathSoFar:
@@ -205,17 +193,18 @@ def follow_path(
     """Compute the path of one seed in float64, for `over_seeds`."""
     initial = _begin(E, p, values, corpus, ends, points)
     path = _continue(E, values, corpus, initial, ends, max_steps, points)
+    rows = path.rows
     return Path(
         p=path.p,
-        arc_length=path.arc_length,
+        arc_length=rows.arc_length,
         norm=path.norm,
-        log_gradient_norm=path.log_gradient_norm,
-        log_time=path.log_time,
-        steps=path.steps,
-        evaluations=path.evaluations,
+        log_gradient_norm=rows.log_gradient_norm,
+        log_time=rows.log_time,
+        steps=rows.steps,
         status=path.status,
         accepted=path.integration.accepted,
         rejected=path.integration.rejected,
+        columns=path.columns,
         selection=Selection(selected(E, path.start, corpus, path.ties.leader)),
     )
 

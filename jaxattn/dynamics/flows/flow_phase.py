@@ -109,28 +109,20 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return {**path.metrics_at(state.step), "came_to_end": 1.0 * came}
 
     def _checked(self, path: Any, params: Params) -> FlowPath:
-        """Return the path of a custom function; raise InputError unless its rows are those of `params`."""
+        """Return the path of a custom function; raise InputError unless it has a row for each of points."""
         if not isinstance(path, FlowPath):
             raise InputError(f"it returns {shown(path)}; return a ja.dynamics.RecordedPath")
         if not isinstance(path, RecordedPath):
             return path
-        wanted = {f"params[{name!r}]": np.shape(get(params, name)) for name in self.train}
-        found = {f"params[{name!r}]": x for name, x in path.params.items()}
-        if found.keys() != wanted.keys():
+        if path.params.keys() != set(self.train):
             names = ", ".join(path.params) or "no parameters"
             raise InputError(f"it returns a path of {names}; train has {', '.join(self.train)}")
-        wanted |= {f"metrics[{name!r}]": () for name in path.metrics}
-        found |= {f"metrics[{name!r}]": x for name, x in path.metrics.items()}
-        for name, shape in wanted.items():
-            if np.shape(found[name]) != (rows := (self.points, *shape)):
-                got = np.shape(found[name])
+        wanted = [(name, path.params[name], np.shape(get(params, name))) for name in self.train]
+        for name, x, shape in [*wanted, *((name, x, ()) for name, x in path.metrics.items())]:
+            if np.shape(x) != (rows := (self.points, *shape)):
                 raise InputError(
-                    f"{name} of the path has shape {got}; return {rows}, a row for each of points"
+                    f"{name} of the path has shape {np.shape(x)}; return {rows}, a row per point"
                 )
-        ends = {"status": path.status, "last": 0 if path.last is None else path.last}
-        for name, x in ends.items():
-            if np.shape(x) != () or not jnp.issubdtype(jnp.result_type(x), jnp.integer):
-                raise InputError(f"{name} of the path is {shown(x)}; return one integer")
         made: FlowPath = path.replace(status=jnp.asarray(path.status, jnp.int32))  # type: ignore[attr-defined]
         return made
 

@@ -62,7 +62,6 @@ class JointPath(FlowPath):
         norm: (k,); ‖p‖.
         log_v_norm: (k,); log ‖v‖.
         steps: (k,) int32; number of attempted steps so far.
-        evaluations: (k,) int; number of gradient evaluations so far, of p and of v, as in `Path`.
         status: () int32; the stopping condition, a `Stop`.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
@@ -71,6 +70,7 @@ class JointPath(FlowPath):
         mismatch: (); error of dp/dt with v slaved: the sine of the angle between the two dp/dt at the
             transition, or the largest relative error of a weight after it, whichever is larger. NaN before
             the transition.
+        columns: () int; columns of the Jacobian of a step, as in `Path`.
     """
 
     p: Leaf
@@ -78,12 +78,12 @@ class JointPath(FlowPath):
     norm: Leaf
     log_v_norm: Leaf
     steps: Leaf
-    evaluations: Leaf
     status: Leaf
     accepted: Leaf
     rejected: Leaf
     selection: Selection
     mismatch: Leaf
+    columns: Leaf
 
     @property
     def reached(self) -> Array:
@@ -97,8 +97,9 @@ class JointPath(FlowPath):
 
     def metrics_at(self, row: Array) -> dict[str, Array]:
         """Return ‖p‖, log ‖v‖, the mismatch, and the number of gradient evaluations so far."""
-        found = row_of(self, row, "log_v_norm", "evaluations")
-        return {"p_norm": self.norm[row], "mismatch": self.mismatch, **found}
+        evaluations = 2 * self.steps[row] * (6 + self.columns)
+        found = {"p_norm": self.norm[row], **row_of(self, row, "log_v_norm")}
+        return {**found, "mismatch": self.mismatch, "evaluations": evaluations}
 
 
 def joint_flow(
@@ -154,17 +155,6 @@ def joint_flow(
 JointFlow = settings_class(joint_flow, OneLayerFlow, "JointFlow", train=("p", "v"))
 
 
-@struct.dataclass
-class _Rows:
-    """Recorded quantities of points, as in `JointPath`."""
-
-    p: Array
-    v: Array
-    norm: Array
-    log_v_norm: Array
-    steps: Array
-
-
 def _follow(
     E: Array, p: Array, v: Array, corpus: Corpus, settings: Sequence[Array], max_steps: Array, points: int
 ) -> JointPath:
@@ -183,7 +173,7 @@ def _follow(
     initial = begin(handover.flow, ends, until_norm, points - half + 1)
     far = integrate(handover.flow, ends, until_norm, max_steps, initial, clock=_CLOCK)
     first, second = _directly(flow, near.rows), _slaved(handover, far.rows, near.here.steps)
-    errors = jax.vmap(partial(neglected, handover))(far.rows.z, second.log_v_norm - handover.head.log_norm)
+    errors = jax.vmap(partial(neglected, handover))(far.rows.z, second["log_v_norm"] - handover.head.log_norm)
     good = jnp.cumprod(errors <= _MISMATCH)
     last = jnp.maximum(good.sum() - 1, 0)
     kept = jax.tree.map(lambda x: x[jnp.minimum(jnp.arange(len(good)), last)], second)
@@ -192,8 +182,8 @@ def _follow(
     # Rows after the first rejected one carry no error of their own.
     errors = jnp.where(jnp.arange(len(good)) <= last + 1, errors, 0)
     return JointPath(
-        **vars(rows),
-        evaluations=2 * rows.steps * (6 + jacobian_columns(E)),
+        **rows,
+        columns=jacobian_columns(E),
         status=jnp.where(settled, far.status, jnp.where(arrived, Stop.UNSETTLED, near.status)),
         accepted=near.accepted + jnp.where(goes_on, far.accepted, 0),
         rejected=near.rejected + jnp.where(goes_on, far.rejected, 0),
@@ -202,24 +192,30 @@ def _follow(
     )
 
 
-def _directly(flow: JointCoordinates, rows: Row) -> _Rows:
+def _directly(flow: JointCoordinates, rows: Row) -> dict[str, Array]:
     z_p, z_v = jnp.split(rows.z, 2, axis=1)
     v, v_norm = flow.head.p(z_v), _norms(flow.head, z_v)
-    return _Rows(flow.query.p(z_p), v / v_norm[:, None], _norms(flow.query, z_p), jnp.log(v_norm), rows.steps)
+    return {
+        "p": flow.query.p(z_p),
+        "v": v / v_norm[:, None],
+        "norm": _norms(flow.query, z_p),
+        "log_v_norm": jnp.log(v_norm),
+        "steps": rows.steps,
+    }
 
 
-def _slaved(handover: Handover, rows: Row, before: Array) -> _Rows:
+def _slaved(handover: Handover, rows: Row, before: Array) -> dict[str, Array]:
     """Return the rows with v slaved, r² = r_0² + 2 τ; `before` is the number of earlier steps."""
     log_scale = jnp.logaddexp(2 * handover.log_scale, math.log(2) + rows.log_time) / 2
     head = handover.head
     v = head.coefficients @ handover.flow.embeddings / jnp.exp(head.log_norm)
-    return _Rows(
-        p=handover.flow.p(rows.z),
-        v=jnp.broadcast_to(v, (len(rows.z), len(v))),
-        norm=_norms(handover.flow, rows.z),
-        log_v_norm=head.log_norm + log_scale,
-        steps=before + rows.steps,
-    )
+    return {
+        "p": handover.flow.p(rows.z),
+        "v": jnp.broadcast_to(v, (len(rows.z), len(v))),
+        "norm": _norms(handover.flow, rows.z),
+        "log_v_norm": head.log_norm + log_scale,
+        "steps": before + rows.steps,
+    }
 
 
 def _norms(flow: Coordinates, z: Array) -> Array:

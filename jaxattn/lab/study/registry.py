@@ -371,7 +371,7 @@ PHASE = Concept[Phase](
     PHASES,
     {Phase: ("train", "steps")},
     flow_phase.of_function,
-    ("(params, task, *, points, settings) -> FlowPath",),
+    ("(params, task, *, points, settings) -> RecordedPath",),
     further={"Phase": ("train", "steps", "step(task, state)")},
 )
 PROBE = Concept[Measurement](
