@@ -41,13 +41,15 @@ def exact_flow(
     points: Annotated[int, msgspec.Meta(ge=3)] = 64,
     width: int | None = None,
 ) -> Path:
-    """Compute the exact path of gradient flow on p up to a stopping condition, with fixed keys and values.
+    """Compute the exact path of gradient flow on p up to a stopping condition.
 
-    The loss is logistic for two classes, and cross-entropy for K > 2:
+    Keys and values are fixed. The loss is logistic for two classes, and cross-entropy for K > 2:
 
         L = (1/n) Σ_X ℓ(f(X), y_X),   f(X) = Σ_s q_s γ_s,   q = softmax of a = Φ p over X.
 
-    Everything is computed in float64, whatever the precision of the inputs and of JAX.
+    Everything is computed in float64, whatever the precision of the inputs and of JAX. The sine of the angle
+    between p and dp/dt is the change of p/‖p‖ per e-fold of ‖p‖, and approximately the distance of p/‖p‖ to
+    its limit.
 
     Args:
         scores: keys (m, D), values (m,), or (m, K) for K > 2 classes, and bags of n sequences; any of them
@@ -55,13 +57,12 @@ def exact_flow(
         p: (D,), or (B, D); the start.
         until_norm: stop at this ‖p‖.
         until_arc_length: stop at this arc length; required if `until_norm` is infinite.
-        until_direction: stop when the sine of the angle between p and dp/dt is at most this. The sine is the
-            change of p/‖p‖ per e-fold of ‖p‖, and approximately the distance of p/‖p‖ to its limit.
+        until_direction: stop when the sine of the angle between p and dp/dt is at most this.
         max_steps: stop after this many steps, accepted or rejected.
         rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
         gradient_rtol: relative error of ‖∂L/∂p‖ that the error of a step may cause, which keeps `log_time`
             accurate. Pass infinity if only the path is needed; this saves steps on winding paths.
-        points: number of recorded points k ≥ 3, log-spaced from the start to the end.
+        points: number of recorded points k ≥ 3.
         width: number of seeds integrated at once with vmap; defaults to a value for the backend.
 
     Returns:

@@ -99,11 +99,12 @@ def full_flow(
     points: Annotated[int, msgspec.Meta(ge=3)] = 64,
     width: int | None = None,
 ) -> FullPath:
-    """Compute the path of gradient flow on E, p and v together, logistic loss, down to a given loss.
+    """Compute the path of gradient flow on E, p and v down to a given loss.
 
         dE/dt = -∂L/∂E,   dp/dt = -∂L/∂p,   dv/dt = -∂L/∂v.
 
-    Forces are computed in the log domain, so that losses as small as e^(-10,000) can be reached.
+    The loss is logistic. Forces are computed in the log domain, so that losses as small as e^(-10,000) can be
+    reached.
 
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
@@ -111,7 +112,7 @@ def full_flow(
         until_log_loss: stop at this value of log L.
         max_steps: stop after this many steps, accepted or rejected.
         rtol: error tolerance per step, relative to each number, or to 1/100 for smaller numbers.
-        points: number of recorded points k ≥ 3, including the start.
+        points: number of recorded points k ≥ 3.
         width: number of seeds integrated at once with vmap; defaults to a value for the backend.
 
     Returns:

@@ -112,14 +112,14 @@ def joint_flow(
     points: Annotated[int, msgspec.Meta(ge=5)] = 64,
     width: int | None = None,
 ) -> JointPath:
-    """Compute the path of gradient flow on p and v together, E fixed, logistic loss.
+    """Compute the path of gradient flow on p and v, with E fixed.
 
         dp/dt = -∂L/∂p,   dv/dt = -∂L/∂v.
 
-    The path is integrated by arc length until ‖v‖ max ‖E_s‖ = 1e8. Beyond, v is slaved: v/‖v‖ is the
-    max-margin head of the attended tokens, its multipliers are the weights of the sequences, and log ‖v‖ is
-    integrated separately. The path ends with status UNSETTLED at the transition if the two velocities of p
-    differ there, and after it at the last row where the multipliers equal the weights.
+    The loss is logistic. The path is integrated by arc length until ‖v‖ max ‖E_s‖ = 1e8. Beyond, v is slaved:
+    v/‖v‖ is the max-margin head of the attended tokens, its multipliers are the weights of the sequences, and
+    log ‖v‖ is integrated separately. The path ends with status UNSETTLED at the transition if the two
+    velocities of p differ there, and after it at the last row where the multipliers equal the weights.
 
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
@@ -127,7 +127,7 @@ def joint_flow(
         until_norm: stop at this ‖p‖, at most 1e4; beyond, scores have too few digits.
         max_steps: stop after this many steps, accepted or rejected, in either half.
         rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
-        points: number of recorded points k ≥ 5, including the start.
+        points: number of recorded points k ≥ 5.
         width: number of seeds integrated at once with vmap; defaults to a value for the backend.
 
     Returns:
