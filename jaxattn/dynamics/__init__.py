@@ -9,11 +9,12 @@ if TYPE_CHECKING:
     from jaxattn.dynamics.descents.descent import Algorithm, Info, descent, early_stop, one_step, run
     from jaxattn.dynamics.descents.descent_phase import Descent, OneStep, optimizer, schedule
     from jaxattn.dynamics.descents.log_descent import LogDescent, log_descent, log_excess_loss
-    from jaxattn.dynamics.flows.exact_flow import ExactFlow, exact_flow
-    from jaxattn.dynamics.flows.exact_path import Path
-    from jaxattn.dynamics.flows.full_flow import FullFlow, FullPath, full_flow
-    from jaxattn.dynamics.flows.joint_flow import JointFlow, JointPath, joint_flow
-    from jaxattn.dynamics.flows.paths import RecordedPath, Stop
+    from jaxattn.dynamics.flows.arc_length import Stop
+    from jaxattn.dynamics.flows.exact_flow import Path, exact_flow
+    from jaxattn.dynamics.flows.flow_phase import RecordedPath
+    from jaxattn.dynamics.flows.full_flow import FullPath, full_flow
+    from jaxattn.dynamics.flows.joint_flow import JointPath, joint_flow
+    from jaxattn.dynamics.flows.theory_flows import ExactFlow, FullFlow, JointFlow
     from jaxattn.dynamics.kinds import PHASES
     from jaxattn.models.gradients import loss, loss_and_gradients
 
@@ -53,20 +54,20 @@ __all__ = [
 _NAMES = {
     "Algorithm": "jaxattn.dynamics.descents.descent",
     "Descent": "jaxattn.dynamics.descents.descent_phase",
-    "ExactFlow": "jaxattn.dynamics.flows.exact_flow",
-    "FullFlow": "jaxattn.dynamics.flows.full_flow",
+    "ExactFlow": "jaxattn.dynamics.flows.theory_flows",
+    "FullFlow": "jaxattn.dynamics.flows.theory_flows",
     "FullPath": "jaxattn.dynamics.flows.full_flow",
     "Info": "jaxattn.dynamics.descents.descent",
-    "JointFlow": "jaxattn.dynamics.flows.joint_flow",
+    "JointFlow": "jaxattn.dynamics.flows.theory_flows",
     "JointPath": "jaxattn.dynamics.flows.joint_flow",
     "LogDescent": "jaxattn.dynamics.descents.log_descent",
     "OneStep": "jaxattn.dynamics.descents.descent_phase",
     "PHASES": "jaxattn.dynamics.kinds",
-    "Path": "jaxattn.dynamics.flows.exact_path",
+    "Path": "jaxattn.dynamics.flows.exact_flow",
     "Phase": "jaxattn.base",
-    "RecordedPath": "jaxattn.dynamics.flows.paths",
+    "RecordedPath": "jaxattn.dynamics.flows.flow_phase",
     "State": "jaxattn.base",
-    "Stop": "jaxattn.dynamics.flows.paths",
+    "Stop": "jaxattn.dynamics.flows.arc_length",
     "Task": "jaxattn.base",
     "descent": "jaxattn.dynamics.descents.descent",
     "early_stop": "jaxattn.dynamics.descents.descent",

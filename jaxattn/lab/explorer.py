@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError, writing
-from jaxattn.dynamics.flows.exact_path import Path as FlowPath
+from jaxattn.dynamics.flows.exact_flow import Path as FlowPath
 from jaxattn.lab.results import layout
 from jaxattn.lab.results.labels import format_number
 from jaxattn.lab.storage import files

@@ -1,5 +1,6 @@
 """Flows as phases: a flow computes a whole path, whose rows are the steps of its phase."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -11,8 +12,10 @@ from jaxattn.base import Goal, Params, Phase, Task
 from jaxattn.base.functions import Function, OfFunction, settings_class
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.pytrees import Brief, Leaf, get, replaced
-from jaxattn.dynamics.flows.paths import ASKED_FOR, FlowPath, RecordedPath, Stop
+from jaxattn.dynamics.flows.arc_length import FlowPath, Stop
 
+# Stopping conditions that the caller sets.
+_ASKED_FOR = (Stop.NORM, Stop.ARC_LENGTH, Stop.DIRECTION, Stop.LOSS, Stop.TIME)
 # Settings that end a path: the metric that approaches each, and its printed name.
 _GOALS = {
     "until_norm": ("p_norm", "‖p‖"),
@@ -37,6 +40,36 @@ class FlowState(Brief):
     path: Leaf
     step: Leaf
     failed_at: Leaf
+
+
+@struct.dataclass(repr=False)
+class RecordedPath(FlowPath):
+    """Path of a custom flow, with k rows.
+
+    Attributes:
+        params: trained parameters by name, (k, ...) each.
+        metrics: recorded numbers by name, (k,) each.
+        status: () int32; the stopping condition, a `ja.dynamics.Stop`.
+        last: () int32; the row at which the path ended, which later rows repeat; None for row k - 1.
+    """
+
+    params: dict[str, Leaf]
+    status: Leaf
+    metrics: dict[str, Leaf] = struct.field(default_factory=dict)
+    last: Leaf = None
+
+    @property
+    def reached(self) -> Array:
+        """The row at which the path ended, ()."""
+        return jnp.asarray(len(next(iter(self.params.values()))) - 1 if self.last is None else self.last)
+
+    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
+        """Return the trained parameters at a row."""
+        return {name: self.params[name][row] for name in train}
+
+    def metrics_at(self, row: Array) -> dict[str, Array]:
+        """Return the recorded numbers at a row."""
+        return {name: x[row] for name, x in self.metrics.items()}
 
 
 class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
@@ -104,7 +137,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
     def metrics(self, state: FlowState) -> dict[str, Array]:
         """Return the metrics of the path at the state's row, and whether a requested end was reached."""
         path = state.path
-        asked_for = jnp.isin(path.status, jnp.array(ASKED_FOR, path.status.dtype))
+        asked_for = jnp.isin(path.status, jnp.array(_ASKED_FOR, path.status.dtype))
         came = asked_for & (state.step >= path.reached)
         return {**path.metrics_at(state.step), "came_to_end": 1.0 * came}
 
@@ -142,54 +175,3 @@ def of_function(function: Function, kind: str) -> type[FlowPhase]:
     if "points" not in made.arguments:
         raise InputError(f"{kind}: it has no setting points, the number of rows; add points: int = 64")
     return made
-
-
-class TheoryFlow(FlowPhase, frozen=True, kw_only=True):
-    """Base class of the built-in flows."""
-
-    refines: ClassVar[tuple[str, ...]] = ("p_norm", "log_gradient_norm")
-    rotation_invariant: ClassVar[bool] = True
-
-
-class OneLayerFlow(TheoryFlow, frozen=True, kw_only=True):
-    """Flow of several parameters of the one-layer model."""
-
-    not_settings: ClassVar[frozenset[str]] = frozenset({"width"})
-
-    def check(self, *context: Any) -> None:
-        """Raise InputError unless the model and loss are those of the theory."""
-        require_one_layer(*context)
-
-    def follow(self, task: Task, params: Params) -> FlowPath:
-        """Compute the path."""
-        path: FlowPath = self._call(params, task.data.train)
-        return path
-
-
-def require_linear_scores(parameter: str, *context: Any) -> None:
-    """Raise InputError unless the model's scores are linear in the parameter and the loss is logistic."""
-    for setting in context:
-        if (found := setting.model.linear_in) != parameter:
-            actual = f"those of this model are linear in {found!r}" if found else "this model has none"
-            raise InputError(
-                f"this phase requires scores that are linear in {parameter!r} (linear_in), but {actual}; use "
-                "kind = 'descent'"
-            )
-        _require_logistic(setting)
-
-
-def require_one_layer(*context: Any) -> None:
-    """Raise InputError unless the model is one-layer, the loss logistic and classes are two."""
-    for setting in context:
-        if not setting.model.is_one_layer:
-            raise InputError("this phase requires model.kind = 'one_layer'; use kind = 'descent'")
-        _require_logistic(setting)
-        if (classes := setting.data.num_classes) != 2:
-            raise InputError(f"this phase requires two classes, got {classes}; use kind = 'descent'")
-
-
-def _require_logistic(setting: Any) -> None:
-    if not setting.loss.is_logistic:
-        raise InputError(
-            "this phase requires the logistic loss without label smoothing; use kind = 'descent'"
-        )

@@ -17,14 +17,12 @@ import msgspec
 from flax import struct
 from jax import Array
 
-from jaxattn.base.functions import settings_class
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Leaf
 from jaxattn.core.settings import PositiveInt, Static
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.flows.flow_phase import OneLayerFlow
+from jaxattn.dynamics.flows.arc_length import FlowPath, Stop, row_of
 from jaxattn.dynamics.flows.joint_coordinates import joint_force
-from jaxattn.dynamics.flows.paths import FlowPath, Stop, row_of
 from jaxattn.dynamics.flows.seeds import Tolerance, check_settings, of_params, of_seeds, over_seeds
 
 # ℓ - ℓ_0 of the first row after the start.
@@ -140,9 +138,6 @@ def full_flow(
         )
     inputs, settings = of_seeds(of_params(params, corpus), corpus), (until_log_loss, rtol)
     return over_seeds(_follower(max_steps), inputs, settings, max_steps, points=points, width=width)
-
-
-FullFlow = settings_class(full_flow, OneLayerFlow, "FullFlow", train=("E", "p", "v"))
 
 
 @functools.cache

@@ -15,17 +15,14 @@ import msgspec
 from flax import struct
 from jax import Array
 
-from jaxattn.base.functions import settings_class
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Leaf
 from jaxattn.core.settings import Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.flows.arc_length import Ends, Row, begin, integrate
+from jaxattn.dynamics.flows.arc_length import Ends, FlowPath, Row, Stop, begin, integrate, row_of
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.far_field import Handover, hand_over, neglected
-from jaxattn.dynamics.flows.flow_phase import OneLayerFlow
 from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_coordinates
-from jaxattn.dynamics.flows.paths import FlowPath, Stop, row_of
 from jaxattn.dynamics.flows.seeds import (
     Tolerance,
     check_ends,
@@ -150,9 +147,6 @@ def joint_flow(
     check_ends(until_norm=until_norm)
     inputs, settings = of_seeds(of_params(params, corpus), corpus), (until_norm, rtol)
     return over_seeds(_follow, inputs, settings, max_steps, points=points, width=width)
-
-
-JointFlow = settings_class(joint_flow, OneLayerFlow, "JointFlow", train=("p", "v"))
 
 
 def _follow(
