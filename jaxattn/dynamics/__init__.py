@@ -11,10 +11,9 @@ if TYPE_CHECKING:
     from jaxattn.dynamics.descents.log_descent import LogDescent, log_descent, log_excess_loss
     from jaxattn.dynamics.flows.arc_length import Stop
     from jaxattn.dynamics.flows.exact_flow import Path, exact_flow
-    from jaxattn.dynamics.flows.flow_phase import RecordedPath
+    from jaxattn.dynamics.flows.flow_phase import ExactFlow, FullFlow, JointFlow, RecordedPath
     from jaxattn.dynamics.flows.full_flow import FullPath, full_flow
     from jaxattn.dynamics.flows.joint_flow import JointPath, joint_flow
-    from jaxattn.dynamics.flows.theory_flows import ExactFlow, FullFlow, JointFlow
     from jaxattn.dynamics.kinds import PHASES
     from jaxattn.models.gradients import loss, loss_and_gradients
 
@@ -54,11 +53,11 @@ __all__ = [
 _NAMES = {
     "Algorithm": "jaxattn.dynamics.descents.descent",
     "Descent": "jaxattn.dynamics.descents.descent_phase",
-    "ExactFlow": "jaxattn.dynamics.flows.theory_flows",
-    "FullFlow": "jaxattn.dynamics.flows.theory_flows",
+    "ExactFlow": "jaxattn.dynamics.flows.flow_phase",
+    "FullFlow": "jaxattn.dynamics.flows.flow_phase",
     "FullPath": "jaxattn.dynamics.flows.full_flow",
     "Info": "jaxattn.dynamics.descents.descent",
-    "JointFlow": "jaxattn.dynamics.flows.theory_flows",
+    "JointFlow": "jaxattn.dynamics.flows.flow_phase",
     "JointPath": "jaxattn.dynamics.flows.joint_flow",
     "LogDescent": "jaxattn.dynamics.descents.log_descent",
     "OneStep": "jaxattn.dynamics.descents.descent_phase",

@@ -3,7 +3,7 @@
 from jaxattn.base import Phase
 from jaxattn.dynamics.descents.descent_phase import Descent, OneStep
 from jaxattn.dynamics.descents.log_descent import LogDescent
-from jaxattn.dynamics.flows.theory_flows import ExactFlow, FullFlow, JointFlow
+from jaxattn.dynamics.flows.flow_phase import ExactFlow, FullFlow, JointFlow
 
 PHASES: dict[str, type[Phase]] = {
     "one_step": OneStep,

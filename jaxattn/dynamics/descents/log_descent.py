@@ -25,8 +25,8 @@ from jaxattn.core.settings import Positive, PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.descents.descent import Algorithm, Info
+from jaxattn.dynamics.flows.flow_phase import require_one_layer
 from jaxattn.dynamics.flows.force import direction
-from jaxattn.dynamics.flows.theory_flows import require_one_layer
 
 Method = Literal["normalized", "polyak", "dual_acceleration", "log_time"]
 

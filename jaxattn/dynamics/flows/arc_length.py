@@ -70,15 +70,19 @@ class FlowPath(Brief):
 
     Attributes:
         status: () int32; the stopping condition, a `Stop`.
-        reached: () int32; the row at which the path ended. Later rows repeat it.
     """
 
     status: Any
 
     @property
+    def rows(self) -> Any:
+        """The object whose fields hold the rows."""
+        return self
+
+    @property
     def reached(self) -> Array:
-        """The row at which the path ended, or up to which it was computed, ()."""
-        raise NotImplementedError(f"{type(self).__name__}.reached")
+        """The row at which the path ended, or up to which it was computed, (). Later rows repeat it."""
+        return (self.rows.steps < self.rows.steps[-1]).sum()
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
         """Return the trained parameters at a row in full precision, by name."""
@@ -86,7 +90,11 @@ class FlowPath(Brief):
 
     def metrics_at(self, row: Array) -> dict[str, Array]:
         """Return the recorded metrics at a row: numbers () by name."""
-        return {}
+        raise NotImplementedError(f"{type(self).__name__}.metrics_at")
+
+    def at(self, row: Array, *names: str) -> dict[str, Array]:
+        """Return fields at a row."""
+        return {name: getattr(self.rows, name)[row] for name in names}
 
     @property
     def stop(self) -> Any:
@@ -100,11 +108,6 @@ class FlowPath(Brief):
         if np.ndim(self.status) == 0:
             return _REASONS[Stop(int(self.status))]
         return [_REASONS[Stop(int(one))] for one in np.asarray(self.status)]
-
-
-def row_of(path: Any, row: Array, *names: str) -> dict[str, Array]:
-    """Return some fields of a path at a row."""
-    return {name: getattr(path, name)[row] for name in names}
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ For large ‖p‖ the path is almost straight, so the steps grow like ‖p‖ an
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,6 @@ from jaxattn.dynamics.flows.arc_length import (
     first_step,
     integrate,
     restart,
-    row_of,
 )
 from jaxattn.dynamics.flows.balance import find_ties, no_balance
 from jaxattn.dynamics.flows.conditions import cond_under_vmap
@@ -60,17 +59,11 @@ _STAGES = 256
 
 
 class _LinearPath(FlowPath):
-    """Path of one parameter, complete or so far; its `rows` hold the quantities of the integration."""
+    """Path of one parameter, complete or so far."""
 
-    rows: Any
     p: Leaf
     norm: Leaf
     columns: Leaf
-
-    @property
-    def reached(self) -> Array:
-        """The row at which the path ended, or up to which it was computed."""
-        return (self.rows.steps < self.rows.steps[-1]).sum()
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
         """Return the trained parameter, p or another one that the scores are linear in."""
@@ -78,7 +71,7 @@ class _LinearPath(FlowPath):
 
     def metrics_at(self, row: Array) -> dict[str, Array]:
         """Return ‖p‖, the arc length, log ‖∂L/∂p‖, log t, and the number of gradient evaluations so far."""
-        found = row_of(self.rows, row, "arc_length", "log_gradient_norm", "log_time")
+        found = self.at(row, "arc_length", "log_gradient_norm", "log_time")
         # Six evaluations per step, and those of one Jacobian.
         evaluations = self.rows.steps[row] * (6 + self.columns)
         return {"p_norm": self.norm[row], **found, "evaluations": evaluations}
@@ -117,11 +110,6 @@ class Path(_LinearPath):
     rejected: Leaf
     columns: Leaf
     selection: Selection
-
-    @property
-    def rows(self) -> "Path":
-        """The path itself, which holds the quantities of the integration."""
-        return self
 
 
 def exact_flow(

@@ -21,7 +21,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Leaf
 from jaxattn.core.settings import PositiveInt, Static
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.flows.arc_length import FlowPath, Stop, row_of
+from jaxattn.dynamics.flows.arc_length import FlowPath, Stop
 from jaxattn.dynamics.flows.joint_coordinates import joint_force
 from jaxattn.dynamics.flows.seeds import Tolerance, check_settings, of_params, of_seeds, over_seeds
 
@@ -72,7 +72,7 @@ class FullPath(FlowPath):
 
     def metrics_at(self, row: Array) -> dict[str, Array]:
         """Return ‖p‖, log L, the arc length, log t and the drift of the conserved quantity."""
-        found = row_of(self, row, "log_loss", "arc_length", "log_time", "drift")
+        found = self.at(row, "log_loss", "arc_length", "log_time", "drift")
         return {"p_norm": jnp.linalg.norm(self.p[row]), **found}
 
 

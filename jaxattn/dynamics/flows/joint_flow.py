@@ -19,7 +19,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Leaf
 from jaxattn.core.settings import Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.flows.arc_length import Ends, FlowPath, Row, Stop, begin, integrate, row_of
+from jaxattn.dynamics.flows.arc_length import Ends, FlowPath, Row, Stop, begin, integrate
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.far_field import Handover, hand_over, neglected
 from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_coordinates
@@ -82,11 +82,6 @@ class JointPath(FlowPath):
     mismatch: Leaf
     columns: Leaf
 
-    @property
-    def reached(self) -> Array:
-        """The row at which the path ended."""
-        return (self.steps < self.steps[-1]).sum()
-
     def params_at(self, row: Array, train: Sequence[str] = ("p", "v")) -> dict[str, Array]:
         """Return p, and v with a length of at most 1e15."""
         length = jnp.exp(jnp.minimum(self.log_v_norm[row], math.log(_LONGEST)))
@@ -95,7 +90,7 @@ class JointPath(FlowPath):
     def metrics_at(self, row: Array) -> dict[str, Array]:
         """Return ‖p‖, log ‖v‖, the mismatch, and the number of gradient evaluations so far."""
         evaluations = 2 * self.steps[row] * (6 + self.columns)
-        found = {"p_norm": self.norm[row], **row_of(self, row, "log_v_norm")}
+        found = {"p_norm": self.norm[row], **self.at(row, "log_v_norm")}
         return {**found, "mismatch": self.mismatch, "evaluations": evaluations}
 
 
