@@ -66,11 +66,9 @@ class _LinearPath(FlowPath):
     columns: Leaf
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
-        """Return the trained parameter, p or another one that the scores are linear in."""
         return dict.fromkeys(train, self.p[row])
 
     def metrics_at(self, row: Array) -> dict[str, Array]:
-        """Return ‖p‖, the arc length, log ‖∂L/∂p‖, log t, and the number of gradient evaluations so far."""
         found = self.at(row, "arc_length", "log_gradient_norm", "log_time")
         # Six evaluations per step, and those of one Jacobian.
         evaluations = self.rows.steps[row] * (6 + self.columns)

@@ -103,10 +103,9 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
     @property
     def goal(self) -> Goal | None:
         """The stopping condition with the smallest value, for progress messages."""
-        ends = {name: x for name, x in self._settings().items() if name in _GOALS and x is not None}
-        return min(
-            (Goal(*_GOALS[name], x) for name, x in ends.items()), key=lambda goal: goal.value, default=None
-        )
+        given = {name: x for name, x in self._settings().items() if x is not None}
+        goals = [Goal(*_GOALS[name], x) for name, x in given.items() if name in _GOALS]
+        return min(goals, key=lambda goal: goal.value, default=None)
 
     def probe_steps(self, per_decade: int) -> list[int]:
         """Return all rows of the path."""
@@ -174,8 +173,7 @@ def of_function(function: Function, kind: str) -> type[FlowPhase]:
     made: type[FlowPhase] = settings_class(function, FlowPhase, kind=kind)
     if made.train is Phase.train:
         raise InputError(
-            f"{kind}: it declares no trained parameters; write @ja.declare(train=['p']) above it, with their "
-            "names"
+            f"{kind}: it declares no trained parameters; write @ja.declare(train=['p']) above it"
         )
     if "points" not in made.arguments:
         raise InputError(f"{kind}: it has no setting points, the number of rows; add points: int = 64")
@@ -202,22 +200,25 @@ class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
 
     @property
     def train(self) -> tuple[str]:
-        """The trained parameter."""
         return (self.linear_in or "p",)
 
     @property
     def ends(self) -> Ends:
-        """The stopping conditions and error tolerances."""
         settings = self._settings()
         return ends_of(**{name: x for name, x in settings.items() if name not in ("max_steps", "points")})
 
     def check(self, *context: Any) -> None:
-        """Raise InputError unless model and loss are those of the theory and a stopping point is finite."""
         _ = self.ends
-        require_linear_scores(self.train[0], *context)
+        for setting in context:
+            if (found := setting.model.linear_in) != self.train[0]:
+                actual = f"those of this model are linear in {found!r}" if found else "this model has none"
+                raise InputError(
+                    f"this phase requires scores that are linear in {self.train[0]!r} (linear_in), but "
+                    f"{actual}; use kind = 'descent'"
+                )
+            _require_logistic(setting)
 
     def follow(self, task: Task, params: Params) -> FlowPath:
-        """Compute the path, or only its start if steps are expensive."""
         scores = _scores(task, params)
         start = get(params, self.train[0]).reshape(-1)
         if min(scores.keys.shape) > stiff.LARGE:
@@ -226,7 +227,6 @@ class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
         return path
 
     def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
-        """Advance by a number of rows."""
         if isinstance(state.path, Path):
             return super().advance(task, state, steps)
         scores, row = _scores(task, state.params), state.step + steps
@@ -240,11 +240,9 @@ class _OneLayerFlow(_TheoryFlow, frozen=True, kw_only=True):
     not_settings: ClassVar[frozenset[str]] = frozenset({"width"})
 
     def check(self, *context: Any) -> None:
-        """Raise InputError unless the model and loss are those of the theory."""
         require_one_layer(*context)
 
     def follow(self, task: Task, params: Params) -> FlowPath:
-        """Compute the path."""
         path: FlowPath = self._call(params, task.data.train)
         return path
 
@@ -257,18 +255,6 @@ FullFlow = settings_class(full_flow, _OneLayerFlow, "FullFlow", train=("E", "p",
 def _scores(task: Task, params: Params) -> Scores:
     found = task.model.scores(params, task.data.train)
     return Scores(found.keys, found.corpus, found.values)
-
-
-def require_linear_scores(parameter: str, *context: Any) -> None:
-    """Raise InputError unless the model's scores are linear in the parameter and the loss is logistic."""
-    for setting in context:
-        if (found := setting.model.linear_in) != parameter:
-            actual = f"those of this model are linear in {found!r}" if found else "this model has none"
-            raise InputError(
-                f"this phase requires scores that are linear in {parameter!r} (linear_in), but {actual}; use "
-                "kind = 'descent'"
-            )
-        _require_logistic(setting)
 
 
 def require_one_layer(*context: Any) -> None:

@@ -66,7 +66,7 @@ class FullPath(FlowPath):
         """The row at which the path ended."""
         return (self.arc_length < self.arc_length[-1]).sum()
 
-    def params_at(self, row: Array, train: Sequence[str] = ("E", "p", "v")) -> dict[str, Array]:
+    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
         """Return E, p and v in R^d."""
         return {name: getattr(self, name)[row] @ self.basis.T for name in train}
 

@@ -82,7 +82,7 @@ class JointPath(FlowPath):
     mismatch: Leaf
     columns: Leaf
 
-    def params_at(self, row: Array, train: Sequence[str] = ("p", "v")) -> dict[str, Array]:
+    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
         """Return p, and v with a length of at most 1e15."""
         length = jnp.exp(jnp.minimum(self.log_v_norm[row], math.log(_LONGEST)))
         return {"p": self.p[row], "v": self.v[row] * length}
