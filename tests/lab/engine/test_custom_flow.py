@@ -153,7 +153,7 @@ def misspelt(params, task, *, points: int = 3):
     [
         (
             undeclared,
-            r"phases\[1\]: .*undeclared: it declares no trained parameters; write @ja.declare\(train=",
+            r"phases\[1\]: .*undeclared: it declares no trained parameters; add @ja.declare\(train=",
         ),
         (
             without_points,

@@ -121,6 +121,14 @@ def test_values_of_closures_and_defaults_belong_to_the_code():
     assert code_hash(made(2)) == code_hash(made(2)) != code_hash(made(2, 1.0))
 
 
+def test_what_a_function_declares_belongs_to_its_code():
+    def flow(trained):
+        declared = f"import jaxattn as ja\n@ja.declare(train=[{trained!r}])\n"
+        return code_hash(notebook(f"{declared}def flow(*, points: int = 3):\n    return points").flow)
+
+    assert flow("p") == flow("p") != flow("v")
+
+
 def test_wrapped_functions_are_hashed_by_what_they_wrap():
     def wrapped(wrap, text):
         return code_hash(wrap(notebook(f"def f(x):\n    return x {text} 2.0").f))

@@ -137,7 +137,7 @@ def test_defaults_are_written_down(names):
         (
             "phase",
             "mine.py:pairs",
-            "mine.py:pairs: it declares no trained parameters; write @ja.declare",
+            "mine.py:pairs: it declares no trained parameters; add @ja.declare",
         ),
         (
             "model",
