@@ -30,6 +30,7 @@ from jaxattn.base import (
 from jaxattn.base.functions import (
     FigureOfFunction,
     LossOfFunction,
+    OfFunction,
     ProbeOfFunction,
     StartOfFunction,
     as_default,
@@ -37,7 +38,8 @@ from jaxattn.base.functions import (
     without_arrays,
 )
 from jaxattn.core.errors import InputError, UserCodeError, at, explain, nearest
-from jaxattn.core.settings import Named, Spec, markdown_table
+from jaxattn.core.moved import ATTRIBUTES
+from jaxattn.core.settings import FILE, IMPORT_PATH, Named, Spec, has_mark, markdown_table
 from jaxattn.data import GENERATORS
 from jaxattn.data.of_function import data_class
 from jaxattn.dynamics import PHASES
@@ -46,7 +48,8 @@ from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.tree import check_values
 from jaxattn.lab.texts.readers import READERS
 from jaxattn.losses import LOSSES
-from jaxattn.models import MODELS, initial
+from jaxattn.models import MODELS
+from jaxattn.models.starts import STARTS, kind_of
 
 Table = dict[str, Any]
 C = TypeVar("C", bound=Spec)
@@ -134,9 +137,23 @@ def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tup
     target = _class(concept, kind, place, names)
     values = convert(target, rest, place)
     full = {"kind": kind, **plain(values, names)}
-    made = _instance(target, values, place)
     with at(place):
-        return made.located(names), full
+        located = {f.name: _located(f.type, values[f.name], names) for f in fields_of(target, place)}
+    return _instance(target, located, place), full
+
+
+def _located(annotation: Any, value: Any, names: ImportPaths) -> Any:
+    """Return the value of a setting with paths of files and import paths resolved."""
+    if isinstance(value, str) and has_mark(annotation, FILE):
+        file, colon, key = value.partition(":")
+        return f"{names.path(file)}{colon}{key}"
+    if isinstance(value, str) and ":" in value and has_mark(annotation, IMPORT_PATH):
+        return Named(value, names.load(value))
+    if isinstance(value, dict):
+        return {key: _located(annotation, x, names) for key, x in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_located(annotation, x, names) for x in value)
+    return value
 
 
 def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
@@ -208,13 +225,15 @@ def keys_of(concept: Concept[Any], kind: str, names: ImportPaths) -> set[str]:
 
 @functools.cache
 def _fields(target: type[Spec]) -> list[Field]:
+    # The settings of a function come before those of its base class.
+    first = target.arguments if issubclass(target, OfFunction) else ()
     return [
         Field(
             f.name,
             without_arrays(f.type),
             f.default if f.default_factory is msgspec.NODEFAULT else f.default_factory(),
         )
-        for f in msgspec.structs.fields(target)
+        for f in sorted(msgspec.structs.fields(target), key=lambda f: f.name not in first)
     ]
 
 
@@ -261,6 +280,9 @@ def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> ty
 
 def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
     """Raise InputError unless a class derives from a base of its concept and defines its attributes."""
+    for old, new in ATTRIBUTES.items():
+        if old in dir(target):
+            raise InputError(f"{kind}: version 0.3 renamed {old!r} to {new!r}; rename it")
     base = next((base for base in concept.bases if issubclass(target, base)), None)
     if base is None:
         raise InputError(
@@ -343,7 +365,6 @@ DATA = Concept[Data](
     {DrawnData: ("draw",), SharedData: ("load",)},
     data_class,
     ("(key, *, settings) -> Dataset", "(*, settings) -> Dataset"),
-    {"Generator": ("generate(key, sequences)",)},
 )
 MODEL = Concept[Model[Any]]("a model", "`[model]`", MODELS, {Model: ("init", "outputs")})
 LOSS = Concept[Loss](
@@ -358,11 +379,11 @@ LOSS = Concept[Loss](
 START = Concept[Start](
     "a start",
     "`model.init.NAME`",
-    initial.STARTS,
+    STARTS,
     {Start: ("__call__",)},
     functools.partial(settings_class, base=StartOfFunction),
     ("(key, drawn, *, settings) -> array",),
-    default=initial.kind_of,
+    default=kind_of,
 )
 PHASE = Concept[Phase](
     "a phase",
