@@ -122,7 +122,8 @@ def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F]
 
     def decorate(function: F) -> F:
         rule = {} if check is None else {"check_settings": staticmethod(check)}
-        function.declared = rule | attributes  # type: ignore[attr-defined]
+        declared = vars(function).get("declared", {}) | rule | attributes
+        function.declared = declared  # type: ignore[attr-defined]
         return function
 
     return decorate
@@ -164,10 +165,10 @@ def settings_class(function: Function, base: type[Any], name: str = "", **attrib
         fields,
         bases=(base,),
         namespace={
+            **attributes,
             "__doc__": function.__doc__,
             "function": staticmethod(function),
             "arguments": arguments,
-            **attributes,
         },
         module=function.__module__,
         frozen=True,

@@ -138,22 +138,28 @@ def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tup
     values = convert(target, rest, place)
     full = {"kind": kind, **plain(values, names)}
     with at(place):
-        located = {f.name: _located(f.type, values[f.name], names) for f in fields_of(target, place)}
-    return _instance(target, located, place), full
+        located = {name: _located(mark, values[name], names) for name, mark in _marked(target).items()}
+    return _instance(target, values | located, place), full
 
 
-def _located(annotation: Any, value: Any, names: ImportPaths) -> Any:
-    """Return the value of a setting with paths of files and import paths resolved."""
-    if isinstance(value, str) and has_mark(annotation, FILE):
-        file, colon, key = value.partition(":")
-        return f"{names.path(file)}{colon}{key}"
-    if isinstance(value, str) and ":" in value and has_mark(annotation, IMPORT_PATH):
-        return Named(value, names.load(value))
+@functools.cache
+def _marked(target: type[Spec]) -> dict[str, str]:
+    """Return the settings that are paths of files or import paths, with the marks of their annotations."""
+    return {f.name: mark for f in _fields(target) for mark in (FILE, IMPORT_PATH) if has_mark(f.type, mark)}
+
+
+def _located(mark: str, value: Any, names: ImportPaths) -> Any:
+    """Return the value of such a setting with its paths resolved."""
     if isinstance(value, dict):
-        return {key: _located(annotation, x, names) for key, x in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_located(annotation, x, names) for x in value)
-    return value
+        return {key: _located(mark, x, names) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_located(mark, x, names) for x in value)
+    if not isinstance(value, str):
+        return value
+    place, colon, key = value.partition(":")
+    if mark == FILE:
+        return f"{names.path(place)}{colon}{key}"
+    return Named(value, names.load(value)) if colon else value
 
 
 def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:

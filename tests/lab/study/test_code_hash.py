@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import jaxattn as ja
 from jaxattn.lab.study.code_hash import Unhashable, code_hash
 from jaxattn.lab.study.import_paths import ImportPaths
 
@@ -119,6 +120,16 @@ def test_values_of_closures_and_defaults_belong_to_the_code():
     kinds = [notebook("def make(p):\n    return lambda x: x**p").make(p) for p in (2, 2, 3)]
     assert code_hash(kinds[0]) == code_hash(kinds[1]) != code_hash(kinds[2])
     assert code_hash(made(2)) == code_hash(made(2)) != code_hash(made(2, 1.0))
+
+
+@pytest.mark.parametrize("wrap", ["", "@jax.jit\n"])
+def test_declared_attributes_of_a_function_belong_to_its_code(wrap):
+    def declared(attributes):
+        text = f"@declare({attributes})\n{wrap}def start(key, drawn):\n    return drawn"
+        return code_hash(notebook(text, declare=ja.declare, jax=jax).start)
+
+    assert declared("") != declared("rotation_invariant=True")
+    assert declared("check=lambda: 1") != declared("check=lambda: 2")
 
 
 def test_wrapped_functions_are_hashed_by_what_they_wrap():

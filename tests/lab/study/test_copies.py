@@ -105,6 +105,20 @@ def test_a_padded_vocabulary_needs_the_setting(study, tmp_path):
         study(False, data={"kind": "sizeless.py:sizeless", "sequences": 8}, axes={"loss.smoothing": [0.1]})
 
 
+def test_paths_of_files_are_relative_to_the_sweep_file(study, tmp_path):
+    (tmp_path / "reads.py").write_text(
+        "import jaxattn as ja\n"
+        "def reads(key, drawn, *, file: ja.FilePath, more: tuple[ja.FilePath, ...] = (), plain: str = ''):\n"
+        "    return drawn\n"
+    )
+    start = {"kind": "reads.py:reads", "file": "a.npz:E", "more": ["b", "/c"], "plain": "d"}
+    made = study(False, model={"kind": "one_layer", "dim": 4, "init": {"p": start}}, axes={})
+    found = made.base.starts["p"]
+    assert (found.file, found.more) == (f"{tmp_path}/a.npz:E", (f"{tmp_path}/b", "/c"))
+    assert found.plain == "d"
+    assert made.config["model"]["init"]["p"]["file"] == "a.npz:E"
+
+
 def test_a_class_with_an_old_attribute_is_refused(study, tmp_path):
     (tmp_path / "old.py").write_text(
         "import jaxattn as ja\n"
