@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import pytest
 
-import jaxattn as ja
 from jaxattn.lab.study.code_hash import Unhashable, code_hash
 from jaxattn.lab.study.import_paths import ImportPaths
 
@@ -125,8 +124,8 @@ def test_values_of_closures_and_defaults_belong_to_the_code():
 @pytest.mark.parametrize("wrap", ["", "@jax.jit\n"])
 def test_declared_attributes_of_a_function_belong_to_its_code(wrap):
     def declared(attributes):
-        text = f"@declare({attributes})\n{wrap}def start(key, drawn):\n    return drawn"
-        return code_hash(notebook(text, declare=ja.declare, jax=jax).start)
+        text = f"import jax, jaxattn as ja\n\n@ja.declare({attributes})\n{wrap}def start(key, drawn):\n"
+        return code_hash(notebook(text + "    return drawn").start)
 
     assert declared("") != declared("rotation_invariant=True")
     assert declared("check=lambda: 1") != declared("check=lambda: 2")
