@@ -54,10 +54,7 @@ NAMES = {
     }
 }
 # Public names that version 0.3 removed, with a remedy.
-REMOVED = {
-    ("jaxattn", "Generator"): "write a function (key, *, settings) -> Corpus",
-    ("jaxattn.data", "Generator"): "write a function (key, *, settings) -> Corpus",
-}
+REMOVED = {"Generator": "write a function (key, *, settings) -> Corpus"}
 # Attributes of base classes, with their new names.
 ATTRIBUTES = {"may_be_settings": "overridable", "why_not": "skip_reason"}
 
@@ -72,7 +69,7 @@ def place_of(module: str) -> str:
 
 def hint(package: str, name: str) -> str:
     """Return the end of an error message about a missing name, or "" if the name did not move."""
-    if remedy := REMOVED.get((package, name)):
+    if remedy := REMOVED.get(name):
         return f"; version 0.3 removed it: {remedy}"
     old = NAMES.get(package, {}).get(name) or f"{package}.{name}"
     new = place_of(old)

@@ -69,11 +69,6 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
         task_key = key if self.has_task_key else None
         return _numbered(jax.eval_shape(lambda key: self._sample(None, task_key, key, self._sequences), key))
 
-    @property
-    def draws_batches(self) -> bool:
-        """True if new batches of any size can be sampled."""
-        return "sequences" in self.arguments
-
     def check(self, *context: Any) -> None:
         """Raise InputError if the declared check rejects the settings, with the size of some split."""
         sizes = {self._sequences, self.test_sequences, self.validation_sequences} - {0}
@@ -158,7 +153,11 @@ def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
     if "used" in parameters and "vocab_size" not in parameters:
         raise InputError(f"{place}: it has an argument used and no setting vocab_size; add vocab_size")
     if any(p.kind is not p.KEYWORD_ONLY for p in parameters.values()):
-        attributes |= {"pads_vocabulary": "used" in parameters, "has_task_key": "task_key" in parameters}
+        attributes |= {
+            "pads_vocabulary": "used" in parameters,
+            "has_task_key": "task_key" in parameters,
+            "draws_batches": "sequences" in parameters,
+        }
         return settings_class(function, DrawnOfFunction, **attributes)
     if "task_key" in parameters:
         raise InputError(f"{place}: it has a task_key and no key; write key as its first argument")

@@ -185,7 +185,7 @@ class _Code:
             self.module(_module_of(function))
         if loose or local:
             self.visit([function.__defaults__, function.__kwdefaults__], place)
-        if declared := loose and vars(function).get("declared"):
+        if declared := vars(function).get("declared"):
             self.visit(declared, place)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with suppress(ValueError):  # a cell that is still empty

@@ -67,7 +67,7 @@ class Concept(Generic[C]):
         of_function: function that makes a class from a function and its `kind`; None if the concept requires
             a class.
         functions: signatures of such functions.
-        further: calls to show for a base class instead of the required attributes, or for further classes.
+        further: calls to show for a base class instead of the required attributes.
         default: function from the keys of a table without a kind to its kind.
     """
 
@@ -84,9 +84,7 @@ class Concept(Generic[C]):
     def classes(self) -> dict[str, list[str]]:
         """Calls that a derived class defines, by the name of its base class."""
         own = {base.__name__: [_call(base, name) for name in names] for base, names in self.bases.items()}
-        return {name: list(calls) for name, calls in self.further.items()} | {
-            name: calls for name, calls in own.items() if name not in self.further
-        }
+        return own | {name: list(calls) for name, calls in self.further.items()}
 
     @property
     def wants(self) -> str:
