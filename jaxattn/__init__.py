@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     )
     from jaxattn.base.functions import declare
     from jaxattn.core.errors import InputError
-    from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Share, Spec, Static
-    from jaxattn.data import Generator
+    from jaxattn.core.settings import FilePath, NotNegative, Positive, PositiveInt, Share, Spec, Static
     from jaxattn.lab import probes
     from jaxattn.lab.api import Results, Study, load
     from jaxattn.lab.bisection import phase_diagram
@@ -37,7 +36,7 @@ __all__ = [
     "DrawnData",
     "Explorer",
     "Figure",
-    "Generator",
+    "FilePath",
     "InputError",
     "Loss",
     "Model",
@@ -72,7 +71,6 @@ __all__ = [
 # Submodules are imported on first use, because JAX alone takes most of a second to import.
 _NAMES = {
     "Dataset": "jaxattn.base",
-    "Generator": "jaxattn.data",
     "DrawnData": "jaxattn.base",
     "Figure": "jaxattn.base",
     "Loss": "jaxattn.base",
@@ -81,10 +79,11 @@ _NAMES = {
     "PhaseProbe": "jaxattn.base",
     "Probe": "jaxattn.base",
     "SharedData": "jaxattn.base",
-    "declare": "jaxattn.base.functions",
     "Start": "jaxattn.base",
     "Probes": "jaxattn.lab.probes",
+    "declare": "jaxattn.base.functions",
     "InputError": "jaxattn.core.errors",
+    "FilePath": "jaxattn.core.settings",
     "NotNegative": "jaxattn.core.settings",
     "Positive": "jaxattn.core.settings",
     "PositiveInt": "jaxattn.core.settings",

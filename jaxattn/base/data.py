@@ -234,7 +234,7 @@ class CommonData(Spec, frozen=True, kw_only=True):
 
 
 class DrawnData(CommonData, frozen=True, kw_only=True):
-    """Data that are sampled for every seed. For bags of tokens, derive from `jaxattn.Generator`."""
+    """Data that are sampled for every seed. A function `(key, *, settings) -> Dataset` is shorter."""
 
     shared: ClassVar[bool] = False
 

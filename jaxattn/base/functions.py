@@ -122,7 +122,8 @@ def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F]
 
     def decorate(function: F) -> F:
         rule = {} if check is None else {"check_settings": staticmethod(check)}
-        function.declared = rule | attributes  # type: ignore[attr-defined]
+        declared = vars(function).get("declared", {}) | rule | attributes
+        function.declared = declared  # type: ignore[attr-defined]
         return function
 
     return decorate
@@ -164,10 +165,10 @@ def settings_class(function: Function, base: type[Any], name: str = "", **attrib
         fields,
         bases=(base,),
         namespace={
+            **attributes,
             "__doc__": function.__doc__,
             "function": staticmethod(function),
             "arguments": arguments,
-            **attributes,
         },
         module=function.__module__,
         frozen=True,
@@ -182,15 +183,9 @@ def _parameters(function: Function) -> Mapping[str, inspect.Parameter]:
 
 def _fields(function: Function, not_settings: frozenset[str]) -> list[Any]:
     """Return the keyword-only arguments of a function as fields of a msgspec struct."""
-    try:
-        hints = typing.get_type_hints(function, include_extras=True)
-        parameters = inspect.signature(function).parameters.values()
-    except NameError as error:
-        raise InputError(f"an annotation of {function.__name__} cannot be read: {error}") from None
-    except TypeError as error:
-        raise InputError(f"no function with readable arguments: {error}") from None
+    hints = hints_of(function)
     fields: list[Any] = []
-    for p in parameters:
+    for p in _parameters(function).values():
         if p.name in not_settings:
             continue
         if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty:
@@ -199,6 +194,17 @@ def _fields(function: Function, not_settings: frozenset[str]) -> list[Any]:
             default = () if p.default is p.empty else (as_default(p.default),)
             fields.append((p.name, without_arrays(hints.get(p.name, Any)), *default))
     return fields
+
+
+def hints_of(function: Function) -> dict[str, Any]:
+    """Return the annotations of a function; raises InputError if they or the arguments cannot be read."""
+    try:
+        _parameters(function)
+        return typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise InputError(f"an annotation of {function.__name__} cannot be read: {error}") from None
+    except TypeError as error:
+        raise InputError(f"no function with readable arguments: {error}") from None
 
 
 def without_arrays(annotation: Any) -> Any:

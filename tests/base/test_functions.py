@@ -59,6 +59,17 @@ def test_a_declaration_sets_attributes_of_the_class_and_its_check():
         made(scale=0.0).check()
 
 
+def test_declarations_add_up():
+    @declare(coupled=True)
+    @declare(is_logistic=True)
+    def mine(outputs, targets):
+        raise NotImplementedError
+
+    made = settings_class(mine, LossOfFunction)
+    assert made.coupled
+    assert made.is_logistic
+
+
 def test_a_declared_function_is_a_method_with_the_settings():
     @declare(skip_reason=lambda settings, outputs, data: f"power {settings.power}", coupled=True)
     def powered(outputs, targets, *, power: int = 2):

@@ -7,7 +7,7 @@ import pytest
 from jaxattn import base
 from jaxattn.base import DrawnData
 from jaxattn.core.errors import InputError
-from jaxattn.data import Generator, Vectors, from_draws
+from jaxattn.data import Vectors
 from jaxattn.data.of_function import data_class
 from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.lab.study import seed as of_seed
@@ -49,17 +49,6 @@ class Planted(DrawnData):
         return planted(key, task_key, sequences=examples)
 
 
-class Word(Generator):
-    """Bags whose label is that of one planted token."""
-
-    def generate(self, key, sequences, task_key):
-        tokens = jax.random.randint(key, (sequences, self.length), 0, self.vocab_size)
-        word = jax.random.randint(task_key, (), 0, self.vocab_size)
-        return from_draws(
-            tokens, 2 * (tokens == word).any(axis=1) - 1, vocab_size=self.vocab_size, num_classes=2
-        )
-
-
 def teacher(data):
     """Recover the teacher from targets that are linear in it."""
     return np.linalg.lstsq(np.asarray(data.X[:, 0]), np.asarray(data.targets), rcond=None)[0]
@@ -81,14 +70,6 @@ def test_all_draws_of_a_seed_share_what_the_task_key_draws(made, study):
         assert not np.allclose(every[-1].X, every[-2].X)
         teachers[number] = found[0]
     assert np.abs(teachers[0] - teachers[1]).max() > 0.1
-
-
-def test_a_generator_may_ask_for_a_task_key_too():
-    made = Word(vocab_size=5, length=3, sequences=200, test_sequences=200)
-    held = made.draw(jax.random.key(1))
-    batch = made.batch(jax.random.key(2), 200, task_key=jax.random.wrap_key_data(held.task_key))
-    every = [token_statistics(each).posterior_difference[:, 0] for each in (held.train, held.test, batch)]
-    assert len({int(np.argmax(each)) for each in every}) == 1
 
 
 def test_a_task_key_is_no_setting_and_comes_with_a_key():

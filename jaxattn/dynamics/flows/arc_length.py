@@ -76,7 +76,7 @@ class FlowPath(Brief):
 
     @property
     def rows(self) -> Any:
-        """The object whose fields hold the rows."""
+        """The object whose arrays have a row for each recorded point."""
         return self
 
     @property

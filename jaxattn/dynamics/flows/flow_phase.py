@@ -172,9 +172,7 @@ def of_function(function: Function, kind: str) -> type[FlowPhase]:
     """
     made: type[FlowPhase] = settings_class(function, FlowPhase, kind=kind)
     if made.train is Phase.train:
-        raise InputError(
-            f"{kind}: it declares no trained parameters; write @ja.declare(train=['p']) above it"
-        )
+        raise InputError(f"{kind}: it declares no trained parameters; add @ja.declare(train=['p']) above it")
     if "points" not in made.arguments:
         raise InputError(f"{kind}: it has no setting points, the number of rows; add points: int = 64")
     return made

@@ -226,7 +226,10 @@ def _parts(x: Any) -> list[Any] | None:
         return [x.func]
     if hasattr(x, "__wrapped__"):  # result of jax.jit, functools.cache or staticmethod
         own = sorted(vars(x).items()) if hasattr(x, "__dict__") else ()
-        return [x.__wrapped__, *(each for _, each in own if isinstance(each, types.FunctionType))]
+        return [
+            x.__wrapped__,
+            *(each for name, each in own if isinstance(each, types.FunctionType) or name == "declared"),
+        ]
     return None
 
 

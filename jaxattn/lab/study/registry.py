@@ -30,6 +30,7 @@ from jaxattn.base import (
 from jaxattn.base.functions import (
     FigureOfFunction,
     LossOfFunction,
+    OfFunction,
     ProbeOfFunction,
     StartOfFunction,
     as_default,
@@ -37,7 +38,8 @@ from jaxattn.base.functions import (
     without_arrays,
 )
 from jaxattn.core.errors import InputError, UserCodeError, at, explain, nearest
-from jaxattn.core.settings import Named, Spec, markdown_table
+from jaxattn.core.moved import ATTRIBUTES
+from jaxattn.core.settings import FILE, IMPORT_PATH, Named, Spec, has_mark, markdown_table
 from jaxattn.data import GENERATORS
 from jaxattn.data.of_function import data_class
 from jaxattn.dynamics import PHASES
@@ -47,7 +49,8 @@ from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.tree import check_values
 from jaxattn.lab.texts.readers import READERS
 from jaxattn.losses import LOSSES
-from jaxattn.models import MODELS, initial
+from jaxattn.models import MODELS
+from jaxattn.models.starts import STARTS, kind_of
 
 Table = dict[str, Any]
 C = TypeVar("C", bound=Spec)
@@ -65,7 +68,7 @@ class Concept(Generic[C]):
         of_function: function that makes a class from a function and its `kind`; None if the concept requires
             a class.
         functions: signatures of such functions.
-        further: calls to show for a base class instead of the required attributes, or for further classes.
+        further: calls to show for a base class instead of the required attributes.
         default: function from the keys of a table without a kind to its kind.
     """
 
@@ -82,9 +85,7 @@ class Concept(Generic[C]):
     def classes(self) -> dict[str, list[str]]:
         """Calls that a derived class defines, by the name of its base class."""
         own = {base.__name__: [_call(base, name) for name in names] for base, names in self.bases.items()}
-        return {name: list(calls) for name, calls in self.further.items()} | {
-            name: calls for name, calls in own.items() if name not in self.further
-        }
+        return own | {name: list(calls) for name, calls in self.further.items()}
 
     @property
     def wants(self) -> str:
@@ -135,9 +136,29 @@ def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tup
     target = _class(concept, kind, place, names)
     values = convert(target, rest, place)
     full = {"kind": kind, **plain(values, names)}
-    made = _instance(target, values, place)
     with at(place):
-        return made.located(names), full
+        located = {name: _located(mark, values[name], names) for name, mark in _marked(target).items()}
+    return _instance(target, values | located, place), full
+
+
+@functools.cache
+def _marked(target: type[Spec]) -> dict[str, str]:
+    """Return the settings that are paths of files or import paths, with the marks of their annotations."""
+    return {f.name: mark for f in _fields(target) for mark in (FILE, IMPORT_PATH) if has_mark(f.type, mark)}
+
+
+def _located(mark: str, value: Any, names: ImportPaths) -> Any:
+    """Return the value of such a setting with its paths resolved."""
+    if isinstance(value, dict):
+        return {key: _located(mark, x, names) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_located(mark, x, names) for x in value)
+    if not isinstance(value, str):
+        return value
+    place, colon, key = value.partition(":")
+    if mark == FILE:
+        return f"{names.path(place)}{colon}{key}"
+    return Named(value, names.load(value)) if colon else value
 
 
 def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
@@ -209,13 +230,15 @@ def keys_of(concept: Concept[Any], kind: str, names: ImportPaths) -> set[str]:
 
 @functools.cache
 def _fields(target: type[Spec]) -> list[Field]:
+    # The settings of a function come before those of its base class.
+    first = target.arguments if issubclass(target, OfFunction) else ()
     return [
         Field(
             f.name,
             without_arrays(f.type),
             f.default if f.default_factory is msgspec.NODEFAULT else f.default_factory(),
         )
-        for f in msgspec.structs.fields(target)
+        for f in sorted(msgspec.structs.fields(target), key=lambda f: f.name not in first)
     ]
 
 
@@ -262,6 +285,9 @@ def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> ty
 
 def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
     """Raise InputError unless a class derives from a base of its concept and defines its attributes."""
+    for old, new in ATTRIBUTES.items():
+        if old in dir(target):
+            raise InputError(f"{kind}: version 0.3 renamed {old!r} to {new!r}; rename it")
     base = next((base for base in concept.bases if issubclass(target, base)), None)
     if base is None:
         raise InputError(
@@ -344,7 +370,6 @@ DATA = Concept[Data](
     {DrawnData: ("draw",), SharedData: ("load",)},
     data_class,
     ("(key, *, settings) -> Dataset", "(*, settings) -> Dataset"),
-    {"Generator": ("generate(key, sequences)",)},
 )
 MODEL = Concept[Model[Any]]("a model", "`[model]`", MODELS, {Model: ("init", "outputs")})
 LOSS = Concept[Loss](
@@ -359,11 +384,11 @@ LOSS = Concept[Loss](
 START = Concept[Start](
     "a start",
     "`model.init.NAME`",
-    initial.STARTS,
+    STARTS,
     {Start: ("__call__",)},
     functools.partial(settings_class, base=StartOfFunction),
     ("(key, drawn, *, settings) -> array",),
-    default=initial.kind_of,
+    default=kind_of,
 )
 PHASE = Concept[Phase](
     "a phase",

@@ -121,12 +121,14 @@ def test_values_of_closures_and_defaults_belong_to_the_code():
     assert code_hash(made(2)) == code_hash(made(2)) != code_hash(made(2, 1.0))
 
 
-def test_what_a_function_declares_belongs_to_its_code():
-    def flow(trained):
-        declared = f"import jaxattn as ja\n@ja.declare(train=[{trained!r}])\n"
-        return code_hash(notebook(f"{declared}def flow(*, points: int = 3):\n    return points").flow)
+@pytest.mark.parametrize("wrap", ["", "@jax.jit\n"])
+def test_declared_attributes_of_a_function_belong_to_its_code(wrap):
+    def declared(attributes):
+        text = f"import jax, jaxattn as ja\n\n@ja.declare({attributes})\n{wrap}def start(key, drawn):\n"
+        return code_hash(notebook(text + "    return drawn").start)
 
-    assert flow("p") == flow("p") != flow("v")
+    assert declared("") != declared("rotation_invariant=True")
+    assert declared("check=lambda: 1") != declared("check=lambda: 2")
 
 
 def test_wrapped_functions_are_hashed_by_what_they_wrap():
