@@ -1,9 +1,11 @@
 """The exact flow as a phase: rows of its path are steps."""
 
+import inspect
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 
@@ -182,3 +184,18 @@ def test_rows_of_the_full_flow_hold_all_parameters(task, params):
             np.testing.assert_allclose(getattr(state.params, name), expected, rtol=1e-7, atol=1e-9)
         assert phase.metrics(state)["log_loss"] == pytest.approx(path.log_loss[row])
         state = phase.advance(task, state, 1)
+
+
+@pytest.mark.parametrize(
+    ("phase", "further", "without"),
+    [
+        (ExactFlow, {"linear_in": None}, {"gradient_rtol", "width"}),
+        (JointFlow, {}, {"width"}),
+        (FullFlow, {}, {"width"}),
+    ],
+)
+def test_settings_are_the_arguments_of_the_flow(phase, further, without):
+    parameters = inspect.signature(phase.function).parameters.values()
+    wanted = {x.name: x.default for x in parameters if x.kind is x.KEYWORD_ONLY and x.name not in without}
+    found = {field.name: field.default for field in msgspec.structs.fields(phase) if field.name != "name"}
+    assert found == wanted | further
