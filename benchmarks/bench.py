@@ -26,8 +26,8 @@ from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError, first_line, writing
 from jaxattn.data.corpus import Corpus, from_flat
 from jaxattn.data.generators import Assumption1, Independent
+from jaxattn.dynamics import ExactFlow
 from jaxattn.dynamics.descents.descent_phase import Descent
-from jaxattn.dynamics.flows.flow_phase import ExactFlow
 from jaxattn.lab import cli
 from jaxattn.lab.api import Study
 from jaxattn.lab.cli.console import complain, print_table, say

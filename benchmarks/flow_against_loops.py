@@ -30,7 +30,7 @@ def loop(E, p, v, ids, mask, labels, target):
     def loss(p):
         return ja.losses.logistic(
             ja.models.reference.outputs(ja.models.one_layer.Params(E, p, v), ids, mask), labels
-        )
+        ).mean()
 
     @jax.jit
     def advance(p, steps):

@@ -108,7 +108,7 @@ def main():
         return kept[0]
 
     attend = ja.attention.attend
-    tokens_only = jax.jit(jax.grad(lambda a, g, c: ja.losses.logistic(attend(c, a, g), c.targets)))
+    tokens_only = jax.jit(jax.grad(lambda a, g, c: ja.losses.logistic(attend(c, a, g), c.targets).mean()))
     rows = {
         FLOOR: lambda: products(params.E, params.p, params.v, scores),
         "∂L/∂p": lambda: gradient_p(params, corpus),

@@ -97,7 +97,7 @@ def token_loop(each, steps, embed, query):
 
 def textbook_loss(params, ids, mask, labels):
     logits = ja.models.reference.outputs(params, ids, mask)
-    return ja.losses.logistic(logits, labels)
+    return ja.losses.logistic(logits, labels).mean()
 
 
 def textbook_steps(embed, query):

@@ -54,9 +54,9 @@ def entries(corpus):
 
 def gradient(scores, values, corpus):
     """Compute ∂L/∂a of one seed."""
-    return jax.grad(lambda a: ja.losses.logistic(ja.attention.attend(corpus, a, values), corpus.targets))(
-        scores
-    )
+    return jax.grad(
+        lambda a: ja.losses.logistic(ja.attention.attend(corpus, a, values), corpus.targets).mean()
+    )(scores)
 
 
 vmapped = jax.jit(jax.vmap(gradient, in_axes=(0, 0, None)))

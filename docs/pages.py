@@ -252,18 +252,17 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 
 
 def _rows(target: Any) -> list[list[str]]:
-    # The settings of a generator are documented where the function behind it is.
-    behind = getattr(target, "function", None)
-    meaning = (meanings(behind) if behind else {}) | meanings(target)
+    meaning = meanings(target)
     return [[f"`{f.name}`", written(f.default), meaning[f.name]] for f in fields_of(target)]
 
 
 def _summary(target: Any) -> str:
-    """Return the first sentence of a docstring, and the formula that follows it."""
+    """Return the first sentence of a docstring without its verb, and the formula that follows it."""
     text = inspect.getdoc(target) or ""
     summary, _, rest = text.partition("\n\n")
     formula = rest.partition("\n\n")[0]
     first = re.sub("; see `[a-z0-9_]+`\\.$", ".", " ".join(summary.split()))
+    first = re.sub("^(Sample|Compute) (.)", lambda found: found[2].upper(), first)
     return f"{first}\n\n{_typeset(formula)}" if formula.startswith("    ") else first
 
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
         SharedData,
         Start,
     )
+    from jaxattn.base.functions import declare
     from jaxattn.core.errors import InputError
-    from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Share, Spec, Static
-    from jaxattn.data import Generator
+    from jaxattn.core.settings import FilePath, NotNegative, Positive, PositiveInt, Share, Spec, Static
     from jaxattn.lab import probes
     from jaxattn.lab.api import Results, Study, load
     from jaxattn.lab.bisection import phase_diagram
@@ -36,7 +36,7 @@ __all__ = [
     "DrawnData",
     "Explorer",
     "Figure",
-    "Generator",
+    "FilePath",
     "InputError",
     "Loss",
     "Model",
@@ -57,6 +57,7 @@ __all__ = [
     "attention",
     "base",
     "data",
+    "declare",
     "dynamics",
     "explore",
     "load",
@@ -70,7 +71,6 @@ __all__ = [
 # Submodules are imported on first use, because JAX alone takes most of a second to import.
 _NAMES = {
     "Dataset": "jaxattn.base",
-    "Generator": "jaxattn.data",
     "DrawnData": "jaxattn.base",
     "Figure": "jaxattn.base",
     "Loss": "jaxattn.base",
@@ -81,7 +81,9 @@ _NAMES = {
     "SharedData": "jaxattn.base",
     "Start": "jaxattn.base",
     "Probes": "jaxattn.lab.probes",
+    "declare": "jaxattn.base.functions",
     "InputError": "jaxattn.core.errors",
+    "FilePath": "jaxattn.core.settings",
     "NotNegative": "jaxattn.core.settings",
     "Positive": "jaxattn.core.settings",
     "PositiveInt": "jaxattn.core.settings",

@@ -1,4 +1,4 @@
-"""Losses of outputs and targets: settings classes that compute one number for each example, and means.
+"""Losses of outputs and targets: functions that return one number for each example, and their classes.
 
 Two classes have one logit f and labels y = ±1, K classes have logits f_k and labels 0 .. K-1:
 
@@ -15,181 +15,214 @@ Smoothing ε replaces a label by the distribution (1 - ε) δ_y + ε/K, and its 
 """
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import msgspec
 from jaxtyping import Array, Float, Int
 
 from jaxattn.base import Dataset, Loss
+from jaxattn.base.functions import LossOfFunction, declare, settings_class
 from jaxattn.core.errors import InputError, shown
+from jaxattn.core.settings import Share
 
 Weights = Float[Array, "n"] | None
 PerSequence = Callable[[Array, Array], Array]
+Logits = Float[Array, " n *K"]
+Labels = Int[Array, " n"]
+Smoothing = Share | Array
 
 
-class _Smoothed(Loss, frozen=True, kw_only=True):
-    """A loss of classes.
+def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | None:
+    """Return a reason if targets are not classes, or outputs do not have one logit for each class."""
+    n, classes = data.num_examples, data.num_classes
+    if classes is None or data.targets.shape != (n,):
+        return f"it requires targets that are classes, one for each example, not {shown(data.targets)}"
+    wanted = (n,) if classes == 2 else (n, classes)
+    if outputs.shape != wanted:
+        return f"it requires outputs {wanted} for {n} examples of {classes} classes, not {shown(outputs)}"
+    return None
 
-    Attributes:
-        smoothing: ε, the weight of the uniform distribution over classes in the target.
-    """
 
-    smoothing: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-
-    def why_not(self, outputs: Array, data: Dataset) -> str | None:
-        """Return a reason if targets are not classes, or outputs do not have one logit for each class."""
-        n, classes = data.num_examples, data.num_classes
-        if classes is None or data.targets.shape != (n,):
-            return f"it requires targets that are classes, one for each example, not {shown(data.targets)}"
-        wanted = (n,) if classes == 2 else (n, classes)
-        if outputs.shape != wanted:
-            return f"it requires outputs {wanted} for {n} examples of {classes} classes, not {shown(outputs)}"
+def _requires_numbers(settings: Any, outputs: Array, data: Dataset) -> str | None:
+    """Return a reason if targets are not numbers of the shape of the outputs."""
+    if outputs.shape == data.targets.shape and jnp.issubdtype(data.targets.dtype, jnp.floating):
         return None
-
-    def __call__(self, logits: Float[Array, " n *K"], labels: Int[Array, " n"]) -> Float[Array, " n"]:
-        """Compute the loss of every example.
-
-        Args:
-            logits: f, (n,) or (n, K).
-            labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
-
-        Returns:
-            (n,), of the logits' dtype.
-        """
-        smoothing = jnp.asarray(self.smoothing, logits.dtype)
-        if logits.ndim == 1:
-            return self._of_margin(labels * logits, smoothing)
-        classes = logits.shape[1]
-        target = (1 - smoothing) * jax.nn.one_hot(labels, classes, dtype=logits.dtype) + smoothing / classes
-        return self._of_target(logits, target)
-
-    def _of_margin(self, margin: Array, smoothing: Array) -> Array:
-        raise NotImplementedError
-
-    def _of_target(self, logits: Array, target: Array) -> Array:
-        raise NotImplementedError
+    return (
+        f"it requires targets that are numbers of the outputs' shape {outputs.shape}, not "
+        f"{shown(data.targets)}"
+    )
 
 
-class Classification(_Smoothed, frozen=True, kw_only=True):
-    """The logistic loss for two classes, and the cross-entropy for K > 2 classes."""
-
-    @property
-    def is_logistic(self) -> bool:
-        """True for the paper's loss: two classes without label smoothing."""
-        return isinstance(self.smoothing, float) and self.smoothing == 0
-
-    def _of_margin(self, margin: Array, smoothing: Array) -> Array:
-        loss = jax.nn.softplus(-margin)
-        # log(1 + e^m) = log(1 + e^-m) + m. The branch avoids computing a zero term at every step.
-        return loss if self.is_logistic else loss + smoothing / 2 * margin
-
-    def _of_target(self, logits: Array, target: Array) -> Array:
-        return jax.nn.logsumexp(logits, axis=1) - (target * logits).sum(axis=1)
+def _is_zero(smoothing: Smoothing) -> bool:
+    return isinstance(smoothing, int | float) and smoothing == 0
 
 
-class Logistic(Classification, frozen=True, kw_only=True):
-    """The logistic loss of two classes.
+def _is_logistic(settings: Any) -> bool:
+    """True for the paper's loss: two classes without label smoothing."""
+    return _is_zero(settings.smoothing)
+
+
+_of_classes = declare(skip_reason=_requires_classes)
+_logistic = declare(skip_reason=_requires_classes, is_logistic=property(_is_logistic))
+
+
+@_logistic
+def classification(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
+    """Compute the logistic loss for two classes, and the cross-entropy for K > 2 classes.
+
+    Args:
+        logits: f, (n,) or (n, K).
+        labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
+        smoothing: ε, the weight of the uniform distribution over classes in the target.
+
+    Returns:
+        The loss of every example, (n,), of the logits' dtype.
+    """
+    if logits.ndim == 1:
+        return logistic(logits, labels, smoothing=smoothing)
+    return cross_entropy(logits, labels, smoothing=smoothing)
+
+
+@_logistic
+def logistic(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
+    """Compute the logistic loss of two classes.
 
         log(1 + e^(-y f))
 
-    with labels y = ±1.
+    Args:
+        logits: f, (n,).
+        labels: y = ±1, (n,).
+        smoothing: ε, the weight of the uniform distribution over classes in the target.
+
+    Returns:
+        The loss of every example, (n,), of the logits' dtype.
+
+    Raises:
+        InputError: the logits are those of K classes.
     """
-
-    def _of_target(self, logits: Array, target: Array) -> Array:
+    if logits.ndim > 1:
         raise InputError(f"loss: logistic is for two classes, not {logits.shape[1]}; choose cross_entropy")
+    margin = labels * logits
+    loss = jax.nn.softplus(-margin)
+    # log(1 + e^m) = log(1 + e^-m) + m. The branch avoids computing a zero term at every step.
+    return loss if _is_zero(smoothing) else loss + jnp.asarray(smoothing, logits.dtype) / 2 * margin
 
 
-class CrossEntropy(Classification, frozen=True, kw_only=True):
-    """The cross-entropy of K classes.
+@_logistic
+def cross_entropy(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
+    """Compute the cross-entropy of K classes.
 
         log Σ_k e^(f_k) - f_y
 
-    with one logit f_k for each class.
-    """
+    Args:
+        logits: f, (n, K).
+        labels: y = 0 .. K-1, (n,).
+        smoothing: ε, the weight of the uniform distribution over classes in the target.
 
-    def _of_margin(self, margin: Array, smoothing: Array) -> Array:
+    Returns:
+        The loss of every example, (n,), of the logits' dtype.
+
+    Raises:
+        InputError: there is one logit for two classes.
+    """
+    if logits.ndim == 1:
         raise InputError(
             "loss: cross_entropy is for K classes with a logit each, not two that share one; choose logistic"
         )
+    target = _target(logits, labels, smoothing)
+    return jax.nn.logsumexp(logits, axis=1) - (target * logits).sum(axis=1)
 
 
-class Exponential(_Smoothed, frozen=True, kw_only=True):
-    """The exponential loss.
+@_of_classes
+def exponential(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
+    """Compute the exponential loss.
 
         e^(-y f) for two classes,   Σ_(j ≠ y) e^(f_j - f_y) for K classes
 
-    with y = ±1 for two classes, else 0 .. K-1.
-    """
+    Args:
+        logits: f, (n,) or (n, K).
+        labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
+        smoothing: ε, the weight of the uniform distribution over classes in the target.
 
-    def _of_margin(self, margin: Array, smoothing: Array) -> Array:
+    Returns:
+        The loss of every example, (n,), of the logits' dtype.
+    """
+    if logits.ndim == 1:
+        margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
         # The weight is in the exponent because 0 · e^m would be NaN if e^m overflows.
         return jnp.exp(jnp.log1p(-smoothing / 2) - margin) + jnp.exp(jnp.log(smoothing / 2) + margin)
+    target = _target(logits, labels, smoothing)
+    return jnp.exp(_above(logits) + jnp.log(target)[:, :, None]).sum(axis=(1, 2))
 
-    def _of_target(self, logits: Array, target: Array) -> Array:
-        return jnp.exp(_above(logits) + jnp.log(target)[:, :, None]).sum(axis=(1, 2))
 
-
-class Squared(_Smoothed, frozen=True, kw_only=True):
-    """The squared loss of classes.
+@_of_classes
+def squared(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
+    """Compute the squared loss of classes.
 
         (y - f)²/2 for two classes,   ½ ‖f - e_y‖² for K classes
 
-    with y = ±1 for two classes, else 0 .. K-1 and the unit vector e_y.
+    with the unit vector e_y of class y.
+
+    Args:
+        logits: f, (n,) or (n, K).
+        labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
+        smoothing: ε, the weight of the uniform distribution over classes in the target.
+
+    Returns:
+        The loss of every example, (n,), of the logits' dtype.
     """
-
-    def _of_margin(self, margin: Array, smoothing: Array) -> Array:
+    if logits.ndim == 1:
+        margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
         return ((1 - smoothing / 2) * (1 - margin) ** 2 + smoothing / 2 * (1 + margin) ** 2) / 2
+    target = _target(logits, labels, smoothing)
+    return ((1 - target) * logits**2 + target * (1 - logits) ** 2).sum(axis=1) / 2
 
-    def _of_target(self, logits: Array, target: Array) -> Array:
-        return ((1 - target) * logits**2 + target * (1 - logits) ** 2).sum(axis=1) / 2
 
-
-class Hinge(_Smoothed, frozen=True, kw_only=True):
-    """The hinge loss, in the form of Crammer and Singer for K classes.
+@_of_classes
+def hinge(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
+    """Compute the hinge loss, in the form of Crammer and Singer for K classes.
 
         max(0, 1 - y f) for two classes,   max(0, 1 + max_(j ≠ y) f_j - f_y) for K classes
 
-    with y = ±1 for two classes, else 0 .. K-1.
+    Args:
+        logits: f, (n,) or (n, K).
+        labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
+        smoothing: ε, the weight of the uniform distribution over classes in the target.
+
+    Returns:
+        The loss of every example, (n,), of the logits' dtype.
     """
-
-    def _of_margin(self, margin: Array, smoothing: Array) -> Array:
+    if logits.ndim == 1:
+        margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
         return (1 - smoothing / 2) * jax.nn.relu(1 - margin) + smoothing / 2 * jax.nn.relu(1 + margin)
+    target = _target(logits, labels, smoothing)
+    return (target * jax.nn.relu(1 + _above(logits).max(axis=2))).sum(axis=1)
 
-    def _of_target(self, logits: Array, target: Array) -> Array:
-        return (target * jax.nn.relu(1 + _above(logits).max(axis=2))).sum(axis=1)
 
-
-class SquaredError(Loss, frozen=True, kw_only=True):
-    """The squared error of targets that are numbers or vectors, with the shape of the outputs.
+@declare(skip_reason=_requires_numbers)
+def squared_error(outputs: Float[Array, " n *m"], targets: Float[Array, " n *m"]) -> Float[Array, " n"]:
+    """Compute the squared error of targets that are numbers or vectors, with the shape of the outputs.
 
         ½ ‖f - y‖²
 
-    of outputs f and targets y.
+    Args:
+        outputs: f, (n, ...).
+        targets: y, (n, ...).
+
+    Returns:
+        The loss of every example, (n,), of the outputs' dtype.
     """
+    return ((outputs - targets.astype(outputs.dtype)) ** 2).reshape(len(outputs), -1).sum(axis=1) / 2
 
-    def why_not(self, outputs: Array, data: Dataset) -> str | None:
-        """Return a reason if targets are not numbers of the shape of the outputs."""
-        if outputs.shape == data.targets.shape and jnp.issubdtype(data.targets.dtype, jnp.floating):
-            return None
-        return (
-            f"it requires targets that are numbers of the outputs' shape {outputs.shape}, not "
-            f"{shown(data.targets)}"
-        )
 
-    def __call__(self, outputs: Float[Array, " n *m"], targets: Float[Array, " n *m"]) -> Float[Array, " n"]:
-        """Compute the loss of every example.
-
-        Args:
-            outputs: f, (n, ...).
-            targets: y, (n, ...).
-
-        Returns:
-            (n,), of the outputs' dtype.
-        """
-        return ((outputs - targets.astype(outputs.dtype)) ** 2).reshape(len(outputs), -1).sum(axis=1) / 2
-
+Classification = settings_class(classification, LossOfFunction, "Classification")
+Logistic = settings_class(logistic, LossOfFunction, "Logistic")
+CrossEntropy = settings_class(cross_entropy, LossOfFunction, "CrossEntropy")
+Exponential = settings_class(exponential, LossOfFunction, "Exponential")
+Squared = settings_class(squared, LossOfFunction, "Squared")
+Hinge = settings_class(hinge, LossOfFunction, "Hinge")
+SquaredError = settings_class(squared_error, LossOfFunction, "SquaredError")
 
 DEFAULT = Classification()
 LOSSES: dict[str, type[Loss]] = {
@@ -201,6 +234,11 @@ LOSSES: dict[str, type[Loss]] = {
     "hinge": Hinge,
     "squared_error": SquaredError,
 }
+
+
+def _target(logits: Array, labels: Array, smoothing: Smoothing) -> Float[Array, "n K"]:
+    smoothing, classes = jnp.asarray(smoothing, logits.dtype), logits.shape[1]
+    return (1 - smoothing) * jax.nn.one_hot(labels, classes, dtype=logits.dtype) + smoothing / classes
 
 
 def _above(logits: Float[Array, "n K"]) -> Float[Array, "n K K"]:
@@ -224,25 +262,6 @@ def mean(loss: PerSequence, outputs: Array, targets: Array, weights: Weights = N
     if each.ndim == 0:
         return each
     return each.mean() if weights is None else each @ weights.astype(each.dtype)
-
-
-def logistic(
-    logits: Float[Array, " n"], labels: Int[Array, " n"], weights: Weights = None
-) -> Float[Array, ""]:
-    """Compute the `mean` logistic loss of labels ±1."""
-    return mean(Logistic(), logits, labels, weights)
-
-
-def cross_entropy(
-    logits: Float[Array, "n K"], labels: Int[Array, " n"], weights: Weights = None
-) -> Float[Array, ""]:
-    """Compute the `mean` K-class cross-entropy of labels 0 .. K-1."""
-    return mean(CrossEntropy(), logits, labels, weights)
-
-
-def classification(logits: Array, labels: Int[Array, " n"], weights: Weights = None) -> Float[Array, ""]:
-    """Compute the `mean` logistic loss of logits (n,) or cross-entropy of logits (n, K)."""
-    return mean(DEFAULT, logits, labels, weights)
 
 
 def accuracy(logits: Array, labels: Int[Array, " n"]) -> Float[Array, ""]:

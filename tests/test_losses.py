@@ -11,16 +11,16 @@ from jaxattn.core.errors import InputError
 
 def test_logistic_equals_the_formula_and_survives_large_logits(rng, x64):
     logits, labels = rng.normal(size=30), rng.choice([-1, 1], 30)
-    expected = np.log(1 + np.exp(-labels * logits)).mean()
+    expected = np.log(1 + np.exp(-labels * logits))
     np.testing.assert_allclose(
         losses.logistic(jnp.asarray(logits), jnp.asarray(labels)), expected, rtol=1e-14
     )
-    np.testing.assert_allclose(losses.logistic(jnp.array([-1e5, 1e5]), jnp.array([1, 1])), 5e4)
+    np.testing.assert_allclose(losses.logistic(jnp.array([-1e5, 1e5]), jnp.array([1, 1])), [1e5, 0])
 
 
 def test_cross_entropy_equals_the_formula(rng, x64):
     logits, labels = 5 * rng.normal(size=(30, 4)), rng.integers(0, 4, 30)
-    expected = -log_softmax(logits, axis=1)[np.arange(30), labels].mean()
+    expected = -log_softmax(logits, axis=1)[np.arange(30), labels]
     got = losses.cross_entropy(jnp.asarray(logits), jnp.asarray(labels))
     np.testing.assert_allclose(got, expected, rtol=1e-13)
 
@@ -39,7 +39,7 @@ def test_accuracy_counts_right_signs_and_largest_logits():
 
 def test_gradient_of_the_logistic_loss_is_minus_y_sigmoid(rng, x64):
     f, y = jnp.asarray(rng.normal(size=9)), jnp.asarray(rng.choice([-1, 1], 9))
-    got = jax.grad(losses.logistic)(f, y)
+    got = jax.grad(lambda f: losses.mean(losses.logistic, f, y))(f)
     np.testing.assert_allclose(got, -y / (1 + np.exp(y * f)) / 9, rtol=1e-13)
 
 

@@ -12,7 +12,6 @@ import pytest
 from scipy.optimize import minimize
 
 import jaxattn as ja
-from jaxattn.data.splits import task_key_of
 from jaxattn.lab import api
 from jaxattn.lab.engine.clock import Intervals
 from jaxattn.lab.engine.progress import Reporter
@@ -170,10 +169,10 @@ def test_every_step_is_on_sequences_that_are_drawn_anew(ran):
     for cell in range(2):
 
         def fresh(setting, key, step, train):
-            task_key = task_key_of(of_seed.keys(1)[0])
+            task_key = jax.random.fold_in(of_seed.keys(1)[0], 5)
             batch_key, _ = jax.random.split(jax.random.fold_in(key, step))
             settings = {"vocab_size": 8, "length": 5, "sharpness": 2.0, "lag": 1}
-            return type(setting.data).made_of(batch_key, task_key, **settings, sequences=32)
+            return type(setting.data).function(batch_key, task_key, **settings, sequences=32)
 
         expected = written_out(study, cell, fresh)
         np.testing.assert_allclose(of_metric(results, "loss", cell)[3], expected, rtol=1e-5)

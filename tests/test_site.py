@@ -83,7 +83,7 @@ def test_the_docstring_of_a_settings_class_has_all_settings_with_their_ranges():
 
     made = docstrings.with_settings(inspect.cleandoc(Own.__doc__).splitlines(), Own)
     assert "        in two lines (at least 0 and at most 1)." in made
-    assert "    sequences: n, number of training sequences (at least 1)." in made
+    assert "    sequences: n, number of sequences (at least 1)." in made
     assert made.count("Attributes:") == 1
     without = docstrings.with_settings(["Data."], Assumption1)
     assert without[1:3] == ["", "Attributes:"]

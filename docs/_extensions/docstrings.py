@@ -136,8 +136,9 @@ def bounds(annotation: Any) -> str:
 
 def with_settings(lines: list[str], target: type[Spec]) -> list[str]:
     """Return the docstring of a settings class with all settings, inherited ones too, and their ranges."""
-    behind = getattr(target, "function", None)
-    meaning = (meanings(behind) if behind else {}) | meanings(target)
+    meaning = meanings(target)
+    # The docstring of a class that is made from a function has its arguments, of which some are no settings.
+    lines = lines[: lines.index("Args:")] if "Args:" in lines else lines
     types = typing.get_type_hints(target, include_extras=True)
     fields = {field.name: bounds(types[field.name]) for field in msgspec.structs.fields(target)}
     own = {found[1] for line in lines if (found := re.match(r"    (\w+): ", line))}

@@ -12,6 +12,7 @@ A plain function can replace a class with a single method. Its keyword-only argu
     data that is shared   (*, settings) -> Dataset
     loss                  (outputs, targets, *, settings) -> (n,)
     start                 (key, drawn, *, settings) -> array like drawn
+    phase: a flow         (params, task, *, points, settings) -> jaxattn.dynamics.RecordedPath
     probe                 (params, data, *, settings) -> (), (m,) or a dictionary of them
     figure                (results, *, settings) -> matplotlib figure or Drawn
 

@@ -185,7 +185,7 @@ class CommonData(Spec, frozen=True, kw_only=True):
         num_classes: number of classes K.
     """
 
-    may_be_settings: ClassVar[frozenset[str]] = frozenset({"vocab_size", "num_classes"})
+    overridable: ClassVar[frozenset[str]] = frozenset({"vocab_size", "num_classes"})
     shared: ClassVar[bool]
     pads_vocabulary: ClassVar[bool] = False
     inert: ClassVar[frozenset[str]] = frozenset()
@@ -234,7 +234,7 @@ class CommonData(Spec, frozen=True, kw_only=True):
 
 
 class DrawnData(CommonData, frozen=True, kw_only=True):
-    """Data that are sampled for every seed. For bags of tokens, derive from `jaxattn.Generator`."""
+    """Data that are sampled for every seed. A function `(key, *, settings) -> Dataset` is shorter."""
 
     shared: ClassVar[bool] = False
 

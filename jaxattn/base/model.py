@@ -45,7 +45,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         dim: embedding dimension d.
     """
 
-    may_be_settings: ClassVar[frozenset[str]] = frozenset({"dim"})
+    overridable: ClassVar[frozenset[str]] = frozenset({"dim"})
     takes: ClassVar[type[Dataset]] = Dataset
     parameters: ClassVar[tuple[str, ...]] = ()
     token_rows: ClassVar[tuple[str, ...]] = ()
@@ -160,7 +160,7 @@ class Loss(Spec, frozen=True, kw_only=True):
         """True for the logistic loss of two classes without label smoothing."""
         return False
 
-    def why_not(self, outputs: Array, data: Dataset) -> str | None:
+    def skip_reason(self, outputs: Array, data: Dataset) -> str | None:
         """Return the reason why the loss does not fit these outputs and targets; None if it fits."""
         return None
 

@@ -57,7 +57,7 @@ class Goal(NamedTuple):
     """Target that the steps of a phase lead to, for phases whose progress is not the number of steps.
 
     Attributes:
-        metric: the growing metric, one of the phase's own metrics.
+        metric: the metric that approaches the target, one of the phase's own metrics.
         label: printed name of the metric.
         value: value at which the phase ends.
     """
@@ -91,7 +91,7 @@ class Phase(Spec, frozen=True, kw_only=True):
             coordinates.
     """
 
-    may_be_settings: ClassVar[frozenset[str]] = frozenset({"train", "steps", "batch_size", "step_size"})
+    overridable: ClassVar[frozenset[str]] = frozenset({"train", "steps", "batch_size", "step_size"})
     failure: ClassVar[str] = "loss or gradient is not finite"
     dtype: ClassVar[str | None] = None
     seeds_per_core: ClassVar[int | None] = None
@@ -129,11 +129,6 @@ class Phase(Spec, frozen=True, kw_only=True):
     def goal(self) -> Goal | None:
         """Target of the phase if its steps take unequal times; the remaining time is then not predicted."""
         return None
-
-    @property
-    def beginning(self) -> str:
-        """Description of the start of the phase, which the progress line shows."""
-        return "begins"
 
     def probe_steps(self, per_decade: int) -> list[int]:
         """Return the steps to measure at in ascending order, including step 0 and the last step."""

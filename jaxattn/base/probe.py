@@ -113,7 +113,7 @@ class Measurement(Spec, frozen=True, kw_only=True):
     scales: ClassVar[Mapping[str, Scale]] = {}
     rotation_invariant: ClassVar[bool] = False
 
-    def why_not(self, task: Task, phase: Phase) -> str | None:
+    def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return the reason why this probe does not apply to a phase; None if it applies.
 
         Args:

@@ -53,6 +53,10 @@ NAMES = {
         "lq_max_margin": "jaxattn.theory.lq_margin",
     }
 }
+# Public names that version 0.3 removed, with a remedy.
+REMOVED = {"Generator": "write a function (key, *, settings) -> Corpus"}
+# Attributes of base classes, with their new names.
+ATTRIBUTES = {"may_be_settings": "overridable", "why_not": "skip_reason"}
 
 
 def place_of(module: str) -> str:
@@ -65,6 +69,8 @@ def place_of(module: str) -> str:
 
 def hint(package: str, name: str) -> str:
     """Return the end of an error message about a missing name, or "" if the name did not move."""
+    if remedy := REMOVED.get(name):
+        return f"; version 0.3 removed it: {remedy}"
     old = NAMES.get(package, {}).get(name) or f"{package}.{name}"
     new = place_of(old)
     return f"; version 0.3 moved it to {new}" if new else ""

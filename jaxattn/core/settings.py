@@ -2,8 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
 
 import msgspec
 
@@ -20,39 +19,36 @@ HalfShare = Annotated[float, msgspec.Meta(ge=0, le=0.5)]
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
 STATIC = "static"
-# Marks a float that Python control flow depends on. Cells with different values compile different programs.
+# A float that Python control flow depends on. Cells with different values compile different programs. Other
+# floats may be traced; a function that accepts both is annotated `float | jax.Array`.
 Static = Annotated[T, STATIC]
+FILE = "file"
+# Path of a file, relative to the folder of the sweep file. The text after a colon is kept, as in FILE:KEY.
+FilePath = Annotated[str, FILE]
+IMPORT_PATH = "import path"
+# Built-in name, or import path of a function, which becomes a `Named`.
+ImportPath = Annotated[Any, IMPORT_PATH]
 
 
-@runtime_checkable
-class Places(Protocol):
-    """Interface that resolves import paths and file names of a sweep file."""
-
-    def load(self, name: str) -> Any:
-        """Return the object at an import path."""
-
-    def path(self, text: str) -> Path:
-        """Return the path of a file, relative to the folder of the sweep file."""
+def has_mark(annotation: Any, mark: str) -> bool:
+    """Return True if a type, or a part of it, is annotated with a mark such as `STATIC`."""
+    if mark in getattr(annotation, "__metadata__", ()):
+        return True
+    return any(has_mark(part, mark) for part in get_args(annotation) if not isinstance(part, str))
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all settings classes: a frozen struct whose annotated fields are the settings.
 
     Attributes:
-        may_be_settings: attributes with a default that a subclass may turn into a setting.
+        overridable: attributes with a default that a subclass may turn into a setting.
         takes_further: name of a setting that collects all unknown settings, such as options of an optimiser.
-        made_of: the user's function that the class was made from, if any.
-        kind: import path of the class or function, as the study gives it.
+        kind: import path of the custom function that the class is made from; "" for other classes.
     """
 
-    may_be_settings: ClassVar[frozenset[str]] = frozenset()
+    overridable: ClassVar[frozenset[str]] = frozenset()
     takes_further: ClassVar[str | None] = None
-    made_of: ClassVar[Callable[..., Any] | None] = None
     kind: ClassVar[str] = ""
-
-    def located(self, names: Places) -> Self:
-        """Return the settings with import paths and file names resolved."""
-        return self
 
     def check(self, *context: Any) -> None:
         """Raise InputError with the setting and the remedy if these settings are incompatible."""

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from jaxattn.data.generators import (
         GENERATORS,
         Assumption1,
-        Generator,
         Independent,
         MultiRelevant,
         Negation,
@@ -40,7 +39,6 @@ __all__ = [
     "Corpus",
     "Csv",
     "Folder",
-    "Generator",
     "Independent",
     "Jsonl",
     "Lines",
@@ -83,7 +81,6 @@ _NAMES = {
     "Csv": "jaxattn.lab.texts.tables",
     "Folder": "jaxattn.lab.texts.readers",
     "GENERATORS": "jaxattn.data.generators",
-    "Generator": "jaxattn.data.generators",
     "Independent": "jaxattn.data.generators",
     "Jsonl": "jaxattn.lab.texts.tables",
     "Lines": "jaxattn.lab.texts.readers",

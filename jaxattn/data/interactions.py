@@ -10,21 +10,40 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxattn.base.functions import declare
+from jaxattn.core.settings import PositiveInt, Share
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.synthetic import check_multiple, check_room, labelled
 
 
+def check_xor(vocab_size: int, length: int, sequences: int, pairs: int = 1) -> None:
+    """Raise InputError with the size and the remedy if `xor` has no corpus of these sizes."""
+    check_multiple("pairs", pairs, 1, "1")
+    check_multiple("sequences", sequences, 4, "4, one for each choice of the two tokens")
+    check_room(vocab_size, length, sequences, special=4 * pairs, held=2)
+
+
+def check_negation(vocab_size: int, relevant: int, length: int, sequences: int) -> None:
+    """Raise InputError with the size and the remedy if `negation` has no corpus of these sizes."""
+    check_multiple("relevant", relevant, 2, "2, the classes")
+    check_multiple("sequences", sequences, 4, "4, for both classes with and without negation")
+    check_room(vocab_size, length, sequences, special=relevant + 1, held=2)
+    # Sequences without the negation have an irrelevant token in its position.
+    check_room(vocab_size, length, sequences, special=relevant + 1, held=1)
+
+
+@declare(check=check_xor)
 @partial(jax.jit, static_argnames=("vocab_size", "pairs", "length", "sequences"))
 def xor(
     key: Array,
     *,
-    vocab_size: int,
-    length: int,
-    sequences: int,
-    pairs: int = 1,
+    vocab_size: PositiveInt,
+    length: PositiveInt,
+    sequences: PositiveInt,
+    pairs: PositiveInt = 1,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences whose label is whether two of their tokens agree; α_s = 0 exactly for every token.
+    """Sample sequences whose label is the XOR of two tokens, so α_s = 0 for every token.
 
     Tokens 4j, 4j+1 are a_0, a_1 and tokens 4j+2, 4j+3 are b_0, b_1 of the j-th XOR problem. A sequence
     contains one a and one b of the same problem, and irrelevant tokens otherwise:
@@ -36,9 +55,9 @@ def xor(
 
     Args:
         key: PRNG key.
-        vocab_size: V.
-        length: tokens per sequence T ≥ 2.
-        sequences: number of sequences n, a multiple of 4.
+        vocab_size: V, number of tokens.
+        length: T, tokens per sequence.
+        sequences: n, number of sequences.
         pairs: number of independent XOR problems, each with four relevant tokens.
         used: number of tokens to sample from, as in `independent`.
 
@@ -46,7 +65,7 @@ def xor(
         The corpus.
 
     Raises:
-        InputError: no corpus has these sizes.
+        InputError: no corpus has these sizes; for example, `sequences` is not a multiple of 4.
 
     Source:
         The exclusive or, for which the first-order statistic of arXiv 2505.17282 vanishes; the construction
@@ -63,25 +82,19 @@ def xor(
     return labelled(tokens, (first == second).astype(int), vocab_size, 2)
 
 
-def check_xor(vocab_size: int, length: int, sequences: int, pairs: int = 1) -> None:
-    """Raise InputError with the size and the remedy if `xor` has no corpus of these sizes."""
-    check_multiple("pairs", pairs, 1, "1")
-    check_multiple("sequences", sequences, 4, "4, one for each choice of the two tokens")
-    check_room(vocab_size, length, special=4 * pairs, held=2)
-
-
+@declare(check=check_negation)
 @partial(jax.jit, static_argnames=("vocab_size", "relevant", "length", "sequences"))
 def negation(
     key: Array,
     *,
-    vocab_size: int,
-    relevant: int,
-    length: int,
-    sequences: int,
-    negated: float | Array = 0.5,
+    vocab_size: PositiveInt,
+    relevant: PositiveInt,
+    length: PositiveInt,
+    sequences: PositiveInt,
+    negated: Share | Array = 0.5,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences with one relevant token, whose class is flipped if they contain the negation token.
+    """Sample sequences with one relevant token, whose class a negation token flips.
 
     Even tokens below `relevant` are negative, odd ones positive, and token `relevant` is the negation:
 
@@ -95,10 +108,10 @@ def negation(
 
     Args:
         key: PRNG key.
-        vocab_size: V.
+        vocab_size: V, number of tokens.
         relevant: number of relevant tokens, a multiple of 2; the negation token is not counted.
-        length: tokens per sequence T ≥ 2.
-        sequences: number of sequences n, a multiple of 4.
+        length: T, tokens per sequence.
+        sequences: n, number of sequences.
         negated: share of the sequences that contain the negation token, in [0, 1]; the number of sequences is
             rounded down to an even number.
         used: number of tokens to sample from, as in `independent`.
@@ -107,7 +120,7 @@ def negation(
         The corpus.
 
     Raises:
-        InputError: no corpus has these sizes.
+        InputError: no corpus has these sizes; for example, `sequences` is not a multiple of 4.
 
     Source:
         Chosen here as the smallest corpus in which one token reverses the meaning of another.
@@ -129,12 +142,3 @@ def negation(
     tokens = jnp.concatenate([own, jnp.repeat(shared, 2, axis=0)], axis=1)
     class_index = jnp.tile(jnp.arange(2), pairs) ^ jnp.repeat(turned, 2)
     return labelled(tokens, class_index, vocab_size, 2)
-
-
-def check_negation(vocab_size: int, relevant: int, length: int, sequences: int) -> None:
-    """Raise InputError with the size and the remedy if `negation` has no corpus of these sizes."""
-    check_multiple("relevant", relevant, 2, "2, the classes")
-    check_multiple("sequences", sequences, 4, "4, for both classes with and without negation")
-    check_room(vocab_size, length, special=relevant + 1, held=2)
-    # Sequences without the negation have an irrelevant token in its position.
-    check_room(vocab_size, length, special=relevant + 1, held=1)

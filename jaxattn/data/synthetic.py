@@ -1,32 +1,105 @@
 """Generators of synthetic corpora: pure functions of a key, for jit and vmap.
 
 Tokens 0 .. relevant-1 are relevant and token s belongs to class s mod K (two classes: even tokens are
-negative, odd ones positive); all other tokens are irrelevant.
+negative, odd ones positive); all other tokens are irrelevant. `jaxattn.data.generators` contains the settings
+classes.
 """
 
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+import msgspec
 from jax import Array
 
+from jaxattn.base.functions import declare
 from jaxattn.core.errors import InputError
+from jaxattn.core.settings import MOST, PositiveInt, Share
 from jaxattn.data.corpus import Corpus, class_labels, from_draws
 
+Classes = Annotated[int, msgspec.Meta(ge=2)]
 _SIZES = ("vocab_size", "relevant", "length", "sequences", "num_classes")
 
 
-@partial(jax.jit, static_argnames=_SIZES)
-def independent(
-    key: Array,
-    *,
+def check_sizes(
     vocab_size: int,
     relevant: int,
     length: int,
     sequences: int,
-    max_posterior_difference: float | Array = 0.9,
-    relevant_mass: float | Array | None = None,
-    num_classes: int = 2,
+    num_classes: int,
+    relevant_per_sequence: int = 1,
+) -> None:
+    """Raise InputError with the size and the remedy if no corpus has these sizes."""
+    _check_classes(relevant, sequences, num_classes)
+    if not 1 <= relevant_per_sequence <= relevant // num_classes:
+        raise InputError(
+            f"relevant_per_sequence: {relevant_per_sequence} is not between 1 and the "
+            f"{relevant // num_classes} relevant tokens of a class"
+        )
+    check_room(vocab_size, length, sequences, special=relevant, held=relevant_per_sequence)
+
+
+def check_topics(
+    vocab_size: int, relevant: int, topic_words: int, length: int, sequences: int, num_classes: int
+) -> None:
+    """Raise InputError with the size and the remedy if `topics` has no corpus of these sizes."""
+    _check_classes(relevant, sequences, num_classes)
+    check_multiple("topic_words", topic_words, 1, "1")
+    check_room(vocab_size, length, sequences, special=relevant, held=topic_words)
+
+
+def _check_classes(relevant: int, sequences: int, num_classes: int) -> None:
+    if num_classes < 2:
+        raise InputError(f"num_classes: {num_classes}; classification needs at least 2")
+    check_multiple("sequences", sequences, num_classes, f"num_classes = {num_classes}")
+    check_multiple("relevant", relevant, num_classes, f"num_classes = {num_classes}")
+
+
+def check_multiple(name: str, value: int, of: int, unit: str) -> None:
+    """Raise InputError unless a size is a positive multiple of `of`, which `unit` describes."""
+    if value < of or value % of:
+        raise InputError(f"{name}: {value} is not a positive multiple of {unit}")
+
+
+def check_room(vocab_size: int, length: int, sequences: int, special: int, held: int) -> None:
+    """Raise InputError if the vocabulary or the sequences are too small, or the corpus is too large.
+
+    Args:
+        vocab_size: V.
+        length: tokens per sequence.
+        sequences: number of sequences.
+        special: number of tokens of the vocabulary that the label depends on.
+        held: number of those in a sequence.
+
+    Raises:
+        InputError: a size is too small or too large; the message gives the size.
+    """
+    if (tokens := sequences * length) > MOST:
+        raise InputError(
+            f"length: {sequences:,} sequences of {length:,} are {tokens:,} tokens, more than {MOST:,}; use "
+            "fewer or shorter sequences"
+        )
+    if length < held:
+        raise InputError(f"length: {length} tokens cannot hold {held} relevant ones")
+    if vocab_size < special or (vocab_size == special and length > held):
+        raise InputError(
+            f"vocab_size: {vocab_size} leaves no irrelevant token in addition to the {special} relevant ones"
+        )
+
+
+@declare(check=check_sizes)
+@partial(jax.jit, static_argnames=_SIZES)
+def independent(
+    key: Array,
+    *,
+    vocab_size: PositiveInt,
+    relevant: PositiveInt,
+    length: PositiveInt,
+    sequences: PositiveInt,
+    max_posterior_difference: Share | Array = 0.9,
+    relevant_mass: Share | Array | None = None,
+    num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
     """Sample tokens that are independent given the label.
@@ -39,10 +112,10 @@ def independent(
 
     Args:
         key: PRNG key.
-        vocab_size: V.
+        vocab_size: V, number of tokens.
         relevant: number of relevant tokens, a multiple of K.
-        length: tokens per sequence T.
-        sequences: number of sequences n, a multiple of K.
+        length: T, tokens per sequence.
+        sequences: n, number of sequences.
         max_posterior_difference: largest posterior difference δ of a token, in [0, 1].
         relevant_mass: probability that a token in a sequence is relevant; defaults to `relevant /
             vocab_size`.
@@ -54,7 +127,7 @@ def independent(
         The corpus.
 
     Raises:
-        InputError: no corpus has these sizes.
+        InputError: no corpus has these sizes; for example, `sequences` is not a multiple of K.
 
     Source:
         Eq. 15 of arXiv 2505.17282; the values of δ and the base are not published and chosen here.
@@ -78,21 +151,22 @@ def independent(
     return labelled(tokens, class_index, vocab_size, num_classes)
 
 
+@declare(check=check_topics)
 @partial(jax.jit, static_argnames=(*_SIZES, "topic_words"))
 def topics(
     key: Array,
     *,
-    vocab_size: int,
-    relevant: int,
-    topic_words: int,
-    length: int,
-    sequences: int,
-    min_purity: float | Array = 0.0,
-    max_purity: float | Array = 1.0,
-    num_classes: int = 2,
+    vocab_size: PositiveInt,
+    relevant: PositiveInt,
+    topic_words: PositiveInt,
+    length: PositiveInt,
+    sequences: PositiveInt,
+    min_purity: Share | Array = 0.0,
+    max_purity: Share | Array = 1.0,
+    num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences of some words of their topic, which is the label, and common words otherwise.
+    """Sample sequences of topic words, whose topic is the label, and common words.
 
     P(s | y) = (1 - π_s + K π_s 1[s belongs to y]) / relevant   for each topic word.
 
@@ -104,22 +178,22 @@ def topics(
 
     Args:
         key: PRNG key.
-        vocab_size: V.
+        vocab_size: V, number of tokens.
         relevant: number of topic words in the vocabulary, a multiple of K.
         topic_words: number of topic words in a sequence, repetitions included.
-        length: words per sequence T ≥ `topic_words`.
-        sequences: number of sequences n, a multiple of K.
+        length: T, tokens per sequence.
+        sequences: n, number of sequences.
         min_purity: smallest purity of a topic word, in [0, 1]. The purity is the probability that the word
             was sampled from its own topic.
         max_purity: largest purity of a topic word, in [0, 1].
-        num_classes: K topics.
+        num_classes: K, number of classes.
         used: number of tokens to sample from, as in `independent`.
 
     Returns:
         The corpus.
 
     Raises:
-        InputError: no corpus has these sizes.
+        InputError: no corpus has these sizes; for example, `sequences` is not a multiple of K.
 
     Source:
         Topic and common words as in Lu, Mao & Nayak, arXiv 2011.10036, whose task has one pure topic word in
@@ -147,30 +221,32 @@ def _invert(cumulative: Array, uniform: Array) -> Array:
     return jnp.minimum(picked, cumulative.shape[1] - 1)
 
 
+@declare(check=check_sizes)
 @partial(jax.jit, static_argnames=(*_SIZES, "relevant_per_sequence"))
 def multi_relevant(
     key: Array,
     *,
-    vocab_size: int,
-    relevant: int,
-    relevant_per_sequence: int,
-    length: int,
-    sequences: int,
-    num_classes: int = 2,
+    vocab_size: PositiveInt,
+    relevant: PositiveInt,
+    relevant_per_sequence: PositiveInt,
+    length: PositiveInt,
+    sequences: PositiveInt,
+    num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences of r distinct relevant tokens of their class, and irrelevant tokens otherwise.
+    """Sample sequences with r distinct relevant tokens of their class.
 
-    Sequences come in groups of K, one for each class, that share their irrelevant tokens: α_s = 0 holds
-    exactly for every irrelevant token, while relevant tokens occur under one label only.
+    All other tokens are irrelevant. Sequences come in groups of K, one for each class, that share their
+    irrelevant tokens: α_s = 0 holds exactly for every irrelevant token, while relevant tokens occur under one
+    label only.
 
     Args:
         key: PRNG key.
-        vocab_size: V.
+        vocab_size: V, number of tokens.
         relevant: number of relevant tokens, a multiple of K.
         relevant_per_sequence: r, the number of relevant tokens in a sequence; at most `relevant / K`.
-        length: tokens per sequence T ≥ r.
-        sequences: number of sequences n, a multiple of K.
+        length: T, tokens per sequence.
+        sequences: n, number of sequences.
         num_classes: K, number of classes.
         used: number of tokens to sample from, as in `independent`.
 
@@ -178,7 +254,7 @@ def multi_relevant(
         The corpus.
 
     Raises:
-        InputError: no corpus has these sizes.
+        InputError: no corpus has these sizes; for example, `sequences` is not a multiple of K.
     """
     check_sizes(vocab_size, relevant, length, sequences, num_classes, relevant_per_sequence)
     used = vocab_size if used is None else used
@@ -193,27 +269,27 @@ def multi_relevant(
     return labelled(tokens, class_index, vocab_size, num_classes)
 
 
+@declare(check=check_sizes)
 def assumption1(
     key: Array,
     *,
-    vocab_size: int,
-    relevant: int,
-    length: int,
-    sequences: int,
-    num_classes: int = 2,
+    vocab_size: PositiveInt,
+    relevant: PositiveInt,
+    length: PositiveInt,
+    sequences: PositiveInt,
+    num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample a corpus that satisfies Assumption 1 exactly.
+    """Sample sequences with exactly one relevant token, which satisfy Assumption 1 exactly.
 
-    Every sequence has exactly one relevant token, which occurs under one label only; all its other tokens
-    are irrelevant with α_s = 0 exactly.
+    The relevant token occurs under one label only. All other tokens are irrelevant with α_s = 0 exactly.
 
     Args:
         key: PRNG key.
-        vocab_size: V.
+        vocab_size: V, number of tokens.
         relevant: number of relevant tokens, a multiple of K.
-        length: tokens per sequence T.
-        sequences: number of sequences n, a multiple of K.
+        length: T, tokens per sequence.
+        sequences: n, number of sequences.
         num_classes: K, number of classes.
         used: number of tokens to sample from, as in `independent`.
 
@@ -221,7 +297,7 @@ def assumption1(
         The corpus.
 
     Raises:
-        InputError: no corpus has these sizes.
+        InputError: no corpus has these sizes; for example, `sequences` is not a multiple of K.
 
     Source:
         Assumption 1 of arXiv 2505.17282; the construction by groups that share tokens is this library's.
@@ -242,63 +318,3 @@ def labelled(tokens: Array, class_index: Array, vocab_size: int, num_classes: in
     """Build the corpus of sampled sequences (n, T), given the class number of each, (n,)."""
     labels = class_labels(class_index, num_classes)
     return from_draws(tokens, labels, vocab_size=vocab_size, num_classes=num_classes)
-
-
-def check_sizes(
-    vocab_size: int,
-    relevant: int,
-    length: int,
-    sequences: int,
-    num_classes: int,
-    relevant_per_sequence: int = 1,
-) -> None:
-    """Raise InputError with the size and the remedy if no corpus has these sizes."""
-    _check_classes(relevant, sequences, num_classes)
-    if not 1 <= relevant_per_sequence <= relevant // num_classes:
-        raise InputError(
-            f"relevant_per_sequence: {relevant_per_sequence} is not between 1 and the "
-            f"{relevant // num_classes} relevant tokens of a class"
-        )
-    check_room(vocab_size, length, special=relevant, held=relevant_per_sequence)
-
-
-def check_topics(
-    vocab_size: int, relevant: int, topic_words: int, length: int, sequences: int, num_classes: int
-) -> None:
-    """Raise InputError with the size and the remedy if `topics` has no corpus of these sizes."""
-    _check_classes(relevant, sequences, num_classes)
-    check_multiple("topic_words", topic_words, 1, "1")
-    check_room(vocab_size, length, special=relevant, held=topic_words)
-
-
-def _check_classes(relevant: int, sequences: int, num_classes: int) -> None:
-    if num_classes < 2:
-        raise InputError(f"num_classes: {num_classes}; classification needs at least 2")
-    check_multiple("sequences", sequences, num_classes, f"num_classes = {num_classes}")
-    check_multiple("relevant", relevant, num_classes, f"num_classes = {num_classes}")
-
-
-def check_multiple(name: str, value: int, of: int, unit: str) -> None:
-    """Raise InputError unless a size is a positive multiple of `of`, which `unit` describes."""
-    if value < of or value % of:
-        raise InputError(f"{name}: {value} is not a positive multiple of {unit}")
-
-
-def check_room(vocab_size: int, length: int, special: int, held: int) -> None:
-    """Raise InputError if the vocabulary or the sequences are too small.
-
-    Args:
-        vocab_size: V.
-        length: tokens per sequence.
-        special: number of tokens of the vocabulary that the label depends on.
-        held: number of those in a sequence.
-
-    Raises:
-        InputError: a size is too small; the message gives the size.
-    """
-    if length < held:
-        raise InputError(f"length: {length} tokens cannot hold {held} relevant ones")
-    if vocab_size < special or (vocab_size == special and length > held):
-        raise InputError(
-            f"vocab_size: {vocab_size} leaves no irrelevant token in addition to the {special} relevant ones"
-        )

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from jaxattn.dynamics.descents.descent import Algorithm, Info, descent, early_stop, one_step, run
     from jaxattn.dynamics.descents.descent_phase import Descent, OneStep, optimizer, schedule
     from jaxattn.dynamics.descents.log_descent import LogDescent, log_descent, log_excess_loss
+    from jaxattn.dynamics.flows.arc_length import Stop
     from jaxattn.dynamics.flows.exact_flow import Path, exact_flow
-    from jaxattn.dynamics.flows.flow_phase import ExactFlow, FullFlow, JointFlow
+    from jaxattn.dynamics.flows.flow_phase import ExactFlow, FullFlow, JointFlow, RecordedPath
     from jaxattn.dynamics.flows.full_flow import FullPath, full_flow
     from jaxattn.dynamics.flows.joint_flow import JointPath, joint_flow
     from jaxattn.dynamics.kinds import PHASES
@@ -30,7 +31,9 @@ __all__ = [
     "OneStep",
     "Path",
     "Phase",
+    "RecordedPath",
     "State",
+    "Stop",
     "Task",
     "descent",
     "early_stop",
@@ -61,7 +64,9 @@ _NAMES = {
     "PHASES": "jaxattn.dynamics.kinds",
     "Path": "jaxattn.dynamics.flows.exact_flow",
     "Phase": "jaxattn.base",
+    "RecordedPath": "jaxattn.dynamics.flows.flow_phase",
     "State": "jaxattn.base",
+    "Stop": "jaxattn.dynamics.flows.arc_length",
     "Task": "jaxattn.base",
     "descent": "jaxattn.dynamics.descents.descent",
     "early_stop": "jaxattn.dynamics.descents.descent",

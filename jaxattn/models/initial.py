@@ -1,20 +1,13 @@
-"""Initial values of parameters: those of all models, and the starts that a study can choose instead."""
+"""Initial values of the parameters that models share."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import msgspec
-import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from jaxattn.base import Start
 from jaxattn.core.errors import InputError
-from jaxattn.core.settings import Places
-from jaxattn.data.arrays import read_array
 from jaxattn.data.corpus import Corpus
 
 Weights = Literal["identity", "normal"]
@@ -76,87 +69,3 @@ def square(key: Array, dim: int, dtype: DTypeLike, weights: Weights = "normal") 
     if weights == "identity":
         return jnp.eye(dim, dtype=dtype)
     return dim**-0.5 * jax.random.normal(key, (dim, dim), dtype)
-
-
-class Zero(Start, frozen=True, kw_only=True):
-    """θ_0 = 0."""
-
-    rotation_invariant: ClassVar[bool] = True
-
-    def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Array:
-        """Return the initial value of a parameter."""
-        return jnp.zeros_like(drawn)
-
-
-class Scaled(Start, frozen=True, kw_only=True):
-    """θ_0 = scale · (the model's own initial value).
-
-    Attributes:
-        scale: the factor.
-    """
-
-    rotation_invariant: ClassVar[bool] = True
-
-    scale: float
-
-    def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Array:
-        """Return the initial value of a parameter."""
-        return jnp.asarray(self.scale, drawn.dtype) * drawn
-
-
-class FromFile(Start, frozen=True, kw_only=True):
-    """θ_0 from an array in a file: `.npy`, or `FILE.safetensors:KEY`.
-
-    With `vocabulary`, a text file with one token per line, row k of the array belongs to the token in line
-    k + 1. Other tokens of the corpus keep the value that the model samples.
-
-    Attributes:
-        file: path of the file, relative to the sweep file.
-        vocabulary: path of a text file that lists the token of each row; by default, the rows must follow the
-            order of the corpus vocabulary.
-    """
-
-    file: str
-    vocabulary: str | None = None
-
-    def located(self, names: Places) -> "FromFile":
-        """Return the settings with paths relative to the sweep file resolved."""
-        place, colon, key = self.file.partition(":")
-        file = f"{names.path(place)}{colon}{key}"
-        lines = self.vocabulary and str(names.path(self.vocabulary))
-        return msgspec.structs.replace(self, file=file, vocabulary=lines)
-
-    def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Array:
-        """Return the initial value of a parameter."""
-        rows = read_array(self.file)
-        if self.vocabulary is None:
-            if rows.shape != drawn.shape:
-                raise InputError(f"{self.file}: shape {rows.shape}; the model requires {drawn.shape}")
-            return jnp.asarray(rows, drawn.dtype)
-        lines = _lines(Path(self.vocabulary))
-        if rows.shape != (len(lines), *drawn.shape[1:]):
-            wanted = (len(lines), *drawn.shape[1:])
-            raise InputError(
-                f"{self.file}: shape {rows.shape}; the model and the vocabulary require {wanted}"
-            )
-        place = {token: k for k, token in enumerate(lines)}
-        index = np.array([place.get(token, -1) for token in tokens])
-        if (index < 0).all():
-            raise InputError(f"{self.vocabulary}: has no token of the corpus; write one token per line")
-        known = jnp.asarray((index >= 0).reshape(-1, *(1,) * (drawn.ndim - 1)))
-        return jnp.where(known, jnp.asarray(rows[np.maximum(index, 0)], drawn.dtype), drawn)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as text ({error}); give one token per line") from None
-
-
-def kind_of(table: dict[str, Any]) -> str | None:
-    """Return the kind of a start whose table has no kind, from its keys."""
-    return "file" if "file" in table else "scaled" if "scale" in table else None
-
-
-STARTS: dict[str, type[Start]] = {"zero": Zero, "scaled": Scaled, "file": FromFile}

@@ -82,7 +82,7 @@ class Causal(ja.Model[Sequences]):
 class NextToken(ja.Loss):
     """Cross-entropy of the next token, mean over positions."""
 
-    def why_not(self, outputs: Array, data: ja.Dataset) -> str | None:
+    def skip_reason(self, outputs: Array, data: ja.Dataset) -> str | None:
         """Return the reason if targets are not a token, or outputs not logits of all tokens, per position."""
         fits = outputs.shape[:-1] == data.targets.shape and jnp.issubdtype(data.targets.dtype, jnp.integer)
         return None if fits else f"it requires targets {outputs.shape[:-1]} that are tokens"

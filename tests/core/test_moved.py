@@ -36,6 +36,13 @@ def test_an_old_name_names_its_new_place(name):
         getattr(ja.theory, name)
 
 
+@pytest.mark.parametrize("name", moved.REMOVED)
+def test_a_removed_name_has_a_remedy(name):
+    for package in (ja, ja.data):
+        with pytest.raises(AttributeError, match=f"'{name}'; version 0.3 removed it: write a function"):
+            getattr(package, name)
+
+
 def test_other_names_are_told_nothing():
     with pytest.raises(AttributeError, match=r"no attribute 'max_margins'$"):
         _ = ja.theory.max_margins

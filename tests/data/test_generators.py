@@ -1,7 +1,5 @@
 """Every kind of generator from the data table of a study to corpora."""
 
-import inspect
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,24 +46,12 @@ def test_every_kind_is_here():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_class_says_what_its_function_takes(kind):
-    """Settings of the class that draw are arguments of the pure function, with the same defaults."""
-    target = GENERATORS[kind]
-    arguments = inspect.signature(target.function).parameters
-    defaults = dict(zip(target.__struct_fields__[::-1], target.__struct_defaults__[::-1], strict=False))
-    own = set(target.__struct_fields__) - {"test_sequences", "validation_sequences", "label_noise"}
-    assert own == {name for name, x in arguments.items() if x.kind is x.KEYWORD_ONLY} - {"used"}
-    for name in own:
-        if arguments[name].default is not inspect.Parameter.empty:
-            assert defaults[name] == arguments[name].default
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_corpus_is_that_of_the_pure_function(kind, generator):
+def test_a_batch_is_the_corpus_of_the_pure_function(kind, generator):
     made, key = generator(kind), jax.random.key(3)
     own = {name: x for name, x in KINDS[kind].items() if not name.endswith("_sequences")}
-    drawn = jax.jit(lambda key: made.generate(key, 12))(key)
-    assert same(drawn, jax.jit(lambda key: made.function(key, **own | {"sequences": 12}))(key))
+    drawn = jax.jit(lambda key: made.batch(key, 12))(key)
+    batch_key, _ = jax.random.split(key)
+    assert same(drawn, type(made).function(batch_key, **own | {"sequences": 12}))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +68,7 @@ def test_a_corpus_is_that_of_the_pure_function(kind, generator):
 def test_sizes_that_do_not_fit_are_named_before_anything_is_drawn(
     kind, change, message, generator, monkeypatch
 ):
-    monkeypatch.setattr(GENERATORS[kind], "generate", None)
+    monkeypatch.setattr(GENERATORS[kind], "draw", None)
     with pytest.raises(InputError, match=message):
         generator(kind, **change)
     with pytest.raises(InputError, match=message):

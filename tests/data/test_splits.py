@@ -29,8 +29,9 @@ def test_noise_is_in_training_and_validation_labels_and_without_it_corpora_are_a
         jax.jit(study(data=table | {"label_noise": x}).base.data.draw)(data_key) for x in (0.0, 0.3)
     )
     train_key, test_key = jax.random.split(data_key)
-    assert same(clean.train, data.generate(train_key, 120))
-    assert same(clean.test, data.generate(test_key, 120))
+    own = {name: getattr(data, name) for name in data.arguments} | {"sequences": 120}
+    assert same(clean.train, type(data).function(train_key, **own))
+    assert same(clean.test, type(data).function(test_key, **own))
     assert same(clean.test, noisy.test)
     flipped = []
     for before, after in ((clean.train, noisy.train), (clean.validation, noisy.validation)):

@@ -32,7 +32,7 @@ def assert_vmapped_equals_looped(rng):
 
         def gradient(params, tokens):
             corpus = from_draws(tokens, labels, vocab_size=50, num_classes=2)
-            return jax.grad(lambda x: ja.losses.classification(logits(x, corpus), labels))(params)
+            return jax.grad(lambda x: ja.losses.classification(logits(x, corpus), labels).mean())(params)
 
         one = jax.jit(gradient)
         for axes, data in (((0, 0), tokens), ((0, None), tokens[0])):

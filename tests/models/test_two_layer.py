@@ -135,7 +135,7 @@ def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cl
     def gradient(scale, own):
         on = corpus.take(own)
         scaled = params.replace(E=scale * params.E)
-        return jax.grad(lambda x: ja.losses.classification(module.outputs(x, on), on.targets))(scaled)
+        return jax.grad(lambda x: ja.losses.classification(module.outputs(x, on), on.targets).mean())(scaled)
 
     scales, own = jnp.array([1.0, 0.5]), jnp.array([[3, 0, 7], [9, 4, 5]])
     vmapped = jax.vmap(gradient)(scales, own)

@@ -27,14 +27,19 @@ def fixed(*, sequences: int = 12):
     return pairs(jax.random.key(7), vocab_size=10, sequences=sequences)
 
 
-class Pairs(ja.Generator):
+class Pairs(ja.DrawnData):
     """`pairs` as a class."""
 
-    length: PositiveInt = 2
+    vocab_size: PositiveInt
+    sequences: PositiveInt
     swapped: Share = 0.0
 
-    def generate(self, key, sequences, used=None):
-        return pairs(key, vocab_size=self.vocab_size, sequences=sequences, swapped=self.swapped)
+    def draw(self, key, used=None):
+        train = self.batch(key, self.sequences)
+        return ja.data.Splits(train, ja.data.token_statistics(train))
+
+    def batch(self, key, examples, used=None, task_key=None):
+        return pairs(key, vocab_size=self.vocab_size, sequences=examples, swapped=self.swapped)
 
 
 class Bilinear(NamedTuple):
@@ -132,7 +137,7 @@ class Longest(ja.PhaseProbe):
 
     metrics = ("share_of_longest", "longest")
 
-    def why_not(self, task, phase):
+    def skip_reason(self, task, phase):
         return None if "p" in phase.train else "wants a phase that trains p"
 
     def observe(self, phase, state):

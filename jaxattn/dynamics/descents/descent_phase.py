@@ -15,7 +15,7 @@ from jax import Array
 
 from jaxattn.base import Phase, Task
 from jaxattn.core.errors import InputError
-from jaxattn.core.settings import Count, Named, Names, NotNegative, Places, Positive, PositiveInt
+from jaxattn.core.settings import Count, ImportPath, Named, Names, NotNegative, Positive, PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.descents.descent import Algorithm, descent, early_stop, loop
 
@@ -52,7 +52,7 @@ class Descent(Phase, frozen=True, kw_only=True):
     takes_further: ClassVar[str] = "options"
 
     train: Names
-    optimizer: Any
+    optimizer: ImportPath
     step_size: Positive
     steps: PositiveInt
     schedule: ScheduleName = "constant"
@@ -67,12 +67,6 @@ class Descent(Phase, frozen=True, kw_only=True):
     def rotation_invariant(self) -> bool:
         """True if the optimiser depends on gradients through inner products only, unlike Adam."""
         return isinstance(self.optimizer, str) and self.optimizer in ROTATION_INVARIANT
-
-    def located(self, names: Places) -> "Descent":
-        """Return the phase with a user-defined optimiser imported."""
-        if not (isinstance(self.optimizer, str) and ":" in self.optimizer):
-            return self
-        return msgspec.structs.replace(self, optimizer=Named(self.optimizer, names.load(self.optimizer)))
 
     def check(self, *context: Any) -> None:
         """Raise InputError for an unknown optimiser or option, or patience without a validation corpus."""

@@ -2,6 +2,7 @@
 
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -23,7 +24,7 @@ GRADIENT_RTOL = 0.01
 
 
 class Stop(enum.IntEnum):
-    """The status of a path; `Ended.reason` describes it in words."""
+    """The status of a path; `FlowPath.reason` describes it in words."""
 
     RUNNING = 0
     NORM = 1
@@ -37,10 +38,8 @@ class Stop(enum.IntEnum):
     LOSS = 9
     UNRESOLVED = 10
     UNDECIDED = 11
+    TIME = 12
 
-
-# Stopping conditions that the caller sets.
-ASKED_FOR = (Stop.NORM, Stop.ARC_LENGTH, Stop.DIRECTION, Stop.LOSS)
 
 _REASONS = {
     Stop.RUNNING: "running: the path has not ended yet",
@@ -59,17 +58,43 @@ _REASONS = {
     "tokens tie, or whether tied scores still move",
     Stop.UNDECIDED: "undecided: the forces between two tokens cancel, and the order of the force that is "
     "left is not known; the path is exact up to its last point",
+    Stop.TIME: "time: t reached until_time",
 }
 
 
-class Ended(Brief):
-    """A path with a `status`, a `Stop`, described in words; several seeds add a leading axis.
+class FlowPath(Brief):
+    """Path of a flow, with a row for each recorded point; base class of the paths that flows return.
+
+    Row 0 is the start, and the last row is the end of the path. All arrays have a leading axis for several
+    seeds.
 
     Attributes:
-        status: () or (B,) int32.
+        status: () int32; the stopping condition, a `Stop`.
     """
 
     status: Any
+
+    @property
+    def rows(self) -> Any:
+        """The object whose arrays have a row for each recorded point."""
+        return self
+
+    @property
+    def reached(self) -> Array:
+        """The row at which the path ended, or up to which it was computed, (). Later rows repeat it."""
+        return (self.rows.steps < self.rows.steps[-1]).sum()
+
+    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
+        """Return the trained parameters at a row in full precision, by name."""
+        raise NotImplementedError(f"{type(self).__name__}.params_at")
+
+    def metrics_at(self, row: Array) -> dict[str, Array]:
+        """Return the recorded metrics at a row: numbers () by name."""
+        raise NotImplementedError(f"{type(self).__name__}.metrics_at")
+
+    def at(self, row: Array, *names: str) -> dict[str, Array]:
+        """Return fields at a row."""
+        return {name: getattr(self.rows, name)[row] for name in names}
 
     @property
     def stop(self) -> Any:
@@ -139,11 +164,11 @@ class Flow(Protocol):
 class Ends(NamedTuple):
     """Stopping conditions of a path, as in `exact_flow`, and its error tolerances."""
 
-    norm: Array
-    arc_length: Array
-    direction: Array
-    rtol: Array
-    gradient_rtol: Array | float = GRADIENT_RTOL
+    norm: Leaf
+    arc_length: Leaf
+    direction: Leaf
+    rtol: Leaf
+    gradient_rtol: Leaf = GRADIENT_RTOL
 
 
 @struct.dataclass

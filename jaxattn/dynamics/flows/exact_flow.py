@@ -10,9 +10,11 @@ For large ‖p‖ the path is almost straight, so the steps grow like ‖p‖ an
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
@@ -20,13 +22,15 @@ from jaxtyping import Array, Float
 from jaxattn.attention.scores import Scores, require_values
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Leaf
+from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import (
     GRADIENT_RTOL,
-    Ended,
     Ends,
+    FlowPath,
     Integration,
+    Row,
     Stop,
     begin,
     first_step,
@@ -36,7 +40,17 @@ from jaxattn.dynamics.flows.arc_length import (
 from jaxattn.dynamics.flows.balance import find_ties, no_balance
 from jaxattn.dynamics.flows.conditions import cond_under_vmap
 from jaxattn.dynamics.flows.coordinates import Coordinates
-from jaxattn.dynamics.flows.seeds import Inputs, doubled, of_seeds, over_seeds, refuse_derivative
+from jaxattn.dynamics.flows.seeds import (
+    Inputs,
+    Tolerance,
+    check_ends,
+    check_settings,
+    doubled,
+    jacobian_columns,
+    of_seeds,
+    over_seeds,
+    refuse_derivative,
+)
 from jaxattn.dynamics.flows.ties import Ties, no_ties, selected, tied_coordinates
 from jaxattn.theory.selection import Selection
 
@@ -44,8 +58,25 @@ from jaxattn.theory.selection import Selection
 _STAGES = 256
 
 
+class _LinearPath(FlowPath):
+    """Path of one parameter, complete or so far."""
+
+    p: Leaf
+    norm: Leaf
+    columns: Leaf
+
+    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
+        return dict.fromkeys(train, self.p[row])
+
+    def metrics_at(self, row: Array) -> dict[str, Array]:
+        found = self.at(row, "arc_length", "log_gradient_norm", "log_time")
+        # Six evaluations per step, and those of one Jacobian.
+        evaluations = self.rows.steps[row] * (6 + self.columns)
+        return {"p_norm": self.norm[row], **found, "evaluations": evaluations}
+
+
 @struct.dataclass(repr=False)
-class Path(Ended):
+class Path(_LinearPath):
     """Points along gradient flow on p, float64; with a leading seed axis B on every array for B seeds.
 
     Row 0 is the start, and the last row is the end of the path. The rows between are at log-spaced arc
@@ -61,6 +92,7 @@ class Path(Ended):
         status: () int32; the stopping condition, a `Stop`.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
+        columns: () int; columns of the Jacobian of a step, each of which costs one gradient evaluation.
         selection: the highest token of every sequence at the end of the path, and the tokens that tie with
             it in the limit: their scores differ by a bounded amount while ‖p‖ grows.
     """
@@ -74,6 +106,7 @@ class Path(Ended):
     status: Leaf
     accepted: Leaf
     rejected: Leaf
+    columns: Leaf
     selection: Selection
 
 
@@ -81,36 +114,37 @@ def exact_flow(
     scores: Scores,
     p: Float[Array | np.ndarray, "..."],
     *,
-    until_norm: float = 1e6,
-    until_arc_length: float = math.inf,
-    until_direction: float = 0.0,
-    max_steps: int = 10_000,
-    rtol: float = 1e-5,
+    until_norm: Static[Positive] = 1e6,
+    until_arc_length: Static[Positive] | None = None,
+    until_direction: Static[NotNegative] = 0.0,
+    max_steps: PositiveInt = 10_000,
+    rtol: Static[Tolerance] = 1e-5,
     gradient_rtol: float = GRADIENT_RTOL,
-    points: int = 64,
+    points: Annotated[int, msgspec.Meta(ge=3)] = 64,
     width: int | None = None,
 ) -> Path:
-    """Compute the exact path of gradient flow on p, keys and values fixed, up to a stopping condition.
+    """Compute the exact path of gradient flow on p up to a stopping condition.
 
-    The loss is logistic for two classes, and cross-entropy for K > 2:
+    Keys and values are fixed. The loss is logistic for two classes, and cross-entropy for K > 2:
 
         L = (1/n) Σ_X ℓ(f(X), y_X),   f(X) = Σ_s q_s γ_s,   q = softmax of a = Φ p over X.
 
-    Everything is computed in float64, whatever the precision of the inputs and of JAX.
+    Everything is computed in float64, whatever the precision of the inputs and of JAX. The sine of the angle
+    between p and dp/dt is the change of p/‖p‖ per e-fold of ‖p‖, and approximately the distance of p/‖p‖ to
+    its limit.
 
     Args:
         scores: keys (m, D), values (m,), or (m, K) for K > 2 classes, and bags of n sequences; any of them
             may have a leading axis of B seeds. `theory.scores.one_layer` builds them from E and v.
         p: (D,), or (B, D); the start.
         until_norm: stop at this ‖p‖.
-        until_arc_length: stop at this arc length; must be finite if `until_norm` is not.
-        until_direction: stop when the sine of the angle between p and its velocity is at most this. The sine
-            is the change of p/‖p‖ per e-fold of ‖p‖, and approximately the distance of p/‖p‖ to its limit.
+        until_arc_length: stop at this arc length; required if `until_norm` is infinite.
+        until_direction: stop when the sine of the angle between p and dp/dt is at most this.
         max_steps: stop after this many steps, accepted or rejected.
         rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
         gradient_rtol: relative error of ‖∂L/∂p‖ that the error of a step may cause, which keeps `log_time`
             accurate. Pass infinity if only the path is needed; this saves steps on winding paths.
-        points: number of rows k ≥ 3 of the path.
+        points: number of recorded points k ≥ 3.
         width: number of seeds integrated at once with vmap; defaults to a value for the backend.
 
     Returns:
@@ -123,14 +157,30 @@ def exact_flow(
     Source:
         Lemma 4.2 and Theorem 4.3 of arXiv 2505.17282.
     """
-    if not (math.isfinite(until_norm) or math.isfinite(until_arc_length)):
-        raise InputError("until_norm and until_arc_length are both infinite; give one of them")
-    check_ends(until_norm=until_norm, until_arc_length=until_arc_length)
     check_settings(rtol, points)
+    ends = ends_of(until_norm, until_arc_length, until_direction, rtol, gradient_rtol)
+    return over_seeds(_follow, _inputs(scores, p), ends, max_steps, points=points, width=width)
+
+
+def ends_of(
+    until_norm: float,
+    until_arc_length: float | None,
+    until_direction: float,
+    rtol: float,
+    gradient_rtol: float = GRADIENT_RTOL,
+) -> Ends:
+    """Return the stopping conditions and error tolerances of `exact_flow`.
+
+    Raises:
+        InputError: a number is out of range, or no stopping condition is finite.
+    """
+    arc_length = math.inf if until_arc_length is None else until_arc_length
+    if not (math.isfinite(until_norm) or math.isfinite(arc_length)):
+        raise InputError("until_norm and until_arc_length are both infinite; give one of them")
+    check_ends(until_norm=until_norm, until_arc_length=arc_length)
     if not gradient_rtol > 0:
         raise InputError(f"gradient_rtol: {gradient_rtol}; give a relative error above 0")
-    ends = (until_norm, until_arc_length, until_direction, rtol, gradient_rtol)
-    return over_seeds(_follow, _inputs(scores, p), ends, max_steps, points=points, width=width)
+    return Ends(until_norm, arc_length, until_direction, rtol, gradient_rtol)
 
 
 def _inputs(scores: Scores, p: Array | np.ndarray) -> Inputs:
@@ -140,23 +190,8 @@ def _inputs(scores: Scores, p: Array | np.ndarray) -> Inputs:
     return of_seeds(parts, scores.corpus)
 
 
-def check_ends(**ends: float) -> None:
-    """Raise InputError unless stopping conditions are lengths of 0 or more."""
-    for name, end in ends.items():
-        if not isinstance(end, jax.core.Tracer) and not end >= 0:
-            raise InputError(f"{name}: {end}; give a length of 0 or more")
-
-
-def check_settings(rtol: float, points: int, least: int = 3) -> None:
-    """Raise InputError if a path cannot have this number of points or this error tolerance."""
-    if points < least:
-        raise InputError(f"points: {points}; a path has at least {least}")
-    if not 0 < rtol < 1:
-        raise InputError(f"rtol: {rtol}; give a relative error between 0 and 1")
-
-
 @struct.dataclass(repr=False)
-class PathSoFar(Brief):
+class PathSoFar(_LinearPath):
     """State of a path so far, across successive descriptions of the flow (stages).
 
     Its rows are those of `Path`; rows that were not reached repeat the last state.
@@ -169,7 +204,8 @@ class PathSoFar(Brief):
         ties: the tied tokens in that stage.
         tied: True if there are any, () bool.
         left: number of stages that may follow, () int32; 0 once the path has ended.
-        begun: number of accepted steps when the stage began, () int32.
+        accepted_before: number of accepted steps before that stage, () int32.
+        columns: columns of the Jacobian of a step, () int.
     """
 
     p: Leaf
@@ -179,93 +215,54 @@ class PathSoFar(Brief):
     ties: Ties
     tied: Leaf
     left: Leaf
-    begun: Leaf
+    accepted_before: Leaf
+    columns: Leaf
+
+    @property
+    def rows(self) -> Row:
+        """The recorded quantities."""
+        return self.integration.rows
 
     @property
     def status(self) -> Array:
         """The stopping condition, a `Stop`, () int32."""
         return self.integration.status
 
-    @property
-    def arc_length(self) -> Array:
-        """(k,); s, length of the path so far."""
-        return self.integration.rows.arc_length
 
-    @property
-    def log_gradient_norm(self) -> Array:
-        """(k,); log ‖∂L/∂p‖."""
-        return self.integration.rows.log_gradient_norm
-
-    @property
-    def log_time(self) -> Array:
-        """(k,); log t."""
-        return self.integration.rows.log_time
-
-    @property
-    def steps(self) -> Array:
-        """(k,) int32; number of attempted steps so far."""
-        return self.integration.rows.steps
-
-
-def begin_path(scores: Scores, p: Array, ends: Sequence[float], points: int) -> PathSoFar:
-    """Return the start of the path of one seed, as in `exact_flow`.
-
-    Args:
-        scores: keys, values and bags of one seed.
-        p: (D,); the start.
-        ends: the stopping conditions, the numbers of `Ends`.
-        points: number of rows k ≥ 3 of the path.
-
-    Returns:
-        The path with row 0.
-
-    Raises:
-        InputError: the scores have no values, or shapes do not match.
-    """
+def begin_path(scores: Scores, p: Array, ends: Ends, points: int) -> PathSoFar:
+    """Return the path of one seed with its start alone; `continue_path` computes further rows."""
     keys, start, values, corpus = _inputs(scores, p).arrays
     with backend.float64():
-        arrays = doubled(keys, start, values)
-        return _begin(*arrays, corpus, doubled(*ends), points, _log_gradient_norm(*arrays, corpus))
+        arrays = doubled((keys, start, values))
+        return _begin(*arrays, corpus, doubled(ends), points, _log_gradient_norm(*arrays, corpus))
 
 
 def continue_path(
-    scores: Scores, path: PathSoFar, ends: Sequence[float], max_steps: int | Array, row: int | Array
+    scores: Scores, path: PathSoFar, ends: Ends, max_steps: int | Array, row: int | Array
 ) -> PathSoFar:
-    """Continue the path of one seed until it reaches a row or ends.
-
-    Args:
-        scores: those passed to `begin_path`.
-        path: the path so far.
-        ends: those passed to `begin_path`.
-        max_steps: stop after this many steps, accepted or rejected.
-        row: the row, ().
-
-    Returns:
-        The path, complete up to that row.
-
-    Raises:
-        InputError: the function is differentiated.
-    """
+    """Continue a path of `begin_path`, with the same scores, until it reaches a row or ends."""
     with backend.float64():
-        arrays = *doubled(scores.keys, scores.values), scores.corpus, path, doubled(*ends)
+        arrays = *doubled((scores.keys, scores.values)), scores.corpus, path, doubled(ends)
         return _continued(*arrays, jnp.asarray(max_steps, jnp.int32), row + 1)
 
 
 def _follow(
-    E: Array, p: Array, values: Array, corpus: Corpus, numbers: Sequence[Array], max_steps: Array, points: int
+    E: Array, p: Array, values: Array, corpus: Corpus, ends: Ends, max_steps: Array, points: int
 ) -> Path:
-    initial = _begin(E, p, values, corpus, numbers, points)
-    path = _continue(E, values, corpus, initial, numbers, max_steps, points)
+    initial = _begin(E, p, values, corpus, ends, points)
+    path = _continue(E, values, corpus, initial, ends, max_steps, points)
+    rows = path.rows
     return Path(
         p=path.p,
-        arc_length=path.arc_length,
+        arc_length=rows.arc_length,
         norm=path.norm,
-        log_gradient_norm=path.log_gradient_norm,
-        log_time=path.log_time,
-        steps=path.steps,
+        log_gradient_norm=rows.log_gradient_norm,
+        log_time=rows.log_time,
+        steps=rows.steps,
         status=path.status,
         accepted=path.integration.accepted,
         rejected=path.integration.rejected,
+        columns=path.columns,
         selection=Selection(selected(E, path.start, corpus, path.ties.leader)),
     )
 
@@ -276,12 +273,11 @@ def _begin(
     p: Array,
     values: Array,
     corpus: Corpus,
-    numbers: Sequence[Array],
+    ends: Ends,
     points: int,
     log_gradient_norm: Array | float = math.nan,
 ) -> PathSoFar:
     """Return the start of the path of one seed."""
-    ends = Ends(*numbers)
     ties = no_ties(E, values, corpus)
     flow = tied_coordinates(E, p, corpus, ties)
     return PathSoFar(
@@ -292,7 +288,8 @@ def _begin(
         ties=ties,
         tied=jnp.asarray(False),
         left=jnp.asarray(_STAGES, jnp.int32),
-        begun=jnp.zeros((), jnp.int32),
+        accepted_before=jnp.zeros((), jnp.int32),
+        columns=jacobian_columns(E),
     )
 
 
@@ -308,12 +305,11 @@ def _continue(
     values: Array,
     corpus: Corpus,
     path: PathSoFar,
-    numbers: Sequence[Array],
+    ends: Ends,
     max_steps: Array,
     rows: int | Array,
 ) -> PathSoFar:
     """Continue the path of one seed until this number of rows is reached, or it ends."""
-    ends = Ends(*numbers)
 
     def stage(before: PathSoFar) -> PathSoFar:
         flow = tied_coordinates(E, before.start, corpus, before.ties)
@@ -361,7 +357,7 @@ def _next_stage(
     otherwise = end, no_balance(E, end, values, corpus)
     p, found = cond_under_vmap(slides | looks, lambda _, *given: find_ties(*given), otherwise, *given)
     # Without an accepted step the next stage would end at the same point.
-    stuck = balances & before.tied & (integration.accepted == before.begun)
+    stuck = balances & before.tied & (integration.accepted == before.accepted_before)
     lost = balances & ~before.tied & ~found.settled
     status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, integration.status)
     status = jnp.where(lost & found.undecided, Stop.UNDECIDED, status)
@@ -381,5 +377,6 @@ def _next_stage(
         ties=jax.tree.map(choose, found.ties, ties),
         tied=choose(found.settled, before.tied),
         left=choose(before.left - 1, jnp.where(runs, before.left, 0)),
-        begun=choose(integration.accepted, before.begun),
+        accepted_before=choose(integration.accepted, before.accepted_before),
+        columns=after.columns,
     )

@@ -1,26 +1,33 @@
-"""Exact flows as phases: the rows of a path are the steps of its phase."""
+"""Flows as phases: a flow computes a whole path, whose rows are the steps of its phase."""
 
-import math
-from typing import Annotated, Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
-import msgspec
+import numpy as np
 from flax import struct
 from jax import Array
 
 from jaxattn.attention.scores import Scores
 from jaxattn.base import Goal, Params, Phase, Task
-from jaxattn.core.errors import InputError
+from jaxattn.base.functions import Function, OfFunction, settings_class
+from jaxattn.core.errors import InputError, shown
 from jaxattn.core.pytrees import Brief, Leaf, get, replaced
-from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Static
 from jaxattn.dynamics.flows import stiff
-from jaxattn.dynamics.flows.arc_length import ASKED_FOR, GRADIENT_RTOL, Stop
-from jaxattn.dynamics.flows.exact_flow import Path, PathSoFar, begin_path, continue_path, exact_flow
+from jaxattn.dynamics.flows.arc_length import Ends, FlowPath, Stop
+from jaxattn.dynamics.flows.exact_flow import Path, begin_path, continue_path, ends_of, exact_flow
 from jaxattn.dynamics.flows.full_flow import full_flow
 from jaxattn.dynamics.flows.joint_flow import joint_flow
 
-# The parameters of a row store a longer v with this length, because its square would overflow float32.
-_LONGEST = 1e15
+# Stopping conditions that the caller sets.
+_ASKED_FOR = (Stop.NORM, Stop.ARC_LENGTH, Stop.DIRECTION, Stop.LOSS, Stop.TIME)
+# Settings that end a path: the metric that approaches each, and its printed name.
+_GOALS = {
+    "until_norm": ("p_norm", "‖p‖"),
+    "until_arc_length": ("arc_length", "arc length"),
+    "until_log_loss": ("log_loss", "log L"),
+    "until_time": ("time", "t"),
+}
 
 
 @struct.dataclass(repr=False)
@@ -29,312 +36,223 @@ class FlowState(Brief):
 
     Attributes:
         params: the parameters at this row, in the precision of the study.
-        path: the path, float64, complete or as far as it was computed.
+        path: the path, complete or as far as it was computed.
         step: () int32; the row.
         failed_at: () int32; the row at which the integration failed, -1 if it has not.
-        columns: () int32; columns of the Jacobian of a step, each of which costs one gradient.
     """
 
     params: Leaf
     path: Leaf
     step: Leaf
     failed_at: Leaf
-    columns: Leaf
 
 
-class _Flow(Phase, frozen=True, kw_only=True):
-    """Base class of exact-flow phases; subclasses define `train`, `points` and the methods that raise.
+@struct.dataclass(repr=False)
+class RecordedPath(FlowPath):
+    """Path of a custom flow, with k rows.
 
     Attributes:
-        progress: the quantity that grows from row to row until the path ends.
-        until_norm: stop at this ‖p‖.
-        max_steps: stop after this many steps, accepted or rejected.
-        rtol: relative error tolerance of a step.
-        points: number of log-spaced points to record along the path, including its start.
+        params: trained parameters by name, (k, ...) each.
+        metrics: recorded numbers by name, (k,) each.
+        status: () int32; the stopping condition, a `ja.dynamics.Stop`.
+        last: () int32; the row at which the path ended, which later rows repeat; None for row k - 1.
+    """
+
+    params: dict[str, Leaf]
+    status: Leaf
+    metrics: dict[str, Leaf] = struct.field(default_factory=dict)
+    last: Leaf = None
+
+    @property
+    def reached(self) -> Array:
+        """The row at which the path ended, ()."""
+        return jnp.asarray(len(next(iter(self.params.values()))) - 1 if self.last is None else self.last)
+
+    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
+        """Return the trained parameters at a row."""
+        return {name: self.params[name][row] for name in train}
+
+    def metrics_at(self, row: Array) -> dict[str, Array]:
+        """Return the recorded numbers at a row."""
+        return {name: x[row] for name, x in self.metrics.items()}
+
+
+class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
+    """Phase of a flow, from a function `(params, task, *, points, settings) -> FlowPath`.
+
+    The function computes the path of one seed, with `points` rows, and is traced with float64 enabled. The
+    trained parameters are declared by `@ja.declare(train=["p"])`, or are a setting `train`.
     """
 
     failure: ClassVar[str] = "the flow met NaN or a step too short to represent"
-    dtype: ClassVar[str] = "float64"
+    dtype: ClassVar[str | None] = "float64"
     # The arrays of one seed fit into a core's cache, and a slow seed does not delay others.
-    seeds_per_core: ClassVar[int] = 1
-    refines: ClassVar[tuple[str, ...]] = ("p_norm", "log_gradient_norm")
-    rotation_invariant: ClassVar[bool] = True
-    progress: ClassVar[str] = "steps"
-    may_be_settings: ClassVar[frozenset[str]] = Phase.may_be_settings | {"points"}
+    seeds_per_core: ClassVar[int | None] = 1
+    overridable: ClassVar[frozenset[str]] = Phase.overridable - {"steps"} | {"points"}
 
     @property
     def points(self) -> int:
         """Number of rows of the path, including the start."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.points")
 
     @property
     def steps(self) -> int:
         """Number of rows after the start."""
         return self.points - 1
 
-    def check(self, *context: Any) -> None:
-        """Raise InputError unless the model and loss are those of the theory."""
-        require_one_layer(*context)
+    @property
+    def goal(self) -> Goal | None:
+        """The stopping condition with the smallest value, for progress messages."""
+        given = {name: x for name, x in self._settings().items() if x is not None}
+        goals = [Goal(*_GOALS[name], x) for name, x in given.items() if name in _GOALS]
+        return min(goals, key=lambda goal: goal.value, default=None)
 
     def probe_steps(self, per_decade: int) -> list[int]:
         """Return all rows of the path."""
-        return list(range(self.steps + 1))
+        return list(range(self.points))
+
+    def follow(self, task: Task, params: Params) -> FlowPath:
+        """Compute the path, or only its start if steps are expensive."""
+        return self._checked(self._call(params, task), params)
 
     def init(self, task: Task, params: Any, key: Array) -> FlowState:
-        """Compute the path, and return the state at its start."""
-        keys = self.keys(task, params)
-        # Zero rows are padding of the vocabulary.
-        columns = jnp.minimum((keys != 0).any(axis=1).sum(), keys.shape[1])
-        return self.at(params, self.follow(task, params), jnp.zeros((), jnp.int32), columns)
+        """Return the state at the start of the path."""
+        return self.at(params, self.follow(task, params), jnp.zeros((), jnp.int32))
 
     def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
         """Advance by a number of rows."""
-        return self.at(state.params, state.path, state.step + steps, state.columns)
+        return self.at(state.params, state.path, state.step + steps)
 
-    def at(self, params: Params, path: Any, row: Array, columns: Array) -> FlowState:
+    def at(self, params: Params, path: FlowPath, row: Array) -> FlowState:
         """Return the state at a row of a path."""
-        reached = self.reached(path)
-        failed = (path.status == Stop.FAILED) & (row >= reached)
+        failed = (path.status == Stop.FAILED) & (row >= path.reached)
         moved = {
             name: x.reshape(get(params, name).shape).astype(get(params, name).dtype)
-            for name, x in self.moved(path, row).items()
+            for name, x in path.params_at(row, self.train).items()
         }
-        failed_at = jnp.where(failed, reached, -1).astype(jnp.int32)
-        return FlowState(replaced(params, **moved), path, row, failed_at, columns)
-
-    def reached(self, path: Any) -> Array:
-        """Return the row at which the path has ended, or up to which it was computed."""
-        progress = getattr(path, self.progress)
-        return (progress < progress[-1]).sum()
-
-    def keys(self, task: Task, params: Params) -> Array:
-        """Return the keys of the scores, (m, D)."""
-        keys: Array = params.E
-        return keys
-
-    def follow(self, task: Task, params: Params) -> Any:
-        """Compute the path."""
-        raise NotImplementedError
-
-    def moved(self, path: Any, row: Array) -> dict[str, Array]:
-        """Return the parameters that the flow trains."""
-        raise NotImplementedError
-
-    def measured(self, state: FlowState) -> dict[str, Array]:
-        """Return the quantities of the path at the state's row."""
-        raise NotImplementedError
+        failed_at = jnp.where(failed, path.reached, -1).astype(jnp.int32)
+        return FlowState(replaced(params, **moved), path, row, failed_at)
 
     def parameter(self, state: FlowState, name: str) -> Array:
-        """Return a parameter at the state's row; trained ones in float64, as one row."""
-        moved = self.moved(state.path, state.step)
+        """Return a parameter at the state's row; trained ones in full precision, as one row."""
+        moved = state.path.params_at(state.step, self.train)
         return moved[name] if name in moved else super().parameter(state, name)
 
     def metrics(self, state: FlowState) -> dict[str, Array]:
-        """Return the quantities of the path at the state's row, and whether a requested end was reached."""
-        asked_for = jnp.isin(state.path.status, jnp.array(ASKED_FOR, state.path.status.dtype))
-        came = asked_for & (state.step >= self.reached(state.path))
-        return {**self.measured(state), "came_to_end": 1.0 * came}
+        """Return the metrics of the path at the state's row, and whether a requested end was reached."""
+        path = state.path
+        asked_for = jnp.isin(path.status, jnp.array(_ASKED_FOR, path.status.dtype))
+        came = asked_for & (state.step >= path.reached)
+        return {**path.metrics_at(state.step), "came_to_end": 1.0 * came}
+
+    def _checked(self, path: Any, params: Params) -> FlowPath:
+        """Return the path of a custom function; raise InputError unless it has a row for each of points."""
+        if not isinstance(path, FlowPath):
+            raise InputError(f"it returns {shown(path)}; return a ja.dynamics.RecordedPath")
+        if not isinstance(path, RecordedPath):
+            return path
+        if path.params.keys() != set(self.train):
+            names = ", ".join(path.params) or "no parameters"
+            raise InputError(f"it returns a path of {names}; train has {', '.join(self.train)}")
+        wanted = [(name, path.params[name], np.shape(get(params, name))) for name in self.train]
+        for name, x, shape in [*wanted, *((name, x, ()) for name, x in path.metrics.items())]:
+            if np.shape(x) != (rows := (self.points, *shape)):
+                raise InputError(
+                    f"{name} of the path has shape {np.shape(x)}; return {rows}, a row per point"
+                )
+        made: FlowPath = path.replace(status=jnp.asarray(path.status, jnp.int32))  # type: ignore[attr-defined]
+        return made
 
 
-class ExactFlow(_Flow, frozen=True, kw_only=True):
-    """Exact gradient flow on p until a stopping condition holds.
+def of_function(function: Function, kind: str) -> type[FlowPhase]:
+    """Return the phase of a custom flow.
 
-    With `linear_in` on another parameter that the scores of a model are linear in, such as W.
+    Raises:
+        InputError: the function does not declare the trained parameters, or has no setting `points`.
+    """
+    made: type[FlowPhase] = settings_class(function, FlowPhase, kind=kind)
+    if made.train is Phase.train:
+        raise InputError(f"{kind}: it declares no trained parameters; add @ja.declare(train=['p']) above it")
+    if "points" not in made.arguments:
+        raise InputError(f"{kind}: it has no setting points, the number of rows; add points: int = 64")
+    return made
+
+
+class _TheoryFlow(FlowPhase, frozen=True, kw_only=True):
+    """Base class of the built-in flows."""
+
+    refines: ClassVar[tuple[str, ...]] = ("p_norm", "log_gradient_norm")
+    rotation_invariant: ClassVar[bool] = True
+
+
+class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
+    """Flow of one parameter that the scores of the model are linear in.
 
     Attributes:
         linear_in: name of the trained parameter, in which the scores must be linear; defaults to p.
-        until_arc_length: stop at this arc length.
-        until_direction: stop when the sine of the angle between p and dp/dt is at most this.
     """
 
+    not_settings: ClassVar[frozenset[str]] = frozenset({"gradient_rtol", "width"})
+
     linear_in: str | None = None
-    until_norm: Static[Positive] = 1e6
-    until_arc_length: Static[Positive] | None = None
-    until_direction: Static[NotNegative] = 0.0
-    max_steps: PositiveInt = 10_000
-    rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-5
-    points: Annotated[int, msgspec.Meta(ge=3)] = 64
-
-    @property
-    def beginning(self) -> str:
-        """Description of the phase for progress messages."""
-        return f"follows the path to {self.goal.label} = {self.goal.value:g}"
-
-    @property
-    def goal(self) -> Goal:
-        """The arc length or ‖p‖, whichever limit ends the path first."""
-        if (length := self.until_arc_length) is not None and length <= self.until_norm:
-            return Goal("arc_length", "arc length", length)
-        return Goal("p_norm", "‖p‖", self.until_norm)
-
-    def check(self, *context: Any) -> None:
-        """Raise InputError unless model and loss are those of the theory and a stopping point is finite."""
-        if not math.isfinite(self.goal.value):
-            raise InputError("until_norm and until_arc_length are both infinite; give one of them")
-        require_linear_scores(self.train[0], *context)
 
     @property
     def train(self) -> tuple[str]:
-        """The trained parameter."""
         return (self.linear_in or "p",)
 
-    def keys(self, task: Task, params: Params) -> Array:
-        """Return the keys of the scores, (m, D)."""
-        keys: Array = _scores(task, params).keys
-        return keys
+    @property
+    def ends(self) -> Ends:
+        settings = self._settings()
+        return ends_of(**{name: x for name, x in settings.items() if name not in ("max_steps", "points")})
 
-    def follow(self, task: Task, params: Params) -> Path | PathSoFar:
-        """Compute the path, or only its start if steps are expensive."""
+    def check(self, *context: Any) -> None:
+        _ = self.ends
+        for setting in context:
+            if (found := setting.model.linear_in) != self.train[0]:
+                actual = f"those of this model are linear in {found!r}" if found else "this model has none"
+                raise InputError(
+                    f"this phase requires scores that are linear in {self.train[0]!r} (linear_in), but "
+                    f"{actual}; use kind = 'descent'"
+                )
+            _require_logistic(setting)
+
+    def follow(self, task: Task, params: Params) -> FlowPath:
         scores = _scores(task, params)
         start = get(params, self.train[0]).reshape(-1)
         if min(scores.keys.shape) > stiff.LARGE:
             return begin_path(scores, start, self.ends, self.points)
-        norm, arc_length, direction, rtol, gradient_rtol = self.ends
-        return exact_flow(
-            scores,
-            start,
-            until_norm=norm,
-            until_arc_length=arc_length,
-            until_direction=direction,
-            max_steps=self.max_steps,
-            rtol=rtol,
-            gradient_rtol=gradient_rtol,
-            points=self.points,
-        )
+        path: Path = self._call(scores, start)
+        return path
 
     def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
-        """Advance by a number of rows."""
         if isinstance(state.path, Path):
             return super().advance(task, state, steps)
         scores, row = _scores(task, state.params), state.step + steps
-        path = continue_path(scores, state.path, self.ends, self.max_steps, row)
-        return self.at(state.params, path, row, state.columns)
-
-    @property
-    def ends(self) -> tuple[float, ...]:
-        """The stopping conditions and error tolerances, as in `Ends`."""
-        arc_length = math.inf if self.until_arc_length is None else self.until_arc_length
-        return self.until_norm, arc_length, self.until_direction, self.rtol, GRADIENT_RTOL
-
-    def moved(self, path: Any, row: Array) -> dict[str, Array]:
-        """Return the trained parameter."""
-        return {self.train[0]: path.p[row]}
-
-    def measured(self, state: FlowState) -> dict[str, Array]:
-        """Return ‖p‖, the arc length, log ‖∂L/∂p‖, log t, and the number of gradient evaluations so far."""
-        found = _at_row(state, "arc_length", "log_gradient_norm", "log_time")
-        return {"p_norm": state.path.norm[state.step], **found, "evaluations": _evaluations(state)}
+        path = continue_path(scores, state.path, self.ends, self._settings()["max_steps"], row)
+        return self.at(state.params, path, row)
 
 
-class JointFlow(_Flow, frozen=True, kw_only=True):
-    """Exact gradient flow on p and v, with E fixed.
+class _OneLayerFlow(_TheoryFlow, frozen=True, kw_only=True):
+    """Flow of several parameters of the one-layer model."""
 
-    ‖v‖ grows like e^(margin ‖p‖ / 2) and overflows float32. Beyond ‖v‖ = 1e15 the parameters store v with
-    length 1e15, and `log_v_norm` is the log of the true ‖v‖.
-    """
+    not_settings: ClassVar[frozenset[str]] = frozenset({"width"})
 
-    train: ClassVar[tuple[str, ...]] = ("p", "v")
+    def check(self, *context: Any) -> None:
+        require_one_layer(*context)
 
-    until_norm: Static[Positive] = 1e4
-    max_steps: PositiveInt = 10_000
-    rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-5
-    points: Annotated[int, msgspec.Meta(ge=5)] = 64
-
-    @property
-    def beginning(self) -> str:
-        """Description of the phase for progress messages."""
-        return f"follows the path to ‖p‖ = {self.until_norm:g}"
-
-    def follow(self, task: Task, params: Params) -> Any:
-        """Compute the path."""
-        return joint_flow(
-            params,
-            task.data.train,
-            until_norm=self.until_norm,
-            max_steps=self.max_steps,
-            rtol=self.rtol,
-            points=self.points,
-        )
-
-    def moved(self, path: Any, row: Array) -> dict[str, Array]:
-        """Return p and v."""
-        length = jnp.exp(jnp.minimum(path.log_v_norm[row], math.log(_LONGEST)))
-        return {"p": path.p[row], "v": path.v[row] * length}
-
-    def measured(self, state: FlowState) -> dict[str, Array]:
-        """Return ‖p‖, log ‖v‖, the mismatch of the two descriptions, and the number of evaluations so far."""
-        found = {"p_norm": state.path.norm[state.step], **_at_row(state, "log_v_norm")}
-        return found | {"mismatch": state.path.mismatch, "evaluations": 2 * _evaluations(state)}
+    def follow(self, task: Task, params: Params) -> FlowPath:
+        path: FlowPath = self._call(params, task.data.train)
+        return path
 
 
-class FullFlow(_Flow, frozen=True, kw_only=True):
-    """Exact gradient flow on E, p and v.
-
-    Attributes:
-        until_log_loss: stop at this value of log L.
-    """
-
-    train: ClassVar[tuple[str, ...]] = ("E", "p", "v")
-    progress: ClassVar[str] = "arc_length"
-
-    until_log_loss: Static[float] = math.log(1e-12)
-    max_steps: Static[PositiveInt] = 100_000
-    rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-8
-    points: Annotated[int, msgspec.Meta(ge=3)] = 64
-
-    @property
-    def beginning(self) -> str:
-        """Description of the phase for progress messages."""
-        return f"follows the path to log L = {self.until_log_loss:g}"
-
-    def follow(self, task: Task, params: Params) -> Any:
-        """Compute the path."""
-        return full_flow(
-            params,
-            task.data.train,
-            until_log_loss=self.until_log_loss,
-            max_steps=self.max_steps,
-            rtol=self.rtol,
-            points=self.points,
-        )
-
-    def moved(self, path: Any, row: Array) -> dict[str, Array]:
-        """Return E, p and v."""
-        return {name: getattr(path, name)[row] @ path.basis.T for name in self.train}
-
-    def measured(self, state: FlowState) -> dict[str, Array]:
-        """Return ‖p‖, log L, the arc length, log t and the drift of the conserved quantity."""
-        found = _at_row(state, "log_loss", "arc_length", "log_time", "drift")
-        return {"p_norm": jnp.linalg.norm(state.path.p[state.step]), **found}
+ExactFlow = settings_class(exact_flow, _LinearFlow, "ExactFlow")
+JointFlow = settings_class(joint_flow, _OneLayerFlow, "JointFlow", train=("p", "v"))
+FullFlow = settings_class(full_flow, _OneLayerFlow, "FullFlow", train=("E", "p", "v"))
 
 
 def _scores(task: Task, params: Params) -> Scores:
     found = task.model.scores(params, task.data.train)
     return Scores(found.keys, found.corpus, found.values)
-
-
-def _at_row(state: FlowState, *names: str) -> dict[str, Array]:
-    return {name: getattr(state.path, name)[state.step] for name in names}
-
-
-def _evaluations(state: FlowState) -> Array:
-    """Return the number of gradient evaluations of one parameter: six per step, and those of one Jacobian.
-
-    The Jacobian counts as one evaluation for each of its min(m, D) columns, m keys of D numbers.
-    """
-    return state.path.steps[state.step] * (6 + state.columns)
-
-
-def require_linear_scores(parameter: str, *context: Any) -> None:
-    """Raise InputError unless the model's scores are linear in the parameter and the loss is logistic."""
-    for setting in context:
-        if (found := setting.model.linear_in) != parameter:
-            actual = f"those of this model are linear in {found!r}" if found else "this model has none"
-            raise InputError(
-                f"this phase requires scores that are linear in {parameter!r} (linear_in), but {actual}; use "
-                "kind = 'descent'"
-            )
-        _require_logistic(setting)
 
 
 def require_one_layer(*context: Any) -> None:

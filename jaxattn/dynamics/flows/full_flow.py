@@ -9,27 +9,29 @@ measures progress. Parametrised by ℓ = -log L it is the same path:
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 from flax import struct
 from jax import Array
 
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Leaf
+from jaxattn.core.settings import PositiveInt, Static
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.flows.arc_length import Ended, Stop
-from jaxattn.dynamics.flows.exact_flow import check_settings
+from jaxattn.dynamics.flows.arc_length import FlowPath, Stop
 from jaxattn.dynamics.flows.joint_coordinates import joint_force
-from jaxattn.dynamics.flows.seeds import of_params, of_seeds, over_seeds
+from jaxattn.dynamics.flows.seeds import Tolerance, check_settings, of_params, of_seeds, over_seeds
 
 # ℓ - ℓ_0 of the first row after the start.
 _FIRST = 1e-3
+_UNTIL_LOG_LOSS = math.log(1e-12)
 
 
 @struct.dataclass(repr=False)
-class FullPath(Ended):
+class FullPath(FlowPath):
     """Points along gradient flow on E, p and v, float64; with a leading seed axis B for B seeds.
 
     E, p and v are in r coordinates, x = basis · x_r: those of their span if V + 2 < d, else of R^d itself.
@@ -59,6 +61,20 @@ class FullPath(Ended):
     drift: Leaf
     status: Leaf
 
+    @property
+    def reached(self) -> Array:
+        """The row at which the path ended."""
+        return (self.arc_length < self.arc_length[-1]).sum()
+
+    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
+        """Return E, p and v in R^d."""
+        return {name: getattr(self, name)[row] @ self.basis.T for name in train}
+
+    def metrics_at(self, row: Array) -> dict[str, Array]:
+        """Return ‖p‖, log L, the arc length, log t and the drift of the conserved quantity."""
+        found = self.at(row, "log_loss", "arc_length", "log_time", "drift")
+        return {"p_norm": jnp.linalg.norm(self.p[row]), **found}
+
 
 @struct.dataclass
 class _Point:
@@ -75,17 +91,18 @@ def full_flow(
     params: Any,
     corpus: Corpus,
     *,
-    until_log_loss: float = math.log(1e-12),
-    max_steps: int = 100_000,
-    rtol: float = 1e-8,
-    points: int = 64,
+    until_log_loss: Static[float] = _UNTIL_LOG_LOSS,
+    max_steps: Static[PositiveInt] = 100_000,
+    rtol: Static[Tolerance] = 1e-8,
+    points: Annotated[int, msgspec.Meta(ge=3)] = 64,
     width: int | None = None,
 ) -> FullPath:
-    """Compute the path of gradient flow on E, p and v together, logistic loss, down to a given loss.
+    """Compute the path of gradient flow on E, p and v down to a given loss.
 
         dE/dt = -∂L/∂E,   dp/dt = -∂L/∂p,   dv/dt = -∂L/∂v.
 
-    Forces are computed in the log domain, so that losses as small as e^(-10,000) can be reached.
+    The loss is logistic. Forces are computed in the log domain, so that losses as small as e^(-10,000) can be
+    reached.
 
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
@@ -93,7 +110,7 @@ def full_flow(
         until_log_loss: stop at this value of log L.
         max_steps: stop after this many steps, accepted or rejected.
         rtol: error tolerance per step, relative to each number, or to 1/100 for smaller numbers.
-        points: number of rows k ≥ 3 of the path.
+        points: number of recorded points k ≥ 3.
         width: number of seeds integrated at once with vmap; defaults to a value for the backend.
 
     Returns:

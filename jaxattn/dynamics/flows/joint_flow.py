@@ -7,22 +7,31 @@ see docs/notes/joint_flow.md.
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 from flax import struct
 from jax import Array
 
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Leaf
+from jaxattn.core.settings import Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.flows.arc_length import Ended, Ends, Row, Stop, begin, integrate
+from jaxattn.dynamics.flows.arc_length import Ends, FlowPath, Row, Stop, begin, integrate
 from jaxattn.dynamics.flows.coordinates import Coordinates
-from jaxattn.dynamics.flows.exact_flow import check_ends, check_settings
 from jaxattn.dynamics.flows.far_field import Handover, hand_over, neglected
 from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_coordinates
-from jaxattn.dynamics.flows.seeds import of_params, of_seeds, over_seeds
+from jaxattn.dynamics.flows.seeds import (
+    Tolerance,
+    check_ends,
+    check_settings,
+    jacobian_columns,
+    of_params,
+    of_seeds,
+    over_seeds,
+)
 from jaxattn.theory.selection import Selection
 
 # ‖v‖ max ‖E_s‖ at which v is slaved. The neglected terms fall like its inverse, and rounding of v changes
@@ -30,12 +39,14 @@ from jaxattn.theory.selection import Selection
 FAR = 1e8
 # Largest error of the velocity of p with v slaved, at the transition and after it.
 _MISMATCH = 1e-3
+# `params_at` returns a longer v with this length, because its square would overflow float32.
+_LONGEST = 1e15
 # log ‖v‖ is half the log of the time of p with v slaved: two rules for it may differ by this in a step.
 _CLOCK = 1e-3
 
 
 @struct.dataclass(repr=False)
-class JointPath(Ended):
+class JointPath(FlowPath):
     """Points along gradient flow on p and v, float64; with a leading seed axis B for B seeds.
 
     Row 0 is the start, and the last row is the end of the path. The first half of the rows is at log-spaced
@@ -56,6 +67,7 @@ class JointPath(Ended):
         mismatch: (); error of dp/dt with v slaved: the sine of the angle between the two dp/dt at the
             transition, or the largest relative error of a weight after it, whichever is larger. NaN before
             the transition.
+        columns: () int; columns of the Jacobian of a step, as in `Path`.
     """
 
     p: Leaf
@@ -68,26 +80,38 @@ class JointPath(Ended):
     rejected: Leaf
     selection: Selection
     mismatch: Leaf
+    columns: Leaf
+
+    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
+        """Return p, and v with a length of at most 1e15."""
+        length = jnp.exp(jnp.minimum(self.log_v_norm[row], math.log(_LONGEST)))
+        return {"p": self.p[row], "v": self.v[row] * length}
+
+    def metrics_at(self, row: Array) -> dict[str, Array]:
+        """Return ‖p‖, log ‖v‖, the mismatch, and the number of gradient evaluations so far."""
+        evaluations = 2 * self.steps[row] * (6 + self.columns)
+        found = {"p_norm": self.norm[row], **self.at(row, "log_v_norm")}
+        return {**found, "mismatch": self.mismatch, "evaluations": evaluations}
 
 
 def joint_flow(
     params: Any,
     corpus: Corpus,
     *,
-    until_norm: float = 1e4,
-    max_steps: int = 10_000,
-    rtol: float = 1e-5,
-    points: int = 64,
+    until_norm: Static[Positive] = 1e4,
+    max_steps: PositiveInt = 10_000,
+    rtol: Static[Tolerance] = 1e-5,
+    points: Annotated[int, msgspec.Meta(ge=5)] = 64,
     width: int | None = None,
 ) -> JointPath:
-    """Compute the path of gradient flow on p and v together, E fixed, logistic loss.
+    """Compute the path of gradient flow on p and v, with E fixed.
 
         dp/dt = -∂L/∂p,   dv/dt = -∂L/∂v.
 
-    The path is integrated by arc length until ‖v‖ max ‖E_s‖ = 1e8. Beyond, v is slaved: v/‖v‖ is the
-    max-margin head of the attended tokens, its multipliers are the weights of the sequences, and log ‖v‖ is
-    integrated separately. The path ends with status UNSETTLED at the transition if the two velocities of p
-    differ there, and after it at the last row where the multipliers equal the weights.
+    The loss is logistic. The path is integrated by arc length until ‖v‖ max ‖E_s‖ = 1e8. Beyond, v is slaved:
+    v/‖v‖ is the max-margin head of the attended tokens, its multipliers are the weights of the sequences, and
+    log ‖v‖ is integrated separately. The path ends with status UNSETTLED at the transition if the two
+    velocities of p differ there, and after it at the last row where the multipliers equal the weights.
 
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
@@ -95,7 +119,7 @@ def joint_flow(
         until_norm: stop at this ‖p‖, at most 1e4; beyond, scores have too few digits.
         max_steps: stop after this many steps, accepted or rejected, in either half.
         rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
-        points: number of rows k ≥ 5 of the path.
+        points: number of recorded points k ≥ 5.
         width: number of seeds integrated at once with vmap; defaults to a value for the backend.
 
     Returns:
@@ -120,17 +144,6 @@ def joint_flow(
     return over_seeds(_follow, inputs, settings, max_steps, points=points, width=width)
 
 
-@struct.dataclass
-class _Rows:
-    """Recorded quantities of points, as in `JointPath`."""
-
-    p: Array
-    v: Array
-    norm: Array
-    log_v_norm: Array
-    steps: Array
-
-
 def _follow(
     E: Array, p: Array, v: Array, corpus: Corpus, settings: Sequence[Array], max_steps: Array, points: int
 ) -> JointPath:
@@ -149,7 +162,7 @@ def _follow(
     initial = begin(handover.flow, ends, until_norm, points - half + 1)
     far = integrate(handover.flow, ends, until_norm, max_steps, initial, clock=_CLOCK)
     first, second = _directly(flow, near.rows), _slaved(handover, far.rows, near.here.steps)
-    errors = jax.vmap(partial(neglected, handover))(far.rows.z, second.log_v_norm - handover.head.log_norm)
+    errors = jax.vmap(partial(neglected, handover))(far.rows.z, second["log_v_norm"] - handover.head.log_norm)
     good = jnp.cumprod(errors <= _MISMATCH)
     last = jnp.maximum(good.sum() - 1, 0)
     kept = jax.tree.map(lambda x: x[jnp.minimum(jnp.arange(len(good)), last)], second)
@@ -158,7 +171,8 @@ def _follow(
     # Rows after the first rejected one carry no error of their own.
     errors = jnp.where(jnp.arange(len(good)) <= last + 1, errors, 0)
     return JointPath(
-        **vars(rows),
+        **rows,
+        columns=jacobian_columns(E),
         status=jnp.where(settled, far.status, jnp.where(arrived, Stop.UNSETTLED, near.status)),
         accepted=near.accepted + jnp.where(goes_on, far.accepted, 0),
         rejected=near.rejected + jnp.where(goes_on, far.rejected, 0),
@@ -167,24 +181,30 @@ def _follow(
     )
 
 
-def _directly(flow: JointCoordinates, rows: Row) -> _Rows:
+def _directly(flow: JointCoordinates, rows: Row) -> dict[str, Array]:
     z_p, z_v = jnp.split(rows.z, 2, axis=1)
     v, v_norm = flow.head.p(z_v), _norms(flow.head, z_v)
-    return _Rows(flow.query.p(z_p), v / v_norm[:, None], _norms(flow.query, z_p), jnp.log(v_norm), rows.steps)
+    return {
+        "p": flow.query.p(z_p),
+        "v": v / v_norm[:, None],
+        "norm": _norms(flow.query, z_p),
+        "log_v_norm": jnp.log(v_norm),
+        "steps": rows.steps,
+    }
 
 
-def _slaved(handover: Handover, rows: Row, before: Array) -> _Rows:
+def _slaved(handover: Handover, rows: Row, before: Array) -> dict[str, Array]:
     """Return the rows with v slaved, r² = r_0² + 2 τ; `before` is the number of earlier steps."""
     log_scale = jnp.logaddexp(2 * handover.log_scale, math.log(2) + rows.log_time) / 2
     head = handover.head
     v = head.coefficients @ handover.flow.embeddings / jnp.exp(head.log_norm)
-    return _Rows(
-        p=handover.flow.p(rows.z),
-        v=jnp.broadcast_to(v, (len(rows.z), len(v))),
-        norm=_norms(handover.flow, rows.z),
-        log_v_norm=head.log_norm + log_scale,
-        steps=before + rows.steps,
-    )
+    return {
+        "p": handover.flow.p(rows.z),
+        "v": jnp.broadcast_to(v, (len(rows.z), len(v))),
+        "norm": _norms(handover.flow, rows.z),
+        "log_v_norm": head.log_norm + log_scale,
+        "steps": before + rows.steps,
+    }
 
 
 def _norms(flow: Coordinates, z: Array) -> Array:

@@ -1,11 +1,12 @@
 """Flows of many seeds: checks of their inputs, and integration in chunks of vmapped seeds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from jax import Array
 
@@ -13,6 +14,11 @@ from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.mapping import map_in_equal_parts
 from jaxattn.data.corpus import Corpus
+
+T = TypeVar("T")
+
+# Relative error of a step.
+Tolerance = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
 class Inputs(NamedTuple):
@@ -80,7 +86,7 @@ def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
 def over_seeds(
     follow: Callable[..., Any],
     inputs: Inputs,
-    numbers: Sequence[float | Array],
+    numbers: Any,
     max_steps: int,
     *,
     points: int,
@@ -91,7 +97,7 @@ def over_seeds(
     Args:
         follow: (arrays, corpus, numbers, max_steps, points) -> a pytree; integrates one seed in float64.
         inputs: inputs of all seeds.
-        numbers: settings that all seeds share.
+        numbers: settings that all seeds share, a pytree of floats.
         max_steps: maximum number of steps.
         points: number of rows, static.
         width: number of seeds integrated at once with vmap; None selects a value for the backend.
@@ -109,14 +115,35 @@ def over_seeds(
     # On a CPU the arrays of one seed fit into a core's cache, and a slow seed does not delay others.
     width = width or (1 if backend.platform() == "cpu" else inputs.seeds or 1)
     with backend.float64():
-        arrays = *doubled(*given), corpus
-        settings = doubled(*numbers), jnp.asarray(max_steps, jnp.int32)
+        arrays = *doubled(tuple(given)), corpus
+        settings = doubled(numbers), jnp.asarray(max_steps, jnp.int32)
         return _without_derivative(arrays, settings, follow, inputs.batched, inputs.seeds, points, width)
 
 
-def doubled(*arrays: Any) -> tuple[Array, ...]:
-    """Convert arrays to float64."""
-    return tuple(jnp.asarray(x, jnp.float64) for x in arrays)
+def check_ends(**ends: float) -> None:
+    """Raise InputError unless stopping conditions are lengths of 0 or more."""
+    for name, end in ends.items():
+        if not isinstance(end, jax.core.Tracer) and not end >= 0:
+            raise InputError(f"{name}: {end}; give a length of 0 or more")
+
+
+def check_settings(rtol: float, points: int, least: int = 3) -> None:
+    """Raise InputError if a path cannot have this number of points or this error tolerance."""
+    if points < least:
+        raise InputError(f"points: {points}; a path has at least {least}")
+    if not 0 < rtol < 1:
+        raise InputError(f"rtol: {rtol}; give a relative error between 0 and 1")
+
+
+def doubled(tree: T) -> T:
+    """Convert the arrays of a pytree to float64."""
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), tree)
+
+
+def jacobian_columns(keys: Array) -> Array:
+    """Return the number of columns of the Jacobian of a step, each of which costs one gradient, ()."""
+    # Rows of zeros are padding of the vocabulary.
+    return jnp.minimum((keys != 0).any(axis=1).sum(), keys.shape[1])
 
 
 def refuse_derivative(*_: Any) -> NoReturn:

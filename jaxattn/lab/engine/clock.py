@@ -150,8 +150,8 @@ class Clock:
         self._is_whole, self._per_step = step == 0, None
         self._blocks, self._measured, self._measuring_s, self._saving_s = 0, 0, 0.0, 0.0
         self._phase_began = self._since = time.monotonic()
-        phase = self._phases[number]
-        self.doing(f"{phase.name} {'resumes' if step else phase.beginning}", self.left())
+        begins = f"runs until {goal.label} = {goal.value:g}" if (goal := self._goal) else "begins"
+        self.doing(f"{self._phases[number].name} {'resumes' if step else begins}", self.left())
 
     def block(self, remaining: int) -> int:
         """Return how many of the remaining steps to take in the next block."""

@@ -179,7 +179,7 @@ def _shapes(measured: dict[int, dict[str, Any]], own: dict[str, Any]) -> dict[st
 def _named(setting: Setting, task: Task, phase: Phase, known: Collection[str]) -> list[str]:
     """Return the metrics of a phase in addition to those measured at its steps, `known`."""
     best = [name for name, by in BEST.items() if {"test_accuracy", by} <= set(known)]
-    of_phases = [probe for probe in setting.probes.of_phases if not probe.why_not(task, phase)]
+    of_phases = [probe for probe in setting.probes.of_phases if not probe.skip_reason(task, phase)]
     return [*best, *(name for probe in of_phases for name in probe.metrics)]
 
 
@@ -194,7 +194,7 @@ def _line(
     without = [
         f"{', '.join(probe.labels) or type(probe).__name__} ({reason})"
         for probe in probes
-        if (reason := probe.why_not(task, phase))
+        if (reason := probe.skip_reason(task, phase))
     ]
     return f"{phase.name} records {', '.join(names)}" + (f"; not {'; '.join(without)}" if without else "")
 

@@ -9,7 +9,7 @@ from jax import Array
 
 from jaxattn.base import Phase
 from jaxattn.core.errors import InputError
-from jaxattn.data.generators import Numbered
+from jaxattn.data.of_function import Numbered
 from jaxattn.data.splits import Loaded
 from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.probes.standard import BEST

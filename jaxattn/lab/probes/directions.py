@@ -67,7 +67,7 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
 
     nats: Static[NotNegative] | None = None
 
-    def why_not(self, task: Task, phase: Phase) -> str | None:
+    def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return a reason if the phase trains more than the parameter that scores are linear in."""
         name = task.model.linear_in
         if name is None:
@@ -211,7 +211,7 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
     }
     metrics: ClassVar[tuple[str, ...]] = (*_ON_THE_WAY_RELAXED, *_AT_THE_END_RELAXED)
 
-    def why_not(self, task: Task, phase: Phase) -> str | None:
+    def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return a reason unless the phase trains p and v of the one-layer model with the logistic loss."""
         return wants_one_layer(task, phase, ("p", "v"))
 
@@ -302,7 +302,7 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
 
     nats: NotNegative = 30.0
 
-    def why_not(self, task: Task, phase: Phase) -> str | None:
+    def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return a reason unless the phase trains p of the one-layer model with the logistic loss."""
         return wants_one_layer(task, phase, ("p",))
 

@@ -49,7 +49,7 @@ class Importance(Probe, frozen=True, kw_only=True):
     high: float = 1.0
     min_count: Count = 50
 
-    def why_not(self, task: Task, phase: Phase) -> str | None:
+    def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return a reason if tokens have no scores and values."""
         return wants_scores(task)
 
@@ -166,7 +166,7 @@ class OneStepError(Probe, frozen=True, kw_only=True):
     labels: ClassVar[dict[str, str]] = {"one_step_error": r"one-step error per unit $\eta_0$"}
     from_step: ClassVar[int] = 1
 
-    def why_not(self, task: Task, phase: Phase) -> str | None:
+    def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return the reason why the one-step law does not apply."""
         return wants_one_layer(task, phase, ("E",)) if phase.one_step else "requires a phase of one full step"
 

@@ -74,7 +74,7 @@ class Conservation(Probe, frozen=True, kw_only=True):
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {"conservation_drift": r"$\Vert Q-Q_0\Vert\,/\,\Vert Q_0\Vert$"}
 
-    def why_not(self, task: Task, phase: Phase) -> str | None:
+    def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return a reason unless E, p and v are trained, because Q changes if one of them is fixed."""
         return None if {"E", "p", "v"} <= set(phase.train) else "requires a phase that trains E, p and v"
 

@@ -44,7 +44,7 @@ class Selected(Probe, frozen=True, kw_only=True):
     important: Share = 0.5
     min_count: Count = 50
 
-    def why_not(self, task: Task, phase: Phase) -> str | None:
+    def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return a reason unless attention is a softmax over the scores of tokens in bags."""
         return wants_attention(task)
 
@@ -80,7 +80,7 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
         "all_heads_selected": "sequences in which all heads select an important token",
     }
 
-    def why_not(self, task: Task, phase: Phase) -> str | None:
+    def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return a reason unless the model has several heads over the tokens of bags."""
         return wants_bags(task) if task.model.has_heads else "requires a model with head_scores"
 
@@ -155,7 +155,7 @@ class RelevantTokens(Probe, frozen=True, kw_only=True):
     relevant: PositiveInt
     nats: Static[NotNegative] = 10.0
 
-    def why_not(self, task: Task, phase: Phase) -> str | None:
+    def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return a reason unless the model is the one-layer model on bags."""
         return wants_bags(task) if task.model.is_one_layer else "requires the one-layer model"
 
@@ -204,7 +204,7 @@ class AttentionEntropy(Probe, frozen=True, kw_only=True):
         "attended_tokens": "attended tokens",
     }
 
-    def why_not(self, task: Task, phase: Phase) -> str | None:
+    def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return a reason unless attention is a softmax over the scores of tokens in bags."""
         return wants_attention(task)
 
@@ -233,7 +233,7 @@ class Attended(Probe, frozen=True, kw_only=True):
 
     above: Share = 0.9
 
-    def why_not(self, task: Task, phase: Phase) -> str | None:
+    def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return a reason unless the model returns its attention."""
         return None if task.model.shows_attention else "requires a model with attention"
 
@@ -273,7 +273,7 @@ class Cover(Probe, frozen=True, kw_only=True):
         "cover_attention": "least attention on the token with the highest score",
     }
 
-    def why_not(self, task: Task, phase: Phase) -> str | None:
+    def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return a reason unless the model is the one-layer model on bags of two classes."""
         if (missing := wants_bags(task)) is not None:
             return missing

@@ -151,7 +151,7 @@ class Accuracy(Probe, frozen=True, kw_only=True):
         "validation_accuracy": "validation accuracy",
     }
 
-    def why_not(self, task: Task, phase: Phase) -> str | None:
+    def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return a reason unless targets are classes and the loss is one of single examples."""
         if task.data.train.num_classes is None:
             return "requires targets that are classes"

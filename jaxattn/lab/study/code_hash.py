@@ -185,6 +185,8 @@ class _Code:
             self.module(_module_of(function))
         if loose or local:
             self.visit([function.__defaults__, function.__kwdefaults__], place)
+        if declared := vars(function).get("declared"):
+            self.visit(declared, place)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with suppress(ValueError):  # a cell that is still empty
                 self.visit(cell.cell_contents, name)
@@ -224,7 +226,10 @@ def _parts(x: Any) -> list[Any] | None:
         return [x.func]
     if hasattr(x, "__wrapped__"):  # result of jax.jit, functools.cache or staticmethod
         own = sorted(vars(x).items()) if hasattr(x, "__dict__") else ()
-        return [x.__wrapped__, *(each for _, each in own if isinstance(each, types.FunctionType))]
+        return [
+            x.__wrapped__,
+            *(each for name, each in own if isinstance(each, types.FunctionType) or name == "declared"),
+        ]
     return None
 
 

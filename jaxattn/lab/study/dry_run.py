@@ -15,6 +15,7 @@ from jaxattn.core.errors import InputError, RunError, at, from_user_code, in_use
 from jaxattn.core.pytrees import get, names
 from jaxattn.core.settings import Spec
 from jaxattn.data.corpus import Corpus, class_labels
+from jaxattn.data.sequences import Sequences
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.study import registry, seed
@@ -112,6 +113,8 @@ class _Rehearsal:
                 raise InputError(
                     f"draw returns {shown(data.train)} as train; return a jaxattn.Dataset, such as a Corpus"
                 )
+            if setting.data.pads_vocabulary:
+                _check_vocabulary(data.train, setting.data.vocab_size)
             for name in ("train", "test", "validation"):
                 if (held := getattr(data, name)) is not None:
                     _check_examples(held, name)
@@ -149,7 +152,7 @@ class _Rehearsal:
                 _check_scores(model, params, data)
         with self.at("loss", registry.LOSS):
             name, coupled = _name(setting.loss), setting.loss.coupled
-            if reason := setting.loss.why_not(outputs, data):
+            if reason := setting.loss.skip_reason(outputs, data):
                 raise InputError(f"{name} does not fit the model and the data: {reason}")
             each = setting.loss(outputs, data.targets)
             why = "for all examples together" if coupled else "one for every example"
@@ -224,7 +227,7 @@ class _Rehearsal:
 
         def applies(probe: Measurement) -> bool:
             with self.at(place(probe), _wanted(probe)):
-                return not probe.why_not(task, phase)
+                return not probe.skip_reason(task, phase)
 
         for number, probe in enumerate(every):
             if not applies(probe):
@@ -283,6 +286,15 @@ def _couples(loss: PerSequence, sequences: int, classes: int) -> bool:
         return moves(8)
     except Exception:  # the loss may require the number of examples
         return moves(sequences)
+
+
+def _check_vocabulary(data: Dataset, vocab_size: int | None) -> None:
+    found = data.vocab_size if isinstance(data, Corpus | Sequences) else None
+    if found != vocab_size:
+        raise InputError(
+            f"vocab_size: {vocab_size}, but the sampled data have V = {found}; return data of vocab_size "
+            "tokens, because the vocabulary is padded"
+        )
 
 
 def _check_examples(data: Dataset, name: str) -> None:

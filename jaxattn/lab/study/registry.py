@@ -1,22 +1,18 @@
 """The parts of a sweep file: their concepts, the built-in classes of each, and instances from tables.
 
 A table has a `kind`, which is a short name or an import path. Its other keys are settings of that class and
-are checked against its annotations. A function is first converted to a class, see `user_functions`.
+are checked against its annotations. A function is first converted to a class, see `settings_class`.
 `python -m jaxattn.lab.study.registry` prints the table of docs/howto/extending.md.
 """
 
 import functools
 import inspect
-import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import jax
 import msgspec
-import numpy as np
-from jaxtyping import AbstractArray
 
 from jaxattn.base import (
     Data,
@@ -31,18 +27,30 @@ from jaxattn.base import (
     SharedData,
     Start,
 )
+from jaxattn.base.functions import (
+    FigureOfFunction,
+    LossOfFunction,
+    OfFunction,
+    ProbeOfFunction,
+    StartOfFunction,
+    as_default,
+    settings_class,
+    without_arrays,
+)
 from jaxattn.core.errors import InputError, UserCodeError, at, explain, nearest
-from jaxattn.core.settings import Named, Spec, markdown_table
+from jaxattn.core.moved import ATTRIBUTES
+from jaxattn.core.settings import FILE, IMPORT_PATH, Named, Spec, has_mark, markdown_table
 from jaxattn.data import GENERATORS
+from jaxattn.data.of_function import data_class
 from jaxattn.dynamics import PHASES
+from jaxattn.dynamics.flows import flow_phase
 from jaxattn.lab.probes import PROBES
-from jaxattn.lab.study import user_functions
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.tree import check_values
-from jaxattn.lab.study.user_functions import as_default
 from jaxattn.lab.texts.readers import READERS
 from jaxattn.losses import LOSSES
-from jaxattn.models import MODELS, initial
+from jaxattn.models import MODELS
+from jaxattn.models.starts import STARTS, kind_of
 
 Table = dict[str, Any]
 C = TypeVar("C", bound=Spec)
@@ -57,10 +65,10 @@ class Concept(Generic[C]):
         place: key of a sweep file.
         known: built-in classes by short name.
         bases: base classes, each with the attributes that a derived class must define.
-        of_function: function that converts a custom function and its import path to a class; None if the
-            concept requires a class.
+        of_function: function that makes a class from a function and its `kind`; None if the concept requires
+            a class.
         functions: signatures of such functions.
-        further: calls to show for a base class instead of the required attributes, or for further classes.
+        further: calls to show for a base class instead of the required attributes.
         default: function from the keys of a table without a kind to its kind.
     """
 
@@ -68,7 +76,7 @@ class Concept(Generic[C]):
     place: str
     known: Mapping[str, type[C]]
     bases: Mapping[type[C], tuple[str, ...]]
-    of_function: Callable[[Callable[..., Any], str], type[C]] | None = None
+    of_function: Callable[..., type[C]] | None = None
     functions: tuple[str, ...] = ()
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     default: Callable[[Table], str | None] = lambda table: None
@@ -77,9 +85,7 @@ class Concept(Generic[C]):
     def classes(self) -> dict[str, list[str]]:
         """Calls that a derived class defines, by the name of its base class."""
         own = {base.__name__: [_call(base, name) for name in names] for base, names in self.bases.items()}
-        return {name: list(calls) for name, calls in self.further.items()} | {
-            name: calls for name, calls in own.items() if name not in self.further
-        }
+        return own | {name: list(calls) for name, calls in self.further.items()}
 
     @property
     def wants(self) -> str:
@@ -130,9 +136,29 @@ def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tup
     target = _class(concept, kind, place, names)
     values = convert(target, rest, place)
     full = {"kind": kind, **plain(values, names)}
-    made = _instance(target, values, place)
     with at(place):
-        return made.located(names), full
+        located = {name: _located(mark, values[name], names) for name, mark in _marked(target).items()}
+    return _instance(target, values | located, place), full
+
+
+@functools.cache
+def _marked(target: type[Spec]) -> dict[str, str]:
+    """Return the settings that are paths of files or import paths, with the marks of their annotations."""
+    return {f.name: mark for f in _fields(target) for mark in (FILE, IMPORT_PATH) if has_mark(f.type, mark)}
+
+
+def _located(mark: str, value: Any, names: ImportPaths) -> Any:
+    """Return the value of such a setting with its paths resolved."""
+    if isinstance(value, dict):
+        return {key: _located(mark, x, names) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_located(mark, x, names) for x in value)
+    if not isinstance(value, str):
+        return value
+    place, colon, key = value.partition(":")
+    if mark == FILE:
+        return f"{names.path(place)}{colon}{key}"
+    return Named(value, names.load(value)) if colon else value
 
 
 def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
@@ -204,30 +230,16 @@ def keys_of(concept: Concept[Any], kind: str, names: ImportPaths) -> set[str]:
 
 @functools.cache
 def _fields(target: type[Spec]) -> list[Field]:
+    # The settings of a function come before those of its base class.
+    first = target.arguments if issubclass(target, OfFunction) else ()
     return [
         Field(
             f.name,
-            _without_arrays(f.type),
+            without_arrays(f.type),
             f.default if f.default_factory is msgspec.NODEFAULT else f.default_factory(),
         )
-        for f in msgspec.structs.fields(target)
+        for f in sorted(msgspec.structs.fields(target), key=lambda f: f.name not in first)
     ]
-
-
-def _without_arrays(annotation: Any) -> Any:
-    """Return an annotation without arrays: float for `float | jax.Array`, a setting that may be traced."""
-    parts = typing.get_args(annotation)
-    if typing.get_origin(annotation) is typing.Annotated:
-        return typing.Annotated[_without_arrays(parts[0]), *parts[1:]]
-    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
-        return annotation
-    kept = tuple(_without_arrays(part) for part in parts if not _is_array(part))
-    return typing.Union[kept or parts]  # noqa: UP007  of a tuple
-
-
-def _is_array(annotation: Any) -> bool:
-    arrays = jax.Array | np.ndarray | np.generic | AbstractArray
-    return isinstance(annotation, type) and issubclass(annotation, arrays)
 
 
 @functools.cache
@@ -266,13 +278,16 @@ def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> ty
     else:
         assert concept.of_function is not None
         with at(place):
-            found = concept.of_function(target, kind)
+            found = concept.of_function(target, kind=kind)
     _check_settings(found, place)
     return found
 
 
 def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
     """Raise InputError unless a class derives from a base of its concept and defines its attributes."""
+    for old, new in ATTRIBUTES.items():
+        if old in dir(target):
+            raise InputError(f"{kind}: version 0.3 renamed {old!r} to {new!r}; rename it")
     base = next((base for base in concept.bases if issubclass(target, base)), None)
     if base is None:
         raise InputError(
@@ -289,7 +304,7 @@ def _check_settings(target: type[Spec], place: str) -> None:
     for base in target.__mro__[1:]:
         if not base.__module__.startswith("jaxattn.") or not issubclass(base, Spec):
             continue
-        taken = set(vars(base)) - set(base.__struct_fields__) - target.may_be_settings
+        taken = set(vars(base)) - set(base.__struct_fields__) - target.overridable
         for name in target.__struct_fields__:
             if name in taken:
                 rather = "" if target.kind else "annotate it as a ClassVar, or "
@@ -353,9 +368,8 @@ DATA = Concept[Data](
     "`[data]`",
     {**GENERATORS, **READERS},
     {DrawnData: ("draw",), SharedData: ("load",)},
-    user_functions.data,
+    data_class,
     ("(key, *, settings) -> Dataset", "(*, settings) -> Dataset"),
-    {"Generator": ("generate(key, sequences)",)},
 )
 MODEL = Concept[Model[Any]]("a model", "`[model]`", MODELS, {Model: ("init", "outputs")})
 LOSS = Concept[Loss](
@@ -363,24 +377,26 @@ LOSS = Concept[Loss](
     "`loss`",
     LOSSES,
     {Loss: ("__call__",)},
-    functools.partial(user_functions.class_of, base=user_functions.LossOfFunction),
+    functools.partial(settings_class, base=LossOfFunction),
     ("(outputs, targets, *, settings) -> (n,)",),
     default=lambda table: "classification",
 )
 START = Concept[Start](
     "a start",
     "`model.init.NAME`",
-    initial.STARTS,
+    STARTS,
     {Start: ("__call__",)},
-    functools.partial(user_functions.class_of, base=user_functions.StartOfFunction),
+    functools.partial(settings_class, base=StartOfFunction),
     ("(key, drawn, *, settings) -> array",),
-    default=initial.kind_of,
+    default=kind_of,
 )
 PHASE = Concept[Phase](
     "a phase",
     "`[[phases]]`",
     PHASES,
     {Phase: ("train", "steps")},
+    flow_phase.of_function,
+    ("(params, task, *, points, settings) -> RecordedPath",),
     further={"Phase": ("train", "steps", "step(task, state)")},
 )
 PROBE = Concept[Measurement](
@@ -388,7 +404,7 @@ PROBE = Concept[Measurement](
     "`probes.own`",
     PROBES,
     {Probe: ("measure",), PhaseProbe: ("metrics", "observe", "conclude")},
-    functools.partial(user_functions.class_of, base=user_functions.ProbeOfFunction),
+    functools.partial(settings_class, base=ProbeOfFunction),
     ("(params, data, *, settings) -> number",),
     {
         "Probe": ("measure(context)",),
@@ -404,7 +420,7 @@ FIGURE = Concept[Figure](
     "`[[figures]]`",
     {},
     {Figure: ("__call__",)},
-    functools.partial(user_functions.class_of, base=user_functions.FigureOfFunction),
+    functools.partial(settings_class, base=FigureOfFunction),
     ("(results, *, settings) -> matplotlib figure",),
 )
 CONCEPTS: tuple[Concept[Any], ...] = (DATA, MODEL, LOSS, START, PHASE, PROBE, FIGURE)

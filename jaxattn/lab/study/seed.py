@@ -135,13 +135,13 @@ def merged(setting: Setting, found: Mapping[int, Mapping[str, Any]], step: int) 
 def probes(setting: Setting, index: int, data: Splits) -> dict[int, Probe]:
     """Return the probes of single steps that apply to a phase, by index."""
     task, phase = task_of(setting, data), setting.phases[index]
-    return {k: probe for k, probe in enumerate(setting.probes.at_steps) if not probe.why_not(task, phase)}
+    return {k: probe for k, probe in enumerate(setting.probes.at_steps) if not probe.skip_reason(task, phase)}
 
 
 def phase_probes(setting: Setting, index: int, data: Splits) -> list[PhaseProbe]:
     """Return the phase probes that apply to a phase; data are those of one seed or of many."""
     task, phase = task_of(setting, data), setting.phases[index]
-    return [probe for probe in setting.probes.of_phases if not probe.why_not(task, phase)]
+    return [probe for probe in setting.probes.of_phases if not probe.skip_reason(task, phase)]
 
 
 def probe_context(setting: Setting, index: int, params: Params, data: Splits) -> ProbeContext:

@@ -66,7 +66,7 @@ class Source(SharedData, frozen=True, kw_only=True):
         inert: settings that do not change any number, such as paths and class names.
     """
 
-    may_be_settings: ClassVar[frozenset[str]] = SharedData.may_be_settings | {"encoding", "split_column"}
+    overridable: ClassVar[frozenset[str]] = SharedData.overridable | {"encoding", "split_column"}
     inert: ClassVar[frozenset[str]] = frozenset({"path", "test_path", "data_dir", "class_names"})
 
     train: Name = "train"

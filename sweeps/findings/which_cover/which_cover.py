@@ -67,7 +67,7 @@ class Beside(ja.PhaseProbe):
         "follows_alpha": r"sequences in the order of $\alpha$ or $-\alpha$",
     }
 
-    def why_not(self, task: Any, phase: ja.Phase) -> str | None:
+    def skip_reason(self, task: Any, phase: ja.Phase) -> str | None:
         """Return the reason if the phase does not train all parameters."""
         return None if {"E", "p", "v"} <= set(phase.train) else "requires a phase that trains E, p and v"
 

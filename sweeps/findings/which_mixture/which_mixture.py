@@ -55,7 +55,7 @@ class Mixture(ja.PhaseProbe):
     }
     follows: bool = True
 
-    def why_not(self, task: Any, phase: ja.Phase) -> str | None:
+    def skip_reason(self, task: Any, phase: ja.Phase) -> str | None:
         """Return the reason if the phase does not train exactly p and v."""
         return None if set(phase.train) == {"p", "v"} else "requires a phase that trains p and v"
 

@@ -45,7 +45,7 @@ class Divergences(ja.PhaseProbe):
         f"{what}_{q:g}" for what in ("divergence_to", "gap") for q in NORMS
     )
 
-    def why_not(self, task: Any, phase: ja.Phase) -> str | None:
+    def skip_reason(self, task: Any, phase: ja.Phase) -> str | None:
         """Return the reason if the phase is not mirror descent on W."""
         options = phase.options if isinstance(phase, ja.dynamics.Descent) else {}
         return None if "q" in options else "requires a descent in ℓ_q"

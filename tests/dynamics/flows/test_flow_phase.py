@@ -1,9 +1,11 @@
 """The exact flow as a phase: rows of its path are steps."""
 
+import inspect
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 
@@ -67,9 +69,10 @@ def test_a_path_of_long_steps_is_followed_on_the_way_and_is_the_same(monkeypatch
         found = phase.metrics(state)
         for name in ("norm", "arc_length", "log_gradient_norm", "log_time", "steps"):
             expected = getattr(whole, name)[row]
-            np.testing.assert_allclose(getattr(state.path, name)[row], expected, rtol=1e-9, err_msg=name)
+            followed = getattr(state.path if name == "norm" else state.path.rows, name)[row]
+            np.testing.assert_allclose(followed, expected, rtol=1e-9, err_msg=name)
             if name in found:
-                np.testing.assert_array_equal(found[name], getattr(state.path, name)[row])
+                np.testing.assert_array_equal(found[name], followed)
         assert found["p_norm"] == state.path.norm[row]
         np.testing.assert_allclose(phase.parameter(state, "p"), whole.p[row], rtol=1e-8, atol=1e-10)
         state = phase.advance(task, state, 1)
@@ -124,7 +127,6 @@ def test_paths_side_by_side_end_each_at_a_row_of_its_own(classes, monkeypatch, c
 def test_the_goal_is_the_end_that_comes_first(ends, goal):
     phase = ExactFlow(name="flow", **ends)
     assert phase.goal == goal
-    assert phase.beginning == f"follows the path to {goal[1]} = {goal[2]:g}"
 
 
 def test_a_path_without_an_end_is_refused_before_it_begins(task):
@@ -182,3 +184,18 @@ def test_rows_of_the_full_flow_hold_all_parameters(task, params):
             np.testing.assert_allclose(getattr(state.params, name), expected, rtol=1e-7, atol=1e-9)
         assert phase.metrics(state)["log_loss"] == pytest.approx(path.log_loss[row])
         state = phase.advance(task, state, 1)
+
+
+@pytest.mark.parametrize(
+    ("phase", "further", "without"),
+    [
+        (ExactFlow, {"linear_in": None}, {"gradient_rtol", "width"}),
+        (JointFlow, {}, {"width"}),
+        (FullFlow, {}, {"width"}),
+    ],
+)
+def test_settings_are_the_arguments_of_the_flow(phase, further, without):
+    parameters = inspect.signature(phase.function).parameters.values()
+    wanted = {x.name: x.default for x in parameters if x.kind is x.KEYWORD_ONLY and x.name not in without}
+    found = {field.name: field.default for field in msgspec.structs.fields(phase) if field.name != "name"}
+    assert found == wanted | further

@@ -114,7 +114,7 @@ def test_a_flow_says_how_far_its_path_has_come_and_no_time_of_its_own(monkeypatc
     run.step(1, 20.0)
     run.measure(0.1, p_norm=123.4)
     run.step(1, 0.001)
-    shown = ["query follows the path to ‖p‖ = 10000", *["query ‖p‖ = 0 of 10000"] * 2]
+    shown = ["query runs until ‖p‖ = 10000", *["query ‖p‖ = 0 of 10000"] * 2]
     shown += ["query ‖p‖ = 123 of 10000"] * 2
     assert [what for what, _, _ in run.reporter.lines] == shown
     # Its rows take from nothing to minutes.
@@ -135,7 +135,7 @@ def test_a_later_flow_says_how_long_those_before_it_took_and_never_too_little(mo
         run.clock.begin_batch(run.batches[number], number, 3)
         run.embed()
         what, share, left = follow(29.0)
-        assert (what, left) == ("query follows the path to ‖p‖ = 10000", expected)
+        assert (what, left) == ("query runs until ‖p‖ = 10000", expected)
         assert (share is None) == (left is None)
         assert run.entries[-1]["left"] == left
         run.step(1, 1.0)

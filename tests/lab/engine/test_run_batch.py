@@ -421,7 +421,7 @@ def test_own_code_is_run_as_its_functions_say(own_run, x64, read, study):
     records, _ = read(own_run)
     data_key, key = of_seed.keys(1)
     train_key, test_key = jax.random.split(data_key)
-    pairs = type(setting.data).made_of
+    pairs = type(setting.data).function
     train = pairs(train_key, vocab_size=10, sequences=12, swapped=0.25)
     test = pairs(test_key, vocab_size=10, sequences=8, swapped=0.25)
     params = mine.init(key, train, dtype=jnp.float64)._replace(v=jnp.full(4, 0.25))

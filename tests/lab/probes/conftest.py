@@ -73,6 +73,6 @@ def applies():
     def tell(probe, model, loss, phase, data=None):
         data = shapes(vocab_size=3) if data is None else data
         phase = moving(phase) if isinstance(phase, tuple) else phase
-        return probe.why_not(Task(model, loss, Splits(data)), phase) is None
+        return probe.skip_reason(Task(model, loss, Splits(data)), phase) is None
 
     return tell

@@ -121,6 +121,16 @@ def test_values_of_closures_and_defaults_belong_to_the_code():
     assert code_hash(made(2)) == code_hash(made(2)) != code_hash(made(2, 1.0))
 
 
+@pytest.mark.parametrize("wrap", ["", "@jax.jit\n"])
+def test_declared_attributes_of_a_function_belong_to_its_code(wrap):
+    def declared(attributes):
+        text = f"import jax, jaxattn as ja\n\n@ja.declare({attributes})\n{wrap}def start(key, drawn):\n"
+        return code_hash(notebook(text + "    return drawn").start)
+
+    assert declared("") != declared("rotation_invariant=True")
+    assert declared("check=lambda: 1") != declared("check=lambda: 2")
+
+
 def test_wrapped_functions_are_hashed_by_what_they_wrap():
     def wrapped(wrap, text):
         return code_hash(wrap(notebook(f"def f(x):\n    return x {text} 2.0").f))

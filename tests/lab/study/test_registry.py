@@ -137,7 +137,7 @@ def test_defaults_are_written_down(names):
         (
             "phase",
             "mine.py:pairs",
-            "phase.kind: mine.py:pairs is a function; a phase must be a class derived from",
+            "mine.py:pairs: it declares no trained parameters; add @ja.declare",
         ),
         (
             "model",

@@ -1,52 +1,20 @@
-"""Functions of the user's own as what they stand for."""
+"""Data that are made from functions: splits, fresh batches and the keys that they share."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn import base, losses
-from jaxattn.base import DrawnData, Task
+from jaxattn import base
+from jaxattn.base import DrawnData
 from jaxattn.core.errors import InputError
-from jaxattn.data import Generator, Vectors, from_draws
+from jaxattn.data import Vectors
+from jaxattn.data.of_function import data_class
 from jaxattn.data.splits import Splits, token_statistics
-from jaxattn.dynamics import Descent
-from jaxattn.lab.probes import ProbeContext
 from jaxattn.lab.study import seed as of_seed
-from jaxattn.lab.study.user_functions import LossOfFunction, ProbeOfFunction, class_of, data
-from jaxattn.models import OneLayer
 
 
 def labels_only(key, *, sequences: int = 6):
     raise NotImplementedError
-
-
-def test_a_loss_returns_one_number_a_sequence():
-    def powered(logits, labels, *, power: float):
-        return (logits - labels) ** power
-
-    loss = class_of(powered, "mine.py:powered", LossOfFunction)(power=2)
-    np.testing.assert_array_equal(loss(jnp.array([1.0, 2.0]), jnp.array([1, -1])), [0, 9])
-
-
-QUERY = Descent(name="query", train=("p",), optimizer="sgd", step_size=1.0, steps=1)
-SHOWN = ProbeContext(3.0, Task(OneLayer(dim=1), losses.DEFAULT, Splits(4.0)), QUERY)
-
-
-def test_a_probe_is_named_by_its_function_or_names_its_own_numbers():
-    def product(params, corpus, *, scale: float = 1.0):
-        return scale * params * corpus
-
-    made = class_of(product, "mine.py:product", ProbeOfFunction)
-    assert made(scale=2.0).measure(SHOWN) == {"product": 24.0}
-    assert made(name="other").measure(SHOWN) == {"other": 12.0}
-
-    def both(params, corpus):
-        return {"sum": params + corpus, "row": jnp.arange(3)}
-
-    found = class_of(both, "mine.py:both", ProbeOfFunction)().measure(SHOWN)
-    assert found["sum"] == 7
-    np.testing.assert_array_equal(found["row"], [0.0, 1.0, 2.0])
 
 
 def test_a_function_is_one_class_however_often_it_is_named(study):
@@ -57,7 +25,7 @@ def test_a_function_is_one_class_however_often_it_is_named(study):
 
 
 def test_what_a_data_function_takes_says_what_it_is(study):
-    assert issubclass(data(labels_only, "mine.py:it"), base.DrawnData)
+    assert issubclass(data_class(labels_only), base.DrawnData)
     drawn, shared = study("own").base.data, study("own", data="mine.py:fixed").base.data
     assert isinstance(drawn, base.DrawnData)
     assert isinstance(shared, base.SharedData)
@@ -81,17 +49,6 @@ class Planted(DrawnData):
         return planted(key, task_key, sequences=examples)
 
 
-class Word(Generator):
-    """Bags whose label is that of one planted token."""
-
-    def generate(self, key, sequences, task_key):
-        tokens = jax.random.randint(key, (sequences, self.length), 0, self.vocab_size)
-        word = jax.random.randint(task_key, (), 0, self.vocab_size)
-        return from_draws(
-            tokens, 2 * (tokens == word).any(axis=1) - 1, vocab_size=self.vocab_size, num_classes=2
-        )
-
-
 def teacher(data):
     """Recover the teacher from targets that are linear in it."""
     return np.linalg.lstsq(np.asarray(data.X[:, 0]), np.asarray(data.targets), rcond=None)[0]
@@ -100,7 +57,7 @@ def teacher(data):
 SIZES = {"test_sequences": 7, "validation_sequences": 9}
 
 
-@pytest.mark.parametrize("made", [data(planted, "mine.py:planted")(sequences=8, **SIZES), Planted()])
+@pytest.mark.parametrize("made", [data_class(planted)(sequences=8, **SIZES), Planted()])
 def test_all_draws_of_a_seed_share_what_the_task_key_draws(made, study):
     setting = study().base._replace(data=made)
     teachers = {}
@@ -115,22 +72,14 @@ def test_all_draws_of_a_seed_share_what_the_task_key_draws(made, study):
     assert np.abs(teachers[0] - teachers[1]).max() > 0.1
 
 
-def test_a_generator_may_ask_for_a_task_key_too():
-    made = Word(vocab_size=5, length=3, sequences=200, test_sequences=200)
-    held = made.draw(jax.random.key(1))
-    batch = made.batch(jax.random.key(2), 200, task_key=jax.random.wrap_key_data(held.task_key))
-    every = [token_statistics(each).posterior_difference[:, 0] for each in (held.train, held.test, batch)]
-    assert len({int(np.argmax(each)) for each in every}) == 1
-
-
 def test_a_task_key_is_no_setting_and_comes_with_a_key():
-    assert data(planted, "mine.py:planted").arguments == ("sequences", "dim")
+    assert data_class(planted).arguments == ("sequences", "dim")
 
     def keyless(*, task_key, sequences: int = 3):
         raise NotImplementedError
 
     with pytest.raises(InputError, match=r"keyless: it has a task_key and no key; write key as its first"):
-        data(keyless, "mine.py:keyless")
+        data_class(keyless)
 
 
 @pytest.mark.more

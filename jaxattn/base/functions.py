@@ -1,0 +1,229 @@
+"""Settings classes that are made from functions: losses, starts, probes and figures.
+
+Keyword-only arguments of the function are the settings, and annotations are their types and ranges.
+`settings_class` makes the class from the signature, for built-in and custom functions. `declare` sets
+attributes of the class that the signature does not contain.
+"""
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import jax
+import msgspec
+import numpy as np
+from jax import Array
+from jaxtyping import AbstractArray
+
+from jaxattn.base.model import Loss, Start
+from jaxattn.base.probe import Figure, Probe, ProbeContext
+from jaxattn.core.errors import InputError, nearest
+from jaxattn.core.settings import Spec
+
+Function = Callable[..., Any]
+F = TypeVar("F", bound=Function)
+
+
+class OfFunction(Spec, frozen=True, kw_only=True):
+    """Common base of classes that are made from a function.
+
+    Attributes:
+        function: the function.
+        arguments: names of its settings.
+        not_settings: names of arguments that the class passes to the function; they are not settings.
+        check_settings: function of some settings, by name, that raises InputError if they are incompatible.
+    """
+
+    function: ClassVar[Function]
+    arguments: ClassVar[tuple[str, ...]] = ()
+    not_settings: ClassVar[frozenset[str]] = frozenset()
+    check_settings: ClassVar[Function | None] = None
+
+    def check(self, *context: Any) -> None:
+        """Raise InputError if the declared check rejects the settings."""
+        self._check()
+
+    def _check(self, **changed: Any) -> None:
+        if rule := type(self).check_settings:
+            settings = self._settings() | changed
+            rule(**{name: settings[name] for name in _parameters(rule) if name in settings})
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.arguments}
+
+    def _call(self, *given: Any, **changed: Any) -> Any:
+        return type(self).function(*given, **self._settings() | changed)
+
+
+class LossOfFunction(OfFunction, Loss, frozen=True, kw_only=True):
+    """Loss from a function `(outputs, targets, *, settings) -> (n,)`."""
+
+    def __call__(self, outputs: Array, targets: Array) -> Any:
+        """Compute the loss of every example."""
+        return self._call(outputs, targets)
+
+
+class StartOfFunction(OfFunction, Start, frozen=True, kw_only=True):
+    """Start from a function `(key, drawn, *, settings) -> array like drawn`, the value of the model.
+
+    The function may have another argument `tokens`, the names of the V tokens.
+    """
+
+    not_settings: ClassVar[frozenset[str]] = frozenset({"tokens"})
+
+    def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Any:
+        """Return the initial value of one parameter."""
+        named = {"tokens": tokens} if "tokens" in _parameters(type(self).function) else {}
+        return self._call(key, drawn, **named)
+
+
+class ProbeOfFunction(OfFunction, Probe, frozen=True, kw_only=True):
+    """Probe from a function `(params, data, *, settings) -> number, (m,) or a dictionary of them`.
+
+    Attributes:
+        name: name of the metric; that of the function if empty.
+    """
+
+    name: str = ""
+
+    def measure(self, context: ProbeContext) -> Mapping[str, Any]:
+        """Measure one seed on its training data."""
+        found = self._call(context.params, context.data.train)
+        return found if isinstance(found, dict) else {self.name or type(self).__name__: found}
+
+
+class FigureOfFunction(OfFunction, Figure, frozen=True, kw_only=True):
+    """Figure from a function `(results, *, settings) -> matplotlib figure or Drawn`."""
+
+    def __call__(self, results: Any) -> Any:
+        """Draw the figure."""
+        return self._call(results)
+
+
+def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F], F]:
+    """Return a decorator that declares attributes of the settings class of a function.
+
+        @ja.declare(rotation_invariant=True)
+        def scaled(key, drawn, *, scale: float): ...
+
+    Args:
+        check: function of some of the settings, by name, that raises InputError if they are incompatible. A
+            study calls it before the run. For data with the setting `sequences`, it is called with the number
+            of examples of each split.
+        attributes: attributes of the base class, such as `coupled` of a loss. A function becomes a method,
+            whose first argument holds the settings.
+
+    Returns:
+        The decorator. It returns the same function.
+    """
+
+    def decorate(function: F) -> F:
+        rule = {} if check is None else {"check_settings": staticmethod(check)}
+        declared = vars(function).get("declared", {}) | rule | attributes
+        function.declared = declared  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@functools.cache
+def settings_class(function: Function, base: type[Any], name: str = "", **attributes: Any) -> type[Any]:
+    """Return a class whose settings are the keyword-only arguments of a function, and those of a base.
+
+    Args:
+        function: the function.
+        base: a class derived from `OfFunction`.
+        name: name of the class; that of the function if empty.
+        attributes: attributes of the class, such as `kind`. Those that `declare` sets replace them.
+
+    Returns:
+        The class; repeated calls return the same class.
+
+    Raises:
+        InputError: an argument is not a setting, has no readable annotation or the name of a setting of the
+            base; or the base does not have a declared attribute.
+    """
+    attributes |= getattr(function, "declared", {})
+    for key in attributes:
+        if key not in (known := [x for x in dir(base) if not x.startswith("_")]):
+            raise InputError(f"declare: {base.__name__} has no attribute {key!r}{nearest(key, known)}")
+    fields = _fields(function, attributes.get("not_settings", base.not_settings))
+    arguments = tuple(field[0] for field in fields)
+    for argument in arguments:
+        if argument in base.__struct_fields__:
+            place = attributes.get("kind") or function.__name__
+            raise InputError(f"{place}: there is a built-in setting {argument!r}; rename this argument")
+    rule = attributes.get("check_settings")
+    for argument, needed in _parameters(rule).items() if rule else ():
+        if argument not in arguments and needed.default is needed.empty:
+            raise InputError(f"declare: the check has an argument {argument!r}; it is not a setting")
+    return msgspec.defstruct(
+        name or function.__name__,
+        fields,
+        bases=(base,),
+        namespace={
+            **attributes,
+            "__doc__": function.__doc__,
+            "function": staticmethod(function),
+            "arguments": arguments,
+        },
+        module=function.__module__,
+        frozen=True,
+        kw_only=True,
+    )
+
+
+@functools.cache
+def _parameters(function: Function) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def _fields(function: Function, not_settings: frozenset[str]) -> list[Any]:
+    """Return the keyword-only arguments of a function as fields of a msgspec struct."""
+    hints = hints_of(function)
+    fields: list[Any] = []
+    for p in _parameters(function).values():
+        if p.name in not_settings:
+            continue
+        if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty:
+            raise InputError(f"{function.__name__}: {p.name!r} is positional; put * before the settings")
+        if p.kind is p.KEYWORD_ONLY:
+            default = () if p.default is p.empty else (as_default(p.default),)
+            fields.append((p.name, without_arrays(hints.get(p.name, Any)), *default))
+    return fields
+
+
+def hints_of(function: Function) -> dict[str, Any]:
+    """Return the annotations of a function; raises InputError if they or the arguments cannot be read."""
+    try:
+        _parameters(function)
+        return typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise InputError(f"an annotation of {function.__name__} cannot be read: {error}") from None
+    except TypeError as error:
+        raise InputError(f"no function with readable arguments: {error}") from None
+
+
+def without_arrays(annotation: Any) -> Any:
+    """Return an annotation without arrays: float for `float | jax.Array`, a setting that may be traced."""
+    parts = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        return typing.Annotated[without_arrays(parts[0]), *parts[1:]]
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return annotation
+    kept = tuple(without_arrays(part) for part in parts if not _is_array(part))
+    return typing.Union[kept or parts]  # noqa: UP007  of a tuple
+
+
+def _is_array(annotation: Any) -> bool:
+    arrays = jax.Array | np.ndarray | np.generic | AbstractArray
+    return isinstance(annotation, type) and issubclass(annotation, arrays)
+
+
+def as_default(value: Any) -> Any:
+    """Return a default in the form of msgspec; a mutable one is copied for every instance."""
+    mutable = isinstance(value, list | dict | set) and value
+    return msgspec.field(default_factory=lambda: type(value)(value)) if mutable else value

@@ -1,0 +1,164 @@
+"""Settings classes of data that are made from functions: sampled for every seed, or shared by all seeds."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+from jax import Array
+
+from jaxattn.base import Dataset, DrawnData, Progress, SharedData, silent
+from jaxattn.base.functions import OfFunction, hints_of, settings_class
+from jaxattn.core.errors import InputError, shown
+from jaxattn.core.settings import Count, HalfShare
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.sequences import Sequences
+from jaxattn.data.splits import Loaded, Splits, flip_labels, splits_of
+
+
+class Numbered(Sequence[str]):
+    """The numbers 0 to V - 1 as names of tokens, converted to text on access."""
+
+    def __init__(self, vocab_size: int) -> None:
+        """Store V."""
+        self._numbers = range(vocab_size)
+
+    def __len__(self) -> int:
+        """Return V."""
+        return len(self._numbers)
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return one number, or a list for a slice."""
+        found = self._numbers[place]
+        return [str(s) for s in found] if isinstance(place, slice) else str(found)
+
+
+class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
+    """Data of each seed from a function `(key, *, settings) -> Dataset`, or `(key, task_key, *, settings)`.
+
+    `key` differs between training, test and validation data and between fresh batches; `task_key` is the same
+    for all samples of a seed. A setting `sequences` is the number of examples to sample. A function with an
+    argument `used` samples from the first `used` tokens, as if V were this number, which may be traced. Cells
+    of different `vocab_size` then share a program.
+
+    Attributes:
+        test_sequences: number of test sequences, whose labels are free of noise.
+        validation_sequences: number of validation sequences, which have the same label noise as the training
+            sequences.
+        label_noise: probability that a training label is replaced by another class.
+        has_task_key: True if the function has the argument `task_key`.
+    """
+
+    not_settings: ClassVar[frozenset[str]] = frozenset({"task_key", "used"})
+    has_task_key: ClassVar[bool] = False
+
+    test_sequences: Count = 0
+    validation_sequences: Count = 0
+    label_noise: HalfShare = 0.0
+
+    @property
+    def held_out(self) -> bool:
+        """True if there are validation data."""
+        return self.validation_sequences > 0
+
+    @property
+    def tokens(self) -> Sequence[str]:
+        """Names of the V tokens, which are their ids."""
+        key = jax.random.key(0)
+        task_key = key if self.has_task_key else None
+        return _numbered(jax.eval_shape(lambda key: self._sample(None, task_key, key, self._sequences), key))
+
+    def check(self, *context: Any) -> None:
+        """Raise InputError if the declared check rejects the settings, with the size of some split."""
+        sizes = {self._sequences, self.test_sequences, self.validation_sequences} - {0}
+        for sequences in sorted(sizes) if self.draws_batches else [0]:
+            self._check(sequences=sequences)
+
+    def batch(
+        self, key: Array, examples: int, used: Array | None = None, task_key: Array | None = None
+    ) -> Dataset:
+        """Sample new examples, with the label noise of training."""
+        batch_key, noise_key = jax.random.split(key)
+        return self._noisy(noise_key, self._sample(used, task_key, batch_key, examples))
+
+    def draw(self, key: Array, used: Array | None = None) -> Splits:
+        """Sample the data of one seed; the content of a split does not depend on the other splits."""
+        train_key, test_key = jax.random.split(key)
+        validation_key, noise_key, other_noise_key = (jax.random.fold_in(key, place) for place in (2, 3, 4))
+        task_key = jax.random.fold_in(key, 5) if self.has_task_key else None
+        sample = partial(self._sample, used, task_key)
+        train = self._noisy(noise_key, sample(train_key, self._sequences))
+        test = sample(test_key, self.test_sequences) if self.test_sequences else None
+        validation = None
+        if self.held_out:
+            validation = self._noisy(other_noise_key, sample(validation_key, self.validation_sequences))
+        return splits_of(train, test, validation, task_key)
+
+    @property
+    def _sequences(self) -> int:
+        return self._settings().get("sequences", 0)
+
+    def _sample(self, used: Array | None, task_key: Array | None, key: Array, sequences: int) -> Dataset:
+        """Call the function with those of these values that it takes; targets have no noise."""
+        given = {"used": used, "task_key": task_key, "sequences": sequences if self.draws_batches else None}
+        found: object = self._call(key, **{name: x for name, x in given.items() if x is not None})
+        return _checked(found)
+
+    def _noisy(self, key: Array, data: Dataset) -> Dataset:
+        # Without noise, targets need not be classes.
+        is_clean = isinstance(self.label_noise, float) and self.label_noise == 0
+        if is_clean and data.num_classes is None:
+            return data
+        return flip_labels(key, data, self.label_noise)
+
+
+class SharedOfFunction(OfFunction, SharedData, frozen=True, kw_only=True):
+    """Data of all seeds from a function `(*, settings) -> Dataset`, or `-> (training data, test data)`."""
+
+    def load(self, progress: Progress = silent) -> Loaded:
+        """Call the function."""
+        found: object = self._call()
+        several = found if type(found) is tuple else (found,)
+        return Loaded(jax.jit(splits_of)(*map(_checked, several)), True, list(_numbered(several[0])))
+
+
+def _checked(data: object) -> Dataset:
+    if not isinstance(data, Dataset):
+        raise InputError(f"it returns {shown(data)}; return a jaxattn.Dataset, such as a Corpus")
+    return data
+
+
+def _numbered(data: Dataset) -> Sequence[str]:
+    return Numbered(data.vocab_size) if isinstance(data, Corpus | Sequences) else ()
+
+
+def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
+    """Return the class of a data function: sampled if it has a key, shared if it has only settings.
+
+    Args:
+        function: the function. Its return annotation is the type of the data, if it is a class of data.
+        attributes: as in `settings_class`.
+
+    Returns:
+        The class.
+
+    Raises:
+        InputError: as in `settings_class`; or an argument requires another one.
+    """
+    gives, parameters = hints_of(function).get("return"), inspect.signature(function).parameters
+    if isinstance(gives, type) and issubclass(gives, Dataset):
+        attributes["gives"] = gives
+    place = attributes.get("kind") or function.__name__
+    if "used" in parameters and "vocab_size" not in parameters:
+        raise InputError(f"{place}: it has an argument used and no setting vocab_size; add vocab_size")
+    if any(p.kind is not p.KEYWORD_ONLY for p in parameters.values()):
+        attributes |= {
+            "pads_vocabulary": "used" in parameters,
+            "has_task_key": "task_key" in parameters,
+            "draws_batches": "sequences" in parameters,
+        }
+        return settings_class(function, DrawnOfFunction, **attributes)
+    if "task_key" in parameters:
+        raise InputError(f"{place}: it has a task_key and no key; write key as its first argument")
+    return settings_class(function, SharedOfFunction, **attributes)

@@ -1,0 +1,92 @@
+"""Starts: initial values of parameters that a study can choose instead of those of the model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxattn.base import Start
+from jaxattn.base.functions import StartOfFunction, declare, settings_class
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import FilePath
+from jaxattn.data.arrays import read_array
+
+
+@declare(rotation_invariant=True)
+def zero(key: Array, drawn: Array) -> Array:
+    """θ_0 = 0."""
+    return jnp.zeros_like(drawn)
+
+
+@declare(rotation_invariant=True)
+def scaled(key: Array, drawn: Array, *, scale: float | Array) -> Array:
+    """θ_0 = scale · (the model's own initial value).
+
+    Args:
+        key: PRNG key, which is not used.
+        drawn: the model's own initial value.
+        scale: the factor.
+
+    Returns:
+        The initial value.
+    """
+    return jnp.asarray(scale, drawn.dtype) * drawn
+
+
+def from_file(
+    key: Array, drawn: Array, *, tokens: Sequence[str], file: FilePath, vocabulary: FilePath | None = None
+) -> Array:
+    """θ_0 from an array in a file: `.npy`, or `FILE.safetensors:KEY`.
+
+    With `vocabulary`, a text file with one token per line, row k of the array belongs to the token in line
+    k + 1. Other tokens of the corpus keep the value that the model samples.
+
+    Args:
+        key: PRNG key, which is not used.
+        drawn: the value that the model samples.
+        tokens: names of the V tokens.
+        file: path of the file, relative to the sweep file.
+        vocabulary: path of a text file that lists the token of each row; by default, the rows must follow the
+            order of the corpus vocabulary.
+
+    Returns:
+        The initial value.
+
+    Raises:
+        InputError: a file cannot be read, or its shape or its tokens do not fit.
+    """
+    rows = read_array(file)
+    if vocabulary is None:
+        if rows.shape != drawn.shape:
+            raise InputError(f"{file}: shape {rows.shape}; the model requires {drawn.shape}")
+        return jnp.asarray(rows, drawn.dtype)
+    lines = _lines(Path(vocabulary))
+    if rows.shape != (wanted := (len(lines), *drawn.shape[1:])):
+        raise InputError(f"{file}: shape {rows.shape}; the model and the vocabulary require {wanted}")
+    place = {token: k for k, token in enumerate(lines)}
+    index = np.array([place.get(token, -1) for token in tokens])
+    if (index < 0).all():
+        raise InputError(f"{vocabulary}: has no token of the corpus; write one token per line")
+    known = jnp.asarray((index >= 0).reshape(-1, *(1,) * (drawn.ndim - 1)))
+    return jnp.where(known, jnp.asarray(rows[np.maximum(index, 0)], drawn.dtype), drawn)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as text ({error}); give one token per line") from None
+
+
+def kind_of(table: dict[str, Any]) -> str | None:
+    """Return the kind of a start whose table has no kind, from its keys."""
+    return "file" if "file" in table else "scaled" if "scale" in table else None
+
+
+Zero = settings_class(zero, StartOfFunction, "Zero")
+Scaled = settings_class(scaled, StartOfFunction, "Scaled")
+FromFile = settings_class(from_file, StartOfFunction, "FromFile")
+STARTS: dict[str, type[Start]] = {"zero": Zero, "scaled": Scaled, "file": FromFile}

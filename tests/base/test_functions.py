@@ -1,0 +1,113 @@
+"""Classes that are made from functions have the settings of their signatures."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn import losses
+from jaxattn.base import Task
+from jaxattn.base.functions import LossOfFunction, ProbeOfFunction, StartOfFunction, declare, settings_class
+from jaxattn.base.probe import ProbeContext
+from jaxattn.core.errors import InputError
+from jaxattn.data.splits import Splits
+from jaxattn.dynamics import Descent
+from jaxattn.models import OneLayer
+
+
+def test_a_loss_returns_one_number_a_sequence():
+    def powered(logits, labels, *, power: float):
+        return (logits - labels) ** power
+
+    loss = settings_class(powered, LossOfFunction, kind="mine.py:powered")(power=2)
+    np.testing.assert_array_equal(loss(jnp.array([1.0, 2.0]), jnp.array([1, -1])), [0, 9])
+
+
+QUERY = Descent(name="query", train=("p",), optimizer="sgd", step_size=1.0, steps=1)
+SHOWN = ProbeContext(3.0, Task(OneLayer(dim=1), losses.DEFAULT, Splits(4.0)), QUERY)
+
+
+def test_a_probe_is_named_by_its_function_or_names_its_own_numbers():
+    def product(params, corpus, *, scale: float = 1.0):
+        return scale * params * corpus
+
+    made = settings_class(product, ProbeOfFunction)
+    assert made(scale=2.0).measure(SHOWN) == {"product": 24.0}
+    assert made(name="other").measure(SHOWN) == {"other": 12.0}
+
+    def both(params, corpus):
+        return {"sum": params + corpus, "row": jnp.arange(3)}
+
+    found = settings_class(both, ProbeOfFunction)().measure(SHOWN)
+    assert found["sum"] == 7
+    np.testing.assert_array_equal(found["row"], [0.0, 1.0, 2.0])
+
+
+def test_a_declaration_sets_attributes_of_the_class_and_its_check():
+    def not_zero(scale, times=1):
+        if scale == 0:
+            raise InputError("scale: 0; give another number")
+
+    @declare(check=not_zero, rotation_invariant=True)
+    def scaled(key, drawn, *, scale: float):
+        return scale * drawn
+
+    made = settings_class(scaled, StartOfFunction)
+    assert made.rotation_invariant
+    made(scale=2.0).check()
+    with pytest.raises(InputError, match="scale: 0; give another number"):
+        made(scale=0.0).check()
+
+
+def test_declarations_add_up():
+    @declare(coupled=True)
+    @declare(is_logistic=True)
+    def mine(outputs, targets):
+        raise NotImplementedError
+
+    made = settings_class(mine, LossOfFunction)
+    assert made.coupled
+    assert made.is_logistic
+
+
+def test_a_declared_function_is_a_method_with_the_settings():
+    @declare(skip_reason=lambda settings, outputs, data: f"power {settings.power}", coupled=True)
+    def powered(outputs, targets, *, power: int = 2):
+        raise NotImplementedError
+
+    made = settings_class(powered, LossOfFunction)
+    assert made.coupled
+    assert made(power=3).skip_reason(None, None) == "power 3"
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"coupld": True}, "declare: LossOfFunction has no attribute 'coupld'; did you mean 'coupled'"),
+        ({"check": lambda other: None}, "declare: the check has an argument 'other'; it is not a setting"),
+    ],
+)
+def test_a_declaration_that_fits_nothing_is_refused(declared, message):
+    @declare(**declared)
+    def mine(outputs, targets):
+        raise NotImplementedError
+
+    with pytest.raises(InputError, match=message):
+        settings_class(mine, LossOfFunction)
+
+
+def test_a_start_may_read_the_names_of_tokens():
+    def spelled(key, drawn, *, tokens, times: int = 1):
+        return times * len(tokens)
+
+    made = settings_class(spelled, StartOfFunction)
+    assert made.arguments == ("times",)
+    assert made(times=3)(None, None, ["a", "b"]) == 6
+
+
+def test_a_float_may_be_traced_and_keeps_its_range():
+    def powered(outputs, targets, *, power: "ja.Positive | jnp.ndarray | None" = None):
+        raise NotImplementedError
+
+    (field,) = settings_class(powered, LossOfFunction).__annotations__.values()
+    assert field == ja.Positive | None

@@ -1,0 +1,186 @@
+"""A flow that a user writes as a function: in a study, stopped and resumed, and against the exact flow."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.base import Task
+from jaxattn.core.errors import InputError
+from jaxattn.data.splits import Splits, token_statistics
+from jaxattn.dynamics import RecordedPath, Stop
+from jaxattn.lab.engine import store
+from jaxattn.lab.storage import batch_state
+
+
+@ja.declare(train=["p"])
+def euler(params, task, *, points: ja.PositiveInt = 9, until_time: float = 1e3, substeps: int = 40):
+    """Euler steps of dp/dt = -∂L/∂p, recorded at log-spaced times."""
+
+    def loss(p):
+        outputs = task.model.outputs(params.replace(p=p), task.data.train)
+        return task.loss(outputs, task.data.train.targets).mean()
+
+    def interval(p, ends):
+        size = (ends[1] - ends[0]) / substeps
+        p = jax.lax.fori_loop(0, substeps, lambda _, p: p - size.astype(p.dtype) * jax.grad(loss)(p), p)
+        return p, p
+
+    times = jnp.append(0, jnp.geomspace(0.1, until_time, points - 1))
+    _, rows = jax.lax.scan(interval, params.p, (times[:-1], times[1:]))
+    p = jnp.concatenate([params.p[None], rows])
+    return RecordedPath(params={"p": p}, metrics={"time": times}, status=Stop.TIME)
+
+
+DATA = {"kind": "assumption1", "vocab_size": 12, "relevant": 4, "length": 4, "sequences": 20}
+EMBED = {"kind": "one_step", "name": "embed", "step_size": 20.0}
+
+
+def study(flow, seeds=2, embed=EMBED, **settings):
+    phases = [embed, {"kind": flow, "name": "flow", **settings}]
+    return ja.Study(name="own", data=DATA, model=ja.models.OneLayer(dim=16), phases=phases, seeds=seeds)
+
+
+def test_a_flow_as_a_function_runs_in_a_study_and_resumes_bitwise(
+    go, stop, every_step, assert_same, tmp_path
+):
+    made = study(euler, points=5)
+    whole, _ = go(tmp_path / "whole", made)
+    assert not whole.failures
+    stop(tmp_path / "stopped", made, 8, intervals=every_step)
+    mark = batch_state.read(tmp_path / "stopped", store.Store(tmp_path / "stopped").batches()[0])
+    assert (mark.phase, mark.step) == (1, 2)
+    go(tmp_path / "stopped", made)
+    assert_same(tmp_path / "whole", tmp_path / "stopped")
+    rows = ja.load(tmp_path / "whole").records.query("phase == 'flow' and seed == 0").set_index("metric")
+    np.testing.assert_allclose(rows.loc["time", "value"], [0, *np.geomspace(0.1, 1e3, 4)], rtol=1e-6)
+    assert rows.loc["came_to_end", "value"].tolist() == [0, 0, 0, 0, 1]
+    assert rows.loc["loss", "value"].is_monotonic_decreasing
+
+
+def test_cells_that_differ_in_a_float_of_it_share_a_program(tmp_path):
+    both = ja.Study(
+        name="own",
+        data=DATA,
+        model=ja.models.OneLayer(dim=16),
+        phases=[EMBED, {"kind": euler, "name": "flow", "points": 4}],
+        axes={"phases.flow.until_time": [1.0, 10.0]},
+        seeds=2,
+    )
+    assert len(both.plan(tmp_path / "plan", quick=True).groups) == 1
+
+
+def test_it_follows_the_path_of_the_exact_flow(x64):
+    train = (
+        ja.data.Assumption1(**{k: x for k, x in DATA.items() if k != "kind"}).draw(jax.random.key(2)).train
+    )
+    model, loss = ja.models.OneLayer(dim=16), ja.losses.Classification()
+    task = Task(model, loss, Splits(train, token_statistics(train)))
+    params = ja.dynamics.one_step(
+        model.init(jax.random.key(1), train, dtype=jnp.float64), train, step_size=20.0
+    )
+    path = euler(params, task, points=9, until_time=1e3, substeps=400)
+    end = path.params["p"][-1]
+    scores = ja.theory.scores.one_layer(params, train)
+    exact = ja.dynamics.exact_flow(scores, params.p, until_norm=float(jnp.linalg.norm(end)))
+    assert exact.stop == "norm"
+    assert path.stop == "time"
+    np.testing.assert_allclose(end, exact.p[-1], atol=2e-3 * exact.norm[-1])
+    np.testing.assert_allclose(np.log(1e3), exact.log_time[-1], atol=2e-2)
+
+
+def test_its_trained_parameters_may_be_a_setting(tmp_path):
+    def still(params, task, *, train: list[str], points: int = 3):
+        rows = {
+            name: jnp.broadcast_to(x, (points, *x.shape))
+            for name in train
+            if (x := getattr(params, name)) is not None
+        }
+        return RecordedPath(params=rows, status=Stop.STEP_BUDGET, last=1)
+
+    made = study(still, train=["E", "v"])
+    assert list(made.cells[0].setting.phases[1].train) == ["E", "v"]
+    records = made.run(tmp_path / "out", quiet=True).records
+    assert not records.query("phase == 'flow' and metric == 'came_to_end'")["value"].any()
+
+
+def test_a_flow_that_fails_is_a_failed_seed(tmp_path):
+    @ja.declare(train=["p"])
+    def broken(params, task, *, points: int = 4):
+        p = jnp.broadcast_to(params.p, (points, *params.p.shape))
+        return RecordedPath(params={"p": p}, status=Stop.FAILED, last=2)
+
+    failures = study(broken, seeds=1).run(tmp_path / "out", quiet=True).failures
+    assert failures["step"].tolist() == [2]
+
+
+def undeclared(params, task, *, points: int = 3):
+    """Nothing is declared."""
+
+
+def returning(result, train=("p",), **settings):
+    """A flow with some result."""
+
+    @ja.declare(train=list(train))
+    def flow(params, task, *, points: int = 3):
+        return result(params)
+
+    return flow
+
+
+def rows(x, count=3):
+    return jnp.broadcast_to(x, (count, *x.shape))
+
+
+@ja.declare(train=["p"])
+def without_points(params, task, *, steps: int = 3):
+    """Has no setting points."""
+
+
+@ja.declare(train=["p"])
+def with_steps(params, task, *, points: int = 3, steps: int = 3):
+    """Has a setting with the name of an attribute."""
+
+
+@ja.declare(trains=["p"])
+def misspelt(params, task, *, points: int = 3):
+    """Declares an attribute that does not exist."""
+
+
+@pytest.mark.parametrize(
+    ("flow", "message"),
+    [
+        (
+            undeclared,
+            r"phases\[1\]: .*undeclared: it declares no trained parameters; add @ja.declare\(train=",
+        ),
+        (
+            without_points,
+            r"phases\[1\]: .*without_points: it has no setting points, .*; add points: int = 64",
+        ),
+        (
+            with_steps,
+            r"phases\[1\]: 'steps' of .*with_steps is an attribute of every .*; choose another name",
+        ),
+        (misspelt, r"phases\[1\]: declare: FlowPhase has no attribute 'trains'; did you mean 'train'"),
+        (returning(None, train=["q"]), r"phases\[1\].train: 'q' is not one of E, p, v"),
+        (returning(lambda params: params.p), r"phases\[1\]: it returns float32\[16\]; return a ja.dynamics"),
+        (
+            returning(lambda x: RecordedPath(params={"v": rows(x.v)}, status=1)),
+            r"phases\[1\]: it returns a path of v; train has p",
+        ),
+        (
+            returning(lambda x: RecordedPath(params={"p": rows(x.p, 4)}, status=1)),
+            r"phases\[1\]: p of the path has shape \(4, 16\); return \(3, 16\), a row per point",
+        ),
+        (
+            returning(lambda x: RecordedPath({"p": rows(x.p)}, 1, {"time": jnp.zeros(())})),
+            r"phases\[1\]: time of the path has shape \(\); return \(3,\), a row per point",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(flow, message, tmp_path):
+    with pytest.raises(InputError, match=message) as raised:
+        study(flow).plan(tmp_path / "out", quick=True)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,130 @@
+"""Copies of built-in functions in files of a user compute what the built-in kinds do."""
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import jaxattn as ja
+from jaxattn.core.errors import InputError
+from jaxattn.lab.study.import_paths import ImportPaths
+
+PACKAGE = Path(ja.__file__).parent
+FILES = {"my_data.py": "data/synthetic.py", "my_losses.py": "losses.py", "my_starts.py": "models/starts.py"}
+SIZES = {"vocab_size": 12, "relevant": 4, "length": 4, "sequences": 12, "test_sequences": 8}
+GENERATORS = {
+    "independent": {"data.max_posterior_difference": [0.5, 0.9]},
+    "topics": {"data.min_purity": [0.25, 0.5]},
+    "multi_relevant": {},
+}
+NEEDED = {"topics": {"topic_words": 2}, "multi_relevant": {"relevant_per_sequence": 2}}
+
+
+@pytest.fixture
+def study(tables, tmp_path):
+    for mine, own in FILES.items():
+        shutil.copy(PACKAGE / own, tmp_path / mine)
+
+    def make(mine, generator="independent", loss="exponential", axes=None, **changes):
+        data, losses, starts = (f"{name}:" if mine else "" for name in FILES)
+        parts = {
+            "seeds": 2,
+            "data": SIZES | NEEDED.get(generator, {}) | {"kind": f"{data}{generator}", "label_noise": 0.1},
+            "model": {
+                "kind": "one_layer",
+                "dim": 4,
+                "init": {"p": {"kind": f"{starts}scaled", "scale": 2.0}},
+            },
+            "loss": {"kind": f"{losses}{loss}", "smoothing": 0.1},
+            "axes": {"data.vocab_size": [8, 12], "loss.smoothing": [0.0, 0.2]} | (axes or {}),
+        }
+        return ja.Study.of_tables(tables(**parts | changes), ImportPaths(tmp_path))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("generator", "axes"),
+    [
+        pytest.param(name, axes, id=name, marks=[pytest.mark.more] * (name != "independent"))
+        for name, axes in GENERATORS.items()
+    ],
+)
+def test_a_copy_gives_the_same_results_bitwise(study, tmp_path, generator, axes):
+    axes = axes | {"model.init.p.scale": [0.5, 2.0]}
+    results = []
+    for mine in (False, True):
+        made = study(mine, generator, axes=axes)
+        (varied,) = made.plan(tmp_path / "planned", quick=True).groups["vmapped"]
+        assert set(axes) | {"data.vocab_size", "loss.smoothing"} <= set(varied.split(", "))
+        results.append(made.run(tmp_path / f"out_{mine}", quiet=True))
+    built_in, copied = results
+    pd.testing.assert_frame_equal(built_in.records, copied.records, check_exact=True)
+    pd.testing.assert_frame_equal(built_in.tokens, copied.tokens, check_exact=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sequences": 13}, "data: sequences: 13 is not a positive multiple of num_classes = 2"),
+        ({"test_sequences": 13}, "data: sequences: 13 is not a positive multiple of num_classes = 2"),
+        ({"vocab_size": 3}, "data: vocab_size: 3 leaves no irrelevant token"),
+        ({"length": 2**20, "sequences": 2**12}, "data: length: 4,096 sequences of 1,048,576 are"),
+        ({"max_posterior_difference": 1.5}, "data.max_posterior_difference: expected 'float' <= 1.0"),
+    ],
+)
+def test_a_copy_has_the_same_errors(study, changes, message):
+    for mine in (False, True):
+        data = study(mine).tree["data"] | changes
+        with pytest.raises(InputError, match=message):
+            study(mine, data=data, axes={"data.vocab_size": [data["vocab_size"]]})
+
+
+def test_the_logistic_copy_is_the_loss_of_the_theory(study):
+    assert study(True, loss="logistic", axes={"loss.smoothing": [0.0]}).cells[0].setting.loss.is_logistic
+    assert not study(True, loss="logistic").cells[-1].setting.loss.is_logistic
+
+
+def test_a_vocabulary_that_is_padded_has_the_size_that_the_setting_names(study, tmp_path):
+    (tmp_path / "larger.py").write_text(
+        "import jaxattn as ja\n"
+        "def larger(key, *, vocab_size: int, sequences: int, used=None):\n"
+        "    return ja.data.xor(key, vocab_size=vocab_size + 1, length=3, sequences=sequences, used=used)\n"
+    )
+    data = {"kind": "larger.py:larger", "vocab_size": 12, "sequences": 8}
+    with pytest.raises(InputError, match=r"data: vocab_size: 12, but the sampled data have V = 13"):
+        study(False, data=data, axes={"data.vocab_size": [12]}).plan(tmp_path / "out", quick=True)
+
+
+def test_a_padded_vocabulary_needs_the_setting(study, tmp_path):
+    (tmp_path / "sizeless.py").write_text(
+        "def sizeless(key, *, sequences: int, used=None):\n    return None\n"
+    )
+    with pytest.raises(InputError, match="it has an argument used and no setting vocab_size"):
+        study(False, data={"kind": "sizeless.py:sizeless", "sequences": 8}, axes={"loss.smoothing": [0.1]})
+
+
+def test_paths_of_files_are_relative_to_the_sweep_file(study, tmp_path):
+    (tmp_path / "reads.py").write_text(
+        "import jaxattn as ja\n"
+        "def reads(key, drawn, *, file: ja.FilePath, more: tuple[ja.FilePath, ...] = (), plain: str = ''):\n"
+        "    return drawn\n"
+    )
+    start = {"kind": "reads.py:reads", "file": "a.npz:E", "more": ["b", "/c"], "plain": "d"}
+    made = study(False, model={"kind": "one_layer", "dim": 4, "init": {"p": start}}, axes={})
+    found = made.base.starts["p"]
+    assert (found.file, found.more) == (f"{tmp_path}/a.npz:E", (f"{tmp_path}/b", "/c"))
+    assert found.plain == "d"
+    assert made.config["model"]["init"]["p"]["file"] == "a.npz:E"
+
+
+def test_a_class_with_an_old_attribute_is_refused(study, tmp_path):
+    (tmp_path / "old.py").write_text(
+        "import jaxattn as ja\n"
+        "class Old(ja.Loss):\n"
+        "    def why_not(self, outputs, data): return None\n"
+        "    def __call__(self, outputs, targets): return outputs\n"
+    )
+    with pytest.raises(InputError, match=r"old.py:Old: version 0.3 renamed 'why_not' to 'skip_reason'"):
+        study(False, loss="old.py:Old", axes={})
