@@ -256,7 +256,7 @@ def _killed(scratch: Path, root: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     with Killing(quiet=True) as reporter:
-        saving = _module("jaxattn.lab.engine.clock").Intervals(0.0, 0.0, float("inf"))
+        saving = _module("jaxattn.lab.engine.monitor").Intervals(0.0, 0.0, float("inf"))
         study = _study(CONTINUED, root, scratch, "chunk=3")
         run = _module("jaxattn.lab.engine.run").run
         run(study, scratch / "continued", command="guard", reporter=reporter, intervals=saving)

@@ -33,8 +33,8 @@ from s3_server import FAULTS, Server
 import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.engine import run as engine
-from jaxattn.lab.engine.clock import Intervals
 from jaxattn.lab.engine.manifest import describe
+from jaxattn.lab.engine.monitor import Intervals
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.results.read import verify

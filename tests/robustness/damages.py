@@ -28,7 +28,7 @@ import jaxattn as ja
 from jaxattn.core import pytrees
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import run as engine
-from jaxattn.lab.engine.clock import Interrupted, Intervals
+from jaxattn.lab.engine.monitor import Interrupted, Intervals
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import report
 from jaxattn.lab.results.read import verify

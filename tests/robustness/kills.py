@@ -24,7 +24,7 @@ import pandas as pd
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import run as engine
-from jaxattn.lab.engine.clock import Intervals
+from jaxattn.lab.engine.monitor import Intervals
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import layout, report
 from jaxattn.lab.results.read import verify

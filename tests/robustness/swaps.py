@@ -27,7 +27,7 @@ import jaxattn as ja
 from jaxattn.core import pytrees
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import run as engine
-from jaxattn.lab.engine.clock import Interrupted
+from jaxattn.lab.engine.monitor import Interrupted
 from jaxattn.lab.results.read import verify
 from jaxattn.lab.storage import batch_state, files
 

@@ -100,7 +100,7 @@ def complain(error: Exception, status: int) -> int:
 @contextmanager
 def stoppable(command: str) -> Iterator[None]:
     """If the run is interrupted, print the command that resumes it and exit with status 130."""
-    from jaxattn.lab.engine.clock import Interrupted
+    from jaxattn.lab.engine.monitor import Interrupted
 
     try:
         yield

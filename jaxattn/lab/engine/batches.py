@@ -196,7 +196,7 @@ def _cut_new(group: CompileGroup, old: Sequence[Batch], seeds: Sequence[int], wi
             yield from (Batch(group, *part) for part in _rectangles(together, run, width))
 
 
-def share(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
+def select_shard(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
     """Return shard I of N: every N-th batch, so that cells are spread evenly.
 
     Raises:

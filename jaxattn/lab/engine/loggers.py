@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.engine.clock import Write
+from jaxattn.lab.engine.monitor import Write
 from jaxattn.lab.engine.store import Store
 
 Kind = Literal["tensorboard", "wandb"]

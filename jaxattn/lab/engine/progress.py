@@ -7,7 +7,15 @@ from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.text import Text
 
 from jaxattn.core.errors import UserCodeError, plain
@@ -32,7 +40,7 @@ class Reporter:
             self._bar = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=30),
-                TextColumn("{task.fields[percent]}"),
+                TaskProgressColumn("{task.percentage:5.1f} %"),
                 TextColumn("{task.fields[state]}", markup=False),
                 TimeElapsedColumn(),
                 _Left(),
@@ -40,7 +48,7 @@ class Reporter:
                 transient=True,
             )
             self._bar.start()
-            self._task = self._bar.add_task("", total=None, percent="", state="", end=None)
+            self._task = self._bar.add_task("", total=None, state="", end=None)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,15 +70,15 @@ class Reporter:
             left: seconds left; None if unknown.
         """
         description, state = plain(description), plain(state)
-        percent = "" if share is None else f"{100 * share:5.1f} %"
         if self._bar is not None:
             end = None if left is None else time.monotonic() + left
-            known: dict[str, Any] = {"percent": percent, "state": state, "end": end}
             # Without a total the bar is indeterminate.
             self._bar.tasks[0].total = None if share is None else 1.0
-            self._bar.update(self._task, description=description, completed=share or 0.0, **known)
+            known: dict[str, Any] = {"description": description, "state": state, "end": end}
+            self._bar.update(self._task, completed=share or 0.0, **known)
         elif (now := time.monotonic()) - self._last_line > (0.5 if self._line else 10):
             self._last_line = now
+            percent = "" if share is None else f"{100 * share:5.1f} %"
             eta = "" if left is None else f"{duration(left)} left"
             line = f"{percent:7}  {description}  {', '.join(filter(None, (state, eta)))}".rstrip()
             if not self._show(line):

@@ -9,7 +9,7 @@ import pytest
 
 from jaxattn.lab import cli
 from jaxattn.lab.cli import console
-from jaxattn.lab.engine.clock import Interrupted
+from jaxattn.lab.engine.monitor import Interrupted
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results.run import Run
 

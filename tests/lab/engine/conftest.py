@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.lab.engine.clock import Interrupted, Intervals
+from jaxattn.lab.engine.monitor import Interrupted, Intervals
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.engine.run import run
 

@@ -155,4 +155,4 @@ def test_shares_write_side_by_side_and_make_up_the_whole(tmp_path, go, study):
 )
 def test_shares_that_are_none_are_named(study, shard, message):
     with pytest.raises(InputError, match=message):
-        batches.share(cut(study(axes={"model.dim": [8, 16]}, chunk=1)), shard)
+        batches.select_shard(cut(study(axes={"model.dim": [8, 16]}, chunk=1)), shard)

@@ -15,7 +15,7 @@ from jaxattn import Study
 from jaxattn.core.errors import InputError, RunError, UserCodeError
 from jaxattn.lab.cli.status import status
 from jaxattn.lab.engine import lift, run
-from jaxattn.lab.engine.clock import Interrupted
+from jaxattn.lab.engine.monitor import Interrupted
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import load
 from jaxattn.lab.study.import_paths import ImportPaths

@@ -10,7 +10,7 @@ import jaxattn as ja
 from jaxattn import losses
 from jaxattn.core import pytrees
 from jaxattn.dynamics.flows import stiff, ties
-from jaxattn.lab.engine import lift, run
+from jaxattn.lab.engine import batch_run, lift, run
 from jaxattn.lab.engine.groups import compile_groups
 from jaxattn.lab.engine.lift import seed_keys
 from jaxattn.lab.probes import MaxMarginDirection
@@ -146,9 +146,9 @@ def test_a_flow_of_long_steps_that_is_killed_goes_on_from_its_last_row(
             raise SystemExit
         measure(underway, program, state)
 
-    measure = run._BatchRun.measure
+    measure = batch_run._BatchRun.measure
     with monkeypatch.context() as patch:
-        patch.setattr(run._BatchRun, "measure", killed)
+        patch.setattr(batch_run._BatchRun, "measure", killed)
         with pytest.raises(SystemExit):
             go(tmp_path / "flow", study("flow"), intervals=every_step)
         measured.clear()

@@ -14,7 +14,7 @@ import pytest
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.cli.status import status
 from jaxattn.lab.engine import lift, run, store
-from jaxattn.lab.engine.clock import Interrupted
+from jaxattn.lab.engine.monitor import Interrupted
 from jaxattn.lab.engine.plan import plan
 from jaxattn.lab.results import load
 from jaxattn.lab.storage import batch_state, files, lock, manifest, run_log
