@@ -33,6 +33,7 @@ PAPER = "jaxattn/lab/books/paper"
 MOVED = {
     "jaxattn/lab/books": "jaxattn/reproduction",
     "jaxattn.lab.engine": "jaxattn.engine",
+    "jaxattn.lab.engine.monitor": "jaxattn.lab.engine.clock",
 }
 FEW = ("seeds=2", "data.sequences=64")
 WIDE = (*FEW, "data.vocab_size=30")

@@ -28,6 +28,7 @@ FOREIGN = {
     "jaxattn/core/backend.py": "options that versions of JAX have or lack",
     "jaxattn/lab/study/code_hash.py": "functions, classes, modules and values of a user's code",
     "jaxattn/lab/study/dry_run.py": "states and values that a user's code returns",
+    "jaxattn/lab/study/returned.py": "values that a user's code returns",
     "jaxattn/lab/study/setting.py": "annotations",
     "jaxattn/lab/study/registry.py": "what Python gives: functions, classes, arrays",
     "jaxattn/lab/study/import_paths.py": "modules and their contents",

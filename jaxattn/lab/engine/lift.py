@@ -20,7 +20,6 @@ from jaxattn.lab.engine import devices
 from jaxattn.lab.engine.devices import EVERY, Lifted
 from jaxattn.lab.engine.groups import CompileGroup
 from jaxattn.lab.study import seed
-from jaxattn.lab.study.dry_run import check_data
 from jaxattn.lab.study.seed import Carried
 from jaxattn.lab.study.setting import Hyperparameters, Setting, with_hyperparameters
 
@@ -115,7 +114,7 @@ class Programs:
         if self.text is not None:
             return self.text
         loaded = Loaded(self.drawing(keys, numbers), False, seed.drawn(self.setting).tokens)
-        check_data(loaded)
+        seed.check_values(loaded)
         return loaded
 
     def starting(self, loaded: Loaded) -> Lifted:
@@ -249,7 +248,7 @@ class ProgramCache:
             return programs(setting)
         if self._text is None or self._text[0] != data:
             self._text = data, data.load(self._loading)
-            check_data(self._text[1])
+            seed.check_values(self._text[1])
         # Compiled functions hold the data, so they are not kept after the run.
         return Programs(setting, self._text[1])
 

@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, a line in a notebook, plain lines in a pipe."""
+"""bars.Progress of a run: a bar on a terminal, a line in a notebook, plain lines in a pipe."""
 
 import sys
 import time
@@ -6,16 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.text import Text
 
 from jaxattn.core.errors import UserCodeError, plain
@@ -28,7 +20,7 @@ class Reporter:
         """Create a reporter that prints only warnings and errors if quiet."""
         self.quiet = quiet
         self.console: Console = _Console(stderr=True, soft_wrap=True, highlight=False)
-        self._bar: Progress | None = None
+        self._bar: bars.Progress | None = None
         self._task: Any = None
         self._line = None if quiet else _notebook_line()
         self._last_line = 0.0
@@ -37,12 +29,12 @@ class Reporter:
     def __enter__(self) -> "Reporter":
         """Start the progress bar if stderr is a terminal."""
         if self.console.is_terminal and not self.quiet and sys.stderr.isatty():
-            self._bar = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=30),
-                TaskProgressColumn("{task.percentage:5.1f} %"),
-                TextColumn("{task.fields[state]}", markup=False),
-                TimeElapsedColumn(),
+            self._bar = bars.Progress(
+                bars.TextColumn("{task.description}", markup=False),
+                bars.BarColumn(bar_width=30),
+                bars.TaskProgressColumn("{task.percentage:5.1f} %"),
+                bars.TextColumn("{task.fields[state]}", markup=False),
+                bars.TimeElapsedColumn(),
                 _Left(),
                 console=self.console,
                 transient=True,
@@ -138,10 +130,10 @@ class _Console(Console):
         raise
 
 
-class _Left(ProgressColumn):
+class _Left(bars.ProgressColumn):
     """Column of the time left, which counts down between updates."""
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: bars.Task) -> Text:
         """Format the time left; empty if it is unknown or over."""
         end = task.fields["end"]
         left = 0.0 if end is None else end - time.monotonic()

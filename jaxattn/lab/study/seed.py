@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import msgspec
+import numpy as np
 from jax import Array
 
 from jaxattn.base import (
@@ -27,8 +28,9 @@ from jaxattn.base import (
 )
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core import backend
-from jaxattn.core.errors import InputError
+from jaxattn.core.errors import InputError, at
 from jaxattn.core.pytrees import get, replaced
+from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.probes.importance import token_columns
 from jaxattn.lab.probes.wants import wants_scores
@@ -224,3 +226,32 @@ def swept_settings(cells: Iterable[Mapping[str, Any]]) -> set[str]:
         for key, value in settings.items():
             found.setdefault(key, set()).add(value)
     return {key.removeprefix("data.") for key, x in found.items() if key.startswith("data.") and len(x) > 1}
+
+
+def check_values(loaded: Loaded) -> None:
+    """Check the values of data on the host.
+
+    Raises:
+        InputError: a number is not finite, or `Dataset.check` raises.
+    """
+    for name in ("train", "test", "validation"):
+        data = getattr(loaded.splits, name)
+        if data is None:
+            continue
+        with at(f"data: {name}"):
+            _check_finite(data)
+            if loaded.shared or isinstance(data, Corpus):
+                data.check()
+            else:
+                held = jax.device_get(data)
+                for number in range(len(held.targets)):
+                    jax.tree.map(lambda x, number=number: x[number], held).check()
+
+
+def _check_finite(data: Dataset) -> None:
+    for name, x in data.arrays():
+        if jnp.issubdtype(x.dtype, jnp.floating) and not (finite := np.isfinite(np.asarray(x))).all():
+            place = tuple(int(k) for k in np.argwhere(~finite)[0])
+            raise InputError(
+                f"{name} holds {float(np.asarray(x)[place])} at {place}; remove that example, or replace it"
+            )
