@@ -16,7 +16,8 @@ from jaxattn.core.settings import MOST
 from jaxattn.data.splits import Splits
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.results.load import Results, load
-from jaxattn.lab.storage.bucket import naming, send_report
+from jaxattn.lab.storage.copies import naming
+from jaxattn.lab.storage.folder import results_folder
 from jaxattn.lab.study import registry, toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.import_paths import ImportPaths
@@ -337,7 +338,7 @@ def run(
         if nothing_new or len(outcome.errors) == outcome.batches:
             return Finished(outcome, None)
         written = report.write(outcome.directory, study.own_figures, reporter.update)
-        send_report(directory, outcome.directory, written.paths)
+        results_folder(directory).send_report(written.paths, outcome.directory)
     return Finished(outcome, written)
 
 

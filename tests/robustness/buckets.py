@@ -38,7 +38,8 @@ from jaxattn.lab.engine.monitor import Intervals
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.results.read import verify
-from jaxattn.lab.storage import batch_state, bucket, checkpoints, lock
+from jaxattn.lab.storage import batch_state, checkpoints, lock
+from jaxattn.lab.storage.folder import results_folder
 
 # Slow to import, and so only once, for all processes.
 checkpoints.prepare()
@@ -70,7 +71,7 @@ class Scene(NamedTuple):
         with mock.patch.dict(os.environ, JAXATTN_CACHE=str(self.root / "reader")):
             _check_marks(self.server.objects(place.split("/")[2]))
             if ended:
-                assert verify(bucket.fetched(place, all_of_it=True)) == []
+                assert verify(results_folder(place).fetch(everything=True)) == []
                 tables, arrays = _end(Path(place))
                 assert arrays == self.expected[study][1]
                 for mine, theirs in zip(tables, self.expected[study][0], strict=True):

@@ -40,7 +40,7 @@ def main() -> None:
         # These imports raise InputError on systems without file locks.
         from jaxattn.lab.cli import usage
         from jaxattn.lab.cli.options import check_moved, check_once
-        from jaxattn.lab.storage.bucket import naming
+        from jaxattn.lab.storage.copies import naming
 
         check_moved(words)
         if (text := usage.help_of(words, command_groups())) is not None:

@@ -108,12 +108,13 @@ def report(
     """
     from jaxattn.lab.engine.progress import Reporter, patient
     from jaxattn.lab.results import report as pages
-    from jaxattn.lab.storage.bucket import fetched, send_report
+    from jaxattn.lab.storage.folder import results_folder
 
-    here = fetched(directory, report=True)
+    folder = results_folder(directory)
+    here = folder.fetch(report=True)
     with Reporter() as reporter:
         written = pages.write(here, progress=patient(reporter.update))
-    send_report(directory, here, written.paths)
+    folder.send_report(written.paths, here)
     print_written(written, every=every)
     print_made_by(written.made_by)
     return 1 if written.problems else 0

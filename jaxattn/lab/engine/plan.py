@@ -23,7 +23,7 @@ from jaxattn.lab.engine.manifest import describe
 from jaxattn.lab.engine.progress import duration
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.probes.standard import BEST
-from jaxattn.lab.storage.bucket import fetched
+from jaxattn.lab.storage.folder import results_folder
 from jaxattn.lab.study import seed
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.setting import Setting
@@ -61,7 +61,7 @@ def plan(
         InputError: the sizes of a cell do not match, a cell does not fit in memory, or the folder holds
             results of another config.
     """
-    folder, cache = Store(fetched(directory, tables=False)), ProgramCache()
+    folder, cache = Store(results_folder(directory).fetch(tables=False)), ProgramCache()
     groups = compile_groups(study.cells)
     rehearse_groups(study, groups, silent)
     known = folder.join(describe(study, "jaxattn run SWEEP"), accept_code=True)

@@ -12,7 +12,8 @@ from jaxattn.lab.results import combine, figures, statistics, tokens
 from jaxattn.lab.results.drawn import Drawn
 from jaxattn.lab.results.read import read
 from jaxattn.lab.results.run import Run
-from jaxattn.lab.storage.bucket import fetched, naming
+from jaxattn.lab.storage.copies import naming
+from jaxattn.lab.storage.folder import results_folder
 
 SHOWN_ROWS = 24
 
@@ -205,5 +206,5 @@ def load(directory: str | Path) -> Results:
             damaged file.
     """
     with naming():
-        directory = fetched(directory)
+        directory = results_folder(directory).fetch()
         return Results(directory, *read(directory))

@@ -17,9 +17,10 @@ from jaxattn.core.settings import PositiveInt
 from jaxattn.data import GENERATORS, Splits, corpus
 from jaxattn.lab.results.labels import listed
 from jaxattn.lab.results.run import Run
-from jaxattn.lab.storage import batch_state, bucket, checkpoints
+from jaxattn.lab.storage import batch_state, checkpoints, copies
 from jaxattn.lab.storage.batch_state import BatchState
 from jaxattn.lab.storage.files import Damaged, memory
+from jaxattn.lab.storage.folder import fetch_batch
 from jaxattn.lab.storage.manifest import again, fixing
 from jaxattn.lab.study.seed import dataset as of_seed
 from jaxattn.lab.study.seed import keys, swept_settings
@@ -98,7 +99,7 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
     """
     results.settings(cell)
     batch, place, seed = _place(results, cell, seed)
-    with bucket.naming():
+    with copies.naming():
         state = _restore(results, cell, batch)
     arrays = {name: x[place] for name, x in _after(state, phase).items()}
     try:
@@ -149,7 +150,7 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
         saved = batch_state.read(directory, batch)
         if saved is not None and saved.finished:
             _check_origin(results, cell, batch, saved)
-            bucket.fetch_batch(results.directory, batch, saved)
+            fetch_batch(results.directory, batch, saved)
             if saved.batch is None:
                 batch_state.check_lanes(directory, batch, saved)
     if saved is None or not saved.finished:

@@ -6,7 +6,6 @@ written. Hence every commit record in the bucket is complete even if the run is 
 hold the same folder one gets an error. Readers fetch the objects that they need into a separate local folder.
 """
 
-import os
 import re
 import secrets
 import shutil
@@ -19,120 +18,17 @@ from typing import Any
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.storage import batch_state, files, lock, manifest, run_log
 from jaxattn.lab.storage.batch_state import TABLES, BatchState
-from jaxattn.lab.storage.objects import Changed, Entry, Objects, is_address, shown
+from jaxattn.lab.storage.copies import here
+from jaxattn.lab.storage.objects import Changed, Entry, Objects
 
 PARTS = ("parts", "checkpoints")
 MERGED = tuple(f"{name}.parquet" for name in TABLES)
 REPORT = ("report.html", "summary.csv", "figures")
-DRAWN = "figures/drawn.json"
 # Files next to the local copy: the name of the last local holder, and the lock of readers.
 OWN = (".holder", ".reading")
 OF_BATCH = re.compile(rf"(?:parts|checkpoints)/({batch_state.NAME.pattern})[./]")
 THREADS = 16
 TRIES = 5
-
-
-def root(role: str) -> Path:
-    """Return the local folder of all copies of runs ("run") or of readers ("read")."""
-    return Path(os.path.abspath(files.cache_folder() / "buckets" / role))
-
-
-def here(place: str | Path, role: str = "read") -> Path:
-    """Return the local path of a folder; a folder that is not in a bucket is returned unchanged."""
-    if not is_address(place):
-        return Path(place)
-    return root(role) / shown(place).replace("://", "/")
-
-
-def address_of(folder: Path) -> str | None:
-    """Return the bucket address that a local folder is the copy of; None if it is not a copy."""
-    for role in ("run", "read"):
-        if folder.is_relative_to(root(role)):
-            return re.sub("/", "://", folder.relative_to(root(role)).as_posix(), count=1)
-    return None
-
-
-def renamed(text: str) -> str:
-    """Replace the paths of local copies in a text by their addresses."""
-    bases = "|".join(re.escape(str(root(role))) for role in ("run", "read"))
-    return re.sub(rf"(?:{bases})/(s3|gs)/", r"\1://", text)
-
-
-@contextmanager
-def naming() -> Iterator[None]:
-    """Replace the paths of local copies in error messages by their addresses."""
-    try:
-        yield
-    except (InputError, RunError) as error:
-        if (text := renamed(str(error))) == str(error):
-            raise
-        raise type(error)(text) from None
-
-
-def fetched(
-    place: str | Path,
-    *,
-    tables: bool = True,
-    log: bool = False,
-    report: bool = False,
-    all_of_it: bool = False,
-) -> Path:
-    """Fetch the files of a folder that a reader needs; a folder that is not in a bucket is left unchanged.
-
-    Args:
-        place: a results folder, or the address of one.
-        tables: also fetch the tables, in addition to the manifest and the commit records.
-        log: also fetch metrics.jsonl.
-        report: also fetch the figures and pages.
-        all_of_it: fetch everything, including checkpoints, and discard an earlier copy.
-
-    Returns:
-        The local path.
-
-    Raises:
-        InputError: the bucket cannot be read.
-    """
-    if not is_address(place):
-        return Path(place)
-    asked = {name for name, x in (("tables", tables), ("log", log), ("report", report)) if x}
-    found = Bucket(place, "read")
-    found.look({"tables", "log", "report", "checkpoints"} if all_of_it else asked, fresh=all_of_it)
-    return found.folder
-
-
-def fetch_batch(directory: Path, batch: str, saved: BatchState) -> None:
-    """Fetch a batch into the local copy of a bucket folder, if its checkpoint is missing there."""
-    if (address := address_of(directory)) is None:
-        return
-    if not batch_state.checkpoint_path(directory, batch, saved.checkpoint.number).is_dir():
-        found = Bucket(address, "run" if directory.is_relative_to(root("run")) else "read")
-        found.listed = found.objects.entries()
-        found.bring(_tables(batch, saved) | _checkpoint(batch, saved))
-
-
-def send_report(place: str | Path, folder: Path, paths: Iterable[Path]) -> None:
-    """Send the files of a report, and last the list of its figures."""
-    if is_address(place):
-        names = [path.relative_to(folder).as_posix() for path in paths]
-        bucket = Bucket(place, "read")
-        bucket.folder = folder
-        bucket.send(names)
-        bucket.send([DRAWN])
-
-
-def shards(place: str | Path) -> list[str]:
-    """Return the names of the shard folders with a manifest in a bucket folder; empty for a single run."""
-    objects = Objects(place)
-    entries, folders = objects.top()
-    found = [name for name in folders if re.fullmatch(r"shard-\d+-of-\d+", name)]
-    if manifest.NAME in entries:
-        return []
-    return [name for name in found if objects.read(f"{name}/{manifest.NAME}") is not None]
-
-
-def traces(place: str | Path) -> list[tuple[str, Entry]]:
-    """Return the listing of a bucket folder, which changes whenever a run writes there."""
-    return sorted(Objects(place).top()[0].items())
 
 
 class Bucket:
@@ -188,6 +84,11 @@ class Bucket:
                 )
                 if before == now:
                     return
+
+    def fetch_batch(self, batch: str, saved: BatchState) -> None:
+        """Fetch the tables and the checkpoint of a batch."""
+        self.listed = self.objects.entries()
+        self.bring(_tables(batch, saved) | _checkpoint(batch, saved))
 
     def _fetch(self, asked: Set[str]) -> None:
         records = [name for name in self.listed if name == manifest.NAME or _is_record(name)]

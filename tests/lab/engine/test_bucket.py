@@ -22,7 +22,8 @@ from jaxattn.lab.cli.status import status
 from jaxattn.lab.engine import distributed
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.results.read import verify
-from jaxattn.lab.storage import bucket, lock, objects
+from jaxattn.lab.storage import bucket, copies, lock, objects
+from jaxattn.lab.storage.folder import BucketFolder, results_folder
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
@@ -69,7 +70,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(lock, "BEAT_S", 0.1)
     monkeypatch.setattr(lock, "GONE_S", 1.0)
     monkeypatch.setattr(lock, "LOOK_S", 0.05)
-    monkeypatch.setattr(distributed, "LOOK_IN_BUCKET_S", 0.1)
+    monkeypatch.setattr(BucketFolder, "look_s", 0.1)
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_a_stopped_run_goes_on_elsewhere_to_the_same_bits(
     # What is there is listed three times.
     assert server.sent["GET"] < checkpoints + small + 3 * len(there) * 400
     elsewhere()
-    assert_same(bucket.fetched(place), two_batches)
+    assert_same(results_folder(place).fetch(), two_batches)
     assert go(place, wanted)[0].already_finished
 
 
@@ -178,7 +179,7 @@ def test_a_report_is_drawn_from_elsewhere_to_the_same_bytes(study, place, elsewh
     elsewhere()
     command("report", place)
     assert sent(server, place)["report.html"] == page
-    assert verify(bucket.fetched(place, all_of_it=True)) == []
+    assert verify(results_folder(place).fetch(everything=True)) == []
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
@@ -248,7 +249,7 @@ def test_a_run_that_slept_cannot_overwrite_its_successor(
         with pytest.raises(RunError, match=r"taken over by|another run"):
             first.write_manifest({"status": "running"})
     assert sent(server, place) == before
-    assert verify(bucket.fetched(place, all_of_it=True)) == []
+    assert verify(results_folder(place).fetch(everything=True)) == []
 
 
 def test_a_lock_that_is_lost_is_never_taken_back(place, elsewhere, soon, tmp_path):
@@ -293,7 +294,7 @@ def test_what_a_replaced_or_killed_run_has_sent_does_not_stay(
         objects.Objects(place).commit("parts/strange", b"x")
         go(place, study(chunk=1))
         there = {name for name in sent(server, place) if name.startswith(("parts/", "checkpoints/"))}
-        expected = named(bucket.fetched(place, all_of_it=True)) | {"parts/strange"}
+        expected = named(results_folder(place).fetch(everything=True)) | {"parts/strange"}
         first.bucket.lock._one.release()
         arrays, tables = {"E": np.zeros(3)}, lambda: {name: pd.DataFrame() for name in bucket.TABLES}
         with pytest.raises(RunError, match=r"taken over by|another run"):
@@ -302,7 +303,7 @@ def test_what_a_replaced_or_killed_run_has_sent_does_not_stay(
     left = {name for name in sent(server, place) if name.startswith("checkpoints/")}
     assert left == {name for name in there if name.startswith("checkpoints/")}
     elsewhere()
-    assert verify(bucket.fetched(place, all_of_it=True)) == []
+    assert verify(results_folder(place).fetch(everything=True)) == []
 
 
 def test_a_damaged_checkpoint_is_named_by_its_address(go, study, place, elsewhere, server):
@@ -335,7 +336,7 @@ def test_keys_that_no_disk_holds_are_left_in_the_bucket(go, study, place, elsewh
     for key in (f"figures/{'x' * 300}", f"parts/{'x' * 300}.json", "figures/", "x" * 500, "figures/a/b"):
         server.put(str(place).split("/")[1], f"results/small/{key}", b"x")
     elsewhere()
-    folder = bucket.fetched(place, all_of_it=True)
+    folder = results_folder(place).fetch(everything=True)
     assert verify(folder) == []
     assert not (folder / "figures").exists()
     assert go(place, study())[0].already_finished
@@ -354,7 +355,7 @@ def test_requests_that_fail_now_and_then_change_nothing(
     assert not outcome.failures
     assert_same(outcome.directory, two_batches)
     server.fault = lambda method, path: ""
-    assert verify(bucket.fetched(place, all_of_it=True)) == []
+    assert verify(results_folder(place).fetch(everything=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -455,4 +456,4 @@ def test_shards_meet_in_the_bucket(study, place, elsewhere, soon, go, server, tw
     assert read_folders((place,))[0] == folders
     records = pd.concat([ja.load(folder).records for folder in folders], ignore_index=True)
     pd.testing.assert_frame_equal(records, ja.load(two_batches).records)
-    shutil.rmtree(bucket.here(folders[0]))
+    shutil.rmtree(copies.here(folders[0]))
