@@ -130,8 +130,19 @@ def png(figure: Figure, dpi: int | None = None) -> bytes:
 
 
 def pdf(figure: Figure) -> bytes:
-    """Render a figure as PDF with embedded fonts and no date; the same figure gives the same bytes."""
-    return _render(figure, "pdf", {"CreationDate": None}, None)
+    """Render a figure as PDF with embedded fonts and no date, in the layout of its last rendering as PNG.
+
+    The same figure gives the same bytes.
+    """
+    layout = figure.get_layout_engine()
+    with style():
+        # Computing the layout again would draw the figure once more.
+        figure.set_layout_engine(None)
+    try:
+        return _render(figure, "pdf", {"CreationDate": None}, None)
+    finally:
+        if layout is not None:
+            figure.set_layout_engine(layout)
 
 
 def _render(figure: Figure, kind: str, metadata: dict[str, None], dpi: int | None) -> bytes:
