@@ -23,7 +23,7 @@ SHAPES = {
 }
 ALL = "all three"
 # Scores that are correlated with the choices: the first two are 1 for the published shape.
-SCORES = ("rise of E·v", "U of E·p", "test accuracy")
+_SCORES = ("rise of E·v", "U of E·p", "test accuracy")
 
 
 def choices(results: Run, item: Item, *, shown: str) -> Measured:
@@ -92,12 +92,12 @@ def _dependence(results: Run, draws: pd.DataFrame, shown: Mapping[str, Any]) -> 
                 "shown run": "-" if at is None else format_number(at),
                 "draws below it": "-" if at is None else f"{(part[axis] < at).mean():.0%}",
             }
-            for score in SCORES:
+            for score in _SCORES:
                 values = part[[score, axis]].to_numpy(float).T
                 row[f"Spearman with {score}"] = float(spearman(values[:1], values[1])[0])
             rows.append(row)
     table = pd.DataFrame(rows)
-    strength = -table[f"Spearman with {SCORES[1]}"].abs()
+    strength = -table[f"Spearman with {_SCORES[1]}"].abs()
     return table.loc[strength.sort_values(kind="stable").index].reset_index(drop=True)
 
 

@@ -24,7 +24,7 @@ from jaxattn.lab.results.run import Run
 from jaxattn.lab.study.import_paths import ImportPaths
 
 # Built-in measures by their `kind`.
-KINDS: Mapping[str, str] = MappingProxyType(
+_KINDS: Mapping[str, str] = MappingProxyType(
     {
         **{name: f"jaxattn.lab.books.metrics:{name}" for name in ("cells", "along", "law")},
         **{
@@ -126,8 +126,8 @@ def load(measure: Measure, item: Item) -> Callable[..., Measured]:
     """
     kind = measure.kind
     place = f"{item.folder / 'item.toml'}: measures"
-    if kind not in KINDS and ":" not in kind:
-        raise InputError(f"{place}: no kind {kind!r}; choose one of {', '.join(KINDS)}, or mine.py:NAME")
+    if kind not in _KINDS and ":" not in kind:
+        raise InputError(f"{place}: no kind {kind!r}; choose one of {', '.join(_KINDS)}, or mine.py:NAME")
     function = _function(kind, item)
     parameters = inspect.signature(function)
     try:
@@ -140,8 +140,8 @@ def load(measure: Measure, item: Item) -> Callable[..., Measured]:
 
 def _function(kind: str, item: Item) -> Any:
     """Import a function: built-in, of the item's folder, or "BOOK:PLACE:NAME" of another book."""
-    if kind in KINDS:
-        return ImportPaths(item.folder).load(KINDS[kind])
+    if kind in _KINDS:
+        return ImportPaths(item.folder).load(_KINDS[kind])
     other, _, rest = kind.partition(":")
     if ":" in rest:
         return ImportPaths(item.book.other(other)).load(rest)

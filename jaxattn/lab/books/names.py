@@ -11,7 +11,7 @@ from jaxattn.lab.books.metrics import ALONG, POWER, cell_name, named_metric
 from jaxattn.lab.books.shapes import LETTERS, LONGEST, LOWEST, RISE, WAYS, U, spread_name
 from jaxattn.lab.books.tables import Measure
 
-Names = Callable[..., list[str]]
+_Names = Callable[..., list[str]]
 
 
 def _prefixes(study: Study) -> list[str]:
@@ -55,7 +55,7 @@ def _spread(study: Study, item: Item, *, to_the_end: str) -> list[str]:
 
 
 # The names of other measures, such as custom ones of a book, are known only after a run.
-NAMES: Mapping[str, Names] = MappingProxyType(
+NAMES: Mapping[str, _Names] = MappingProxyType(
     {
         "cells": _cells,
         "along": _along,

@@ -22,7 +22,7 @@ from jaxattn.lab.results.typeset import marked, typeset
 from jaxattn.lab.storage.files import inside
 from jaxattn.lab.storage.files import write as write_file
 
-TEMPLATE = Path(__file__).with_name("page.html")
+_TEMPLATE = Path(__file__).with_name("page.html")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _criterion(finding: Finding) -> str:
 
 
 # Function for the row of a finding in the table of all numbers, by the file name of the table.
-TABLES = {"agreement.csv": _agreement, "claims.csv": _claims}
+_TABLES = {"agreement.csv": _agreement, "claims.csv": _claims}
 
 
 def write(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyType({})) -> Page:
@@ -162,7 +162,7 @@ def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
 
 def table(book: Book, sections: tuple[Section, ...]) -> pd.DataFrame:
     """Return all findings as a table with the columns of the book."""
-    row = TABLES[book.shared.table]
+    row = _TABLES[book.shared.table]
     rows = [row(each.item, finding) for each in sections for finding in each.findings]
     # Keeps the columns if there are no rows.
     columns = row(book.items[0], Finding("", Estimate(0.0, 0.0, 0.0)))
@@ -225,7 +225,7 @@ def _sentence(text: str) -> str:
 def as_html(book: Book, sections: tuple[Section, ...], place: Place) -> str:
     """Return the page as HTML; the figures are separate files."""
     return fill(
-        TEMPLATE,
+        _TEMPLATE,
         title=book.shared.title,
         parts=parts(book, sections),
         introduction=_introduction(book, sections, place),

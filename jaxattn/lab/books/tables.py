@@ -9,7 +9,7 @@ from jaxattn.core.settings import PositiveInt
 from jaxattn.lab.results.judge import Basis, Criterion, around, at_least, within_factor
 
 # File names of the table of all numbers of a book.
-NUMBERS = ("agreement.csv", "claims.csv")
+_NUMBERS = ("agreement.csv", "claims.csv")
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -173,7 +173,7 @@ class Shared(Table, frozen=True):
     Attributes:
         title: title of the page.
         introduction: a paragraph below it.
-        table: file name of the table of all numbers, "agreement.csv" or "claims.csv"; see `page.TABLES`.
+        table: file name of the table of all numbers, "agreement.csv" or "claims.csv"; see `page._TABLES`.
         items: names of the items in their order; defaults to all folders with an item.toml, in alphabetical
             order.
         parts: the parts of the page with their items, instead of `items`.
@@ -197,8 +197,8 @@ class Shared(Table, frozen=True):
         """Raise ValueError for an unknown file name of the table, or if items and parts are both given."""
         if self.items and self.parts:
             raise ValueError("give items or parts, not both")
-        if self.table not in NUMBERS:
-            raise ValueError(f"table: {self.table!r}: no such table{nearest(self.table, NUMBERS)}")
+        if self.table not in _NUMBERS:
+            raise ValueError(f"table: {self.table!r}: no such table{nearest(self.table, _NUMBERS)}")
 
 
 class About(Table, frozen=True):

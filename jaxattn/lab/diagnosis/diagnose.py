@@ -26,7 +26,7 @@ from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.token_figures import importance
 from jaxattn.lab.results.tokens import with_classes
 
-TEMPLATE = Path(__file__).with_name("page.html")
+_TEMPLATE = Path(__file__).with_name("page.html")
 NOTE = (
     "The null band holds 95 % of random models E_s, p ~ N(0, I/d), v uniform on the sphere, on this corpus. "
     "One step: the change of E·v by one gradient step on E in such a model; the step does not change E·p. "
@@ -213,7 +213,7 @@ def _filled(found: Diagnosis, number: int, drawn: list[Drawn]) -> str:
         {"title": x.title, "caption": x.caption, "width": layout.shown_width(image), "data": image}
         for x, image in zip(drawn, images, strict=True)
     ]
-    return layout.fill(TEMPLATE, verdicts=found.verdicts, figures=pictures, tables=shown, note=_note(found))
+    return layout.fill(_TEMPLATE, verdicts=found.verdicts, figures=pictures, tables=shown, note=_note(found))
 
 
 def _markdown(found: Diagnosis, number: int, drawn: list[Drawn]) -> str:

@@ -18,7 +18,7 @@ from jaxattn.lab.texts import text
 from jaxattn.lab.texts.source import Source
 
 # The squared products of larger entries would overflow.
-LARGEST = 1e70
+_LARGEST = 1e70
 # Other settings that a study requires; they do not affect the corpus.
 REST = {
     "name": "corpus",
@@ -134,7 +134,7 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Weigh
             "be token s: use the vocabulary of the model, or the corpus that it was trained on"
         )
     for name, x in (("embedding", E), ("query", p), ("head", v)):
-        usable = np.abs(x) < LARGEST
+        usable = np.abs(x) < _LARGEST
         if not usable.all():
             where = tuple(map(int, np.unravel_index(np.argmin(usable), x.shape)))
             what = f"{x[where]:g}" if np.isfinite(x[where]) else "NaN or inf"

@@ -21,7 +21,7 @@ from jaxattn.lab.storage.batch_state import BatchState
 from jaxattn.lab.study.seed import merged
 from jaxattn.lab.study.setting import Hyperparameters
 
-Tables = Callable[[], dict[str, pd.DataFrame]]
+_Tables = Callable[[], dict[str, pd.DataFrame]]
 
 
 def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMonitor) -> list[dict[str, Any]]:
@@ -159,7 +159,7 @@ class _BatchRun(NamedTuple):
         with self.monitor.saving():
             self.save(arrays, self.records.so_far, state.index, state.step)
 
-    def save(self, arrays: Any, tables: Tables, phase: int, step: int, finished: bool = False) -> None:
+    def save(self, arrays: Any, tables: _Tables, phase: int, step: int, finished: bool = False) -> None:
         """Save the state of the batch."""
         cells = {str(cell.number): cell.config_hash for cell in self.batch.cells}
         self.folder.save(

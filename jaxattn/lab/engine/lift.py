@@ -24,7 +24,7 @@ from jaxattn.lab.study.seed import Carried
 from jaxattn.lab.study.setting import Hyperparameters, Setting, with_hyperparameters
 
 # Number of compiler threads; each needs memory.
-THREADS = 4
+_THREADS = 4
 
 
 class Program(NamedTuple):
@@ -200,7 +200,7 @@ class Programs:
         """
         if lanes in self._compiled_for:
             return
-        with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), "compile") as pool:
+        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "compile") as pool:
             compiling = []
             for each in self.shaped(group, lanes):
                 is_done = each.phase is not None and (

@@ -146,10 +146,10 @@ def check_metrics(study: Definition, asked: Mapping[str, str]) -> None:
             raise InputError(f"{place}: the study does not measure {metric!r}{near}")
 
 
-Measured = tuple[dict[int, dict[str, Any]], dict[str, Any]]
+_Measured = tuple[dict[int, dict[str, Any]], dict[str, Any]]
 
 
-def _measurements(setting: Setting) -> tuple[Task, list[Measured]]:
+def _measurements(setting: Setting) -> tuple[Task, list[_Measured]]:
     """Return shapes of what each phase measures: metrics by the index of the probe, and its own metrics."""
     shared = setting.data.load(silent) if isinstance(setting.data, SharedData) else None
 

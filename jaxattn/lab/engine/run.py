@@ -22,7 +22,7 @@ from jaxattn.lab.storage import checkpoints, run_log
 from jaxattn.lab.storage.manifest import find
 from jaxattn.lab.study.definition import Definition
 
-OnFailure = Literal["stop", "continue", "retry"]
+_OnFailure = Literal["stop", "continue", "retry"]
 RETRIES = 2
 
 
@@ -54,7 +54,7 @@ def run(
     reporter: Reporter,
     shard: tuple[int, int] = (1, 1),
     max_memory: int | None = None,
-    on_failure: OnFailure = "continue",
+    on_failure: _OnFailure = "continue",
     accept_code: bool = False,
     profile: bool = False,
     log: Sequence[loggers.Kind] = (),
@@ -122,7 +122,7 @@ def _plan(
     command: str,
     shard: tuple[int, int],
     max_memory: int | None,
-    on_failure: OnFailure,
+    on_failure: _OnFailure,
     accept_code: bool,
 ) -> tuple[ProgramCache, list[Batch], dict[str, Any]]:
     """Check the study and the folder; return programs, the batches of the shard, and the manifest."""
@@ -161,7 +161,7 @@ class _Queue(NamedTuple):
     cache: ProgramCache
     reporter: Reporter
     monitor: RunMonitor
-    on_failure: OnFailure
+    on_failure: _OnFailure
     batches: list[Batch]
     known: dict[str, Any]
     errors: list[dict[str, Any]]

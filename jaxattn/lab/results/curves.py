@@ -19,7 +19,7 @@ from jaxattn.lab.results.statistics import aggregate, geometric_words
 from jaxattn.lab.results.style import INK, SOFT, WIDTH, colours, legend_below, style
 
 PANELS = ("loss", "accuracy", "p_norm", "log_gradient_norm", "important_mass")
-MOST_CELLS = 12
+_MOST_CELLS = 12
 
 
 def curves(
@@ -56,7 +56,7 @@ def curves(
     phases = _phases(results, phase, x)
     panels = _panels(records, metrics)
     every = [int(cell["cell"]) for cell in results.manifest["cells"]]
-    chosen = evenly(every, MOST_CELLS) if cells is None else list(cells)
+    chosen = evenly(every, _MOST_CELLS) if cells is None else list(cells)
     labels = [settings_label(results.settings(cell))[:LONGEST_LABEL] or f"cell {cell}" for cell in chosen]
     drawn = [metric for panel in panels.values() for metric in panel]
     wanted = (

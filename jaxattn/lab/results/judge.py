@@ -34,7 +34,7 @@ ENOUGH_SEEDS = 6
 ANYTHING = (-math.inf, math.inf)
 
 
-class Words(NamedTuple):
+class _Words(NamedTuple):
     """Verdicts of a basis: interval within the criterion, outside, otherwise; and without a criterion."""
 
     within: str
@@ -45,12 +45,12 @@ class Words(NamedTuple):
 
 HOLDS_FOR_SOME = "holds for some"
 MEASURED, INCONCLUSIVE = "measured", "inconclusive"
-VERDICTS: Mapping[Basis, Words] = MappingProxyType(
+VERDICTS: Mapping[Basis, _Words] = MappingProxyType(
     {
-        "promised": Words("holds", "fails", "undecided", "undecided"),
-        "beyond": Words("holds there too", "does not hold", "undecided", "measured"),
-        "published": Words("agrees", "differs", "cannot tell", "measured"),
-        "expected": Words("holds", "does not hold", "undecided", "measured"),
+        "promised": _Words("holds", "fails", "undecided", "undecided"),
+        "beyond": _Words("holds there too", "does not hold", "undecided", "measured"),
+        "published": _Words("agrees", "differs", "cannot tell", "measured"),
+        "expected": _Words("holds", "does not hold", "undecided", "measured"),
     }
 )
 # Words of pages for those of tables.

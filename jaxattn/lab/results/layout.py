@@ -68,7 +68,7 @@ COLUMN_RULES = "".join(
     for k in range(1, COLUMNS + 1)
 )
 # Words longer than this may be broken at any character.
-LONG = 30
+_LONG = 30
 NUMBER = re.compile(r"[-–−∞]?[\d.,]*(e[-−]?\d+)?(\s?(%|s|GiB))?( \[.*\])?( \(n=\d+\))?|nan")
 # The colour of each verdict of the judge, and of other sentences that pages show as verdicts.
 TONES = (
@@ -200,8 +200,8 @@ def _column(head: str, cells: list[str]) -> Column:
     in_head, in_cells = (
         max((len(word) for x in texts for word in _words(x)), default=0) for texts in ([head], cells)
     )
-    least = PADDING + max(BOLD_LETTER * min(in_head, LONG), LETTER * min(in_cells, LONG))
-    return Column(head, cells, all(map(NUMBER.fullmatch, cells)), max(in_head, in_cells) > LONG, least)
+    least = PADDING + max(BOLD_LETTER * min(in_head, _LONG), LETTER * min(in_cells, _LONG))
+    return Column(head, cells, all(map(NUMBER.fullmatch, cells)), max(in_head, in_cells) > _LONG, least)
 
 
 def _words(text: str) -> list[str]:

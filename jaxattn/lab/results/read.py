@@ -30,7 +30,7 @@ TOKEN_COLUMNS = (
     "Ep",
     "Ev",
 )
-COLUMNS = {"records": RECORD_COLUMNS, "tokens": TOKEN_COLUMNS}
+_COLUMNS = {"records": RECORD_COLUMNS, "tokens": TOKEN_COLUMNS}
 
 
 def read(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
@@ -52,11 +52,11 @@ def read(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
         tables = _merged(directory, known)
         if tables is None:
             found = _parts(directory, known)
-            tables = {name: [read[name] for _, read in found] for name in COLUMNS}
+            tables = {name: [read[name] for _, read in found] for name in _COLUMNS}
             failures = [failure for saved, _ in found for failure in saved.failures]
             status = "stopped" if known["status"] == "finished" else known["status"]
             known |= {"status": status, "failures": failures}
-        records, tokens = (_joined(tables[name], name, directory, known) for name in COLUMNS)
+        records, tokens = (_joined(tables[name], name, directory, known) for name in _COLUMNS)
     if records.empty:
         raise InputError(f"{directory}: it has no measurements yet; {again(directory)}")
     return known, _without_failures(records, known), tokens
@@ -71,7 +71,7 @@ def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.Data
         return None
     found = {
         name: [parquet.read(paths[name], directory, known["sha256"][name])] if name in paths else []
-        for name in COLUMNS
+        for name in _COLUMNS
     }
     planned = {
         (cell, seed) for batch in known["batches"] for cell in batch["cells"] for seed in batch["seeds"]
@@ -97,7 +97,7 @@ def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[BatchState, 
 
 def _joined(tables: list[pd.DataFrame], name: str, directory: Path, known: Mapping[str, Any]) -> pd.DataFrame:
     """Validate tables and concatenate them; raise Damaged for columns, cells, seeds or rows no run writes."""
-    columns, path = COLUMNS[name], directory / f"{name}.parquet"
+    columns, path = _COLUMNS[name], directory / f"{name}.parquet"
     # A batch that was saved before its first measurement has tables without columns.
     tables = [table for table in tables if len(table)]
     cells, seeds = {entry["cell"] for entry in known["cells"]}, set(known["seeds"])

@@ -23,10 +23,10 @@ from jaxattn.lab.results.statistics import aggregate, last_steps, summary_table,
 from jaxattn.lab.results.tokens import at_end, named, top, with_classes
 from jaxattn.lab.storage import files
 
-TEMPLATE = Path(__file__).with_name("report.html")
+_TEMPLATE = Path(__file__).with_name("report.html")
 TOP = 20
 # Maximum number of table rows, and of failures, on a page; the files contain all of them.
-ROWS = 1000
+_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -140,16 +140,16 @@ def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], pr
         for each, image in zip(figures, images, strict=True)
     ]
     return layout.fill(
-        TEMPLATE,
+        _TEMPLATE,
         name=results.manifest["name"],
         description=results.manifest.get("description", ""),
         command=results.command,
-        failures=results.manifest.get("failures", [])[:ROWS],
+        failures=results.manifest.get("failures", [])[:_ROWS],
         failed=len(results.manifest.get("failures", [])),
         problems=problems,
         facts=_facts(results.manifest) | ({"source": results.made_by} if results.made_by else {}),
-        rows=ROWS,
-        cells=results.cells.iloc[:ROWS].map(setting) if results.axes else None,
+        rows=_ROWS,
+        cells=results.cells.iloc[:_ROWS].map(setting) if results.axes else None,
         all_cells=len(results.cells),
         sentences=headline.sentences(results),
         summaries=_summaries(results),
@@ -208,7 +208,7 @@ def _summaries(results: Run) -> list[tuple[pd.DataFrame, int, int]]:
         for names in ([chosen, every] if len(every) > len(chosen) else [chosen])
     ]
     return [
-        (table.iloc[:ROWS], 1 if table.columns[0] == "metric" else len(results.axes) + 1, len(table))
+        (table.iloc[:_ROWS], 1 if table.columns[0] == "metric" else len(results.axes) + 1, len(table))
         for table in tables
     ]
 

@@ -16,7 +16,7 @@ from jaxattn.lab.storage.manifest import command
 
 # Labels are cut to this number of characters, because matplotlib takes minutes to lay out longer ones.
 LONGEST_LABEL = 200
-FAILURES = ("cell", "seed", "phase", "step", "reason")
+_FAILURES = ("cell", "seed", "phase", "step", "reason")
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,7 +75,7 @@ class Run:
     @property
     def failures(self) -> pd.DataFrame:
         """One row per seed that failed: cell, seed, phase, step, reason."""
-        return pd.DataFrame(self.manifest.get("failures", []), columns=list(FAILURES))
+        return pd.DataFrame(self.manifest.get("failures", []), columns=list(_FAILURES))
 
     def settings(self, cell: int) -> dict[str, Any]:
         """Return the value of every axis in one cell."""

@@ -17,7 +17,7 @@ COLORS = 256
 WIDTH = 6.8  # inches: the text width of most papers
 # Font size of all figures, in points; and pixels per inch, twice those of a page.
 SIZE, DPI = 9.0, 220
-INK, SOFT, GRID = "#222222", "#6b6b6b", "#e8e8e8"
+INK, SOFT, _GRID = "#222222", "#6b6b6b", "#e8e8e8"
 BLUE, RED, GREY = "#2f6db3", "#c8553d", "#9a9a9a"
 # Okabe and Ito's palette, which colour-blind readers can distinguish, without its yellow, too pale for lines.
 DISTINCT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#333333", "#999999")
@@ -37,7 +37,7 @@ RC: Any = {
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.grid": True,
-    "grid.color": GRID,
+    "grid.color": _GRID,
     "grid.linewidth": 0.5,
     "text.color": INK,
     "xtick.color": SOFT,

@@ -260,7 +260,7 @@ def _cell_part(results: Run, cell: int) -> list[str]:
 
 
 # Maximum number of tokens, one line each, on one figure.
-MOST = 500
+_MOST = 500
 
 
 def top_tokens(
@@ -268,7 +268,7 @@ def top_tokens(
     *,
     phase: str | None = None,
     cell: int = 0,
-    number: Annotated[int, msgspec.Meta(ge=1, le=MOST)] = 20,
+    number: Annotated[int, msgspec.Meta(ge=1, le=_MOST)] = 20,
     min_count: int = 1,
 ) -> Drawn:
     """Plot the tokens with the largest E·p as bars, coloured by the sign of alpha (K > 2: by class).

@@ -21,14 +21,14 @@ from jaxattn.lab.storage.batch_state import TABLES, BatchState
 from jaxattn.lab.storage.copies import here
 from jaxattn.lab.storage.objects import Changed, Entry, Objects
 
-PARTS = ("parts", "checkpoints")
+_PARTS = ("parts", "checkpoints")
 MERGED = tuple(f"{name}.parquet" for name in TABLES)
 REPORT = ("report.html", "summary.csv", "figures")
 # Files next to the local copy: the name of the last local holder, and the lock of readers.
 OWN = (".holder", ".reading")
 OF_BATCH = re.compile(rf"(?:parts|checkpoints)/({batch_state.NAME.pattern})[./]")
-THREADS = 16
-TRIES = 5
+_THREADS = 16
+_TRIES = 5
 
 
 class Bucket:
@@ -56,7 +56,7 @@ class Bucket:
         """
         self.listed = self.objects.entries()
         is_results = manifest.NAME in self.listed or any(x.startswith("parts/") for x in self.listed)
-        others = [x for x in self.listed if x.split("/")[0] not in (lock.OBJECT, run_log.NAME, *PARTS)]
+        others = [x for x in self.listed if x.split("/")[0] not in (lock.OBJECT, run_log.NAME, *_PARTS)]
         if others and not is_results:
             raise InputError(f"{self.address}: not empty and not a results folder; choose another with --out")
         self.lock = lock.Lock(self.objects, self.folder / OWN[0])
@@ -75,7 +75,7 @@ class Bucket:
             files.remove_temporary(self.folder)
             if fresh:
                 self._clean(set())
-            for _ in range(TRIES):
+            for _ in range(_TRIES):
                 self.listed = self.objects.entries()
                 self._fetch(asked)
                 before, now = (
@@ -239,7 +239,7 @@ class Bucket:
             self._sent_log = size
 
     def _clean(self, kept: set[str]) -> None:
-        for top in (manifest.NAME, run_log.NAME, *MERGED, *PARTS, *REPORT):
+        for top in (manifest.NAME, run_log.NAME, *MERGED, *_PARTS, *REPORT):
             place = self.folder / top
             for path in [place, *place.rglob("*")] if place.exists() else []:
                 if path.is_file() and path.relative_to(self.folder).as_posix() not in kept:
@@ -251,7 +251,7 @@ class Bucket:
     def _each(self, function: Callable[[str], Any], names: list[str]) -> list[Any]:
         if len(names) < 2:
             return [function(name) for name in names]
-        with ThreadPoolExecutor(min(THREADS, len(names))) as pool:
+        with ThreadPoolExecutor(min(_THREADS, len(names))) as pool:
             return list(pool.map(function, names))
 
     def _path(self, name: str) -> Path:

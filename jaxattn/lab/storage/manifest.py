@@ -22,7 +22,7 @@ REBUILD = "run the same sweep again into this folder to rebuild it from the batc
 NOT_A_RUN = "use a folder that `jaxattn run` wrote"
 
 
-class Cell(msgspec.Struct):
+class _Cell(msgspec.Struct):
     """One cell: number, value of every axis, and hash of the settings that determine its numbers."""
 
     cell: Count
@@ -33,7 +33,7 @@ class Cell(msgspec.Struct):
 BatchName = Annotated[str, msgspec.Meta(pattern=rf"^{batch_state.NAME.pattern}$")]
 
 
-class Batch(msgspec.Struct):
+class _Batch(msgspec.Struct):
     """Cells and seeds that ran together."""
 
     name: BatchName
@@ -49,13 +49,13 @@ class Error(msgspec.Struct):
     reason: str
 
 
-class Phase(msgspec.Struct):
+class _Phase(msgspec.Struct):
     """A phase of the config."""
 
     name: str
 
 
-class Probes(msgspec.Struct):
+class _Probes(msgspec.Struct):
     """Settings of the probes that figures and caveats use."""
 
     bins: Annotated[int, msgspec.Meta(ge=0, le=MOST_BINS)] | None = None
@@ -68,8 +68,8 @@ class Probes(msgspec.Struct):
 class Config(msgspec.Struct):
     """The tables of the study that readers check by type."""
 
-    phases: tuple[Phase, ...]
-    probes: Probes = msgspec.field(default_factory=Probes)
+    phases: tuple[_Phase, ...]
+    probes: _Probes = msgspec.field(default_factory=_Probes)
     figures: tuple[dict[str, Any], ...] = ()
 
 
@@ -87,7 +87,7 @@ class Manifest(msgspec.Struct):
     name: str
     command: str | tuple[str, ...]
     config: Config
-    cells: Annotated[tuple[Cell, ...], msgspec.Meta(min_length=1)]
+    cells: Annotated[tuple[_Cell, ...], msgspec.Meta(min_length=1)]
     seeds: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
     format: int
     status: str = "stopped"
@@ -95,7 +95,7 @@ class Manifest(msgspec.Struct):
     config_hash: str | None = None
     shard: tuple[PositiveInt, PositiveInt] = (1, 1)
     widths: tuple[PositiveInt, ...] = ()
-    batches: tuple[Batch, ...] = ()
+    batches: tuple[_Batch, ...] = ()
     elsewhere: tuple[BatchName, ...] = ()
     failures: tuple[Failure, ...] = ()
     errors: tuple[Error, ...] = ()

@@ -16,7 +16,7 @@ ADDRESS = re.compile(r"(s3|gs):/{1,2}([\w.-]+)/(.+?)/*")
 RESUME = "the results written so far are kept, fix this and run the same command again to resume"
 # Time limits in seconds: requests that fail by the server or the connection are repeated for RETRY_S.
 RETRY_S, REQUEST_S, CONNECT_S = 60.0, 60.0, 5.0
-TRIES = 2
+_TRIES = 2
 # Variables that give S3 credentials without boto3, which also reads profiles.
 CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
@@ -128,7 +128,7 @@ class Objects:
         """
         known = self._versions.get(name)
         mode: Any = "create" if known is None else known
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(_TRIES)):
             try:
                 with self._translated(RunError, "written"):
                     done = self._store.put(name, content, mode=mode, use_multipart=False)

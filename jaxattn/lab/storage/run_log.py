@@ -16,7 +16,7 @@ from jaxattn.lab.storage.files import Damaged
 NAME = "metrics.jsonl"
 MOST_BYTES = 2**31
 # Number of last lines of a batch that are tried until one is intact.
-TRIES = 3
+_TRIES = 3
 BATCH = re.compile(rb'(?<!\\)"batch": "(%s)"' % batch_state.NAME.pattern.encode())
 # Content of lines without losses or failures. The newest line without such content is kept too.
 WITHOUT = (b'"losses": {}', b'"failures": []')
@@ -60,7 +60,7 @@ def latest(directory: Path) -> list[dict[str, Any]]:
                     if lacking is None or lacking not in line:
                         kept = newest.setdefault((found[1], lacking), [])
                         kept.append((number, line))
-                        del kept[:-TRIES]
+                        del kept[:-_TRIES]
     chosen = dict(entry for kept in newest.values() if (entry := next(_whole(kept), None)))
     return [chosen[number] for number in sorted(chosen)]
 

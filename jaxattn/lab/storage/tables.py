@@ -21,7 +21,7 @@ KEYS = {
 # A table may use FREE bytes of memory, or GROWTH times the size of its file if that is more. Real tables grow
 # by factors of 5 to 50 when they are read, because every row has a measured number.
 FREE = 2**28
-GROWTH = 500
+_GROWTH = 500
 MOST_COLUMNS = 100
 # Least memory in bytes of a string, in addition to its characters.
 OF_A_TEXT = 8
@@ -81,7 +81,7 @@ def _check_size(content: bytes) -> None:
     from pyarrow.parquet import ParquetFile, read_metadata
 
     known = read_metadata(io.BytesIO(content))
-    most = min(max(FREE, GROWTH * len(content)), files.memory() // 2)
+    most = min(max(FREE, _GROWTH * len(content)), files.memory() // 2)
     groups = (known.row_group(number) for number in range(known.num_row_groups))
     packed = sum(group.total_byte_size for group in groups)
     if known.num_columns > MOST_COLUMNS:

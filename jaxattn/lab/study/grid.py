@@ -19,7 +19,7 @@ GRID = ("axes", "zip", "halton", "cells", "exclude")
 # Settings that do not change any number of a run. They may change when a run is resumed.
 PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
 # This many cells are created and checked within seconds.
-MOST_CELLS = 100_000
+_MOST_CELLS = 100_000
 _OF_ALL_CELLS = frozenset(PRESENTATION) - {"name"}
 
 Axes = dict[str, Annotated[tuple[int | float | str | bool, ...], msgspec.Meta(min_length=1)]]
@@ -71,8 +71,8 @@ def cells(
                     raise InputError(f"{key} cannot differ between blocks")
             own = merged({key: x for key, x in tree.items() if key != "blocks"}, block, names)
             for settings in points(tables_of(own)):
-                if len(result) == MOST_CELLS:
-                    raise InputError(f"more than {MOST_CELLS:,} cells over all blocks; sweep fewer")
+                if len(result) == _MOST_CELLS:
+                    raise InputError(f"more than {_MOST_CELLS:,} cells over all blocks; sweep fewer")
                 result.append(_cell(len(result), own, name, settings, tables_of, read))
     return result
 
@@ -123,9 +123,9 @@ def _check_different(axes: Mapping[str, tuple[Any, ...]]) -> None:
 def _check_size(grid: Any) -> None:
     lengths = [len(grid.cells), *(len(values) for values in grid.axes.values())]
     lengths += [max(map(len, grid.zip.values()), default=1), grid.halton.points if grid.halton else 1]
-    if (size := math.prod(length or 1 for length in lengths)) > MOST_CELLS:
+    if (size := math.prod(length or 1 for length in lengths)) > _MOST_CELLS:
         raise InputError(
-            f"axes: {size:,} cells are more than {MOST_CELLS:,}; give fewer values, or use points of "
+            f"axes: {size:,} cells are more than {_MOST_CELLS:,}; give fewer values, or use points of "
             "[halton] instead of a product"
         )
 

@@ -86,7 +86,7 @@ def place_in(paths: Sequence[str], path: str, place: str) -> str:
     return place if len(paths) == 1 else f"{place} of {os.path.basename(path)}"
 
 
-class Table(Files, frozen=True, kw_only=True):
+class _Table(Files, frozen=True, kw_only=True):
     """Rows with named fields in a file, or in one file per split.
 
     Attributes:
@@ -129,7 +129,7 @@ class Table(Files, frozen=True, kw_only=True):
                 )
 
 
-class Parquet(Table, frozen=True, kw_only=True):
+class Parquet(_Table, frozen=True, kw_only=True):
     """Parquet files; `path` may be a pattern such as "train-*.parquet"."""
 
     def _total(self, path: str) -> int | None:
@@ -152,7 +152,7 @@ class Parquet(Table, frozen=True, kw_only=True):
                     yield f"row {next(row)}", *fields
 
 
-class Csv(Table, frozen=True, kw_only=True):
+class Csv(_Table, frozen=True, kw_only=True):
     """CSV files, with a header line unless `columns` is given.
 
     Attributes:
@@ -238,7 +238,7 @@ class Csv(Table, frozen=True, kw_only=True):
         return '; if that is a row, set the field names, such as data.columns = ["label", "text"]'
 
 
-class Jsonl(Table, frozen=True, kw_only=True):
+class Jsonl(_Table, frozen=True, kw_only=True):
     """Files with one JSON object per line.
 
     Attributes:

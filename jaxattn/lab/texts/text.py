@@ -34,7 +34,7 @@ from jaxattn.lab.texts.labelled import (
 )
 
 # Part of the cache key: change it with every change of the tokeniser or of the stored arrays.
-FORMAT = b"words, bags 2"
+_FORMAT = b"words, bags 2"
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _BREAK = re.compile(r"<br\s*/?>")
 # Invisible characters that do not end a word: soft hyphens, word joiners and direction marks.
@@ -249,7 +249,7 @@ def _settings(source: Any) -> bytes:
     fields = {"kind": type(source).__name__} | msgspec.to_builtins(source)
     # Unset settings are not part of the key, so that new settings keep existing cache files valid.
     kept = {name: x for name, x in fields.items() if name not in source.inert and x is not None}
-    return FORMAT + msgspec.json.encode(kept, order="sorted")
+    return _FORMAT + msgspec.json.encode(kept, order="sorted")
 
 
 def _distinct(tokens: Sequence[str]) -> tuple[str, ...]:

@@ -255,7 +255,7 @@ def test_a_figure_that_cannot_be_rendered_is_named(write, tmp_path, monkeypatch)
 
 
 def test_a_page_of_many_cells_shows_the_first_rows(write, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "ROWS", 3)
+    monkeypatch.setattr(report, "_ROWS", 3)
     failures = tuple((cell, 0, 40) for cell in range(5))
     folder = write(
         tmp_path / "run", axes={"model.dim": list(range(1, 9))}, seeds=1, vocab_size=20, failures=failures

@@ -541,7 +541,7 @@ class TestCache:
         assert not same(again, first)
 
     def test_another_tokeniser_reads_anew(self, source, settings, no_reading, monkeypatch):
-        monkeypatch.setattr(module, "FORMAT", b"words 2")
+        monkeypatch.setattr(module, "_FORMAT", b"words 2")
         with pytest.raises(AssertionError, match="read again"):
             load(source, **settings)
 
