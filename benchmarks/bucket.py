@@ -65,7 +65,7 @@ def timed(study, place, reporter=Reporter):
     """Run a study; return the seconds."""
     begin = time.perf_counter()
     with reporter(quiet=True) as told, suppress(Interrupted):
-        engine.run(study, place, command="benchmark", reporter=told)
+        engine.run_study(study, place, command="benchmark", reporter=told)
     return time.perf_counter() - begin
 
 

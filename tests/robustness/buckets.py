@@ -33,7 +33,7 @@ from s3_server import FAULTS, Server
 import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.engine import run as engine
-from jaxattn.lab.engine.manifest import describe
+from jaxattn.lab.engine.manifest import new_manifest
 from jaxattn.lab.engine.monitor import Intervals
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.engine.store import Store
@@ -99,7 +99,7 @@ def _end(place: Path) -> tuple[tuple[pd.DataFrame, pd.DataFrame], list[dict[str,
     """Read how a run ended: its tables, and the checksums of all arrays of its last checkpoints."""
     results = ja.load(place)
     assert results.finished
-    marks = [batch_state.read(results.directory, x) for x in batch_state.batches(results.directory)]
+    marks = [batch_state.read_state(results.directory, x) for x in batch_state.batches(results.directory)]
     return (results.records, results.tokens), [mark.checkpoint.arrays for mark in marks if mark]
 
 
@@ -299,7 +299,7 @@ def _described() -> dict[str, Any]:
     """Describe a study, once for all processes."""
     if DESCRIBED in os.environ:
         return json.loads(os.environ[DESCRIBED])
-    return json.loads(json.dumps(describe(ja.Study.read(damages.SMALL), "test")))
+    return json.loads(json.dumps(new_manifest(ja.Study.read(damages.SMALL), "test")))
 
 
 def _arithmetic(place: Path, reporter: Reporter) -> None:
@@ -346,4 +346,4 @@ def _study(place: Path, reporter: Reporter) -> None:
     changes = ["seeds=2", "chunk=1", "phases.query.steps=4", "probes.per_decade=2"]
     intervals = Intervals(block_s=0.0, checkpoint_s=0.0, checkpoint_share=float("inf"))
     study = ja.Study.read(damages.SMALL, changes)
-    engine.run(study, place, command="test", reporter=reporter, intervals=intervals)
+    engine.run_study(study, place, command="test", reporter=reporter, intervals=intervals)

@@ -28,15 +28,15 @@ import msgspec
 from jaxattn.core.errors import InputError, at, nearest
 from jaxattn.core.moved import KEYS
 from jaxattn.lab.api import Study
-from jaxattn.lab.books.tables import About, Curve, DataSet, Measure, Shared, Table
+from jaxattn.lab.books.tables import About, BookTable, Curve, DataSet, Measure, Shared
 from jaxattn.lab.study import toml
 
-Scale = Literal["laptop", "full"]
+RunScale = Literal["laptop", "full"]
 PACKAGED = Path(__file__).parent
 # Root of the checkout that contains this package, if there is one.
 CHECKOUT = Path(__file__).parents[3]
 PROSE = ("reports", "chosen", "compared", "reason", "flat")
-_T = TypeVar("_T", bound=Table)
+_T = TypeVar("_T", bound=BookTable)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Item(About, frozen=True, kw_only=True):
 
     def study(
         self,
-        scale: Scale,
+        scale: RunScale,
         name: str = "study",
         *,
         data_dir: Path | None = None,
@@ -167,7 +167,7 @@ class Item(About, frozen=True, kw_only=True):
             changes.append(f"seeds={min([seeds, *limits])}")
         return Study.read(source.path, [*changes, *overrides])
 
-    def digest(self, scale: Scale) -> str:
+    def digest(self, scale: RunScale) -> str:
         """Return a hash of the studies at a scale, which depends on all settings except the data folder."""
         changes = self.laptop if scale == "laptop" else ()
         names = dict.fromkeys(name for measure in self.measured for name in measure.studies)
@@ -254,7 +254,7 @@ class Book:
         return Item(**fields, folder=path.parent, book=self, measured=measured)
 
 
-def read(book: str | Path) -> Book:
+def read_book(book: str | Path) -> Book:
     """Read a book and its items.
 
     Args:
@@ -280,7 +280,7 @@ def read(book: str | Path) -> Book:
 
 
 def folder_of(book: str | Path) -> Path:
-    """Return the folder of a book; see `read`."""
+    """Return the folder of a book; see `read_book`."""
     name = Path(book).name
     roots = (PACKAGED, Path("sweeps"), *_own_roots())
     places = [*(root / name for root in roots if str(book) == name), Path(book)]

@@ -13,7 +13,7 @@ from jaxattn.lab.books.shapes import LOWEST, RISE, U, shapes
 from jaxattn.lab.results.correlations import spearman
 from jaxattn.lab.results.judge import share
 from jaxattn.lab.results.labels import format_number
-from jaxattn.lab.results.run import Run, find
+from jaxattn.lab.results.run import Run, find_cell
 
 # The findings of `shapes` whose share is measured: name in a table, and the shape in words.
 SHAPES = {
@@ -104,11 +104,11 @@ def _dependence(results: Run, draws: pd.DataFrame, shown: Mapping[str, Any]) -> 
 def _of_shown(results: Run, shown: Mapping[str, Any], cell: int, axis: str) -> float | None:
     """Return the shown run's value on an axis; None if its optimiser differs (Adam counts as AdamW)."""
     key = "phases.joint.optimizer"
-    if axis.startswith("phases.") and not results.lookup(cell, key).startswith(find(shown, key)):
+    if axis.startswith("phases.") and not results.lookup(cell, key).startswith(find_cell(shown, key)):
         return None
     before, _, name = axis.rpartition(".")
-    at = find(shown, axis)
-    return find(shown, f"{before}.options.{name}") if at is None else at
+    at = find_cell(shown, axis)
+    return find_cell(shown, f"{before}.options.{name}") if at is None else at
 
 
 def _short(axis: str) -> str:

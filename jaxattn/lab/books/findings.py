@@ -114,7 +114,7 @@ class Measured(NamedTuple):
     tables: dict[str, pd.DataFrame]
 
 
-def load(measure: Measure, item: Item) -> Callable[..., Measured]:
+def load_measure(measure: Measure, item: Item) -> Callable[..., Measured]:
     """Import and return the function of a measure.
 
     Returns:
@@ -148,13 +148,13 @@ def _function(kind: str, item: Item) -> Any:
     return ImportPaths(item.folder).load(kind)
 
 
-def measure(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
+def measure_item(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
     """Measure runs, and add the criteria of the item to the findings.
 
     Raises:
-        InputError: a criterion that is not optional matches no finding; or see `load`.
+        InputError: a criterion that is not optional matches no finding; or see `load_measure`.
     """
-    found = load(asked, item)(*runs)
+    found = load_measure(asked, item)(*runs)
     names = [finding.name for finding in found.findings]
     for pattern, expected in asked.criteria.items():
         if not expected.optional and not any(fnmatchcase(name, pattern) for name in names):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxattn.lab.api import Study
 
 Sweep = Annotated[Positional[Path], arg(metavar="SWEEP", help="Sweep file (TOML).")]
-Folder = Annotated[Positional[Path], arg(metavar="DIR", help="Results folder.")]
+ResultsDir = Annotated[Positional[Path], arg(metavar="DIR", help="Results folder.")]
 Folders = Annotated[
     Positional[tuple[Path, ...]],
     arg(

@@ -14,10 +14,10 @@ from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage import run_log
 from jaxattn.lab.storage.folder import results_folder
 from jaxattn.lab.storage.lock import is_locked
-from jaxattn.lab.storage.manifest import fixing, read
+from jaxattn.lab.storage.manifest import fixing, read_manifest
 
 
-def status(
+def run_status(
     directory: Path, progress: Callable[[str, float], None] = lambda what, share: None
 ) -> tuple[pd.DataFrame, str]:
     """Return the state of every cell.
@@ -35,7 +35,7 @@ def status(
         InputError: the folder is not a results folder, or is damaged.
     """
     here = results_folder(directory).fetch(tables=False, log=True)
-    manifest = read(here)
+    manifest = read_manifest(here)
     with fixing(here):
         return _status(Store(here), manifest, is_locked(directory), progress)
 

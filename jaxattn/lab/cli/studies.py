@@ -102,13 +102,13 @@ def run(
 
 
 def _other_seeds(outcome: Any, study: Any) -> str:
-    from jaxattn.lab.results.labels import listed
+    from jaxattn.lab.results.labels import ranges_text
     from jaxattn.lab.storage import manifest
 
-    held = manifest.read(outcome.directory)["seeds"]
+    held = manifest.read_manifest(outcome.directory)["seeds"]
     if set(held) <= set(study.seeds):
         return ""
-    return f"; the table shows all {counted(len(held), 'seed')} of the folder, {listed(held):.60}"
+    return f"; the table shows all {counted(len(held), 'seed')} of the folder, {ranges_text(held):.60}"
 
 
 def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
@@ -176,7 +176,7 @@ def plan(
     study = load_sweep(sweep, overrides, axes, seeds)
     from jaxattn.lab.engine.devices import use_all_cores
     from jaxattn.lab.engine.memory import check_address_space
-    from jaxattn.lab.engine.plan import recorded
+    from jaxattn.lab.engine.plan import recorded_lines
     from jaxattn.lab.engine.progress import Reporter
 
     keep_compiled()
@@ -184,7 +184,7 @@ def plan(
     with Reporter(quiet) as reporter:
         check_address_space(reporter.note)
         found = study.plan(out, max_memory=read_size(max_memory), quick=quick, progress=reporter.update)
-    recording = found.metrics or recorded(study)
+    recording = found.metrics or recorded_lines(study)
     if as_json:
         tables = {"cells": rows_of(found.cells), "groups": rows_of(found.groups)}
         print_json({**tables, "metrics": list(recording), "summary": found.sentence})
@@ -332,7 +332,7 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
         verify: First compare all files with their checksums; if one is damaged, print its name and exit with
             status 1.
     """
-    from jaxattn.lab.cli.status import status as look
+    from jaxattn.lab.cli.status import run_status as look
     from jaxattn.lab.engine.progress import Reporter, patient
     from jaxattn.lab.storage import manifest, provenance
 
@@ -347,7 +347,7 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
         printed.append({"folder": folder.name, "summary": whole, "cells": rows_of(table)})
         if not as_json:
             print_table(f"{folder.name}: {whole}" if len(folders) > 1 else whole, table)
-        print_made_by(provenance.differs(provenance.makers(manifest.read(folder.local))))
+        print_made_by(provenance.differs(provenance.makers(manifest.read_manifest(folder.local))))
     not_started = [results_folder(folder).name for folder in missing]
     if as_json:
         print_json(printed + [{"folder": name, "summary": "not started"} for name in not_started])
@@ -390,9 +390,9 @@ def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = 
     from jaxattn.lab.cli import corpus
     from jaxattn.lab.engine.progress import Reporter
 
-    checked = corpus.read(sweep, overrides)
+    checked = corpus.read_data_sweep(sweep, overrides)
     with Reporter(quiet) as reporter:
-        shown = corpus.describe(checked, number, reporter.loading)
+        shown = corpus.describe_data(checked, number, reporter.loading)
     for title, table in shown:
         print_table(title, table)
     return 0
@@ -405,7 +405,7 @@ def schema() -> int:
 
     Example: jaxattn schema > sweep.schema.json
     """
-    from jaxattn.lab.study.schema import schema
+    from jaxattn.lab.study.schema import sweep_schema
 
-    print_json(schema(), indent=2)
+    print_json(sweep_schema(), indent=2)
     return 0

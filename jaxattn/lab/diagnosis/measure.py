@@ -14,10 +14,10 @@ from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import token_statistics
 from jaxattn.dynamics import one_step
-from jaxattn.lab.diagnosis.inputs import Weights
+from jaxattn.lab.diagnosis.inputs import ModelWeights
 from jaxattn.lab.results.correlations import (
     BINS,
-    STATISTICS,
+    CORRELATIONS,
     Binned,
     Floats,
     bin_numbers,
@@ -39,14 +39,14 @@ _PAIRS = (
 )
 SELECTED = "sequences that select an important token"
 TIED = "sequences in which an important token ties for the highest score"
-_NAMES = [(pair, statistic) for pair in _PAIRS for statistic in STATISTICS]
+_NAMES = [(pair, statistic) for pair in _PAIRS for statistic in CORRELATIONS]
 _NAMES += [(SELECTED, "share"), (TIED, "share")]
 # Number of statistics of E·v, which come first.
-OF_VALUES = 2 * len(STATISTICS)
+OF_VALUES = 2 * len(CORRELATIONS)
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """Statistics of a model's scores and values against the importance of tokens.
 
     Attributes:
@@ -127,7 +127,9 @@ class Settings(NamedTuple):
 
 
 @backend.pinned()
-def measure(weights: Weights, corpus: Corpus, tokens: Sequence[str] | None, settings: Settings) -> Measured:
+def measure_model(
+    weights: ModelWeights, corpus: Corpus, tokens: Sequence[str] | None, settings: Settings
+) -> Measurements:
     """Compute the statistics of `diagnose`.
 
     Args:
@@ -157,7 +159,7 @@ def measure(weights: Weights, corpus: Corpus, tokens: Sequence[str] | None, sett
     found = pd.concat(quantities, ignore_index=True)
     which = f"|posterior difference| ≥ {least:g}, at least {count} occurrences"
     occur, used = int((ground.count > 0).sum()), int(ground.used.sum())
-    return Measured(
+    return Measurements(
         found,
         pd.concat(by_class, ignore_index=True) if by_class else found.iloc[:0].assign(**{"class": 0}),
         tuple(_verdicts(found, f"important: {which}", shared=weights.shared)),
@@ -244,7 +246,7 @@ def _share_interval(share: float, n: int) -> tuple[float, float]:
     return clopper_pearson(round(share * n), n) if np.isfinite(share) else (np.nan, np.nan)
 
 
-def _null(ground: _Ground, weights: Weights, settings: Settings) -> list[Floats]:
+def _null(ground: _Ground, weights: ModelWeights, settings: Settings) -> list[Floats]:
     """Compute the statistics of random models: (draws, 18), and (draws, 16) for each of several classes."""
     (size, dim), classes = weights.embedding.shape, weights.heads.shape[2]
     points, shares = [], []
@@ -284,7 +286,7 @@ def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settin
     left_out = correlated((groups != np.arange(groups.max() + 1)[:, None]).astype(float))
     point = correlated(np.ones((1, points)))[:, 0]
     low, high = accelerated(point, draws.T, left_out.T)
-    over_tokens = np.array([name.endswith("tokens") for _ in _PAIRS for name in STATISTICS])
+    over_tokens = np.array([name.endswith("tokens") for _ in _PAIRS for name in CORRELATIONS])
     # A correlation of 1 does not change with resampling, so it has no interval.
     moves = np.ptp(draws, axis=1) > 1e-9
     return np.where(over_tokens & moves, np.stack([low, high]), np.nan)

@@ -18,7 +18,7 @@ from jaxattn.lab.engine.monitor import Interrupted, RunMonitor
 from jaxattn.lab.engine.records import Records, log_entry, seed_series
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage.batch_state import BatchState
-from jaxattn.lab.study.seed import merged
+from jaxattn.lab.study.seed import merged_metrics
 from jaxattn.lab.study.setting import Hyperparameters
 
 _Tables = Callable[[], dict[str, pd.DataFrame]]
@@ -130,7 +130,7 @@ class _BatchRun(NamedTuple):
         """Measure the current step, and add the result to the records and the log."""
         batch, step, carried = self.batch, state.step, state.carried
         by_probe = program.measure(carried, self.loaded.splits, self.numbers)
-        found = merged(batch.group.setting, by_probe, step) | program.state_metrics(carried)
+        found = merged_metrics(batch.group.setting, by_probe, step) | program.state_metrics(carried)
         for values, (_, observe) in zip(state.history.values(), program.observe, strict=True):
             values[:, program.probe_steps.index(step)] = observe(carried)
         measured = {name: np.asarray(x)[: len(batch.lanes)] for name, x in found.items()}

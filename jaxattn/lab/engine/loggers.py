@@ -15,7 +15,7 @@ Kind = Literal["tensorboard", "wandb"]
 
 
 @contextmanager
-def opened(folder: Store, name: str, kinds: Sequence[Kind], profile: bool) -> Iterator[Write]:
+def open_loggers(folder: Store, name: str, kinds: Sequence[Kind], profile: bool) -> Iterator[Write]:
     """Open the writers of measurements, and start a JAX trace if requested.
 
     Args:

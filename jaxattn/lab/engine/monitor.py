@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxattn.base import Goal
-from jaxattn.lab.engine.batches import Batch, describe
+from jaxattn.lab.engine.batches import Batch, describe_batch
 from jaxattn.lab.engine.progress import Reporter
 
 _PROCESS = Path("/proc/self")
@@ -144,7 +144,7 @@ class RunMonitor:
     def set_status(self, status: str, left: float | None = None) -> None:
         """Show an operation without steps; its share is shown only if the time left is known."""
         share = None if left is None else self._overall()
-        self._reporter.update(f"{describe(self._batch)}{status}", share, left=left)
+        self._reporter.update(f"{describe_batch(self._batch)}{status}", share, left=left)
         nothing: dict[str, Any] = {"metrics": {}, "losses": {}, "failures": []}
         self._write(self._entry(left) | nothing | {"doing": status}, {})
 
@@ -231,7 +231,7 @@ class RunMonitor:
         if (goal := self._goal) and (reached := self._metrics.get(goal.metric)) is not None:
             place = f"{goal.label} = {reached:.3g} of {goal.value:g}"
         state = "" if loss is None else f"loss {loss:.4g}"
-        text = f"{describe(self._batch)}{phase.name} {place}"
+        text = f"{describe_batch(self._batch)}{phase.name} {place}"
         self._reporter.update(text, self._overall(), state, self.left())
         self._since = time.monotonic()
 

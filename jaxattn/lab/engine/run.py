@@ -19,7 +19,7 @@ from jaxattn.lab.engine.monitor import Interrupted, Intervals, RunMonitor, forge
 from jaxattn.lab.engine.progress import Reporter, patient
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage import checkpoints, run_log
-from jaxattn.lab.storage.manifest import find
+from jaxattn.lab.storage.manifest import find_manifest
 from jaxattn.lab.study.definition import Definition
 
 _OnFailure = Literal["stop", "continue", "retry"]
@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
     renewed: bool = False
 
 
-def run(
+def run_study(
     study: Definition,
     directory: Path,
     *,
@@ -94,10 +94,10 @@ def run(
         cache, batches, known = planned
         todo = _unfinished(batches, folder, reporter)
         if not todo and known["status"] == "finished" and folder.is_merged(known):
-            if renewed := known != find(folder.directory):
+            if renewed := known != find_manifest(folder.directory):
                 folder.write_manifest(known)
             return Outcome(folder.directory, known["failures"], [], len(batches), True, renewed)
-        with loggers.opened(folder, study.name, log, profile) as write:
+        with loggers.open_loggers(folder, study.name, log, profile) as write:
             # A killed process has not updated its manifest; the last line of its log is newer.
             earlier = known, *run_log.latest(folder.directory)[-1:]
             monitor = RunMonitor(reporter, write, intervals, earlier=earlier, started=started)
@@ -129,7 +129,7 @@ def _plan(
     cache = ProgramCache(reporter.loading)
     groups = compile_groups(study.cells)
     raising = rehearse_groups(study, groups, reporter.loading, keep_going=on_failure != "stop")
-    described = manifest.describe(study, command, shard)
+    described = manifest.new_manifest(study, command, shard)
     manifest.note_unhashed(study, described["code"], reporter.note)
     known = folder.join(described, accept_code)
     folder.set_strays_aside()
@@ -139,7 +139,7 @@ def _plan(
     )
     batches = select_shard(every, shard)
     known |= manifest.of_batches(widths, every, batches)
-    known |= {} if existing else {"device": devices.here()}
+    known |= {} if existing else {"device": devices.describe_devices()}
     return cache, batches, known
 
 
@@ -244,7 +244,7 @@ class _Queue(NamedTuple):
         place = self.batches.index(batch)
         self.batches[place : place + 1] = halves
         # Written at once, because a run that stops here must find the new batches when it resumes.
-        self.known["batches"] = manifest.listed(self.batches)
+        self.known["batches"] = manifest.batch_entries(self.batches)
         self.folder.write_manifest(self.known)
         self.monitor.expect(halves)
         return halves

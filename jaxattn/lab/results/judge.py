@@ -13,7 +13,7 @@ Clopper and Pearson for a share. If all seeds give the same number there is no i
 number itself is then compared with the criterion. With the basis "beyond", a share below its criterion but
 above zero "holds for some". A promise without a criterion is a limit that no finite run reaches.
 
-Data tables record these words. Pages show the words of `shown`.
+Data tables record these words. Pages show the words of `verdict_text`.
 """
 
 import math
@@ -64,7 +64,7 @@ _SHOWN = MappingProxyType(
 )
 
 
-def shown(verdict: str) -> str:
+def verdict_text(verdict: str) -> str:
     """Return the word that pages and figures show for a verdict."""
     return _SHOWN.get(verdict, verdict)
 

@@ -22,7 +22,7 @@ from jaxattn.lab.results.typeset import BREAK, breakable, coded, typeset
 from jaxattn.lab.storage import files
 
 
-def write(table: pd.DataFrame, path: Path) -> None:
+def write_page(table: pd.DataFrame, path: Path) -> None:
     """Write a table atomically, in the format of the suffix: .csv, .parquet, .tex or .md.
 
     Raises:
@@ -58,14 +58,14 @@ def _text(x: Any) -> str:
 HERE = Path(__file__).parent
 STYLE = HERE / "page.css"
 # Widths in em: of an A4 page in the smallest font of page.css, and of a phone in the text font.
-MOST, PHONE = 77.0, 27.0
-COLUMNS = 16
+TABLE_WIDTH_REM, PHONE = 77.0, 27.0
+TABLE_COLUMNS = 16
 LETTER, BOLD_LETTER, PADDING = 0.63, 0.7, 0.8
 # Column properties are set once per table by CSS variables instead of once per cell.
 COLUMN_RULES = "".join(
     f"tr > :nth-child({k}) {{ text-align: var(--a{k}, right); }}\n"
     f".many td:nth-child({k})::before {{ content: var(--h{k}); }}\n"
-    for k in range(1, COLUMNS + 1)
+    for k in range(1, TABLE_COLUMNS + 1)
 )
 # Words longer than this may be broken at any character.
 _LONG = 30
@@ -184,7 +184,9 @@ def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
     ]
     piece = columns[:keys]
     for column in columns[keys:]:
-        if len(piece) > keys and (_together([*piece, column]) > MOST or len(piece) == COLUMNS):
+        if len(piece) > keys and (
+            _together([*piece, column]) > TABLE_WIDTH_REM or len(piece) == TABLE_COLUMNS
+        ):
             yield Piece(piece, _together(piece))
             piece = columns[:keys]
         piece = [*piece, column]

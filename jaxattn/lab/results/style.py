@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 COLORS = 256
-WIDTH = 6.8  # inches: the text width of most papers
+FIGURE_WIDTH = 6.8  # inches: the text width of most papers
 # Font size of all figures, in points; and pixels per inch, twice those of a page.
 SIZE, DPI = 9.0, 220
 INK, SOFT, _GRID = "#222222", "#6b6b6b", "#e8e8e8"
@@ -87,7 +87,7 @@ def style() -> Iterator[None]:
 
 def use_in_notebook() -> None:
     """Use this style for all figures of a notebook, with two pixels per point of the screen."""
-    matplotlib.rcParams.update(RC | {"figure.figsize": (WIDTH, 2.8), "figure.dpi": 110})
+    matplotlib.rcParams.update(RC | {"figure.figsize": (FIGURE_WIDTH, 2.8), "figure.dpi": 110})
     # Outside a notebook the package is missing and there is nothing to set.
     with suppress(ImportError):
         from matplotlib_inline.backend_inline import set_matplotlib_formats

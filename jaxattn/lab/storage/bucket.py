@@ -18,7 +18,7 @@ from typing import Any
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.storage import batch_state, files, lock, manifest, run_log
 from jaxattn.lab.storage.batch_state import TABLES, BatchState
-from jaxattn.lab.storage.copies import here
+from jaxattn.lab.storage.copies import local_path
 from jaxattn.lab.storage.objects import Changed, Entry, Objects
 
 _PARTS = ("parts", "checkpoints")
@@ -26,7 +26,7 @@ MERGED = tuple(f"{name}.parquet" for name in TABLES)
 REPORT = ("report.html", "summary.csv", "figures")
 # Files next to the local copy: the name of the last local holder, and the lock of readers.
 OWN = (".holder", ".reading")
-OF_BATCH = re.compile(rf"(?:parts|checkpoints)/({batch_state.NAME.pattern})[./]")
+OF_BATCH = re.compile(rf"(?:parts|checkpoints)/({batch_state.BATCH_NAME.pattern})[./]")
 _THREADS = 16
 _TRIES = 5
 
@@ -41,7 +41,7 @@ class Bucket:
             InputError: the address is invalid, obstore is not installed, or there are no credentials.
         """
         self.objects = Objects(place)
-        self.address, self.folder = self.objects.address, here(place, role)
+        self.address, self.folder = self.objects.address, local_path(place, role)
         self.listed: dict[str, Entry] = {}
         self._sent_log = 0
         self._broken: RunError | None = None
@@ -55,8 +55,8 @@ class Bucket:
             RunError: another process holds the folder, or it cannot be written.
         """
         self.listed = self.objects.entries()
-        is_results = manifest.NAME in self.listed or any(x.startswith("parts/") for x in self.listed)
-        others = [x for x in self.listed if x.split("/")[0] not in (lock.OBJECT, run_log.NAME, *_PARTS)]
+        is_results = manifest.MANIFEST in self.listed or any(x.startswith("parts/") for x in self.listed)
+        others = [x for x in self.listed if x.split("/")[0] not in (lock.OBJECT, run_log.RUN_LOG, *_PARTS)]
         if others and not is_results:
             raise InputError(f"{self.address}: not empty and not a results folder; choose another with --out")
         self.lock = lock.Lock(self.objects, self.folder / OWN[0])
@@ -79,7 +79,11 @@ class Bucket:
                 self.listed = self.objects.entries()
                 self._fetch(asked)
                 before, now = (
-                    {name: entry for name, entry in x.items() if name == manifest.NAME or _is_record(name)}
+                    {
+                        name: entry
+                        for name, entry in x.items()
+                        if name == manifest.MANIFEST or _is_record(name)
+                    }
                     for x in (self.listed, self.objects.entries())
                 )
                 if before == now:
@@ -91,14 +95,14 @@ class Bucket:
         self.bring(_tables(batch, saved) | _checkpoint(batch, saved))
 
     def _fetch(self, asked: Set[str]) -> None:
-        records = [name for name in self.listed if name == manifest.NAME or _is_record(name)]
+        records = [name for name in self.listed if name == manifest.MANIFEST or _is_record(name)]
         for name, content in zip(records, self._each(self.objects.read, records), strict=True):
             if content is not None:
                 (self.folder / name).parent.mkdir(exist_ok=True)
                 files.replace(self.folder / name, content)
         self._clean({*records, *self._referenced({"tables", "checkpoints"})} & self.listed.keys())
         self.bring(self._referenced(asked))
-        loose = {run_log.NAME} if "log" in asked else set()
+        loose = {run_log.RUN_LOG} if "log" in asked else set()
         if "report" in asked:
             loose |= {name for name in self.listed if _is_of_report(name)}
         for name in loose:
@@ -111,7 +115,7 @@ class Bucket:
         found = dict(merged) if "tables" in asked else {}
         for batch in batch_state.batches(self.folder):
             try:
-                saved = batch_state.read(self.folder, batch)
+                saved = batch_state.read_state(self.folder, batch)
             except InputError:
                 continue  # the next reader raises this error
             if saved is None:
@@ -124,7 +128,7 @@ class Bucket:
 
     def _merged(self) -> dict[str, str | None]:
         try:
-            known = manifest.find(self.folder)
+            known = manifest.find_manifest(self.folder)
         except InputError:
             return {}
         if known is None or known["status"] != "finished":
@@ -177,7 +181,7 @@ class Bucket:
         for batch, own in held.items():
             record = f"parts/{batch}.json"
             with suppress(InputError):
-                saved = batch_state.read(self.folder, batch)
+                saved = batch_state.read_state(self.folder, batch)
                 if saved is not None or record not in self.listed:
                     named = {record, *_tables(batch, saved), *_checkpoint(batch, saved)} if saved else ()
                     self.delete(name for name in own if name not in named)
@@ -233,13 +237,13 @@ class Bucket:
         return secrets.randbits(48)
 
     def _send_log(self) -> None:
-        path = self.folder / run_log.NAME
+        path = self.folder / run_log.RUN_LOG
         if path.exists() and (size := path.stat().st_size) != self._sent_log:
-            self.objects.send(run_log.NAME, path)
+            self.objects.send(run_log.RUN_LOG, path)
             self._sent_log = size
 
     def _clean(self, kept: set[str]) -> None:
-        for top in (manifest.NAME, run_log.NAME, *MERGED, *_PARTS, *REPORT):
+        for top in (manifest.MANIFEST, run_log.RUN_LOG, *MERGED, *_PARTS, *REPORT):
             place = self.folder / top
             for path in [place, *place.rglob("*")] if place.exists() else []:
                 if path.is_file() and path.relative_to(self.folder).as_posix() not in kept:
@@ -264,7 +268,7 @@ def _is_of_report(name: str) -> bool:
 
 
 def _is_record(name: str) -> bool:
-    return re.fullmatch(rf"parts/{batch_state.NAME.pattern}\.json", name) is not None
+    return re.fullmatch(rf"parts/{batch_state.BATCH_NAME.pattern}\.json", name) is not None
 
 
 def _tables(batch: str, saved: BatchState) -> dict[str, str | None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.storage import files
-from jaxattn.lab.storage.objects import is_address, shown
+from jaxattn.lab.storage.objects import address_text, is_address
 
 
 def root(role: str) -> Path:
@@ -16,11 +16,11 @@ def root(role: str) -> Path:
     return Path(os.path.abspath(files.cache_folder() / "buckets" / role))
 
 
-def here(place: str | Path, role: str = "read") -> Path:
+def local_path(place: str | Path, role: str = "read") -> Path:
     """Return the local path of a folder; a folder that is not in a bucket is returned unchanged."""
     if not is_address(place):
         return Path(place)
-    return root(role) / shown(place).replace("://", "/")
+    return root(role) / address_text(place).replace("://", "/")
 
 
 def address_of(folder: Path) -> str | None:

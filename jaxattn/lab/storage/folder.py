@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from jaxattn.lab.storage import batch_state, lock, manifest, run_log
 from jaxattn.lab.storage.batch_state import BatchState
 from jaxattn.lab.storage.bucket import Bucket
-from jaxattn.lab.storage.copies import address_of, here, root
-from jaxattn.lab.storage.objects import Objects, is_address, shown
+from jaxattn.lab.storage.copies import address_of, local_path, root
+from jaxattn.lab.storage.objects import Objects, address_text, is_address
 
 SHARD = re.compile(r"shard-\d+-of-\d+")
 
@@ -80,13 +80,13 @@ class LocalFolder:
 
     def shards(self) -> list[str]:
         """Return the names of the folders of shards with a manifest; empty for a run."""
-        is_run = (self.local / manifest.NAME).exists()
-        return [] if is_run else [x.parent.name for x in self.local.glob(f"shard-*-of-*/{manifest.NAME}")]
+        is_run = (self.local / manifest.MANIFEST).exists()
+        return [] if is_run else [x.parent.name for x in self.local.glob(f"shard-*-of-*/{manifest.MANIFEST}")]
 
     def trace(self) -> tuple[bool, list[Any]]:
         """Return whether the folder is locked, and the modification times of the files that a run writes."""
         locked = lock.is_locked(self.local)
-        paths = [self.local / x for x in (".", run_log.NAME, manifest.NAME, "parts", "checkpoints")]
+        paths = [self.local / x for x in (".", run_log.RUN_LOG, manifest.MANIFEST, "parts", "checkpoints")]
         return locked, [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
 
 
@@ -101,8 +101,8 @@ class BucketFolder:
         Raises:
             InputError: the address is invalid.
         """
-        self.name = self.absolute = shown(place)
-        self.local = here(place)
+        self.name = self.absolute = address_text(place)
+        self.local = local_path(place)
 
     def fetch(
         self, *, tables: bool = True, log: bool = False, report: bool = False, everything: bool = False
@@ -124,10 +124,10 @@ class BucketFolder:
         """Return the names of the shard folders with a manifest; empty for a run."""
         objects = Objects(self.name)
         entries, folders = objects.top()
-        if manifest.NAME in entries:
+        if manifest.MANIFEST in entries:
             return []
         found = filter(SHARD.fullmatch, folders)
-        return [name for name in found if objects.read(f"{name}/{manifest.NAME}") is not None]
+        return [name for name in found if objects.read(f"{name}/{manifest.MANIFEST}") is not None]
 
     def trace(self) -> tuple[bool, list[Any]]:
         """Return False and the listing, which every replacement of the lock changes too."""

@@ -43,7 +43,7 @@ def is_address(place: str | Path) -> bool:
     return str(place).startswith(("s3:/", "gs:/"))
 
 
-def shown(place: str | Path) -> str:
+def address_text(place: str | Path) -> str:
     """Return a place as the user wrote it; `pathlib` drops one slash of an address.
 
     Raises:
@@ -66,7 +66,7 @@ class Objects:
         Raises:
             InputError: the address is invalid, obstore is not installed, or there are no credentials.
         """
-        self.address = shown(place)
+        self.address = address_text(place)
         self._store = _opened(self.address)
         self._versions: dict[str, Any] = {}
 

@@ -14,7 +14,7 @@ from jaxattn.lab.storage.files import Damaged
 # Columns that identify one seed of one cell.
 LANE = ("cell", "seed")
 # Columns that identify a row.
-KEYS = {
+TABLE_KEYS = {
     "records": (*LANE, "phase", "step", "metric"),
     "tokens": (*LANE, "phase", "id", "class"),
 }
@@ -27,7 +27,7 @@ MOST_COLUMNS = 100
 OF_A_TEXT = 8
 
 
-def read(
+def read_table(
     place: Path, directory: Path, sha256: str | None, columns: Sequence[str] | None = None
 ) -> pd.DataFrame:
     """Read a Parquet table of a results folder.
@@ -44,7 +44,7 @@ def read(
     """
     from pyarrow.parquet import ParquetFile  # slow to import
 
-    content = files.read(place, directory, sha256)
+    content = files.read_file(place, directory, sha256)
     # Damage without a checksum can surface as almost any exception of pyarrow and pandas.
     try:
         _check_size(content)
@@ -68,7 +68,7 @@ def lanes(table: pd.DataFrame) -> set[tuple[int, int]]:
 
 def repeats(table: pd.DataFrame, name: str) -> bool:
     """Return True if two rows of a table have the same keys."""
-    keys = [key for key in KEYS[name] if key in table]
+    keys = [key for key in TABLE_KEYS[name] if key in table]
     return bool(keys and table.duplicated(keys).any())
 
 

@@ -29,8 +29,8 @@ from jaxattn.lab.study.returned import (
 )
 from jaxattn.lab.study.setting import (
     Hyperparameters,
-    Path,
     Setting,
+    SettingPath,
     check_kind,
     key_of,
     with_hyperparameters,
@@ -39,7 +39,7 @@ from jaxattn.lab.study.setting import (
 
 def rehearse(
     setting: Setting,
-    varying: Mapping[Path, Any],
+    varying: Mapping[SettingPath, Any],
     files: frozenset[str],
     progress: Progress = silent,
 ) -> None:
@@ -107,7 +107,7 @@ class _Rehearsal:
 
     def data(self, setting: Setting, key: Array) -> Splits:
         with self.at("data", registry.DATA):
-            data = self.shared.splits if self.shared else seed.draw(setting, key)
+            data = self.shared.splits if self.shared else seed.draw_data(setting, key)
             if not isinstance(data, Splits):
                 raise InputError(f"draw returns {shown(data)}; return jaxattn.data.Splits")
             if not isinstance(data.train, Dataset):
@@ -122,7 +122,7 @@ class _Rehearsal:
 
     def start(self, setting: Setting, data: Splits, key: Array, tokens: Any) -> Any:
         with self.at("model.init", registry.MODEL):
-            drawn = seed.start(setting._replace(starts={}), data, key, tokens)
+            drawn = seed.initial_params(setting._replace(starts={}), data, key, tokens)
             known = names(drawn)
             for name in setting.starts:
                 if name not in known:
@@ -130,9 +130,9 @@ class _Rehearsal:
         for name in setting.starts:
             with self.at(f"model.init.{name}", registry.START):
                 own = setting._replace(starts={name: setting.starts[name]})
-                made = seed.start(own, data, key, tokens)
+                made = seed.initial_params(own, data, key, tokens)
                 check_like(get(drawn, name), get(made, name), f"{_name(setting.starts[name])} returns")
-        return seed.start(setting, data, key, tokens)
+        return seed.initial_params(setting, data, key, tokens)
 
     def model(self, setting: Setting, params: Any, data: Dataset) -> None:
         model, n, name = setting.model, data.num_examples, _name(setting.model)
@@ -193,7 +193,7 @@ class _Rehearsal:
                 raise InputError(f"{place}.train: {parameter!r} is {shown(x)}, not a float")
         with jax.enable_x64(_is_double(setting, phase)), self.at(place, registry.PHASE):
             setting.probes.steps_of(phase)
-            carried = seed.begin(setting, index, params, data, key)
+            carried = seed.begin_phase(setting, index, params, data, key)
             state = carried.state
             missing = [x for x in ("params", "step", "failed_at") if not hasattr(state, x)]
             if missing:

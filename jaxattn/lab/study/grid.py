@@ -11,7 +11,7 @@ import msgspec
 from jaxattn.core.errors import InputError, at
 from jaxattn.core.settings import Count, PositiveInt
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.setting import Cell, merged
+from jaxattn.lab.study.setting import Cell, merged_tables
 from jaxattn.lab.study.tree import assign
 
 # Tables of the grid. A block may have separate ones; a cell has none.
@@ -42,7 +42,7 @@ class Halton(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seed: Count = 0
 
 
-def cells(
+def grid_cells(
     tree: Mapping[str, Any],
     tables_of: Callable[[Mapping[str, Any]], Any],
     read: Callable[[Mapping[str, Any], int, Mapping[str, Any]], Cell],
@@ -69,7 +69,7 @@ def cells(
             for key in block:
                 if key in PRESENTATION and key not in GRID:
                     raise InputError(f"{key} cannot differ between blocks")
-            own = merged({key: x for key, x in tree.items() if key != "blocks"}, block, names)
+            own = merged_tables({key: x for key, x in tree.items() if key != "blocks"}, block, names)
             for settings in points(tables_of(own)):
                 if len(result) == _MOST_CELLS:
                     raise InputError(f"more than {_MOST_CELLS:,} cells over all blocks; sweep fewer")

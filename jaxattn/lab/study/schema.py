@@ -19,7 +19,7 @@ AXIS = {"type": "array", "minItems": 1, "items": {"type": ["number", "string", "
 VALUE = {"type": ["number", "string", "boolean", "array"]}
 
 
-def schema() -> Schema:
+def sweep_schema() -> Schema:
     """Return the schema: built-in kinds with their settings; a kind with a colon is custom code.
 
     A file that extends another file, and a block, may contain any part of the tables.

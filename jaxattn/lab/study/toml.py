@@ -14,7 +14,7 @@ from jaxattn.core.errors import InputError, RunError, UserCodeError, at
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.grid import GRID
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.setting import merged
+from jaxattn.lab.study.setting import merged_tables
 from jaxattn.lab.study.tree import assign, check_values, flatten, numbered, parse
 
 # Largest size in bytes, and largest number of files that extend each other.
@@ -25,7 +25,7 @@ _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _D = TypeVar("_D", bound=Definition)
 
 
-def read(
+def read_sweep(
     path: str | Path,
     overrides: Sequence[str] = (),
     axes: Sequence[str] = (),
@@ -87,7 +87,7 @@ def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[s
     flatten_grid(tree)
 
 
-def write(tree: dict[str, Any], path: str | Path) -> Path:
+def write_sweep(tree: dict[str, Any], path: str | Path) -> Path:
     """Write tables as a sweep file.
 
     Raises:
@@ -122,7 +122,7 @@ def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
     if _resolved(path.parent / base) in here:
         raise InputError(f"{path}: extends: {base} also extends this file; remove one of the two")
     with at(str(path)):
-        both: dict[str, Any] = merged(
+        both: dict[str, Any] = merged_tables(
             tables(path.parent / base, here), tree, ImportPaths((before or here)[0].parent)
         )
         return both

@@ -79,7 +79,7 @@ class ProbeOfFunction(_Made, Probe, frozen=True, kw_only=True):
 
 
 class FigureOfFunction(_Made, Figure, frozen=True, kw_only=True):
-    """Figure from a function `(results, *, settings) -> matplotlib figure or Drawn`."""
+    """Figure from a function `(results, *, settings) -> matplotlib figure or RenderedFigure`."""
 
     def __call__(self, results: Any) -> Any:
         """Draw the figure."""

@@ -18,7 +18,7 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab import cli
 from jaxattn.lab.cli.options import read_folders
-from jaxattn.lab.cli.status import status
+from jaxattn.lab.cli.status import run_status
 from jaxattn.lab.engine import distributed
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.results.read import verify
@@ -144,7 +144,7 @@ def test_what_a_mark_names_is_there_and_nothing_else(go, study, place, elsewhere
     found = Store(place)
     kept = set(bucket.MERGED) | {"manifest.json", "metrics.jsonl", lock.OBJECT}
     for batch in (name[6:-5] for name in sent(server, place) if bucket._is_record(name)):
-        saved = bucket.batch_state.read(found.directory, batch)
+        saved = bucket.batch_state.read_state(found.directory, batch)
         kept |= {f"parts/{batch}.json", *bucket._tables(batch, saved), *bucket._checkpoint(batch, saved)}
     assert sent(server, place).keys() == kept
 
@@ -156,7 +156,7 @@ def test_readers_read_from_elsewhere(study, go, place, elsewhere, soon, server, 
     pd.testing.assert_frame_equal(loaded.records, here.records)
     assert not list(loaded.directory.glob("checkpoints/*"))
     np.testing.assert_array_equal(loaded.params(seed=1).p, here.params(seed=1).p)
-    assert status(place)[1] == "small: 100 % done, finished"
+    assert run_status(place)[1] == "small: 100 % done, finished"
     assert read_folders((place,)) == ([place], [])
     elsewhere()
     command("status", place, "--verify")
@@ -270,7 +270,7 @@ def named(folder):
     """Names of what commit records of a copy of a folder name, and of the records."""
     found = set()
     for batch in bucket.batch_state.batches(folder):
-        saved = bucket.batch_state.read(folder, batch)
+        saved = bucket.batch_state.read_state(folder, batch)
         found |= {f"parts/{batch}.json", *bucket._tables(batch, saved), *bucket._checkpoint(batch, saved)}
     return found
 
@@ -456,4 +456,4 @@ def test_shards_meet_in_the_bucket(study, place, elsewhere, soon, go, server, tw
     assert read_folders((place,))[0] == folders
     records = pd.concat([ja.load(folder).records for folder in folders], ignore_index=True)
     pd.testing.assert_frame_equal(records, ja.load(two_batches).records)
-    shutil.rmtree(copies.here(folders[0]))
+    shutil.rmtree(copies.local_path(folders[0]))

@@ -161,7 +161,7 @@ def test_a_shard_is_waited_for_as_long_as_it_is_worked_on(shards, wait, clock, t
     folder = shutil.copytree(shards, tmp_path / "copy")
     shard = folder / "shard-2-of-2"
     store = Store(shard)
-    finished = manifest.read(shard)
+    finished = manifest.read_manifest(shard)
     store.write_manifest(finished | {"status": "running"})
     with pytest.raises(RunError, match="shard-2-of-2: not finished, and no process has worked there for 10"):
         wait(folder)

@@ -722,7 +722,7 @@ RUN = STUDY | {
 def sweep(tmp_path):
     def write(**changes):
         (tmp_path / "runs.py").write_text(RUNS, encoding="utf-8")
-        return toml.write(copy.deepcopy(RUN) | changes, tmp_path / "runs.toml")
+        return toml.write_sweep(copy.deepcopy(RUN) | changes, tmp_path / "runs.toml")
 
     return write
 
