@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 from unittest import mock
 
 import damages
@@ -39,11 +39,12 @@ from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.results.read import verify
 from jaxattn.lab.storage import batch_state, checkpoints, lock
-from jaxattn.lab.storage.folder import results_folder
+from jaxattn.lab.storage.folder import Kind, results_folder
 
 # Slow to import, and so only once, for all processes.
 checkpoints.prepare()
 # Locks are replaced and taken over sooner than by users, who wait a minute.
+WHOLE = get_args(Kind)
 TIMES = {"BEAT_S": 0.2, "GONE_S": 1.5, "LOOK_S": 0.1}
 # Of the attacks, so many are of each kind.
 SHARES = {"kill": 100 / 170, "request": 50 / 170, "race": 20 / 170}
@@ -71,7 +72,7 @@ class Scene(NamedTuple):
         with mock.patch.dict(os.environ, JAXATTN_CACHE=str(self.root / "reader")):
             _check_marks(self.server.objects(place.split("/")[2]))
             if ended:
-                assert verify(results_folder(place).fetch(everything=True)) == []
+                assert verify(results_folder(place).fetch(*WHOLE)) == []
                 tables, arrays = _end(Path(place))
                 assert arrays == self.expected[study][1]
                 for mine, theirs in zip(tables, self.expected[study][0], strict=True):

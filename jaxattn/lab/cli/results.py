@@ -111,7 +111,7 @@ def report(
     from jaxattn.lab.storage.folder import results_folder
 
     folder = results_folder(directory)
-    here = folder.fetch(report=True)
+    here = folder.fetch("tables", "report")
     with Reporter() as reporter:
         written = pages.write_report(here, progress=patient(reporter.update))
     folder.send_report(written.paths, here)

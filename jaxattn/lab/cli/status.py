@@ -34,7 +34,7 @@ def run_status(
     Raises:
         InputError: the folder is not a results folder, or is damaged.
     """
-    here = results_folder(directory).fetch(tables=False, log=True)
+    here = results_folder(directory).fetch("log")
     manifest = read_manifest(here)
     with fixing(here):
         return _status(Store(here), manifest, is_locked(directory), progress)

@@ -115,7 +115,7 @@ def shard_folder(directory: Path, shard: tuple[int, int]) -> Path:
 
 
 def _manifest(folder: ResultsFolder, described: dict[str, Any]) -> Mapping[str, Any] | None:
-    return Store(folder.fetch(tables=False)).existing(described)
+    return Store(folder.fetch()).existing(described)
 
 
 def _of_cluster() -> tuple[int, int]:

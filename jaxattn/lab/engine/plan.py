@@ -61,7 +61,7 @@ def plan_study(
         InputError: the sizes of a cell do not match, a cell does not fit in memory, or the folder holds
             results of another config.
     """
-    folder, cache = Store(results_folder(directory).fetch(tables=False)), ProgramCache()
+    folder, cache = Store(results_folder(directory).fetch()), ProgramCache()
     groups = compile_groups(study.cells)
     rehearse_groups(study, groups, silent)
     known = folder.join(new_manifest(study, "jaxattn run SWEEP"), accept_code=True)

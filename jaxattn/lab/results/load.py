@@ -208,5 +208,5 @@ def load(directory: str | Path) -> Results:
             damaged file.
     """
     with naming():
-        directory = results_folder(directory).fetch()
+        directory = results_folder(directory).fetch("tables")
         return Results(directory, *read_results(directory))

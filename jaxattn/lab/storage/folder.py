@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 
 from jaxattn.lab.storage import batch_state, lock, manifest, run_log
 from jaxattn.lab.storage.batch_state import BatchState
@@ -13,10 +13,11 @@ from jaxattn.lab.storage.copies import address_of, local_path, root
 from jaxattn.lab.storage.objects import Objects, address_text, is_address
 
 SHARD = re.compile(r"shard-\d+-of-\d+")
+Kind = Literal["tables", "log", "report", "checkpoints"]
 
 
-class ResultsFolder(Protocol):
-    """A results folder by its path or address.
+class ResultsFolder:
+    """A results folder of this machine, and the protocol of results folders elsewhere.
 
     Attributes:
         name: the path or the address, for messages.
@@ -26,102 +27,57 @@ class ResultsFolder(Protocol):
         look_s: seconds between two looks of a process that waits for the folder.
     """
 
-    name: str
-    absolute: str
-    local: Path
-    is_remote: bool
-    look_s: float
+    is_remote, look_s = False, 0.5
 
-    def fetch(
-        self, *, tables: bool = True, log: bool = False, report: bool = False, everything: bool = False
-    ) -> Path:
-        """Make the files that a reader needs available on this machine.
+    def __init__(self, place: str | Path) -> None:
+        """Store the path or the address; raises InputError for an invalid address."""
+        self.name, self.absolute, self.local = str(place), os.path.abspath(place), Path(place)
+
+    def fetch(self, *kinds: Kind) -> Path:
+        """Make the files that a reader needs available on this machine, and return the local path.
 
         Args:
-            tables: also fetch the tables, in addition to the manifest and the commit records.
-            log: also fetch metrics.jsonl.
-            report: also fetch the figures and pages.
-            everything: fetch everything, including checkpoints, and discard an earlier copy.
-
-        Returns:
-            The local path.
+            kinds: files in addition to the manifest and the commit records. With checkpoints, the local copy
+                is discarded first.
 
         Raises:
             InputError: the folder cannot be read.
         """
+        return self.local
 
     def send_report(self, paths: Iterable[Path], directory: Path) -> None:
         """Store the files of a report that was written in a local directory; the list of figures last."""
 
     def shards(self) -> list[str]:
-        """Return the names of the started shards in the folder; empty if it is a run itself."""
-
-    def trace(self) -> tuple[bool, list[Any]]:
-        """Return whether a local process holds the folder, and a value that every write changes."""
-
-
-class LocalFolder:
-    """A results folder of this machine."""
-
-    is_remote, look_s = False, 0.5
-
-    def __init__(self, place: str | Path) -> None:
-        """Store the path."""
-        self.name, self.absolute, self.local = str(place), os.path.abspath(place), Path(place)
-
-    def fetch(
-        self, *, tables: bool = True, log: bool = False, report: bool = False, everything: bool = False
-    ) -> Path:
-        """Return the path."""
-        return self.local
-
-    def send_report(self, paths: Iterable[Path], directory: Path) -> None:
-        """Do nothing."""
-
-    def shards(self) -> list[str]:
-        """Return the names of the folders of shards with a manifest; empty for a run."""
+        """Return the names of the shards with a manifest in the folder; empty if it is a run itself."""
         is_run = (self.local / manifest.MANIFEST).exists()
         return [] if is_run else [x.parent.name for x in self.local.glob(f"shard-*-of-*/{manifest.MANIFEST}")]
 
     def trace(self) -> tuple[bool, list[Any]]:
-        """Return whether the folder is locked, and the modification times of the files that a run writes."""
+        """Return whether a local process holds the folder, and a value that every write changes."""
         locked = lock.is_locked(self.local)
         paths = [self.local / x for x in (".", run_log.RUN_LOG, manifest.MANIFEST, "parts", "checkpoints")]
         return locked, [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
 
 
-class BucketFolder:
-    """A results folder in a bucket, of which readers keep a local copy."""
-
+class _BucketFolder(ResultsFolder):
     is_remote, look_s = True, 5.0
 
     def __init__(self, place: str | Path) -> None:
-        """Store the address.
-
-        Raises:
-            InputError: the address is invalid.
-        """
         self.name = self.absolute = address_text(place)
         self.local = local_path(place)
 
-    def fetch(
-        self, *, tables: bool = True, log: bool = False, report: bool = False, everything: bool = False
-    ) -> Path:
-        """Fetch the files that are missing or different in the local copy."""
-        asked = {name for name, x in (("tables", tables), ("log", log), ("report", report)) if x}
-        whole = {"tables", "log", "report", "checkpoints"}
-        Bucket(self.name, "read").look(whole if everything else asked, fresh=everything)
+    def fetch(self, *kinds: Kind) -> Path:
+        Bucket(self.name, "read").look(set(kinds), fresh="checkpoints" in kinds)
         return self.local
 
     def send_report(self, paths: Iterable[Path], directory: Path) -> None:
-        """Send the files of a report."""
         bucket = Bucket(self.name, "read")
         bucket.folder = directory
         bucket.send(path.relative_to(directory).as_posix() for path in paths)
         bucket.send(["figures/drawn.json"])
 
     def shards(self) -> list[str]:
-        """Return the names of the shard folders with a manifest; empty for a run."""
         objects = Objects(self.name)
         entries, folders = objects.top()
         if manifest.MANIFEST in entries:
@@ -130,7 +86,7 @@ class BucketFolder:
         return [name for name in found if objects.read(f"{name}/{manifest.MANIFEST}") is not None]
 
     def trace(self) -> tuple[bool, list[Any]]:
-        """Return False and the listing, which every replacement of the lock changes too."""
+        # The lock is an object too, whose replacements change the listing.
         return False, sorted(Objects(self.name).top()[0].items())
 
 
@@ -145,4 +101,4 @@ def fetch_batch(directory: Path, batch: str, saved: BatchState) -> None:
 
 def results_folder(place: str | Path) -> ResultsFolder:
     """Return the results folder at a path or an address."""
-    return BucketFolder(place) if is_address(place) else LocalFolder(place)
+    return _BucketFolder(place) if is_address(place) else ResultsFolder(place)

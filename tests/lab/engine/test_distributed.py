@@ -20,7 +20,7 @@ from jaxattn.lab.engine.store import Store
 from jaxattn.lab.results.combine import combine
 from jaxattn.lab.results.load import load
 from jaxattn.lab.storage import manifest
-from jaxattn.lab.storage.folder import LocalFolder
+from jaxattn.lab.storage.folder import ResultsFolder
 
 SMALL = Path(__file__).parents[2] / "sweeps" / "small.toml"
 KEYS = ["cell", "seed", "phase", "step", "metric"]
@@ -165,7 +165,7 @@ def test_a_shard_is_waited_for_as_long_as_it_is_worked_on(shards, wait, clock, t
     store.write_manifest(finished | {"status": "running"})
     with pytest.raises(RunError, match="shard-2-of-2: not finished, and no process has worked there for 10"):
         wait(folder)
-    assert clock.now == 1000.0 + 10.0 + LocalFolder.look_s
+    assert clock.now == 1000.0 + 10.0 + ResultsFolder.look_s
 
     with ExitStack() as work:
         work.enter_context(store.locked())
