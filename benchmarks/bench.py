@@ -290,7 +290,7 @@ def read(path: Path) -> Report:
         InputError: the file does not exist, or is not a report.
     """
     try:
-        content = files.read(path, None, most=MOST_BYTES)
+        content = files.read_file(path, None, most=MOST_BYTES)
         return msgspec.json.decode(content, type=Report)
     except files.Damaged as error:
         raise InputError(f"{error}; give a file that bench.py --out wrote") from None

@@ -25,7 +25,7 @@ from seeds_per_second import STUDY
 import jaxattn as ja
 from jaxattn.lab.engine import devices
 from jaxattn.lab.engine import run as engine
-from jaxattn.lab.engine.clock import Interrupted
+from jaxattn.lab.engine.monitor import Interrupted
 from jaxattn.lab.engine.progress import Reporter
 
 SERVER = Path(__file__).parents[1] / "tests" / "robustness"
@@ -65,7 +65,7 @@ def timed(study, place, reporter=Reporter):
     """Run a study; return the seconds."""
     begin = time.perf_counter()
     with reporter(quiet=True) as told, suppress(Interrupted):
-        engine.run(study, place, command="benchmark", reporter=told)
+        engine.run_study(study, place, command="benchmark", reporter=told)
     return time.perf_counter() - begin
 
 

@@ -33,6 +33,7 @@ PAPER = "jaxattn/lab/books/paper"
 MOVED = {
     "jaxattn/lab/books": "jaxattn/reproduction",
     "jaxattn.lab.engine": "jaxattn.engine",
+    "jaxattn.lab.engine.monitor": "jaxattn.lab.engine.clock",
 }
 FEW = ("seeds=2", "data.sequences=64")
 WIDE = (*FEW, "data.vocab_size=30")
@@ -256,9 +257,10 @@ def _killed(scratch: Path, root: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     with Killing(quiet=True) as reporter:
-        saving = _module("jaxattn.lab.engine.clock").Intervals(0.0, 0.0, float("inf"))
+        saving = _module("jaxattn.lab.engine.monitor").Intervals(0.0, 0.0, float("inf"))
         study = _study(CONTINUED, root, scratch, "chunk=3")
-        run = _module("jaxattn.lab.engine.run").run
+        engine = _module("jaxattn.lab.engine.run")
+        run = getattr(engine, "run_study", None) or engine.run
         run(study, scratch / "continued", command="guard", reporter=reporter, intervals=saving)
 
 

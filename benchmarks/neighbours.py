@@ -20,7 +20,7 @@ from jaxattn.lab.books import book
 
 def run(name, seeds):
     """Run the study of an item with a number of seeds; return its seconds, cells and seeds."""
-    study = book.read("neighbours").item(name).study("laptop", overrides=[f"seeds={seeds}"])
+    study = book.read_book("neighbours").item(name).study("laptop", overrides=[f"seeds={seeds}"])
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         results = study.run(Path(folder) / "run", quiet=True)
@@ -30,7 +30,7 @@ def run(name, seeds):
 
 def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    names = [item.name for item in book.read("neighbours").items]
+    names = [item.name for item in book.read_book("neighbours").items]
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 100])
     parser.add_argument("--out", type=Path, help="folder for neighbours.json")

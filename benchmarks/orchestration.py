@@ -69,7 +69,7 @@ def main():
             path, results = study.write(Path(folder) / "study.toml"), Path(folder) / "results"
             begin = time.perf_counter()
             with Reporter(quiet=True) as reporter:
-                engine.run(study, results, command="benchmark", reporter=reporter)
+                engine.run_study(study, results, command="benchmark", reporter=reporter)
             runs.append((time.perf_counter() - begin, sum(spent)))
             command = [sys.executable, "-m", "jaxattn", "run", str(path), "--out", str(results), "--quiet"]
             subprocess.run(command, check=True, capture_output=True)  # draws the figures

@@ -1,10 +1,11 @@
 """Size and structure of the package, counted from its sources.
 
-    python benchmarks/size.py [--rooms] [--imports] [--single]
+    python benchmarks/size.py [--rooms] [--imports] [--single] [--names]
 
 prints lines of code (without docstrings, blank lines and comments), modules (without `__init__`), and the
 import graph between rooms: its levels, and a cycle if there is one. A room is a directory or module of the
-package or of its lab. tests/test_imports.py checks which room may import which.
+package or of its lab. tests/test_imports.py checks which room may import which. A name with several meanings
+is a public function, class or constant that more than one module defines.
 
 An import inside a function, or for type checkers only, counts like one at the top of a module. The exception
 is names that an `__init__` imports on first use, which it lists for type checkers. A name imported from a
@@ -69,6 +70,26 @@ def imports(package: Path = PACKAGE) -> Graph:
         name: _imported(path.read_text(), files.keys(), lazy=not _is_module(path)) - {name}
         for name, path in files.items()
     }
+
+
+def meanings(package: Path = PACKAGE) -> dict[str, list[str]]:
+    """Return the public names that several modules define, with these modules."""
+    defined: dict[str, list[str]] = {}
+    for module, path in modules(package).items():
+        for name in _defined(ast.parse(path.read_text())):
+            defined.setdefault(name, []).append(module)
+    return {name: where for name, where in sorted(defined.items()) if len(where) > 1}
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names.update(x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name))
+    return {name for name in names if not name.startswith("_")}
 
 
 def room(module: str) -> str:
@@ -137,6 +158,7 @@ def main() -> None:
     parser.add_argument(
         "--imports", action="store_true", help="a longest chain of modules in which each imports the next"
     )
+    parser.add_argument("--names", action="store_true", help="names with several meanings, and their modules")
     parser.add_argument("--single", action="store_true", help="modules that exactly one other module imports")
     options = parser.parse_args()
     files, graph = modules(), imports()
@@ -149,6 +171,11 @@ def main() -> None:
     print(f"modules         {sum(_is_module(path) for path in files.values()):6}")
     print(f"levels of rooms {'none' if around else max(levels(rooms).values()):>6}")
     print(f"circle          {' -> '.join(around) or 'none':>6}")
+    several = meanings()
+    in_lab = sum(any(f"{x}.".startswith(f"{LAB}.") for x in where) for where in several.values())
+    print(f"names with several meanings {len(several):3}, of the lab {in_lab}")
+    for name, where in several.items() if options.names else ():
+        print(f"{name:24} {', '.join(where)}")
     if options.rooms and not around:
         _print_rooms(files, code, rooms)
     if options.imports and not around:

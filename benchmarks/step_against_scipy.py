@@ -59,15 +59,15 @@ def steps(study, corpora):
     """Return a function that times steps of the study's phase, in microseconds per step."""
     setting = study.base
     _, key = seed.keys(0)
-    params = jax.jit(lambda: seed.start(setting, corpora, key, ()))()
-    begun = seed.begin(setting, 0, params, corpora, key)
+    params = jax.jit(lambda: seed.initial_params(setting, corpora, key, ()))()
+    initial_state = seed.begin_phase(setting, 0, params, corpora, key)
 
     @jax.jit
     def advance(carried, corpora, number):
         one = lambda *given: seed.advance(setting, 0, *given, number)  # noqa: E731
         return jax.vmap(one)(carried, corpora)
 
-    lanes = jax.tree.map(lambda x: jnp.asarray(x)[None], (begun, corpora))
+    lanes = jax.tree.map(lambda x: jnp.asarray(x)[None], (initial_state, corpora))
 
     def run(number):
         began = time.perf_counter()
@@ -87,7 +87,7 @@ def measure(sizes, number, repeats):
         phases=[ja.dynamics.Descent(name="query", train=["p"], optimizer="sgd", step_size=0.1, steps=number)],
     )
     data_key, _ = seed.keys(0)
-    corpora = jax.jit(lambda: seed.draw(study.base, data_key))()
+    corpora = jax.jit(lambda: seed.draw_data(study.base, data_key))()
     ours, theirs = steps(study, corpora), products(corpora.train)
     pairs = [(ours(number), theirs(number)) for _ in range(repeats)]
     step, two = (statistics.median(x) for x in zip(*pairs, strict=True))

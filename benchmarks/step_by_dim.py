@@ -37,15 +37,15 @@ def looped(sizes, dim, train, in_span):
     )
     setting = study.base if in_span else study.base._replace(model=ja.models.OneLayer(dim=dim))
     data_key, key = seed.keys(0)
-    corpora = jax.jit(lambda: seed.draw(setting, data_key))()
-    params = jax.jit(lambda: seed.start(setting, corpora, key, ()))()
-    begun = seed.begin(setting, 0, params, corpora, key)
+    corpora = jax.jit(lambda: seed.draw_data(setting, data_key))()
+    params = jax.jit(lambda: seed.initial_params(setting, corpora, key, ()))()
+    initial_state = seed.begin_phase(setting, 0, params, corpora, key)
     # A program with its data as constants would differ from that of a study.
     advance = jax.jit(lambda carried, data, steps: seed.advance(setting, 0, carried, data, steps))
 
     def run(steps):
         began = time.perf_counter()
-        jax.block_until_ready(advance(begun, corpora, jnp.int32(steps)))
+        jax.block_until_ready(advance(initial_state, corpora, jnp.int32(steps)))
         return 1e6 * (time.perf_counter() - began) / steps
 
     run(1)

@@ -74,7 +74,7 @@ def one_seed() -> Trace:
     """Run one seed from start to end."""
     study, trace = jaxattn.Study.read(SWEEP, SMALL), Trace()
     setting = study.cells[0].setting
-    trace.count(lambda: list(seed.run(setting, 0)))
+    trace.count(lambda: list(seed.run_seed(setting, 0)))
     return trace
 
 

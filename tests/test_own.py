@@ -26,7 +26,7 @@ import os, signal, sys
 from pathlib import Path
 from jaxattn.lab.api import Study, run
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.engine.clock import Intervals
+from jaxattn.lab.engine.monitor import Intervals
 from jaxattn.lab.engine.store import Store
 
 save = Store.save

@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 
 import jaxattn as ja
 from jaxattn.lab import api
-from jaxattn.lab.engine.clock import Intervals
+from jaxattn.lab.engine.monitor import Intervals
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.study import seed as of_seed

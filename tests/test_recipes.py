@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxattn.lab.engine.distributed import read_process
-from jaxattn.lab.storage.objects import shown
+from jaxattn.lab.storage.objects import address_text
 
 RECIPES = Path(__file__).parents[1] / "docs" / "howto" / "recipes"
 # Options of sbatch, by its manual, as far as they are of use here; those with = take a value.
@@ -75,7 +75,7 @@ def test_kubernetes_takes_the_job_and_no_volume_is_shared():
     (container,) = pod["containers"]
     words = shlex.split(container["args"][0])
     given = dict(itertools.pairwise(words))
-    assert shown(given["--out"]) == "s3://BUCKET/NAME"
+    assert address_text(given["--out"]) == "s3://BUCKET/NAME"
     process = given["--distributed"].replace("$JOB_COMPLETION_INDEX", "7")
     assert read_process(process) == (8, spec["completions"])
     assert spec["completions"] == spec["parallelism"]

@@ -151,7 +151,7 @@ def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
         lacking = any(made and _NO_MEMORY in made.error for _, made in found)
         return math.inf if lacking else _peak(found)[0]
 
-    held, own = memory.sizes(group, compiler.programs, used)
+    held, own = memory.program_sizes(group, compiler.programs, used)
     # Parameters and corpora alone exclude some sizes, which a compiler takes long to reject.
     most = min(math.ceil(wanted / used), int((budget - held) // max(own, 1)))
     if most < 1:
@@ -247,7 +247,7 @@ def _too_large(
         f"{budget / 2**30:,.1f} GiB for it"
     )
     # Assumes that gradients and temporaries shrink in proportion to parameters and corpora.
-    sizes = sum(memory.sizes(group, ProgramCache().of(group), 1))
+    sizes = sum(memory.program_sizes(group, ProgramCache().of(group), 1))
     wanted = budget * sizes / max(needed, _WORKING * sizes)
     fitting = []
     for key in _SIZES:
@@ -259,7 +259,7 @@ def _too_large(
                 break
             try:
                 first = compile_groups(read(f"{key}={smaller}").cells)[0]
-                smaller_sizes = sum(memory.sizes(first, ProgramCache().of(first), 1))
+                smaller_sizes = sum(memory.program_sizes(first, ProgramCache().of(first), 1))
             except InputError:
                 break  # other sizes depend on this one
             if smaller_sizes <= wanted:

@@ -14,7 +14,7 @@ A plain function can replace a class with a single method. Its keyword-only argu
     start                 (key, drawn, *, settings) -> array like drawn
     phase: a flow         (params, task, *, points, settings) -> jaxattn.dynamics.RecordedPath
     probe                 (params, data, *, settings) -> (), (m,) or a dictionary of them
-    figure                (results, *, settings) -> matplotlib figure or Drawn
+    figure                (results, *, settings) -> matplotlib figure or RenderedFigure
 
 Notation: n examples, V tokens, K classes, embedding dimension d.
 """

@@ -96,7 +96,7 @@ class ProbeOfFunction(OfFunction, Probe, frozen=True, kw_only=True):
 
 
 class FigureOfFunction(OfFunction, Figure, frozen=True, kw_only=True):
-    """Figure from a function `(results, *, settings) -> matplotlib figure or Drawn`."""
+    """Figure from a function `(results, *, settings) -> matplotlib figure or RenderedFigure`."""
 
     def __call__(self, results: Any) -> Any:
         """Draw the figure."""

@@ -234,6 +234,6 @@ class Figure(Spec, frozen=True, kw_only=True):
 
         Returns:
             A matplotlib figure, whose name is that of the class and whose caption is the first line of its
-            docstring; or a `jaxattn.lab.results.drawn.Drawn` with a custom name and caption.
+            docstring; or a `jaxattn.lab.results.drawn.RenderedFigure` with a custom name and caption.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")

@@ -16,7 +16,8 @@ from jaxattn.core.settings import MOST
 from jaxattn.data.splits import Splits
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.results.load import Results, load
-from jaxattn.lab.storage.bucket import naming, send_report
+from jaxattn.lab.storage.copies import naming
+from jaxattn.lab.storage.folder import results_folder
 from jaxattn.lab.study import registry, toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.import_paths import ImportPaths
@@ -126,8 +127,8 @@ class Study(Definition):
 
     @classmethod
     def read(cls, path: str | Path, overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> "Study":
-        """Read a sweep file; see `toml.read`."""
-        return toml.read(path, overrides, axes, made=cls.of_tables)
+        """Read a sweep file; see `toml.read_sweep`."""
+        return toml.read_sweep(path, overrides, axes, made=cls.of_tables)
 
     def write(self, path: str | Path) -> Path:
         """Write the study as a sweep file.
@@ -137,7 +138,7 @@ class Study(Definition):
             RunError: the file cannot be written.
         """
         self._check_names("no sweep file")
-        return toml.write(self.tree, path)
+        return toml.write_sweep(self.tree, path)
 
     def plan(
         self,
@@ -161,14 +162,14 @@ class Study(Definition):
         Raises:
             InputError: a cell does not fit in memory, or the folder holds results of another config.
         """
-        from jaxattn.lab.engine.plan import plan, recorded
+        from jaxattn.lab.engine.plan import plan_study, recorded_lines
 
         folder = self.folder(directory)
         if not quick:
             self._check_metrics()
         with naming():
-            (cells, groups), sentence = plan(self, folder, max_memory, quick=quick, progress=progress)
-        return Plan(cells, groups, sentence, () if quick else tuple(recorded(self)))
+            (cells, groups), sentence = plan_study(self, folder, max_memory, quick=quick, progress=progress)
+        return Plan(cells, groups, sentence, () if quick else tuple(recorded_lines(self)))
 
     def run(
         self,
@@ -238,7 +239,7 @@ class Study(Definition):
         Raises:
             InputError: there is no such cell or seed, or the data cannot be read.
         """
-        from jaxattn.lab.study.seed import dataset, swept_settings
+        from jaxattn.lab.study.seed import seed_dataset, swept_settings
 
         if not 0 <= cell < len(self.cells):
             raise InputError(f"cell {cell}: the study has cells 0 to {len(self.cells) - 1}")
@@ -246,7 +247,7 @@ class Study(Definition):
             raise InputError(f"seed {seed}: seeds are numbers from 0 to {MOST:,}")
         setting = self.cells[cell].setting
         swept = swept_settings(each.settings for each in self.cells)
-        return dataset(setting.data, seed, self.dtype, swept).splits
+        return seed_dataset(setting.data, seed, self.dtype, swept).splits
 
     def folder(self, directory: str | Path | None = None) -> Path:
         """Return the results folder."""
@@ -287,7 +288,7 @@ class Study(Definition):
         axes = dict.fromkeys(key for cell in self.cells for key in cell.settings)
         built_in = {k: figure for k, figure in enumerate(self.figures) if ":" not in str(figure.get("kind"))}
         without_tokens = {cell.number for cell in self.cells if not cell.setting.model.has_scores}
-        figures.check(built_in, phases=list(phases), axes=list(axes), without_tokens=without_tokens)
+        figures.check_figures(built_in, phases=list(phases), axes=list(axes), without_tokens=without_tokens)
         for number, figure in enumerate(self.figures):
             if number not in built_in:
                 make(registry.FIGURE, figure, f"figures[{number}]", self.names)
@@ -324,7 +325,7 @@ def run(
         InputError, RunError, Interrupted: as for `engine.run.run`.
     """
     from jaxattn.lab.engine import devices
-    from jaxattn.lab.engine.run import run as execute
+    from jaxattn.lab.engine.run import run_study as execute
     from jaxattn.lab.results import report
 
     devices.use_all_cores()
@@ -336,8 +337,8 @@ def run(
         nothing_new = outcome.already_finished and not outcome.renewed and page.exists()
         if nothing_new or len(outcome.errors) == outcome.batches:
             return Finished(outcome, None)
-        written = report.write(outcome.directory, study.own_figures, reporter.update)
-        send_report(directory, outcome.directory, written.paths)
+        written = report.write_report(outcome.directory, study.own_figures, reporter.update)
+        results_folder(directory).send_report(written.paths, outcome.directory)
     return Finished(outcome, written)
 
 

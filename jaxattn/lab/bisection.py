@@ -28,10 +28,10 @@ from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.api import Study
 from jaxattn.lab.engine import devices
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.engine.run import run as execute
+from jaxattn.lab.engine.run import run_study as execute
 from jaxattn.lab.results.diagram import PhaseDiagram
 from jaxattn.lab.results.intervals import clopper_pearson
-from jaxattn.lab.results.labels import by_factors
+from jaxattn.lab.results.labels import grow_by_factors
 from jaxattn.lab.results.load import load
 from jaxattn.lab.results.statistics import metric_at_end
 from jaxattn.lab.study.grid import GRID
@@ -218,7 +218,7 @@ def threshold(crossed: Mapping[int, int], seeds: int, values: Sequence[int | flo
     low, middle, high = (bracket(crossed, rank, len(values)) for rank in ranks(seeds))
     above, at_most = ends[middle.below + 1], ends[middle.above + 1]
     inside = np.isfinite([above, at_most]).all()
-    mean = np.sqrt(above * at_most) if inside and by_factors(values) else (above + at_most) / 2
+    mean = np.sqrt(above * at_most) if inside and grow_by_factors(values) else (above + at_most) / 2
     enough = ranks(seeds).low > 0
     return {
         "threshold": float(mean) if inside else np.nan,

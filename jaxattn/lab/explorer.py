@@ -18,8 +18,8 @@ from jaxattn.lab.storage import files
 from jaxattn.theory.certificate import MaxMargin
 from jaxattn.theory.selection import one_minus_cosine
 
-TEMPLATE = Path(__file__).with_name("explorer.html")
-SEQUENCES, TOKENS, PAIRS = 12, 10, 24
+_TEMPLATE = Path(__file__).with_name("explorer.html")
+SEQUENCES, TOKENS, _PAIRS = 12, 10, 24
 HEIGHT = 1350
 # Smallest fraction of its margin that each support pair must have reached at the end of the path.
 HALF = 0.5
@@ -41,7 +41,7 @@ class Explorer:
 
     def html(self) -> str:
         """Return the page as HTML that loads no other file."""
-        return layout.fill(TEMPLATE, title=self.title, data=self.data)
+        return layout.fill(_TEMPLATE, title=self.title, data=self.data)
 
     def write(self, path: str | Path) -> Path:
         """Write the page to a file and return its path.
@@ -209,7 +209,7 @@ def _pairs(
 ) -> list[dict[str, Any]]:
     """Return the support pairs, largest multiplier first, with the margin of each pair at every point."""
     multipliers = np.asarray(limit.multipliers, np.float64)
-    order = np.argsort(-multipliers, kind="stable")[:PAIRS]
+    order = np.argsort(-multipliers, kind="stable")[:_PAIRS]
     better, worse = np.asarray(limit.pairs)[order].T
     # p = 0 has no direction.
     scale = 1 / np.where(norms > 0, norms, np.nan) / float(limit.margin)
@@ -222,7 +222,7 @@ def _pairs(
 
 def _facts(scores: Scores, limit: MaxMargin) -> dict[str, str]:
     multipliers = np.asarray(limit.multipliers, np.float64)
-    first = np.sort(multipliers)[::-1][:PAIRS].sum() / multipliers.sum() if len(multipliers) else 1.0
+    first = np.sort(multipliers)[::-1][:_PAIRS].sum() / multipliers.sum() if len(multipliers) else 1.0
     facts = {
         "sequences": f"{scores.corpus.num_examples:,}",
         "distinct pairs": f"{int(limit.num_pairs):,}",
@@ -231,8 +231,8 @@ def _facts(scores: Scores, limit: MaxMargin) -> dict[str, str]:
         "relative duality gap": f"{float(limit.duality_gap):.2g}",
         "tied tokens": f"{len(np.unique(np.asarray(limit.ties))):,}" if np.size(limit.ties) else "none",
     }
-    if len(multipliers) > PAIRS:
-        facts["shown below"] = f"{PAIRS} pairs with {first:.0%} of the multipliers"
+    if len(multipliers) > _PAIRS:
+        facts["shown below"] = f"{_PAIRS} pairs with {first:.0%} of the multipliers"
     return facts
 
 

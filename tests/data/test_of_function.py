@@ -62,7 +62,7 @@ def test_all_draws_of_a_seed_share_what_the_task_key_draws(made, study):
     setting = study().base._replace(data=made)
     teachers = {}
     for number in (0, 1):
-        held = of_seed.draw(setting, of_seed.keys(number)[0])
+        held = of_seed.draw_data(setting, of_seed.keys(number)[0])
         task = of_seed.task_of(setting, held)
         every = [held.train, held.test, held.validation, *(task.fresh(jax.random.key(k), 6) for k in (3, 4))]
         found = [teacher(each) for each in every if each is not None]

@@ -84,10 +84,12 @@ def test_a_loss_balanced_by_little_is_the_mean_and_by_much_the_larger_one(mine):
 
 @pytest.mark.more
 def test_a_short_run_is_measured(tmp_path):
-    item = books.read(FOLDER.parent).item("label_window")
+    item = books.read_book(FOLDER.parent).item("label_window")
     axes = 'axes={"phases.step.step_size"=[200.0, 800.0]}'
     results = item.study("full", overrides=["seeds=2", axes]).run(tmp_path / "run", quiet=True)
-    shares = {x.name: x.estimate for x in books.findings.load(item.measured[0], item)(results).findings}
+    shares = {
+        x.name: x.estimate for x in books.findings.load_measure(item.measured[0], item)(results).findings
+    }
     assert [(name, x.hits, x.seeds) for name, x in shares.items()] == [
         ("η0 = 200: no label is lost", 2, 2), ("η0 = 800: a label is lost", 2, 2)
     ]  # fmt: skip

@@ -53,10 +53,10 @@ def test_orders_by_alpha_are_told_by_hand(code):
 def test_a_short_run_is_measured(tmp_path):
     only = """blocks={ "one relevant" = {} }"""
     overrides = ["seeds=2", "phases.all.until_log_loss=-100", only]
-    item = books.read(FOLDER.parent).item("which_cover")
+    item = books.read_book(FOLDER.parent).item("which_cover")
     results = item.study("full", overrides=overrides).run(tmp_path / "run", quiet=True)
     assert results.failures.empty
-    found = books.findings.load(item.measured[0], item)(results)
+    found = books.findings.load_measure(item.measured[0], item)(results)
     shares = {finding.measured: finding.estimate.value for finding in found.findings}
     assert shares["of these, tokens on top are a cover"] == 1
     assert shares["covers no smaller than the shortest one"] == 1

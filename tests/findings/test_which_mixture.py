@@ -96,12 +96,12 @@ def test_seeds_that_share_their_corpus_are_measured_as_if_each_had_its_own(code)
 
 @pytest.mark.more
 def test_a_short_run_is_measured(code, tmp_path):
-    item = books.read(FOLDER.parent).item("which_mixture")
+    item = books.read_book(FOLDER.parent).item("which_mixture")
     results = item.study("full", overrides=["seeds=2", 'blocks={ "two relevant" = {} }']).run(
         tmp_path / "run", quiet=True
     )
     assert results.failures.empty
-    found = books.findings.load(item.measured[0], item)(results)
+    found = books.findings.load_measure(item.measured[0], item)(results)
     shares = {finding.measured: finding.estimate.value for finding in found.findings}
     assert shares["two relevant: the limit is certified"] == 1
     assert shares["two relevant: of these, p comes to it"] == 1

@@ -19,7 +19,7 @@ def started(tables, tmp_path):
         data = tables()["data"] | {"vocab_size": vocab_size}
         setting = Study.of_tables(tables(data=data, model=model), ImportPaths(tmp_path)).base
         corpora = jax.eval_shape(setting.data.draw, jax.random.key(0))
-        return seed.start(setting, corpora, jax.random.key(5), tokens or setting.data.tokens)
+        return seed.initial_params(setting, corpora, jax.random.key(5), tokens or setting.data.tokens)
 
     return make
 
@@ -77,6 +77,6 @@ def test_files_that_do_not_fit_are_one_line(started, tmp_path, start, message):
 def test_a_start_of_ones_own_has_a_key_of_its_own(study, x64):
     wanted = study("own")
     corpora = jax.eval_shape(wanted.base.data.draw, jax.random.key(0))
-    found = seed.start(wanted.base, corpora, jax.random.key(1), [])
+    found = seed.initial_params(wanted.base, corpora, jax.random.key(1), [])
     np.testing.assert_array_equal(found.v, np.full(4, 0.25))
     assert found.v.dtype == jnp.float64

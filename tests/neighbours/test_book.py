@@ -23,11 +23,11 @@ def test_each_is_short_and_is_checked_as_shipped(read, name):
 
 def test_all_are_items_of_a_book():
     """`jaxattn reproduce neighbours` runs them; models without a width are named all the same."""
-    book = books.read(SHIPPED)
+    book = books.read_book(SHIPPED)
     assert [item.name for item in book.items] == NAMES
     for item in book.items:
         for measure in item.measured:
-            findings.load(measure, item)
+            findings.load_measure(measure, item)
         study = item.study("full")
         assert study.name == item.name
         for measure in item.measured:

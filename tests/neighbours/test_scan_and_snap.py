@@ -52,7 +52,7 @@ def test_training_is_that_of_a_loop(run, read):
     overrides += ("phases.train.steps=10", "phases.train.step_size=2.0", "phases.train.ratio=3.0")
     at, study = run("scan_and_snap", *overrides), read("scan_and_snap", *overrides)
     drawn = study.dataset(0)
-    start = seed.start(study.cells[0].setting, drawn, seed.keys(0)[1], ())
+    start = seed.initial_params(study.cells[0].setting, drawn, seed.keys(0)[1], ())
     facts = (np.asarray(x) for x in (drawn.train.ids, drawn.train.targets))
     Y, Z = (np.asarray(start[name], float) for name in "YZ")
     _, trained = loop(*facts, Y, Z, steps=10, step_size=2.0, ratio=3.0)

@@ -33,7 +33,7 @@ def test_lengths_follow_scores_as_in_a_loop(run, read):
     overrides = ("seeds=1", *sizes, "phases.train.steps=150", "phases.train.step_size=2.0")
     at, study = run("topic_words", *overrides), read("topic_words", *overrides)
     drawn = study.dataset(0)
-    params = seed.start(study.cells[0].setting, drawn, seed.keys(0)[1], ())
+    params = seed.initial_params(study.cells[0].setting, drawn, seed.keys(0)[1], ())
     bags, targets = drawn.train.bags, drawn.train.targets
     assert len(bags.index) == len(targets)
     facts = (np.asarray(x) for x in (bags.index, bags.count, targets, params.E, params.q, params.W))

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 from unittest import mock
 
 import damages
@@ -33,16 +33,18 @@ from s3_server import FAULTS, Server
 import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.engine import run as engine
-from jaxattn.lab.engine.clock import Intervals
-from jaxattn.lab.engine.manifest import describe
+from jaxattn.lab.engine.manifest import new_manifest
+from jaxattn.lab.engine.monitor import Intervals
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.results.read import verify
-from jaxattn.lab.storage import batch_state, bucket, checkpoints, lock
+from jaxattn.lab.storage import batch_state, checkpoints, lock
+from jaxattn.lab.storage.folder import Kind, results_folder
 
 # Slow to import, and so only once, for all processes.
 checkpoints.prepare()
 # Locks are replaced and taken over sooner than by users, who wait a minute.
+WHOLE = get_args(Kind)
 TIMES = {"BEAT_S": 0.2, "GONE_S": 1.5, "LOOK_S": 0.1}
 # Of the attacks, so many are of each kind.
 SHARES = {"kill": 100 / 170, "request": 50 / 170, "race": 20 / 170}
@@ -70,7 +72,7 @@ class Scene(NamedTuple):
         with mock.patch.dict(os.environ, JAXATTN_CACHE=str(self.root / "reader")):
             _check_marks(self.server.objects(place.split("/")[2]))
             if ended:
-                assert verify(bucket.fetched(place, all_of_it=True)) == []
+                assert verify(results_folder(place).fetch(*WHOLE)) == []
                 tables, arrays = _end(Path(place))
                 assert arrays == self.expected[study][1]
                 for mine, theirs in zip(tables, self.expected[study][0], strict=True):
@@ -98,7 +100,7 @@ def _end(place: Path) -> tuple[tuple[pd.DataFrame, pd.DataFrame], list[dict[str,
     """Read how a run ended: its tables, and the checksums of all arrays of its last checkpoints."""
     results = ja.load(place)
     assert results.finished
-    marks = [batch_state.read(results.directory, x) for x in batch_state.batches(results.directory)]
+    marks = [batch_state.read_state(results.directory, x) for x in batch_state.batches(results.directory)]
     return (results.records, results.tokens), [mark.checkpoint.arrays for mark in marks if mark]
 
 
@@ -298,7 +300,7 @@ def _described() -> dict[str, Any]:
     """Describe a study, once for all processes."""
     if DESCRIBED in os.environ:
         return json.loads(os.environ[DESCRIBED])
-    return json.loads(json.dumps(describe(ja.Study.read(damages.SMALL), "test")))
+    return json.loads(json.dumps(new_manifest(ja.Study.read(damages.SMALL), "test")))
 
 
 def _arithmetic(place: Path, reporter: Reporter) -> None:
@@ -345,4 +347,4 @@ def _study(place: Path, reporter: Reporter) -> None:
     changes = ["seeds=2", "chunk=1", "phases.query.steps=4", "probes.per_decade=2"]
     intervals = Intervals(block_s=0.0, checkpoint_s=0.0, checkpoint_share=float("inf"))
     study = ja.Study.read(damages.SMALL, changes)
-    engine.run(study, place, command="test", reporter=reporter, intervals=intervals)
+    engine.run_study(study, place, command="test", reporter=reporter, intervals=intervals)

@@ -49,7 +49,7 @@ def attack(count: int, seed: int) -> dict[str, int]:
             whole, settings = _write(kind, root, rng)
             try:
                 source = READERS[kind](**settings)
-                found = text.load(source, cache_dir=Path(folder, "cache"))
+                found = text.load_text(source, cache_dir=Path(folder, "cache"))
             except InputError as error:
                 if "\n" in str(error) or whole:
                     raise AssertionError(f"{place} ({kind}) is refused: {error}") from error

@@ -28,7 +28,7 @@ import jaxattn as ja
 from jaxattn.core import pytrees
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import run as engine
-from jaxattn.lab.engine.clock import Interrupted, Intervals
+from jaxattn.lab.engine.monitor import Interrupted, Intervals
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import report
 from jaxattn.lab.results.read import verify
@@ -89,8 +89,10 @@ def attack(count: int, seed: int) -> dict[str, int]:
         root = Path(name)
         # How long a compiler is silent is its own affair.
         with Words() as words:
-            engine.run(_other(), root / "other", command="another command", reporter=words, intervals=SAVING)
-        report.write(root / "other")
+            engine.run_study(
+                _other(), root / "other", command="another command", reporter=words, intervals=SAVING
+            )
+        report.write_report(root / "other")
         stack.enter_context(_compiled_once())
         folders = {"finished": root / "finished", "half-finished": root / "half"}
         _make(folders["finished"], folders["half-finished"])
@@ -149,7 +151,7 @@ def _suffer(folder: Path, path: Path, before: Reading, after: Reading, content: 
         for line in verify(folder):
             result = "named, mended by the command that is named"
             if "jaxattn report" in line:
-                report.write(folder)
+                report.write_report(folder)
             else:
                 named = line.partition("; delete ")[2].partition(";")[0]
                 (Path(named) if named else path).unlink(missing_ok=True)
@@ -209,8 +211,8 @@ def _make(finished: Path, half: Path) -> None:
     compiler's affair.
     """
     with Words() as words:
-        engine.run(_study(), finished, command="the same command", reporter=words, intervals=SAVING)
-    report.write(finished)
+        engine.run_study(_study(), finished, command="the same command", reporter=words, intervals=SAVING)
+    report.write_report(finished)
     try:
         _run(half, steps=7)
     except Interrupted:
@@ -246,7 +248,7 @@ def _compiled_once() -> Iterator[None]:
 
 def _run(folder: Path, steps: int = -1) -> None:
     with Words(steps) as words:
-        engine.run(_study(), folder, command="the same command", reporter=words, intervals=SAVING)
+        engine.run_study(_study(), folder, command="the same command", reporter=words, intervals=SAVING)
     assert words.longest < LONGEST_S, f"run said nothing for {words.longest:.1f} s"
 
 

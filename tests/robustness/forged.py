@@ -25,7 +25,7 @@ from damages import LONGEST_S
 import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab import cli
-from jaxattn.lab.books import read, reproduce
+from jaxattn.lab.books import read_book, reproduce
 from jaxattn.lab.books.run import Asked
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import report
@@ -45,7 +45,7 @@ STRANGE = (
     ["a"] * 3000,
 )  # fmt: skip
 NAMES_CODE = ("model", "data", "loss", "start", "optimizer", "probes", "phases", "figures", "code")
-PAPER = read("paper")
+PAPER = read_book("paper")
 ITEM = PAPER.item("fig2_synthetic")
 SMALL = ("model.dim=16", "seeds=2", "phases.joint.steps=4", "data.sequences=40", "data.test_sequences=20",
         "data.vocab_size=30", "data.relevant=20", "data.length=6")  # fmt: skip
@@ -100,7 +100,7 @@ def _whole(out: Path) -> Path:
     with Reporter(quiet=True) as reporter:
         asked = Asked([ITEM.name], overrides=TINY)
         reproduce(PAPER, asked, out=out, command="jaxattn reproduce", reporter=reporter)
-    report.write(_run_of(out))
+    report.write_report(_run_of(out))
     return out
 
 

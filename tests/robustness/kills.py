@@ -24,7 +24,7 @@ import pandas as pd
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import run as engine
-from jaxattn.lab.engine.clock import Intervals
+from jaxattn.lab.engine.monitor import Intervals
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import layout, report
 from jaxattn.lab.results.read import verify
@@ -100,7 +100,7 @@ def _undisturbed(root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
     _work(root, "report", whole, None)
     wanted = set()
     for number in range(2):
-        layout.write(_aggregated(whole, number), whole / TABLE)
+        layout.write_page(_aggregated(whole, number), whole / TABLE)
         wanted.add((whole / TABLE).read_bytes())
     assert len(wanted) == 2
     expected = {
@@ -118,7 +118,7 @@ def _check(kind: str, folder: Path, expected: dict[str, Any], *, ended: bool) ->
     if kind == "aggregate":
         assert (folder / TABLE).read_bytes() in expected[kind], "half a table"
     elif kind == "report":
-        report.write(folder)
+        report.write_report(folder)
         assert verify(folder) == []
         assert _files(folder) == expected[kind]
     elif ended:
@@ -139,19 +139,19 @@ def _run(folder: Path, told: Connection, seeds: int = ALL) -> None:
     intervals = Intervals(block_s=0.0, checkpoint_s=0.0, checkpoint_share=float("inf"))
     with Telling(told) as reporter:
         study = ja.Study.read(damages.SMALL, changes)
-        engine.run(study, folder, command="test", reporter=reporter, intervals=intervals)
+        engine.run_study(study, folder, command="test", reporter=reporter, intervals=intervals)
 
 
 def _report(folder: Path, told: Connection) -> None:
     for _ in range(TIMES):
-        report.write(folder)
+        report.write_report(folder)
         told.send("step")
 
 
 def _tables(folder: Path, told: Connection) -> None:
     found = [_aggregated(folder, number) for number in range(2)]
     for number in range(1000 * TIMES):
-        layout.write(found[number % 2], folder / TABLE)
+        layout.write_page(found[number % 2], folder / TABLE)
         if number % 100 == 0:
             told.send("step")
 

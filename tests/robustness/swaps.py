@@ -27,7 +27,7 @@ import jaxattn as ja
 from jaxattn.core import pytrees
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import run as engine
-from jaxattn.lab.engine.clock import Interrupted
+from jaxattn.lab.engine.monitor import Interrupted
 from jaxattn.lab.results.read import verify
 from jaxattn.lab.storage import batch_state, files
 
@@ -93,7 +93,7 @@ def _make(root: Path, stack: ExitStack) -> None:
     other = {"config": _study(steps=4), "wide": _study(seeds=4, chunk=2)}
     for name, study in other.items():
         with Words() as words:
-            engine.run(study, root / name, command="x", reporter=words, intervals=SAVING)
+            engine.run_study(study, root / name, command="x", reporter=words, intervals=SAVING)
     groups, programs = engine.compile_groups(_study().cells), engine.ProgramCache()
     stack.enter_context(mock.patch.object(engine, "compile_groups", return_value=groups))
     stack.enter_context(mock.patch.object(engine, "ProgramCache", return_value=programs))
@@ -107,7 +107,7 @@ def _make(root: Path, stack: ExitStack) -> None:
 
 def _run(folder: Path, steps: int = -1) -> None:
     with Words(steps) as words:
-        engine.run(_study(), folder, command="the same command", reporter=words, intervals=SAVING)
+        engine.run_study(_study(), folder, command="the same command", reporter=words, intervals=SAVING)
 
 
 def _swap(folder: Path, source: Path, drawn: random.Random) -> str:

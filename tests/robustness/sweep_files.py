@@ -22,7 +22,7 @@ from jaxattn.lab.engine import memory
 from jaxattn.lab.engine.batches import cut_batches
 from jaxattn.lab.engine.groups import compile_groups, rehearse_groups
 from jaxattn.lab.engine.lift import ProgramCache
-from jaxattn.lab.engine.manifest import describe
+from jaxattn.lab.engine.manifest import new_manifest
 from jaxattn.lab.engine.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +159,7 @@ def _plan(path: Path, folder: Path) -> str:
         if not any(group.setting.data.shared for group in groups):
             rehearse_groups(study, groups, lambda *_: None)
             store = Store(folder)
-            known = store.join(describe(study, "attack"))
+            known = store.join(new_manifest(study, "attack"))
             cut_batches(study, groups, store.batches(), known, ProgramCache(), None)
     except _WouldCompile:
         pass

@@ -1,6 +1,6 @@
 """Books: collections of published results and theoretical claims, re-run and judged by one rule."""
 
-from jaxattn.lab.books.book import Book, Item, read
+from jaxattn.lab.books.book import Book, Item, read_book
 from jaxattn.lab.books.cells import Cell, cells, round_up, worst
 from jaxattn.lab.books.findings import Finding, Measured, mean, share
 from jaxattn.lab.books.run import look, reproduce
@@ -17,7 +17,7 @@ __all__ = [
     "cells",
     "look",
     "mean",
-    "read",
+    "read_book",
     "reproduce",
     "round_up",
     "share",

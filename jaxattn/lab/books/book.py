@@ -28,19 +28,19 @@ import msgspec
 from jaxattn.core.errors import InputError, at, nearest
 from jaxattn.core.moved import KEYS
 from jaxattn.lab.api import Study
-from jaxattn.lab.books.tables import About, Curve, DataSet, Measure, Shared, Table
+from jaxattn.lab.books.tables import About, BookTable, Curve, DataSet, Measure, Shared
 from jaxattn.lab.study import toml
 
-Scale = Literal["laptop", "full"]
+RunScale = Literal["laptop", "full"]
 PACKAGED = Path(__file__).parent
 # Root of the checkout that contains this package, if there is one.
 CHECKOUT = Path(__file__).parents[3]
 PROSE = ("reports", "chosen", "compared", "reason", "flat")
-T = TypeVar("T", bound=Table)
+_T = TypeVar("_T", bound=BookTable)
 
 
 @dataclass(frozen=True)
-class Source:
+class _Source:
     """A study of an item, before its sweep file is read.
 
     Attributes:
@@ -111,7 +111,7 @@ class Item(About, frozen=True, kw_only=True):
             )
         return self.book.shared.curves[self.curves[quantity]]
 
-    def source(self, name: str) -> Source:
+    def source(self, name: str) -> _Source:
         """Return the source of a study that a measure refers to.
 
         Raises:
@@ -120,14 +120,14 @@ class Item(About, frozen=True, kw_only=True):
         other, separator, place = name.rpartition(":")
         if separator:
             path = self.book.other(other) / f"{place}.toml"
-            return Source(path, f"{other}.{place.replace('/', '.')}", False)
+            return _Source(path, f"{other}.{place.replace('/', '.')}", False)
         here, shared = self.folder / f"{name}.toml", self.book.folder / f"{name}.toml"
         if here.is_file():
-            return Source(here, self.folder.name + ("" if name == "study" else f".{name}"), True)
+            return _Source(here, self.folder.name + ("" if name == "study" else f".{name}"), True)
         if shared.is_file():
             if (self.book.folder / name / "item.toml").is_file():
                 raise InputError(f"{shared}: the book has an item {name}; give the study another name")
-            return Source(shared, name, False)
+            return _Source(shared, name, False)
         have = sorted(path.stem for path in [*self.folder.glob("*.toml"), *self.book.folder.glob("*.toml")])
         known = [stem for stem in have if stem not in ("item", "book")]
         raise InputError(
@@ -137,7 +137,7 @@ class Item(About, frozen=True, kw_only=True):
 
     def study(
         self,
-        scale: Scale,
+        scale: RunScale,
         name: str = "study",
         *,
         data_dir: Path | None = None,
@@ -167,7 +167,7 @@ class Item(About, frozen=True, kw_only=True):
             changes.append(f"seeds={min([seeds, *limits])}")
         return Study.read(source.path, [*changes, *overrides])
 
-    def digest(self, scale: Scale) -> str:
+    def digest(self, scale: RunScale) -> str:
         """Return a hash of the studies at a scale, which depends on all settings except the data folder."""
         changes = self.laptop if scale == "laptop" else ()
         names = dict.fromkeys(name for measure in self.measured for name in measure.studies)
@@ -254,7 +254,7 @@ class Book:
         return Item(**fields, folder=path.parent, book=self, measured=measured)
 
 
-def read(book: str | Path) -> Book:
+def read_book(book: str | Path) -> Book:
     """Read a book and its items.
 
     Args:
@@ -280,7 +280,7 @@ def read(book: str | Path) -> Book:
 
 
 def folder_of(book: str | Path) -> Path:
-    """Return the folder of a book; see `read`."""
+    """Return the folder of a book; see `read_book`."""
     name = Path(book).name
     roots = (PACKAGED, Path("sweeps"), *_own_roots())
     places = [*(root / name for root in roots if str(book) == name), Path(book)]
@@ -330,7 +330,7 @@ def _measure(path: Path, number: int, table: Mapping[str, Any]) -> Measure:
             raise InputError(str(error)) from None
 
 
-def _read(path: Path, kind: type[T], phrases: Mapping[str, str]) -> T:
+def _read(path: Path, kind: type[_T], phrases: Mapping[str, str]) -> _T:
     tree = toml.tables(path)
     with at(str(path)):
         if kind is About and (old := next((key for key in KEYS if key in tree), None)):

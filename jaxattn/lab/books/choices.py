@@ -13,7 +13,7 @@ from jaxattn.lab.books.shapes import LOWEST, RISE, U, shapes
 from jaxattn.lab.results.correlations import spearman
 from jaxattn.lab.results.judge import share
 from jaxattn.lab.results.labels import format_number
-from jaxattn.lab.results.run import Run, find
+from jaxattn.lab.results.run import Run, find_cell
 
 # The findings of `shapes` whose share is measured: name in a table, and the shape in words.
 SHAPES = {
@@ -23,7 +23,7 @@ SHAPES = {
 }
 ALL = "all three"
 # Scores that are correlated with the choices: the first two are 1 for the published shape.
-SCORES = ("rise of E·v", "U of E·p", "test accuracy")
+_SCORES = ("rise of E·v", "U of E·p", "test accuracy")
 
 
 def choices(results: Run, item: Item, *, shown: str) -> Measured:
@@ -92,23 +92,23 @@ def _dependence(results: Run, draws: pd.DataFrame, shown: Mapping[str, Any]) -> 
                 "shown run": "-" if at is None else format_number(at),
                 "draws below it": "-" if at is None else f"{(part[axis] < at).mean():.0%}",
             }
-            for score in SCORES:
+            for score in _SCORES:
                 values = part[[score, axis]].to_numpy(float).T
                 row[f"Spearman with {score}"] = float(spearman(values[:1], values[1])[0])
             rows.append(row)
     table = pd.DataFrame(rows)
-    strength = -table[f"Spearman with {SCORES[1]}"].abs()
+    strength = -table[f"Spearman with {_SCORES[1]}"].abs()
     return table.loc[strength.sort_values(kind="stable").index].reset_index(drop=True)
 
 
 def _of_shown(results: Run, shown: Mapping[str, Any], cell: int, axis: str) -> float | None:
     """Return the shown run's value on an axis; None if its optimiser differs (Adam counts as AdamW)."""
     key = "phases.joint.optimizer"
-    if axis.startswith("phases.") and not results.lookup(cell, key).startswith(find(shown, key)):
+    if axis.startswith("phases.") and not results.lookup(cell, key).startswith(find_cell(shown, key)):
         return None
     before, _, name = axis.rpartition(".")
-    at = find(shown, axis)
-    return find(shown, f"{before}.options.{name}") if at is None else at
+    at = find_cell(shown, axis)
+    return find_cell(shown, f"{before}.options.{name}") if at is None else at
 
 
 def _short(axis: str) -> str:

@@ -24,7 +24,7 @@ from jaxattn.lab.results.run import Run
 from jaxattn.lab.study.import_paths import ImportPaths
 
 # Built-in measures by their `kind`.
-KINDS: Mapping[str, str] = MappingProxyType(
+_KINDS: Mapping[str, str] = MappingProxyType(
     {
         **{name: f"jaxattn.lab.books.metrics:{name}" for name in ("cells", "along", "law")},
         **{
@@ -114,7 +114,7 @@ class Measured(NamedTuple):
     tables: dict[str, pd.DataFrame]
 
 
-def load(measure: Measure, item: Item) -> Callable[..., Measured]:
+def load_measure(measure: Measure, item: Item) -> Callable[..., Measured]:
     """Import and return the function of a measure.
 
     Returns:
@@ -126,8 +126,8 @@ def load(measure: Measure, item: Item) -> Callable[..., Measured]:
     """
     kind = measure.kind
     place = f"{item.folder / 'item.toml'}: measures"
-    if kind not in KINDS and ":" not in kind:
-        raise InputError(f"{place}: no kind {kind!r}; choose one of {', '.join(KINDS)}, or mine.py:NAME")
+    if kind not in _KINDS and ":" not in kind:
+        raise InputError(f"{place}: no kind {kind!r}; choose one of {', '.join(_KINDS)}, or mine.py:NAME")
     function = _function(kind, item)
     parameters = inspect.signature(function)
     try:
@@ -140,21 +140,21 @@ def load(measure: Measure, item: Item) -> Callable[..., Measured]:
 
 def _function(kind: str, item: Item) -> Any:
     """Import a function: built-in, of the item's folder, or "BOOK:PLACE:NAME" of another book."""
-    if kind in KINDS:
-        return ImportPaths(item.folder).load(KINDS[kind])
+    if kind in _KINDS:
+        return ImportPaths(item.folder).load(_KINDS[kind])
     other, _, rest = kind.partition(":")
     if ":" in rest:
         return ImportPaths(item.book.other(other)).load(rest)
     return ImportPaths(item.folder).load(kind)
 
 
-def measure(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
+def measure_item(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
     """Measure runs, and add the criteria of the item to the findings.
 
     Raises:
-        InputError: a criterion that is not optional matches no finding; or see `load`.
+        InputError: a criterion that is not optional matches no finding; or see `load_measure`.
     """
-    found = load(asked, item)(*runs)
+    found = load_measure(asked, item)(*runs)
     names = [finding.name for finding in found.findings]
     for pattern, expected in asked.criteria.items():
         if not expected.optional and not any(fnmatchcase(name, pattern) for name in names):

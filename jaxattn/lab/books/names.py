@@ -11,7 +11,7 @@ from jaxattn.lab.books.metrics import ALONG, POWER, cell_name, named_metric
 from jaxattn.lab.books.shapes import LETTERS, LONGEST, LOWEST, RISE, WAYS, U, spread_name
 from jaxattn.lab.books.tables import Measure
 
-Names = Callable[..., list[str]]
+_Names = Callable[..., list[str]]
 
 
 def _prefixes(study: Study) -> list[str]:
@@ -55,7 +55,7 @@ def _spread(study: Study, item: Item, *, to_the_end: str) -> list[str]:
 
 
 # The names of other measures, such as custom ones of a book, are known only after a run.
-NAMES: Mapping[str, Names] = MappingProxyType(
+MEASURED_NAMES: Mapping[str, _Names] = MappingProxyType(
     {
         "cells": _cells,
         "along": _along,
@@ -69,7 +69,7 @@ NAMES: Mapping[str, Names] = MappingProxyType(
 )
 
 
-def names(measure: Measure, item: Item, study: Study) -> list[str] | None:
+def known_names(measure: Measure, item: Item, study: Study) -> list[str] | None:
     """Return the names of the findings of a measure; `*` replaces parts that are known only after the run.
 
     Args:
@@ -80,7 +80,7 @@ def names(measure: Measure, item: Item, study: Study) -> list[str] | None:
     Returns:
         The names; None if they are known only after the run.
     """
-    found = NAMES.get(measure.kind)
+    found = MEASURED_NAMES.get(measure.kind)
     return found and found(study, item, **measure.settings)
 
 
@@ -89,13 +89,13 @@ def fits_name(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(pattern, name)
 
 
-def check(measure: Measure, item: Item, known: Sequence[str] | None) -> None:
+def check_names(measure: Measure, item: Item, known: Sequence[str] | None) -> None:
     """Check that every criterion of a measure matches the name of a finding.
 
     Args:
         measure: the measure.
         item: the item that it belongs to.
-        known: names as returned by `names`, or those of a record; None skips the check.
+        known: names as returned by `known_names`, or those of a record; None skips the check.
 
     Raises:
         InputError: a criterion that is not optional matches no name; the message lists the names.

@@ -20,14 +20,14 @@ from jaxattn.lab.results.judge import VERDICTS, Estimate
 from jaxattn.lab.results.layout import fill, markdown
 from jaxattn.lab.results.typeset import marked, typeset
 from jaxattn.lab.storage.files import inside
-from jaxattn.lab.storage.files import write as write_file
+from jaxattn.lab.storage.files import write_file as write_file
 
-TEMPLATE = Path(__file__).with_name("page.html")
+_TEMPLATE = Path(__file__).with_name("page.html")
 
 
 @dataclass(frozen=True)
 class Page:
-    """Output of `write`.
+    """Output of `write_book_page`.
 
     Attributes:
         sections: one for every item.
@@ -42,7 +42,7 @@ class Page:
     @property
     def summary(self) -> pd.DataFrame:
         """A table with a row for each item."""
-        return summary(self.sections)
+        return page_summary(self.sections)
 
     @property
     def findings(self) -> list[Finding]:
@@ -94,10 +94,10 @@ def _criterion(finding: Finding) -> str:
 
 
 # Function for the row of a finding in the table of all numbers, by the file name of the table.
-TABLES = {"agreement.csv": _agreement, "claims.csv": _claims}
+_TABLES = {"agreement.csv": _agreement, "claims.csv": _claims}
 
 
-def write(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyType({})) -> Page:
+def write_book_page(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyType({})) -> Page:
     """Write index.md, index.html, the table of all numbers, and the record and figures of every item.
 
     An item without runs is shown from its record, if the folder has one. A page can therefore be extended
@@ -125,14 +125,14 @@ def write(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyT
         or (
             missing(item, place.scale, "the run failed")
             if item.name in failed
-            else record.read(item, place.scale, place.out)
+            else record.read_record(item, place.scale, place.out)
         )
         for item in book.items
     )
     contents = {
         "index.md": as_markdown(book, sections, place).encode(),
         "index.html": as_html(book, sections, place).encode(),
-        book.shared.table: table(book, sections).to_csv(index=False, lineterminator="\n").encode(),
+        book.shared.table: page_table(book, sections).to_csv(index=False, lineterminator="\n").encode(),
     }
     for each in fresh.values():
         if each and each.ran:
@@ -145,7 +145,7 @@ def write(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyT
     return Page(sections, tuple(place.out / name for name in contents), {**unreadable, **failed})
 
 
-def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
+def page_summary(sections: tuple[Section, ...]) -> pd.DataFrame:
     """Return a table with one row per item: title, verdict, run time, memory and command."""
     return pd.DataFrame(
         {
@@ -160,9 +160,9 @@ def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
     )
 
 
-def table(book: Book, sections: tuple[Section, ...]) -> pd.DataFrame:
+def page_table(book: Book, sections: tuple[Section, ...]) -> pd.DataFrame:
     """Return all findings as a table with the columns of the book."""
-    row = TABLES[book.shared.table]
+    row = _TABLES[book.shared.table]
     rows = [row(each.item, finding) for each in sections for finding in each.findings]
     # Keeps the columns if there are no rows.
     columns = row(book.items[0], Finding("", Estimate(0.0, 0.0, 0.0)))
@@ -175,7 +175,7 @@ def as_markdown(book: Book, sections: tuple[Section, ...], place: Place) -> str:
     lines += [marked(text) for text in _introduction(book, sections, place)]
     for title, own in parts(book, sections).items():
         lines += [f"## {title}"] if title else []
-        lines += [_table(summary(tuple(own)).drop(columns="item"))]
+        lines += [_table(page_summary(tuple(own)).drop(columns="item"))]
     for each in sections:
         lines += _item_lines(each)
     return "\n\n".join(line for line in lines if line) + "\n"
@@ -225,7 +225,7 @@ def _sentence(text: str) -> str:
 def as_html(book: Book, sections: tuple[Section, ...], place: Place) -> str:
     """Return the page as HTML; the figures are separate files."""
     return fill(
-        TEMPLATE,
+        _TEMPLATE,
         title=book.shared.title,
         parts=parts(book, sections),
         introduction=_introduction(book, sections, place),

@@ -11,9 +11,9 @@ import pandas as pd
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import Count, NotNegative
 from jaxattn.lab.books import tally
-from jaxattn.lab.books.book import Item, Scale
+from jaxattn.lab.books.book import Item, RunScale
 from jaxattn.lab.books.findings import Finding
-from jaxattn.lab.books.section import LEFT_OUT, Picture, Section, command, missing
+from jaxattn.lab.books.section import LEFT_OUT, Section, SectionPicture, item_command, missing
 from jaxattn.lab.results.judge import Basis, Criterion, Estimate
 from jaxattn.lab.storage import files as storage
 
@@ -96,7 +96,7 @@ class _Table(msgspec.Struct):
 class Record(msgspec.Struct):
     """Contents of the record file of an item."""
 
-    scale: Scale
+    scale: RunScale
     settings: str
     seconds: NotNegative
     machine: str
@@ -111,7 +111,7 @@ def place(item: Item) -> str:
     return f"items/{item.folder.name}.json"
 
 
-def files(section: Section, scale: Scale) -> dict[str, bytes]:
+def files(section: Section, scale: RunScale) -> dict[str, bytes]:
     """Return the record of a section, and its figures, as files.
 
     Args:
@@ -138,7 +138,7 @@ def files(section: Section, scale: Scale) -> dict[str, bytes]:
     return {place(section.item): text} | {each.file: each.data for each in section.pictures}
 
 
-def read(item: Item, scale: Scale, folder: Path) -> Section:
+def read_record(item: Item, scale: RunScale, folder: Path) -> Section:
     """Read the record of an item.
 
     Args:
@@ -153,14 +153,16 @@ def read(item: Item, scale: Scale, folder: Path) -> Section:
     Raises:
         InputError: the record has another scale, or the record or one of its figures is damaged.
     """
-    path, remedy = folder / place(item), f"run `{command(item, scale)}`"
+    path, remedy = folder / place(item), f"run `{item_command(item, scale)}`"
     if not path.exists() or item.absent:
         return missing(item, scale, item.absent)
     try:
         record = msgspec.convert(storage.read_json(path, folder), Record)
         if strange := [x.file for x in record.pictures if not storage.is_below(x.file)]:
             raise ValueError(f"it contains an unexpected figure {strange[0]!r:.60}")
-        pictures = [storage.read(folder / x.file, folder, most=storage.MOST_JSON) for x in record.pictures]
+        pictures = [
+            storage.read_file(folder / x.file, folder, most=storage.MOST_JSON) for x in record.pictures
+        ]
         section = _section(item, scale, record, pictures)
     except storage.Damaged as error:
         named = "; remove it and" if str(error).startswith(f"{path}: ") else f", but {path} refers to it;"
@@ -177,19 +179,19 @@ def read(item: Item, scale: Scale, folder: Path) -> Section:
     return section
 
 
-def _section(item: Item, scale: Scale, record: Record, pictures: list[bytes]) -> Section:
+def _section(item: Item, scale: RunScale, record: Record, pictures: list[bytes]) -> Section:
     found = tuple(each.read() for each in record.findings)
     return Section(
         item,
-        tally.verdict(found),
-        command(item, scale),
+        tally.item_verdict(found),
+        item_command(item, scale),
         facts={_RENAMED.get(name, name): fact for name, fact in record.facts.items()},
         findings=found,
         tables={
             title: pd.DataFrame(table.data, columns=table.columns) for title, table in record.tables.items()
         },
         pictures=tuple(
-            Picture(each.file, each.caption, data)
+            SectionPicture(each.file, each.caption, data)
             for each, data in zip(record.pictures, pictures, strict=True)
         ),
         seconds=record.seconds,
@@ -197,7 +199,7 @@ def _section(item: Item, scale: Scale, record: Record, pictures: list[bytes]) ->
     )
 
 
-def with_kept(section: Section, scale: Scale, folder: Path) -> Section:
+def with_kept(section: Section, scale: RunScale, folder: Path) -> Section:
     """Add the findings and tables of an earlier record whose runs are no longer present.
 
     Args:
@@ -208,13 +210,13 @@ def with_kept(section: Section, scale: Scale, folder: Path) -> Section:
     Returns:
         The section. It is unchanged if all runs of its item are present, or no record has the same settings.
     """
-    if LEFT_OUT not in section.facts or not (old := read(section.item, scale, folder)).ran:
+    if LEFT_OUT not in section.facts or not (old := read_record(section.item, scale, folder)).ran:
         return section
     known = {(each.name, each.setting) for each in section.findings}
     found = [*section.findings, *(x for x in old.findings if (x.name, x.setting) not in known)]
     return replace(
         section,
-        verdict=tally.verdict(found),
+        verdict=tally.item_verdict(found),
         findings=tuple(found),
         tables=dict(old.tables) | dict(section.tables),
     )

@@ -9,9 +9,9 @@ import pandas as pd
 from jaxattn.core.errors import InputError, RunError, at, counted, nearest
 from jaxattn.lab.api import Study
 from jaxattn.lab.books import page, record
-from jaxattn.lab.books.book import Book, Item, Scale
-from jaxattn.lab.books.findings import load
-from jaxattn.lab.books.names import check, fits_name, names
+from jaxattn.lab.books.book import Book, Item, RunScale
+from jaxattn.lab.books.findings import load_measure
+from jaxattn.lab.books.names import check_names, fits_name, known_names
 from jaxattn.lab.books.page import Page
 from jaxattn.lab.books.section import Place, Section
 from jaxattn.lab.books.tables import Measure
@@ -39,7 +39,7 @@ class Asked:
     """
 
     only: Sequence[str] = ()
-    scale: Scale = "laptop"
+    scale: RunScale = "laptop"
     seeds: int | None = None
     data_dir: Path | None = None
     overrides: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -95,12 +95,12 @@ def reproduce(
     place = Place(out, asked.scale, asked.overrides)
     for item, measures in wanted:
         for measure in measures:
-            load(measure, item)
-            check(measure, item, _expected(item, measure, asked, kept[item.name]))
+            load_measure(measure, item)
+            check_names(measure, item, _expected(item, measure, asked, kept[item.name]))
     failed = _run(wanted, asked, place, command=command, reporter=reporter, max_memory=max_memory)
     if len(failed) == len(wanted) and failed and not any(section.ran for section in kept.values()):
         raise RunError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
-    return page.write(book, place, failed=failed)
+    return page.write_book_page(book, place, failed=failed)
 
 
 def _run(
@@ -122,7 +122,7 @@ def _run(
         reporter.note(f"{number} of {len(jobs)}: {folder.name}")
         try:
             study = _study(users, asked)
-            outcome = engine.run(
+            outcome = engine.run_study(
                 study, inside(folder, place.out), command=command, reporter=reporter, max_memory=max_memory
             )
             reason = outcome.errors[0]["reason"] if outcome.errors else ""
@@ -162,9 +162,9 @@ def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
             rows.append({"item": item.name, "finding": f"unknown: {item.absent}", "criterion": "-"})
             continue
         for measure in measures:
-            load(measure, item)
+            load_measure(measure, item)
             known = _expected(item, measure, asked, kept[item.name])
-            check(measure, item, known)
+            check_names(measure, item, known)
             for name, criterion in _criteria(measure, known):
                 text = criterion.text if criterion else "-"
                 rows.append({"item": item.name, "finding": name, "criterion": text})
@@ -175,7 +175,7 @@ def _wanted(book: Book, out: Path, asked: Asked) -> tuple[Wanted, dict[str, Sect
     """Return the items to run with their measures, and the sections of earlier runs of all items."""
     with at("--only"):
         items = [book.item(name) for name in asked.only] or list(book.items)
-    kept = {item.name: record.read(item, asked.scale, out) for item in book.items}
+    kept = {item.name: record.read_record(item, asked.scale, out) for item in book.items}
     return [(item, item.measured) for item in items if item.measured], kept
 
 
@@ -213,7 +213,7 @@ def _expected(item: Item, measure: Measure, asked: Asked, kept: Section) -> list
 
     If the item has one measure, the names of an earlier run with the same settings are used.
     """
-    known = names(measure, item, asked.study(item, measure.studies[0]))
+    known = known_names(measure, item, asked.study(item, measure.studies[0]))
     if known is not None or not kept.ran or len(item.measured) > 1:
         return known
     return [finding.name for finding in kept.findings]

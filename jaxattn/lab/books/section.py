@@ -10,13 +10,13 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.api import Study
-from jaxattn.lab.books.book import Item, Scale
-from jaxattn.lab.books.findings import Finding, measure
+from jaxattn.lab.books.book import Item, RunScale
+from jaxattn.lab.books.findings import Finding, measure_item
 from jaxattn.lab.books.tables import Measure
-from jaxattn.lab.books.tally import labelled, tallies, verdict
+from jaxattn.lab.books.tally import item_verdict, labelled_findings, tallies
 from jaxattn.lab.engine.manifest import differences
 from jaxattn.lab.results import figures, style
-from jaxattn.lab.results.judge import HOLDS_FOR_SOME, MEASURED, VERDICTS, shown
+from jaxattn.lab.results.judge import HOLDS_FOR_SOME, MEASURED, VERDICTS, verdict_text
 from jaxattn.lab.results.layout import shown_width, texts
 from jaxattn.lab.results.load import load
 from jaxattn.lab.results.run import Run
@@ -30,7 +30,7 @@ UNREADABLE = "not readable"
 
 
 @dataclass(frozen=True)
-class Picture:
+class SectionPicture:
     """A figure as PNG, with its file name and its caption."""
 
     file: str
@@ -71,7 +71,7 @@ class Section:
     facts: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[SectionPicture, ...] = ()
     seconds: float = 0.0
     machine: str = ""
 
@@ -89,7 +89,7 @@ class Section:
     def verdicts(self) -> list[tuple[str, str]]:
         """Parts of the verdict with their colours, one part per basis of the criteria."""
         words = "only measured" if self.verdict == MEASURED else self.verdict
-        return labelled(tallies(self.findings)) or [(words, "")]
+        return labelled_findings(tallies(self.findings)) or [(words, "")]
 
     @property
     def reason(self) -> str:
@@ -112,7 +112,7 @@ class Section:
                 "published": finding.published,
                 "criterion": finding.criterion.text if finding.criterion else "-",
                 **promised,
-                "verdict": shown(finding.verdict),
+                "verdict": verdict_text(finding.verdict),
                 "certificate": label(finding.certificate),
             }
             rows.setdefault(label(finding.statement), []).append(row)
@@ -132,7 +132,7 @@ def _without_empty(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[:, [name for name in table if not table[name].isin(["", "-"]).all()]]
 
 
-def command(item: Item, scale: Scale) -> str:
+def item_command(item: Item, scale: RunScale) -> str:
     """Return the command line that runs an item."""
     words = ["jaxattn", "reproduce", item.book.name, "--only", item.name]
     words += ["--scale", scale] if scale != "laptop" else []
@@ -151,7 +151,7 @@ class Place:
     """
 
     out: Path
-    scale: Scale
+    scale: RunScale
     overrides: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def run(self, item: Item, study: str) -> Path:
@@ -193,7 +193,7 @@ def measured(item: Item, place: Place) -> Section | None:
     except Exception as error:
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         reason = " ".join(reason.split())
-        return Section(item, UNREADABLE, command(item, place.scale), f"the run cannot be read: {reason}")
+        return Section(item, UNREADABLE, item_command(item, place.scale), f"the run cannot be read: {reason}")
 
 
 def _is_of(run: Run, study: Study) -> bool:
@@ -206,7 +206,7 @@ def _section(item: Item, there: Sequence[Measure], runs: Mapping[str, Run], plac
     findings: list[Finding] = []
     tables: dict[str, pd.DataFrame] = {}
     for asked in there:
-        found = measure([runs[name] for name in asked.studies], asked, item)
+        found = measure_item([runs[name] for name in asked.studies], asked, item)
         findings += found.findings
         studies = ", ".join(asked.studies)
         tables |= {(f"{x}, {studies}" if x in tables else x): table for x, table in found.tables.items()}
@@ -214,8 +214,8 @@ def _section(item: Item, there: Sequence[Measure], runs: Mapping[str, Run], plac
     left_out = [asked for asked in item.measured if asked not in there]
     return Section(
         item,
-        verdict(findings),
-        command(item, place.scale),
+        item_verdict(findings),
+        item_command(item, place.scale),
         facts=_facts(used, item, place) | _left_out(left_out, item),
         findings=tuple(findings),
         tables={title: texts(table) for title, table in tables.items()},
@@ -231,14 +231,14 @@ def _left_out(measures: Sequence[Measure], item: Item) -> dict[str, str]:
     return {LEFT_OUT: "; ".join([", ".join(names), *needs])} if names else {}
 
 
-def missing(item: Item, scale: Scale, why: str = "") -> Section:
+def missing(item: Item, scale: RunScale, why: str = "") -> Section:
     """Return the section of an item without results, with the reason and the command to run."""
     if item.elsewhere:
         return Section(item, "shown elsewhere", item.elsewhere.command)
-    remedy = f"run `{command(item, scale)}`"
+    remedy = f"run `{item_command(item, scale)}`"
     if item.data:
         remedy += f", with DIR/{item.data.below}: {item.data.what}"
-    return Section(item, NOT_RUN, command(item, scale), f"{why}; {remedy}" if why else remedy)
+    return Section(item, NOT_RUN, item_command(item, scale), f"{why}; {remedy}" if why else remedy)
 
 
 def _finished(run: Path, out: Path) -> Run | None:
@@ -299,10 +299,10 @@ def models(study: Study) -> str:
     return ", d = ".join(", ".join(names) for names in (kinds, dims) if names)
 
 
-def _pictures(loaded: Run, item: Item) -> tuple[Picture, ...]:
+def _pictures(loaded: Run, item: Item) -> tuple[SectionPicture, ...]:
     pictures = []
     for number, spec in enumerate(item.figures):
-        drawn = figures.draw(loaded, spec)
+        drawn = figures.draw_figure(loaded, spec)
         name = f"figures/{item.folder.name}{f'-{number + 1}' if number else ''}.png"
-        pictures.append(Picture(name, drawn.caption, style.png(drawn.figure)))
+        pictures.append(SectionPicture(name, drawn.caption, style.png(drawn.figure)))
     return tuple(pictures)

@@ -21,10 +21,10 @@ from jaxattn.lab.results.judge import Estimate, jackknifed, share
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.tokens import at_end
 
-Rows = NDArray[np.float64]
+_Rows = NDArray[np.float64]
 
 
-class Binned(NamedTuple):
+class _Binned(NamedTuple):
     """Means and standard deviations within bins, over all seeds (row 0) and with each left out (other rows).
 
     Attributes:
@@ -34,10 +34,10 @@ class Binned(NamedTuple):
         sd: standard deviations, shaped like `mean`.
     """
 
-    centres: Rows
-    tokens: Rows
-    mean: Rows
-    sd: Rows
+    centres: _Rows
+    tokens: _Rows
+    mean: _Rows
+    sd: _Rows
 
     @property
     def width(self) -> float:
@@ -53,7 +53,7 @@ class Binned(NamedTuple):
 
 def binned(
     tokens: pd.DataFrame, quantity: str, *, edges: ArrayLike, x: str = "posterior_difference"
-) -> Binned:
+) -> _Binned:
     """Average a quantity within bins, over all seeds and with each seed left out.
 
     Args:
@@ -82,15 +82,15 @@ def binned(
         mean = first / n
         sd = np.sqrt(np.maximum(second / n - mean**2, 0))
     counts = np.bincount(place, minlength=bins) / max(len(seeds), 1)
-    return Binned((edges[1:] + edges[:-1]) / 2, counts, mean, sd)
+    return _Binned((edges[1:] + edges[:-1]) / 2, counts, mean, sd)
 
 
-def lowest(rows: Rows, centres: Rows) -> Rows:
+def lowest(rows: _Rows, centres: _Rows) -> _Rows:
     """Return the centre of every row's lowest bin, (B,); NaN for a row without a finite entry."""
     return _each(lambda row: centres[np.nanargmin(row)] if np.isfinite(row).any() else math.nan, rows)
 
 
-def u_shape(rows: Rows, centres: Rows) -> Rows:
+def u_shape(rows: _Rows, centres: _Rows) -> _Rows:
     """Compute how U-shaped every row is about 0: the weaker of its fall on the left and rise on the right.
 
     min(-Spearman(row, x) over x < 0, Spearman(row, x) over x > 0)
@@ -102,7 +102,7 @@ def u_shape(rows: Rows, centres: Rows) -> Rows:
     return np.minimum(-spearman(rows[:, left], centres[left]), spearman(rows[:, right], centres[right]))
 
 
-def longest_rise(rows: Rows) -> tuple[Rows, Rows, Rows]:
+def longest_rise(rows: _Rows) -> tuple[_Rows, _Rows, _Rows]:
     """Return the longest run of consecutive bins along which a row increases.
 
     Args:
@@ -115,7 +115,7 @@ def longest_rise(rows: Rows) -> tuple[Rows, Rows, Rows]:
     return found[:, 0], found[:, 1], found[:, 2]
 
 
-def _run(row: Rows) -> tuple[int, int, int]:
+def _run(row: _Rows) -> tuple[int, int, int]:
     used = np.flatnonzero(np.isfinite(row))
     best, start = (0, 0, 0), 0
     for k in range(len(used)):
@@ -125,17 +125,17 @@ def _run(row: Rows) -> tuple[int, int, int]:
     return best
 
 
-def sign_change(rows: Rows, centres: Rows) -> Rows:
+def sign_change(rows: _Rows, centres: _Rows) -> _Rows:
     """Return the share of bins with the sign of their centre, (B,); bins at 0 and empty bins are skipped."""
 
-    def one(row: Rows) -> float:
+    def one(row: _Rows) -> float:
         use = np.isfinite(row) & (np.abs(centres) > 1e-9)
         return float((np.sign(row[use]) == np.sign(centres[use])).mean()) if use.any() else math.nan
 
     return _each(one, rows)
 
 
-def _each(function: Callable[[Rows], float], rows: Rows) -> Rows:
+def _each(function: Callable[[_Rows], float], rows: _Rows) -> _Rows:
     return np.array([function(row) for row in rows], float)
 
 
@@ -308,15 +308,15 @@ def classes(results: Run, item: Item) -> Measured:
     return Measured(findings, tables)
 
 
-def _ranks(rows: Rows, curve: Curve) -> Estimate:
+def _ranks(rows: _Rows, curve: Curve) -> Estimate:
     return jackknifed(spearman(rows, np.array(curve.values)), CORRELATION)
 
 
-def _signs(own: Binned) -> Estimate:
+def _signs(own: _Binned) -> Estimate:
     return jackknifed(sign_change(own.mean, own.centres), PART)
 
 
-def _longest(own: Binned) -> Finding:
+def _longest(own: _Binned) -> Finding:
     bins, first, final = longest_rise(own.mean)
     where = f"{own.centres[int(first[0])]:.2f} to {own.centres[int(final[0])]:.2f}"
     estimate = jackknifed(bins, (1, len(own.centres)))
@@ -328,14 +328,14 @@ def _tokens(results: Run, cell: int = 0, label: int | None = None) -> pd.DataFra
     return tokens if label is None else tokens[tokens["class"] == label]
 
 
-def _bins(results: Run, quantity: str, cell: int = 0) -> Binned:
+def _bins(results: Run, quantity: str, cell: int = 0) -> _Binned:
     own = axis(results, cell)
     return binned(
         _tokens(results, cell), quantity, edges=np.linspace(own["low"], own["high"], own["bins"] + 1)
     )
 
 
-def _table(ev: Binned, ep: Binned, *curves: Curve) -> pd.DataFrame:
+def _table(ev: _Binned, ep: _Binned, *curves: Curve) -> pd.DataFrame:
     table: dict[str, ArrayLike] = {
         "posterior difference": [f"{x:.2f}" for x in ev.centres],
         "tokens per seed": ev.tokens,

@@ -9,14 +9,14 @@ from jaxattn.core.settings import PositiveInt
 from jaxattn.lab.results.judge import Basis, Criterion, around, at_least, within_factor
 
 # File names of the table of all numbers of a book.
-NUMBERS = ("agreement.csv", "claims.csv")
+_NUMBERS = ("agreement.csv", "claims.csv")
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BookTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of book.toml or item.toml."""
 
 
-class Elsewhere(Table, frozen=True):
+class Elsewhere(BookTable, frozen=True):
     """Page that shows an item which is not run here.
 
     Attributes:
@@ -30,7 +30,7 @@ class Elsewhere(Table, frozen=True):
     command: str
 
 
-class Paper(Table, frozen=True):
+class Paper(BookTable, frozen=True):
     """A paper whose results an item reproduces.
 
     Attributes:
@@ -44,7 +44,7 @@ class Paper(Table, frozen=True):
     arxiv: str
 
 
-class Part(Table, frozen=True):
+class Part(BookTable, frozen=True):
     """A part of the page of a book.
 
     Attributes:
@@ -56,7 +56,7 @@ class Part(Table, frozen=True):
     items: tuple[str, ...]
 
 
-class DataSet(Table, frozen=True):
+class DataSet(BookTable, frozen=True):
     """A data set of the user.
 
     Attributes:
@@ -70,7 +70,7 @@ class DataSet(Table, frozen=True):
     below: str = ""
 
 
-class Curve(Table, frozen=True):
+class Curve(BookTable, frozen=True):
     """A published curve with equally spaced points.
 
     Attributes:
@@ -98,7 +98,7 @@ class Curve(Table, frozen=True):
         return tuple(self.low + (self.high - self.low) * k / steps for k in range(steps + 1))
 
 
-class Expected(Table, frozen=True):
+class Expected(BookTable, frozen=True):
     """Criterion of a finding: `at_least`, or `around` a number `within` a distance or a `factor`.
 
     Attributes:
@@ -137,7 +137,7 @@ class Expected(Table, frozen=True):
         return around(self.around, self.within)
 
 
-class Measure(Table, frozen=True):
+class Measure(BookTable, frozen=True):
     """An entry of `measures` in item.toml.
 
     Attributes:
@@ -167,13 +167,13 @@ class Measure(Table, frozen=True):
         return [name for name in names if name]
 
 
-class Shared(Table, frozen=True):
+class Shared(BookTable, frozen=True):
     """The contents of book.toml.
 
     Attributes:
         title: title of the page.
         introduction: a paragraph below it.
-        table: file name of the table of all numbers, "agreement.csv" or "claims.csv"; see `page.TABLES`.
+        table: file name of the table of all numbers, "agreement.csv" or "claims.csv"; see `page._TABLES`.
         items: names of the items in their order; defaults to all folders with an item.toml, in alphabetical
             order.
         parts: the parts of the page with their items, instead of `items`.
@@ -197,11 +197,11 @@ class Shared(Table, frozen=True):
         """Raise ValueError for an unknown file name of the table, or if items and parts are both given."""
         if self.items and self.parts:
             raise ValueError("give items or parts, not both")
-        if self.table not in NUMBERS:
-            raise ValueError(f"table: {self.table!r}: no such table{nearest(self.table, NUMBERS)}")
+        if self.table not in _NUMBERS:
+            raise ValueError(f"table: {self.table!r}: no such table{nearest(self.table, _NUMBERS)}")
 
 
-class About(Table, frozen=True):
+class About(BookTable, frozen=True):
     """The contents of item.toml.
 
     Attributes:

@@ -92,16 +92,16 @@ def tallies(findings: Sequence[Finding]) -> list[Tally]:
     return found
 
 
-def labelled(found: Sequence[Tally]) -> list[tuple[str, str]]:
+def labelled_findings(found: Sequence[Tally]) -> list[tuple[str, str]]:
     """Return the text and the tone of each tally; the text includes the basis if there are several."""
     if len(found) == 1:
         return [(found[0].text, found[0].tone)]
     return [(f"{_LABELS[each.basis]}: {each.text}", each.tone) for each in found]
 
 
-def verdict(findings: Sequence[Finding]) -> str:
+def item_verdict(findings: Sequence[Finding]) -> str:
     """Return the verdicts of an item in one line, such as "7 of 9 agree, 1 differs, 1 inconclusive"."""
-    return "; ".join(text for text, _ in labelled(tallies(findings))) or MEASURED
+    return "; ".join(text for text, _ in labelled_findings(tallies(findings))) or MEASURED
 
 
 def summary(items: Sequence[Sequence[Finding]]) -> str:

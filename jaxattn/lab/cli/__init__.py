@@ -40,7 +40,7 @@ def main() -> None:
         # These imports raise InputError on systems without file locks.
         from jaxattn.lab.cli import usage
         from jaxattn.lab.cli.options import check_moved, check_once
-        from jaxattn.lab.storage.bucket import naming
+        from jaxattn.lab.storage.copies import naming
 
         check_moved(words)
         if (text := usage.help_of(words, command_groups())) is not None:
@@ -49,7 +49,7 @@ def main() -> None:
             usage.check_words(words, commands())
             check_once(words)
             with naming():
-                code = parse(words)()
+                code = parse_command(words)()
         sys.stdout.flush()
     except InputError as error:
         code = complain(error, 2)
@@ -98,7 +98,7 @@ def commands() -> dict[str, Callable[..., int]]:
     return {name: call for group in command_groups().values() for name, call in group.items()}
 
 
-def parse(words: Sequence[str]) -> Callable[[], int]:
+def parse_command(words: Sequence[str]) -> Callable[[], int]:
     """Parse a command line.
 
     Args:

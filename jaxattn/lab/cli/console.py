@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Largest number of printed rows of a table, and the preferred width of a column of text.
-ROWS = 1000
-LONG = 40
+_ROWS = 1000
+_LONG = 40
 GAP = 2
 # Largest numbers of printed failures: per cell and phase, and in total.
-OF_A_PLACE, FAILURES = 3, 12
+OF_A_PLACE, _FAILURES = 3, 12
 # Text between line breaks: a line break must not separate a number from its unit (31.4 kB, 174 µs), the ends
 # of an interval, or the range of a family of metrics (Ep_bin_00 .. 19).
 _WORD = re.compile(
@@ -100,7 +100,7 @@ def complain(error: Exception, status: int) -> int:
 @contextmanager
 def stoppable(command: str) -> Iterator[None]:
     """If the run is interrupted, print the command that resumes it and exit with status 130."""
-    from jaxattn.lab.engine.clock import Interrupted
+    from jaxattn.lab.engine.monitor import Interrupted
 
     try:
         yield
@@ -133,11 +133,11 @@ def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
         count[place := (failure["cell"], failure["phase"])] += 1
         if count[place] <= OF_A_PLACE:
             shown.append(failure)
-    for failure in shown[:FAILURES]:
+    for failure in shown[:_FAILURES]:
         where = "{reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(**failure)
         say(f"jaxattn: failed: {where}", err=True)
     if failures:
-        left = len(failures) - len(shown[:FAILURES])
+        left = len(failures) - len(shown[:_FAILURES])
         more = f"and {left:,} more: see {folder}/manifest.json, or run `jaxattn status {folder}`; "
         remedy = "try a smaller step_size in that phase, or --set dtype=float64"
         if all(failure["step"] == 0 for failure in failures):
@@ -245,7 +245,7 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
 
     if title:
         print_title(title)
-    piece = frame.iloc[:ROWS]
+    piece = frame.iloc[:_ROWS]
     if _together(_full_widths(piece)) > _width() and len(piece) > 1:
         same = [len({_written(x) for x in values}) == 1 for _, values in piece.items()]
         common = piece.iloc[:1, [k for k, one in enumerate(same) if one]]
@@ -267,8 +267,8 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
         # Names from users must not be read as markup.
         Console(width=_width(), highlight=False).print(table)
     say()
-    if len(frame) > ROWS:
-        say(f"... and {len(frame) - ROWS:,} more rows")
+    if len(frame) > _ROWS:
+        say(f"... and {len(frame) - _ROWS:,} more rows")
 
 
 def _print_records(frame: "pd.DataFrame") -> None:
@@ -297,7 +297,7 @@ def _full_widths(frame: "pd.DataFrame") -> list[int]:
     """Return the preferred widths: of the heading, and of the longest cell up to 40 or its longest word."""
     return [
         max(
-            min(max((len(_written(x)) for x in values[:ROWS]), default=0), LONG),
+            min(max((len(_written(x)) for x in values[:_ROWS]), default=0), _LONG),
             _longest(values),
             len(plain(str(name))),
         )

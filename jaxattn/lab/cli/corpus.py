@@ -15,7 +15,7 @@ from jaxattn.data.splits import Splits
 from jaxattn.lab.api import Study
 from jaxattn.lab.study import toml
 from jaxattn.lab.study.definition import Definition
-from jaxattn.lab.study.seed import dataset
+from jaxattn.lab.study.seed import seed_dataset
 from jaxattn.theory.one_step_law import advise
 
 # Defaults for a sweep file that has data only.
@@ -25,12 +25,12 @@ _ANY = {
 }
 
 
-def read(sweep: Path, overrides: Sequence[str] = ()) -> Study:
-    """Read a sweep file that may omit model and phases; see `toml.read`."""
-    return toml.read(sweep, overrides, made=lambda tree, names: Study.of_tables(_ANY | tree, names))
+def read_data_sweep(sweep: Path, overrides: Sequence[str] = ()) -> Study:
+    """Read a sweep file that may omit model and phases; see `toml.read_sweep`."""
+    return toml.read_sweep(sweep, overrides, made=lambda tree, names: Study.of_tables(_ANY | tree, names))
 
 
-def describe(study: Definition, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:
+def describe_data(study: Definition, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:
     """Describe the data of a study; for data sampled per seed, those of seed 0.
 
     Args:
@@ -43,7 +43,7 @@ def describe(study: Definition, number: int, progress: Progress) -> list[tuple[s
         of highest and lowest importance.
     """
     with from_user_code(study.names.files(study.own_kinds), "data"):
-        loaded = dataset(study.base.data, 0, study.dtype, progress=progress)
+        loaded = seed_dataset(study.base.data, 0, study.dtype, progress=progress)
     held = loaded.splits
     with backend.precision(study.dtype):
         every = {"train": held.train, "validation": held.validation, "test": held.test}

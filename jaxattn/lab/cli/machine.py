@@ -31,7 +31,7 @@ def doctor() -> int:
     return int(any(finding.state == "broken" for finding in findings))
 
 
-class Finding(NamedTuple):
+class _Finding(NamedTuple):
     """Result of one check: its name, its state ("ok", "note" or "broken"), and what was found."""
 
     name: str
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
     found: str
 
 
-def examine(compiled: Path) -> list[Finding]:
+def examine(compiled: Path) -> list[_Finding]:
     """Run all checks.
 
     Args:
@@ -63,12 +63,12 @@ def examine(compiled: Path) -> list[Finding]:
     findings = []
     for name, check in checks.items():
         try:
-            findings.append(Finding(name, *check()))
+            findings.append(_Finding(name, *check()))
         except InputError as error:
             # A device must not be initialised now, because that would end this process.
-            return [*findings, Finding(name, "broken", str(error))]
+            return [*findings, _Finding(name, "broken", str(error))]
         except Exception as error:  # anything wrong with the machine is a finding
-            findings.append(Finding(name, "broken", f"{type(error).__name__}: {error}".partition("\n")[0]))
+            findings.append(_Finding(name, "broken", f"{type(error).__name__}: {error}".partition("\n")[0]))
     return findings
 
 

@@ -11,15 +11,15 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxattn.core.errors import InputError
 from jaxattn.core.moved import COMMANDS
-from jaxattn.lab.storage import bucket, files
+from jaxattn.lab.storage import files
 from jaxattn.lab.storage.files import cache_folder
-from jaxattn.lab.storage.objects import is_address, shown
+from jaxattn.lab.storage.folder import results_folder
 
 if TYPE_CHECKING:
     from jaxattn.lab.api import Study
 
 Sweep = Annotated[Positional[Path], arg(metavar="SWEEP", help="Sweep file (TOML).")]
-Folder = Annotated[Positional[Path], arg(metavar="DIR", help="Results folder.")]
+ResultsDir = Annotated[Positional[Path], arg(metavar="DIR", help="Results folder.")]
 Folders = Annotated[
     Positional[tuple[Path, ...]],
     arg(
@@ -205,31 +205,22 @@ def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]
     found: list[Path] = []
     missing: list[Path] = []
     for directory in directories:
-        started = {directory / name for name in _shards(directory)}
+        whole = results_folder(directory)
+        started = {directory / name for name in whole.shards()}
         counts = {int(n[1]) for path in started if (n := re.fullmatch(r"shard-\d+-of-(\d+)", path.name))}
         if not counts:
             found.append(directory)
         for folder in (directory / f"shard-{k}-of-{n}" for n in sorted(counts) for k in range(1, n + 1)):
-            if not is_address(directory):
+            if not whole.is_remote:
                 files.inside(folder, directory)
             (found if folder in started else missing).append(folder)
     return found, missing
 
 
-def _shards(directory: Path) -> list[str]:
-    """Return the names of the started shards in a folder; empty if the folder is a run itself."""
-    if is_address(directory):
-        return bucket.shards(directory)
-    is_run = (directory / "manifest.json").exists()
-    return [] if is_run else [path.parent.name for path in directory.glob("shard-*-of-*/manifest.json")]
-
-
 def of_this_machine(folder: Path | str) -> None:
     """Raise InputError for an address in a bucket if a command can only write to a local folder."""
-    if is_address(folder):
-        raise InputError(
-            f"{shown(folder)}: only studies can write to a bucket; give a folder on this machine"
-        )
+    if (place := results_folder(folder)).is_remote:
+        raise InputError(f"{place.name}: only studies can write to a bucket; give a folder on this machine")
 
 
 def compiled_folder() -> Path:

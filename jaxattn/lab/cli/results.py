@@ -20,11 +20,11 @@ from jaxattn.lab.cli.console import (
 )
 from jaxattn.lab.cli.options import (
     Every,
-    Folder,
     Folders,
     Json,
     MaxMemory,
     Quiet,
+    ResultsDir,
     Set,
     keep_compiled,
     of_this_machine,
@@ -87,13 +87,13 @@ def aggregate(
         print_summary(loaded, every=every or bool(metrics), **options)
     if out is not None:
         lay_out = statistics.aggregate if out.suffix in (".csv", ".parquet") else statistics.summary_table
-        layout.write(lay_out(loaded, **options), out)
+        layout.write_page(lay_out(loaded, **options), out)
         say(out, err=as_json)
     return 0
 
 
 def report(
-    directory: Folder,
+    directory: ResultsDir,
     /,
     every: Annotated[
         bool, arg(name="all", help="Print the paths of all files, not only report.html.")
@@ -108,12 +108,13 @@ def report(
     """
     from jaxattn.lab.engine.progress import Reporter, patient
     from jaxattn.lab.results import report as pages
-    from jaxattn.lab.storage.bucket import fetched, send_report
+    from jaxattn.lab.storage.folder import results_folder
 
-    here = fetched(directory, report=True)
+    folder = results_folder(directory)
+    here = folder.fetch("tables", "report")
     with Reporter() as reporter:
-        written = pages.write(here, progress=patient(reporter.update))
-    send_report(directory, here, written.paths)
+        written = pages.write_report(here, progress=patient(reporter.update))
+    folder.send_report(written.paths, here)
     print_written(written, every=every)
     print_made_by(written.made_by)
     return 1 if written.problems else 0
@@ -238,7 +239,7 @@ def reproduce(
     from jaxattn.lab.engine import devices
     from jaxattn.lab.engine.progress import Reporter
 
-    memory, items = read_size(max_memory), books.read(book)
+    memory, items = read_size(max_memory), books.read_book(book)
     folder = out or Path("results") / items.name
     of_this_machine(folder)
     keep_compiled()

@@ -12,18 +12,18 @@ import pandas as pd
 from jaxattn.lab.engine.progress import duration
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage import run_log
-from jaxattn.lab.storage.bucket import fetched
+from jaxattn.lab.storage.folder import results_folder
 from jaxattn.lab.storage.lock import is_locked
-from jaxattn.lab.storage.manifest import fixing, read
+from jaxattn.lab.storage.manifest import fixing, read_manifest
 
 
-def status(
+def run_status(
     directory: Path, progress: Callable[[str, float], None] = lambda what, share: None
 ) -> tuple[pd.DataFrame, str]:
     """Return the state of every cell.
 
     Args:
-        directory: a results folder, finished or not, or its address in a bucket.
+        directory: a results folder, finished or not, or its address.
         progress: progress callback (what, share of all that is done).
 
     Returns:
@@ -34,8 +34,8 @@ def status(
     Raises:
         InputError: the folder is not a results folder, or is damaged.
     """
-    here = fetched(directory, tables=False, log=True)
-    manifest = read(here)
+    here = results_folder(directory).fetch("log")
+    manifest = read_manifest(here)
     with fixing(here):
         return _status(Store(here), manifest, is_locked(directory), progress)
 

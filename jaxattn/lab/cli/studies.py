@@ -44,8 +44,8 @@ from jaxattn.lab.cli.options import (
     read_shard,
     read_size,
 )
-from jaxattn.lab.storage import bucket
-from jaxattn.lab.storage.objects import is_address, shown
+from jaxattn.lab.storage import copies
+from jaxattn.lab.storage.folder import results_folder
 
 Executor = Literal["slurm", "local"]
 
@@ -92,9 +92,8 @@ def run(
             log=output.log,
         )
         if outcome.already_finished:
-            reporter.note(
-                f"{shown(directory)}: already finished, nothing to run{_other_seeds(outcome, study)}"
-            )
+            name = results_folder(directory).name
+            reporter.note(f"{name}: already finished, nothing to run{_other_seeds(outcome, study)}")
         folders = [outcome.directory]
         if machine.distributed is not None:
             shards = wait(study, whole, which[1], machine.distributed_timeout, reporter.note)
@@ -103,13 +102,13 @@ def run(
 
 
 def _other_seeds(outcome: Any, study: Any) -> str:
-    from jaxattn.lab.results.labels import listed
+    from jaxattn.lab.results.labels import ranges_text
     from jaxattn.lab.storage import manifest
 
-    held = manifest.read(outcome.directory)["seeds"]
+    held = manifest.read_manifest(outcome.directory)["seeds"]
     if set(held) <= set(study.seeds):
         return ""
-    return f"; the table shows all {counted(len(held), 'seed')} of the folder, {listed(held):.60}"
+    return f"; the table shows all {counted(len(held), 'seed')} of the folder, {ranges_text(held):.60}"
 
 
 def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
@@ -121,7 +120,7 @@ def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
     together = _together(folders)
     print_learned(together)
     print_summary(together, every=every)
-    if address := bucket.address_of(outcome.directory):
+    if address := copies.address_of(outcome.directory):
         say(f"{address}: all results; the report and its figures are also on this machine:")
     if report is None:
         say(outcome.directory / "report.html")
@@ -177,7 +176,7 @@ def plan(
     study = load_sweep(sweep, overrides, axes, seeds)
     from jaxattn.lab.engine.devices import use_all_cores
     from jaxattn.lab.engine.memory import check_address_space
-    from jaxattn.lab.engine.plan import recorded
+    from jaxattn.lab.engine.plan import recorded_lines
     from jaxattn.lab.engine.progress import Reporter
 
     keep_compiled()
@@ -185,7 +184,7 @@ def plan(
     with Reporter(quiet) as reporter:
         check_address_space(reporter.note)
         found = study.plan(out, max_memory=read_size(max_memory), quick=quick, progress=reporter.update)
-    recording = found.metrics or recorded(study)
+    recording = found.metrics or recorded_lines(study)
     if as_json:
         tables = {"cells": rows_of(found.cells), "groups": rows_of(found.groups)}
         print_json({**tables, "metrics": list(recording), "summary": found.sentence})
@@ -240,10 +239,9 @@ def launch(
         raise InputError(f"--shards {shards}: give at least 1")
     with at("--shards"):
         check_shards(study, shards)
-    target, scripts = str(directory.resolve()), directory / "jobs"
-    if is_address(directory):
-        target, scripts = shown(directory), Path("results") / study.name / "jobs"
-    words = ["run", str(sweep.resolve()), "--out", target, "--quiet"]
+    whole = results_folder(directory)
+    scripts = (Path("results") / study.name if whole.is_remote else directory) / "jobs"
+    words = ["run", str(sweep.resolve()), "--out", whole.absolute, "--quiet"]
     words += [word for text in overrides for word in ("--set", text)]
     words += [word for text in axes for word in ("--axis", text)]
     words += ["--seeds", seeds] if seeds else []
@@ -253,17 +251,17 @@ def launch(
     submitted = submit(commands, scripts, executor, minutes, given)
     folders = [shard_folder(directory, (number, shards)) for number in range(1, shards + 1)]
     for job, folder in zip(submitted, folders, strict=True):
-        say(f"job {job.job_id}: {shown(folder)}")
+        say(f"job {job.job_id}: {results_folder(folder).name}")
     if not wait:
-        say(f"progress: jaxattn status {shown(directory)}")
-        say(f"results:  jaxattn aggregate {shown(directory)}")
+        say(f"progress: jaxattn status {whole.name}")
+        say(f"results:  jaxattn aggregate {whole.name}")
         return 0
     failed = [job.job_id for job in submitted if job.result() != 0]
     if failed:
         raise RunError(f"launch: jobs {', '.join(failed)} failed; see their logs in {scripts}")
     together = _together(folders)
     print_learned(together)
-    print_summary(together, rest=f"jaxattn aggregate {shown(directory)} --all")
+    print_summary(together, rest=f"jaxattn aggregate {whole.name} --all")
     return 0
 
 
@@ -334,7 +332,7 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
         verify: First compare all files with their checksums; if one is damaged, print its name and exit with
             status 1.
     """
-    from jaxattn.lab.cli.status import status as look
+    from jaxattn.lab.cli.status import run_status as look
     from jaxattn.lab.engine.progress import Reporter, patient
     from jaxattn.lab.storage import manifest, provenance
 
@@ -342,18 +340,20 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
     if verify and _damage(folders):
         return 1
     printed: list[dict[str, Any]] = []
-    for folder in folders:
+    for directory in folders:
+        folder = results_folder(directory)
         with Reporter() as reporter:
-            table, whole = look(folder, patient(reporter.update))
-        printed.append({"folder": shown(folder), "summary": whole, "cells": rows_of(table)})
+            table, whole = look(directory, patient(reporter.update))
+        printed.append({"folder": folder.name, "summary": whole, "cells": rows_of(table)})
         if not as_json:
-            print_table(f"{shown(folder)}: {whole}" if len(folders) > 1 else whole, table)
-        print_made_by(provenance.differs(provenance.makers(manifest.read(bucket.here(folder)))))
+            print_table(f"{folder.name}: {whole}" if len(folders) > 1 else whole, table)
+        print_made_by(provenance.differs(provenance.makers(manifest.read_manifest(folder.local))))
+    not_started = [results_folder(folder).name for folder in missing]
     if as_json:
-        print_json(printed + [{"folder": shown(folder), "summary": "not started"} for folder in missing])
+        print_json(printed + [{"folder": name, "summary": "not started"} for name in not_started])
         return 0
-    for folder in missing:
-        say(f"{shown(folder)}: not started")
+    for name in not_started:
+        say(f"{name}: not started")
     if verify:
         say("all files match their checksums")
     return 0
@@ -366,12 +366,12 @@ def _damage(folders: list[Path]) -> bool:
 
     with Reporter() as reporter:
         damaged = []
-        for folder in folders:
-            if is_address(folder):
-                reporter.update(f"fetching {shown(folder)}")
-            damaged += read.verify(bucket.fetched(folder, all_of_it=True), reporter.update)
+        for folder in map(results_folder, folders):
+            if folder.is_remote:
+                reporter.update(f"fetching {folder.name}")
+            damaged += read.verify(folder.fetch("tables", "log", "report", "checkpoints"), reporter.update)
     for line in damaged:
-        say(f"jaxattn: {bucket.renamed(line)}", err=True)
+        say(f"jaxattn: {copies.renamed(line)}", err=True)
     return bool(damaged)
 
 
@@ -390,9 +390,9 @@ def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = 
     from jaxattn.lab.cli import corpus
     from jaxattn.lab.engine.progress import Reporter
 
-    checked = corpus.read(sweep, overrides)
+    checked = corpus.read_data_sweep(sweep, overrides)
     with Reporter(quiet) as reporter:
-        shown = corpus.describe(checked, number, reporter.loading)
+        shown = corpus.describe_data(checked, number, reporter.loading)
     for title, table in shown:
         print_table(title, table)
     return 0
@@ -405,7 +405,7 @@ def schema() -> int:
 
     Example: jaxattn schema > sweep.schema.json
     """
-    from jaxattn.lab.study.schema import schema
+    from jaxattn.lab.study.schema import sweep_schema
 
-    print_json(schema(), indent=2)
+    print_json(sweep_schema(), indent=2)
     return 0

@@ -44,7 +44,7 @@ class Option(NamedTuple):
     positional: bool
 
 
-class About(NamedTuple):
+class _About(NamedTuple):
     """Docstring of a command: its first line, its further paragraphs, and its examples."""
 
     summary: str
@@ -75,12 +75,12 @@ def options_of(call: Callable[..., Any], group: str = "") -> Iterator[Option]:
         )
 
 
-def about(call: Command) -> About:
+def about(call: Command) -> _About:
     """Split the docstring of a command."""
     paragraphs = inspect.cleandoc(call.__doc__ or "").partition("\n\nArgs:")[0].split("\n\n")
     examples = [x.removeprefix("Example: ") for x in paragraphs if x.startswith("Example: ")]
     words = [" ".join(x.split()) for x in paragraphs if not x.startswith("Example: ")]
-    return About(words[0], tuple(words[1:]), tuple(examples))
+    return _About(words[0], tuple(words[1:]), tuple(examples))
 
 
 def help_of(words: Sequence[str], groups: Groups) -> str | None:

@@ -17,16 +17,16 @@ import pandas as pd
 from jaxattn.core.errors import InputError, writing
 from jaxattn.data.corpus import Corpus
 from jaxattn.lab.diagnosis.inputs import read_weights
-from jaxattn.lab.diagnosis.measure import BINS, Measured, Settings, measure
+from jaxattn.lab.diagnosis.measure import BINS, Measurements, Settings, measure_model
 from jaxattn.lab.results import layout
-from jaxattn.lab.results.drawn import Drawn
+from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import format_number, interval
 from jaxattn.lab.results.read import TOKEN_COLUMNS
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.token_figures import importance
 from jaxattn.lab.results.tokens import with_classes
 
-TEMPLATE = Path(__file__).with_name("page.html")
+_TEMPLATE = Path(__file__).with_name("page.html")
 NOTE = (
     "The null band holds 95 % of random models E_s, p ~ N(0, I/d), v uniform on the sphere, on this corpus. "
     "One step: the change of E·v by one gradient step on E in such a model; the step does not change E·p. "
@@ -37,10 +37,10 @@ NOTE = (
 
 
 @dataclass(frozen=True, repr=False)
-class Diagnosis(Measured):
+class Diagnosis(Measurements):
     """Relation of a model's scores and values to the importance of tokens, with tables, figures and pages.
 
-    The fields are those of `measure.Measured`. A notebook shows the page that `write` writes.
+    The fields are those of `measure.Measurements`. A notebook shows the page that `write` writes.
     """
 
     def tables(self, number: int = 15) -> list[tuple[str, pd.DataFrame]]:
@@ -69,7 +69,7 @@ class Diagnosis(Measured):
                 laid.append((f"Tokens with the largest E·v for each class{where}", most))
         return laid
 
-    def figure(self, head: int = 0) -> Drawn:
+    def figure(self, head: int = 0) -> RenderedFigure:
         """Draw E·v and E·p of every token against its posterior difference, as in the paper's Figure 3.
 
         Args:
@@ -202,21 +202,21 @@ def diagnose(
     if draws < 1 or resampled < 1:
         raise InputError(f"draws {draws}, resampled {resampled}: give at least 1")
     settings = Settings(min_count, important, draws, resampled, seed, np.asarray(embedding).dtype)
-    found = measure(model, corpus, tokens, settings)
+    found = measure_model(model, corpus, tokens, settings)
     return Diagnosis(**vars(found))
 
 
-def _filled(found: Diagnosis, number: int, drawn: list[Drawn]) -> str:
+def _filled(found: Diagnosis, number: int, drawn: list[RenderedFigure]) -> str:
     shown = [(title, layout.texts(table), _keys(table)) for title, table in found.tables(number)]
     images = [x.png() for x in drawn]
     pictures = [
         {"title": x.title, "caption": x.caption, "width": layout.shown_width(image), "data": image}
         for x, image in zip(drawn, images, strict=True)
     ]
-    return layout.fill(TEMPLATE, verdicts=found.verdicts, figures=pictures, tables=shown, note=_note(found))
+    return layout.fill(_TEMPLATE, verdicts=found.verdicts, figures=pictures, tables=shown, note=_note(found))
 
 
-def _markdown(found: Diagnosis, number: int, drawn: list[Drawn]) -> str:
+def _markdown(found: Diagnosis, number: int, drawn: list[RenderedFigure]) -> str:
     page = ["# Diagnosis", "\n".join(f"- {verdict}" for verdict in found.verdicts)]
     page += [f"![{each.title}]({each.name}.png)\n\n{each.caption}" for each in drawn]
     page += [f"## {title}\n\n{layout.markdown(table)}" for title, table in found.tables(number)]

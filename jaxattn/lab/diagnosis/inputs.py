@@ -13,12 +13,12 @@ from jaxattn.lab.results.correlations import Floats
 from jaxattn.lab.study import toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.seed import dataset
+from jaxattn.lab.study.seed import seed_dataset
 from jaxattn.lab.texts import text
 from jaxattn.lab.texts.source import Source
 
 # The squared products of larger entries would overflow.
-LARGEST = 1e70
+_LARGEST = 1e70
 # Other settings that a study requires; they do not affect the corpus.
 REST = {
     "name": "corpus",
@@ -56,9 +56,9 @@ def read_corpus(
     if vocabulary is not None:
         if not isinstance(setting.data, Source):
             raise InputError(f"{path}: data.kind: this corpus has no words; omit the vocabulary")
-        read = text.load(setting.data, tokens=_lines(Path(vocabulary)), progress=progress)
+        read = text.load_text(setting.data, tokens=_lines(Path(vocabulary)), progress=progress)
         return _bags(read.train, path), read.vocabulary.tokens
-    loaded = dataset(setting.data, seed, setting.dtype, progress=progress)
+    loaded = seed_dataset(setting.data, seed, setting.dtype, progress=progress)
     return _bags(loaded.splits.train, path), tuple(loaded.tokens)
 
 
@@ -91,7 +91,7 @@ def _lines(path: Path) -> list[str]:
     return content.removesuffix("\n").split("\n")
 
 
-class Weights(NamedTuple):
+class ModelWeights(NamedTuple):
     """Arrays that determine the scores and values of tokens, in float64.
 
     Attributes:
@@ -118,7 +118,7 @@ class Weights(NamedTuple):
         return self.embedding @ self.heads[0 if self.shared else h]
 
 
-def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Weights:
+def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> ModelWeights:
     """Convert arrays to a common form; `diagnose` lists the shapes that they may have.
 
     Raises:
@@ -134,7 +134,7 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Weigh
             "be token s: use the vocabulary of the model, or the corpus that it was trained on"
         )
     for name, x in (("embedding", E), ("query", p), ("head", v)):
-        usable = np.abs(x) < LARGEST
+        usable = np.abs(x) < _LARGEST
         if not usable.all():
             where = tuple(map(int, np.unravel_index(np.argmin(usable), x.shape)))
             what = f"{x[where]:g}" if np.isfinite(x[where]) else "NaN or inf"
@@ -146,7 +146,7 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Weigh
             f"query {p.shape}: expected ({dim},), or (H, {dim}) for H attention heads, since the embedding "
             f"is {E.shape}"
         )
-    return Weights(E, queries, _heads(v, E.shape, len(queries), corpus.num_classes))
+    return ModelWeights(E, queries, _heads(v, E.shape, len(queries), corpus.num_classes))
 
 
 def _heads(v: Floats, embedding: tuple[int, ...], number: int, classes: int) -> Floats:

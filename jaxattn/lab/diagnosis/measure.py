@@ -14,10 +14,10 @@ from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import token_statistics
 from jaxattn.dynamics import one_step
-from jaxattn.lab.diagnosis.inputs import Weights
+from jaxattn.lab.diagnosis.inputs import ModelWeights
 from jaxattn.lab.results.correlations import (
     BINS,
-    STATISTICS,
+    CORRELATIONS,
     Binned,
     Floats,
     bin_numbers,
@@ -28,10 +28,10 @@ from jaxattn.lab.results.intervals import TAILS, accelerated, clopper_pearson, r
 from jaxattn.models import one_layer
 from jaxattn.theory import Scores, selection
 
-BLOCK = 1_000_000
+_BLOCK = 1_000_000
 # Groups of tokens that are left out in turn for the acceleration of a bootstrap interval.
 GROUPS = 40
-PAIRS = (
+_PAIRS = (
     "E·v against α",
     "E·v against posterior difference",
     "E·p against |α|",
@@ -39,14 +39,14 @@ PAIRS = (
 )
 SELECTED = "sequences that select an important token"
 TIED = "sequences in which an important token ties for the highest score"
-NAMES = [(pair, statistic) for pair in PAIRS for statistic in STATISTICS]
-NAMES += [(SELECTED, "share"), (TIED, "share")]
+_NAMES = [(pair, statistic) for pair in _PAIRS for statistic in CORRELATIONS]
+_NAMES += [(SELECTED, "share"), (TIED, "share")]
 # Number of statistics of E·v, which come first.
-OF_VALUES = 2 * len(STATISTICS)
+OF_VALUES = 2 * len(CORRELATIONS)
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """Statistics of a model's scores and values against the importance of tokens.
 
     Attributes:
@@ -103,7 +103,7 @@ class _Ground:
         return replace(self, alpha=self.alpha[:, k : k + 1], difference=self.difference[:, k : k + 1])
 
     def axes(self) -> list[list[Binned]]:
-        """Return the importance axes of the four `PAIRS`: one per class for E·v, one for E·p."""
+        """Return the importance axes of the four `_PAIRS`: one per class for E·v, one for E·p."""
         alpha, difference = self.alpha[self.used], self.difference[self.used]
         largest_alpha, largest = (np.abs(x).max(axis=1) for x in (alpha, difference))
         signed, unsigned = np.linspace(-1, 1, BINS + 1), np.linspace(0, 1, BINS + 1)
@@ -127,7 +127,9 @@ class Settings(NamedTuple):
 
 
 @backend.pinned()
-def measure(weights: Weights, corpus: Corpus, tokens: Sequence[str] | None, settings: Settings) -> Measured:
+def measure_model(
+    weights: ModelWeights, corpus: Corpus, tokens: Sequence[str] | None, settings: Settings
+) -> Measurements:
     """Compute the statistics of `diagnose`.
 
     Args:
@@ -157,7 +159,7 @@ def measure(weights: Weights, corpus: Corpus, tokens: Sequence[str] | None, sett
     found = pd.concat(quantities, ignore_index=True)
     which = f"|posterior difference| ≥ {least:g}, at least {count} occurrences"
     occur, used = int((ground.count > 0).sum()), int(ground.used.sum())
-    return Measured(
+    return Measurements(
         found,
         pd.concat(by_class, ignore_index=True) if by_class else found.iloc[:0].assign(**{"class": 0}),
         tuple(_verdicts(found, f"important: {which}", shared=weights.shared)),
@@ -244,7 +246,7 @@ def _share_interval(share: float, n: int) -> tuple[float, float]:
     return clopper_pearson(round(share * n), n) if np.isfinite(share) else (np.nan, np.nan)
 
 
-def _null(ground: _Ground, weights: Weights, settings: Settings) -> list[Floats]:
+def _null(ground: _Ground, weights: ModelWeights, settings: Settings) -> list[Floats]:
     """Compute the statistics of random models: (draws, 18), and (draws, 16) for each of several classes."""
     (size, dim), classes = weights.embedding.shape, weights.heads.shape[2]
     points, shares = [], []
@@ -273,7 +275,7 @@ def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settin
     """
     axes, points = ground.axes(), int(ground.used.sum())
     number, rng = settings.resampled, np.random.default_rng(settings.seed)
-    block = max(1, min(number, BLOCK // points))
+    block = max(1, min(number, _BLOCK // points))
 
     def correlated(weights: Floats) -> Floats:
         return _correlations(axes, scores[ground.used], values[ground.used], weights)
@@ -284,7 +286,7 @@ def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settin
     left_out = correlated((groups != np.arange(groups.max() + 1)[:, None]).astype(float))
     point = correlated(np.ones((1, points)))[:, 0]
     low, high = accelerated(point, draws.T, left_out.T)
-    over_tokens = np.array([name.endswith("tokens") for _ in PAIRS for name in STATISTICS])
+    over_tokens = np.array([name.endswith("tokens") for _ in _PAIRS for name in CORRELATIONS])
     # A correlation of 1 does not change with resampling, so it has no interval.
     moves = np.ptp(draws, axis=1) > 1e-9
     return np.where(over_tokens & moves, np.stack([low, high]), np.nan)
@@ -323,7 +325,7 @@ def _one_step(ground: _Ground, dim: int, seed: int) -> list[Floats]:
 
 
 def _table(point: Floats, interval: Floats, null: Floats, healthy: Floats) -> pd.DataFrame:
-    """Return a table of the first Q of `NAMES`.
+    """Return a table of the first Q of `_NAMES`.
 
     Args:
         point: (Q,) values.
@@ -336,7 +338,7 @@ def _table(point: Floats, interval: Floats, null: Floats, healthy: Floats) -> pd
     known = np.isfinite(null).any(axis=0)
     band = np.nanquantile(np.where(known, null, 0.0), TAILS, axis=0)
     null_low, null_high = np.where(known, band, np.nan)
-    table = pd.DataFrame(NAMES[: len(point)], columns=["quantity", "statistic"]).assign(
+    table = pd.DataFrame(_NAMES[: len(point)], columns=["quantity", "statistic"]).assign(
         value=point, low=low, high=high, null_low=null_low, null_high=null_high, healthy=healthy
     )
     return table.assign(verdict=[_verdict(*row) for row in zip(point, null_low, null_high, strict=True)])
@@ -357,10 +359,10 @@ def _verdict(value: float, low: float, high: float) -> str:
 def _verdicts(quantities: pd.DataFrame, important: str, *, shared: bool) -> Iterable[str]:
     """Yield a line for each quantity; for correlations it is based on Spearman's over tokens."""
     meaning = {
-        PAIRS[0]: "the head reads a token as evidence for a label",
-        PAIRS[1]: "the head reads a token as evidence for a label",
-        PAIRS[2]: "attention prefers important tokens",
-        PAIRS[3]: "attention prefers important tokens",
+        _PAIRS[0]: "the head reads a token as evidence for a label",
+        _PAIRS[1]: "the head reads a token as evidence for a label",
+        _PAIRS[2]: "attention prefers important tokens",
+        _PAIRS[3]: "attention prefers important tokens",
         SELECTED: "attention selects important tokens",
         TIED: "important tokens tie more than by chance",
     }
@@ -368,7 +370,7 @@ def _verdicts(quantities: pd.DataFrame, important: str, *, shared: bool) -> Iter
     rows = rows[(rows["quantity"] != TIED) | (rows["value"] > 0)]
     several = quantities["head"].nunique() > 1
     for row in rows.itertuples(index=False):
-        once = shared and row.quantity in PAIRS[:2]
+        once = shared and row.quantity in _PAIRS[:2]
         if once and row.head > 0:
             continue
         head = f"head {row.head}, " if several and not once else ""

@@ -43,7 +43,7 @@ class Batch(NamedTuple):
         return [(cell, seed) for cell in self.cells for seed in self.seeds]
 
 
-def describe(batch: Batch) -> str:
+def describe_batch(batch: Batch) -> str:
     """Return a batch's settings for one cell, or its number of cells; "" for a study without axes."""
     if len(batch.cells) > 1:
         return f"{len(batch.cells)} cells "
@@ -131,7 +131,7 @@ def _widths(
         elif group.number in raising:
             fitting = lanes
         else:
-            fitting = memory.width(group, cache.of(group), lanes, budget, note)
+            fitting = memory.fitting_width(group, cache.of(group), lanes, budget, note)
         widths.append(min(fitting, math.ceil(lanes / shards)))
     return widths
 
@@ -196,7 +196,7 @@ def _cut_new(group: CompileGroup, old: Sequence[Batch], seeds: Sequence[int], wi
             yield from (Batch(group, *part) for part in _rectangles(together, run, width))
 
 
-def share(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
+def select_shard(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
     """Return shard I of N: every N-th batch, so that cells are spread evenly.
 
     Raises:

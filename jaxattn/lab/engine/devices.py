@@ -37,7 +37,7 @@ def use_all_cores() -> None:
             jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
 
 
-def here() -> dict[str, Any]:
+def describe_devices() -> dict[str, Any]:
     """Return platform, kind and number of the devices; the number affects the last digits of results."""
     device = jax.devices()[0]
     return {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()}
@@ -215,7 +215,7 @@ def moved(arguments: Sequence[Any], in_axes: Sequence[int | None], shared: bool)
         return tuple(jax.device_put(x, to) for x, to in zip(arguments, places, strict=True))
 
 
-def shapes(tree: Any, lanes: int, in_axis: int | None, shared: bool, computed: bool = False) -> Any:
+def shape_structs(tree: Any, lanes: int, in_axis: int | None, shared: bool, computed: bool = False) -> Any:
     """Return shapes of an argument that a program can be compiled for.
 
     Args:

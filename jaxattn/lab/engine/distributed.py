@@ -14,11 +14,9 @@ import jax
 
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.engine.store import Store
-from jaxattn.lab.storage import bucket, lock
-from jaxattn.lab.storage.objects import is_address, shown
+from jaxattn.lab.storage.folder import ResultsFolder, results_folder
 from jaxattn.lab.study.definition import Definition
 
-LOOK_S, LOOK_IN_BUCKET_S = 0.5, 5.0
 # Variables that launchers set: number of processes, index of this process, and its index on its host.
 # Slurm also sets the first three in the script of a job; the last one is set only for tasks of srun.
 _LAUNCHERS = (
@@ -74,39 +72,38 @@ def wait(
         InputError: a shard has another config.
         RunError: a shard had no running process for too long, or the shards do not fit together.
     """
-    directory = directory if is_address(directory) else Path(os.path.abspath(directory))
+    whole = results_folder(directory)
+    directory = Path(whole.absolute)
     folders = [shard_folder(directory, (number, shards)) for number in range(1, shards + 1)]
     cells = [{"cell": cell.number, "config_hash": cell.config_hash} for cell in study.cells]
     described, seeds = {"config": study.config, "cells": cells}, set(study.seeds)
     at_work = dict.fromkeys(folders, time.monotonic())
-    traces: dict[Path, list[Any]] = {}
+    traces: dict[Path, tuple[bool, list[Any]]] = {}
     widths = set()
     while at_work:
         for folder in list(at_work):
-            before, traces[folder] = traces.get(folder), _traces(folder)
-            # The lock of a bucket folder is an object, whose replacements change the listing.
-            in_bucket = is_address(folder)
-            locked = not in_bucket and lock.is_locked(folder)
-            same = in_bucket and traces[folder] == before
-            known = None if locked or same else _manifest(folder, described)
+            place = results_folder(folder)
+            before, now = traces.get(folder), place.trace()
+            traces[folder], is_locked = now, now[0]
+            known = None if is_locked or now == before else _manifest(place, described)
             if known and known["status"] == "finished" and seeds <= set(known["seeds"]):
                 widths.add(tuple(known["widths"]))
                 del at_work[folder]
-            elif locked or traces[folder] != before:
+            elif is_locked or now != before:
                 at_work[folder] = time.monotonic()
             elif time.monotonic() - at_work[folder] > limit:
                 raise RunError(
-                    f"{shown(folder)}: not finished, and no process has worked there for {limit:.0f} s; "
+                    f"{place.name}: not finished, and no process has worked there for {limit:.0f} s; "
                     "run the same command again (with hosts that share neither a folder nor a bucket, run "
                     "--shard I/N on each)"
                 )
             if folder in at_work and before is None:
-                note(f"{shown(folder)}: waiting for this shard to finish")
+                note(f"{place.name}: waiting for this shard to finish")
         if at_work:
-            time.sleep(LOOK_IN_BUCKET_S if is_address(directory) else LOOK_S)
+            time.sleep(whole.look_s)
     if len(widths) > 1:
         raise RunError(
-            f"{shown(directory)}: its shards have different batches, because the hosts differ in memory; "
+            f"{whole.absolute}: its shards have different batches, because the hosts differ in memory; "
             "choose another folder and give all processes the same --max-memory"
         )
     return folders
@@ -117,16 +114,8 @@ def shard_folder(directory: Path, shard: tuple[int, int]) -> Path:
     return directory if shard == (1, 1) else directory / f"shard-{shard[0]}-of-{shard[1]}"
 
 
-def _manifest(folder: Path, described: dict[str, Any]) -> Mapping[str, Any] | None:
-    return Store(bucket.fetched(folder, tables=False)).existing(described)
-
-
-def _traces(directory: Path) -> list[Any]:
-    """Return the modification times of the files that a run writes, or the listing of a bucket folder."""
-    if is_address(directory):
-        return bucket.traces(directory)
-    paths = [directory / name for name in (".", "metrics.jsonl", "manifest.json", "parts", "checkpoints")]
-    return [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
+def _manifest(folder: ResultsFolder, described: dict[str, Any]) -> Mapping[str, Any] | None:
+    return Store(folder.fetch()).existing(described)
 
 
 def _of_cluster() -> tuple[int, int]:

@@ -15,8 +15,8 @@ from jaxattn.lab.study.setting import (
     VOCAB_SIZE,
     Cell,
     Hyperparameters,
-    Path,
     Setting,
+    SettingPath,
     hyperparameters,
     key_of,
 )
@@ -37,7 +37,7 @@ class CompileGroup(NamedTuple):
     number: int
     setting: Setting
     cells: tuple[Cell, ...]
-    varying: tuple[Path, ...]
+    varying: tuple[SettingPath, ...]
     numbers: Mapping[int, Hyperparameters]
 
     def hyperparameters(self, cells: Sequence[Cell]) -> Hyperparameters:
@@ -47,13 +47,13 @@ class CompileGroup(NamedTuple):
             for path, dtype in self.dtypes().items()
         }
 
-    def dtypes(self) -> dict[Path, Any]:
+    def dtypes(self) -> dict[SettingPath, Any]:
         """Return the dtypes of the varying numbers."""
         first = self.numbers[self.cells[0].number]
         known = {int: jnp.dtype("int32"), float: jnp.dtype(self.setting.dtype)}
         return {path: known[type(first[path])] for path in self.varying}
 
-    def key(self, path: Path) -> str:
+    def key(self, path: SettingPath) -> str:
         """Return the key of a number in a sweep file."""
         return key_of(self.setting, path)
 
@@ -109,7 +109,7 @@ def _shape(cell: Cell, numbers: Hyperparameters) -> bytes:
     return msgspec.json.encode(kept, order="deterministic")
 
 
-def _without(tree: Any, path: Path) -> Any:
+def _without(tree: Any, path: SettingPath) -> Any:
     first, *rest = path
     if not rest:
         return {key: x for key, x in tree.items() if key != first}

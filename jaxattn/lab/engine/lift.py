@@ -20,12 +20,11 @@ from jaxattn.lab.engine import devices
 from jaxattn.lab.engine.devices import EVERY, Lifted
 from jaxattn.lab.engine.groups import CompileGroup
 from jaxattn.lab.study import seed
-from jaxattn.lab.study.dry_run import check_data
 from jaxattn.lab.study.seed import Carried
 from jaxattn.lab.study.setting import Hyperparameters, Setting, with_hyperparameters
 
 # Number of compiler threads; each needs memory.
-THREADS = 4
+_THREADS = 4
 
 
 class Program(NamedTuple):
@@ -101,7 +100,7 @@ class Programs:
         """Function (keys, numbers) -> sampled data of every run."""
 
         def draw(key: Array, numbers: Hyperparameters) -> Splits:
-            return seed.draw(with_hyperparameters(self.setting, numbers), key)
+            return seed.draw_data(with_hyperparameters(self.setting, numbers), key)
 
         # One run at a time on a CPU: batched sorts take twice as long to compile and are not faster.
         return Lifted(draw, (0, 0), per_core=1)
@@ -115,14 +114,16 @@ class Programs:
         if self.text is not None:
             return self.text
         loaded = Loaded(self.drawing(keys, numbers), False, seed.drawn(self.setting).tokens)
-        check_data(loaded)
+        seed.check_data(loaded)
         return loaded
 
     def starting(self, loaded: Loaded) -> Lifted:
         """Function (keys, numbers) -> initial parameters of every run."""
 
         def draw(key: Array, numbers: Hyperparameters, splits: Splits) -> Any:
-            return seed.start(with_hyperparameters(self.setting, numbers), splits, key, loaded.tokens)
+            return seed.initial_params(
+                with_hyperparameters(self.setting, numbers), splits, key, loaded.tokens
+            )
 
         def make() -> Lifted:
             # Parameters depend only on the shapes of the data.
@@ -152,18 +153,20 @@ class Programs:
         """
         shared = self.text is not None
         fresh, own = (
-            partial(devices.shapes, lanes=lanes, in_axis=0, shared=shared, computed=computed)
+            partial(devices.shape_structs, lanes=lanes, in_axis=0, shared=shared, computed=computed)
             for computed in (False, True)
         )
         seeds, numbers = fresh(_keys(lanes)), fresh(_numbers(group, lanes))
         if not shared:
             yield Shaped(None, "draw", self.drawing, (seeds, numbers))
         loaded = self.corpora(group, lanes)
-        splits = devices.shapes(loaded.splits, lanes, None if shared else 0, shared, computed=not shared)
+        splits = devices.shape_structs(
+            loaded.splits, lanes, None if shared else 0, shared, computed=not shared
+        )
         starting = self.starting(loaded)
         yield Shaped(None, "start", starting, (seeds, numbers))
         params = own(starting.shapes(seeds, numbers))
-        steps = devices.shapes(jax.ShapeDtypeStruct((), jnp.int32), lanes, None, shared)
+        steps = devices.shape_structs(jax.ShapeDtypeStruct((), jnp.int32), lanes, None, shared)
         for index, phase in enumerate(self.setting.phases):
             made = self.phase(index, loaded)
             carried = own(made.begin.shapes(params, splits, numbers, seeds))
@@ -201,7 +204,7 @@ class Programs:
         """
         if lanes in self._compiled_for:
             return
-        with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), "compile") as pool:
+        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "compile") as pool:
             compiling = []
             for each in self.shaped(group, lanes):
                 is_done = each.phase is not None and (
@@ -249,7 +252,7 @@ class ProgramCache:
             return programs(setting)
         if self._text is None or self._text[0] != data:
             self._text = data, data.load(self._loading)
-            check_data(self._text[1])
+            seed.check_data(self._text[1])
         # Compiled functions hold the data, so they are not kept after the run.
         return Programs(setting, self._text[1])
 
@@ -335,13 +338,13 @@ def _program(setting: Setting, index: int, loaded: Loaded) -> Program:
     of_state = partial(lifted, in_axes=(0,), per_core=EVERY, dtype=phase.dtype)
 
     def begin(params: Any, splits: Splits, numbers: Hyperparameters, key: Array) -> Carried:
-        return seed.begin(with_hyperparameters(setting, numbers), index, params, splits, key)
+        return seed.begin_phase(with_hyperparameters(setting, numbers), index, params, splits, key)
 
     def advance(carried: Carried, splits: Splits, numbers: Hyperparameters, steps: Array) -> Carried:
         return seed.advance(with_hyperparameters(setting, numbers), index, carried, splits, steps)
 
-    def measure(carried: Carried, splits: Splits, numbers: Hyperparameters) -> seed.Measured:
-        return seed.measure(with_hyperparameters(setting, numbers), index, carried, splits)
+    def measure(carried: Carried, splits: Splits, numbers: Hyperparameters) -> seed.ProbeMetrics:
+        return seed.measure_probes(with_hyperparameters(setting, numbers), index, carried, splits)
 
     def tokens(params: Any, splits: Splits, numbers: Hyperparameters) -> dict[str, Array]:
         return seed.columns(with_hyperparameters(setting, numbers), index, params, splits)

@@ -8,14 +8,14 @@ from typing import Any, Literal
 import jax
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.engine.clock import Write
+from jaxattn.lab.engine.monitor import Write
 from jaxattn.lab.engine.store import Store
 
 Kind = Literal["tensorboard", "wandb"]
 
 
 @contextmanager
-def opened(folder: Store, name: str, kinds: Sequence[Kind], profile: bool) -> Iterator[Write]:
+def open_loggers(folder: Store, name: str, kinds: Sequence[Kind], profile: bool) -> Iterator[Write]:
     """Open the writers of measurements, and start a JAX trace if requested.
 
     Args:

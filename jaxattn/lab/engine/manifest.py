@@ -20,7 +20,7 @@ PACKAGES = ("jaxattn", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "nu
 INERT = frozenset(f"data.{name}" for name in Source.inert)
 
 
-def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -> dict[str, Any]:
+def new_manifest(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -> dict[str, Any]:
     """Return the manifest of a new run: config and hash, command, versions, commit, device, starting time.
 
     Args:
@@ -53,7 +53,7 @@ def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -
         "versions": {name: provenance.version(name) for name in PACKAGES},
         "git_commit": source["commit"],
         "made_by": [source],
-        "device": devices.here(),
+        "device": devices.describe_devices(),
         "pinned": dict(backend.PINNED),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "dtype": study.dtype,
@@ -68,10 +68,10 @@ def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -
 def of_batches(widths: list[int], every: list[Batch], batches: list[Batch]) -> dict[str, Any]:
     """Return the manifest entries of batches: vmapped runs per batch of each group, and batch names."""
     elsewhere = {batch.name for batch in every} - {batch.name for batch in batches}
-    return {"widths": widths, "batches": listed(batches), "elsewhere": sorted(elsewhere)}
+    return {"widths": widths, "batches": batch_entries(batches), "elsewhere": sorted(elsewhere)}
 
 
-def listed(batches: list[Batch]) -> list[dict[str, Any]]:
+def batch_entries(batches: list[Batch]) -> list[dict[str, Any]]:
     """Return name, cells and seeds of each batch."""
     return [
         {"name": batch.name, "cells": [cell.number for cell in batch.cells], "seeds": list(batch.seeds)}
@@ -82,7 +82,7 @@ def listed(batches: list[Batch]) -> list[dict[str, Any]]:
 def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list[dict[str, Any]]:
     """Return all devices since the start of a run; note a change, because it may change last digits."""
     every = [known["device"], *known.get("continued_on", ())]
-    if (now := devices.here()) != every[-1]:
+    if (now := devices.describe_devices()) != every[-1]:
         words = (f"{device.get('count')} × {device.get('kind')}" for device in (every[-1], now))
         note("started on {}, resumed on {}: numbers may differ in their last digits".format(*words))
         every.append(now)

@@ -22,7 +22,7 @@ AMPLE = 100
 ADDRESS_SPACE = 4 * 2**30
 
 
-def width(
+def fitting_width(
     group: CompileGroup,
     programs: Programs,
     lanes: int,
@@ -49,7 +49,7 @@ def width(
     used = devices.device_count(group.setting.data.shared)
     each = math.ceil(lanes / used)
     try:
-        common, own = sizes(group, programs, each * used)
+        common, own = program_sizes(group, programs, each * used)
     except OverflowError as error:
         raise InputError(
             f"cell {group.cells[0].number}: its arrays are too large to compile ({error}); make them smaller"
@@ -154,7 +154,7 @@ def _of_control_groups(
     return [int(text) for text in texts if text.isdecimal()]
 
 
-def sizes(group: CompileGroup, programs: Programs, lanes: int) -> tuple[int, int]:
+def program_sizes(group: CompileGroup, programs: Programs, lanes: int) -> tuple[int, int]:
     """Return the bytes of data that all runs share, and the bytes of parameters and data of each run."""
     with backend.precision(group.setting.dtype):
         loaded = programs.corpora(group, lanes)

@@ -19,11 +19,11 @@ from jaxattn.data.splits import Splits
 from jaxattn.lab.engine import batches, devices, memory
 from jaxattn.lab.engine.groups import CompileGroup, compile_groups, rehearse_groups
 from jaxattn.lab.engine.lift import ProgramCache, Programs, seed_keys
-from jaxattn.lab.engine.manifest import describe
+from jaxattn.lab.engine.manifest import new_manifest
 from jaxattn.lab.engine.progress import duration
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.probes.standard import BEST
-from jaxattn.lab.storage.bucket import fetched
+from jaxattn.lab.storage.folder import results_folder
 from jaxattn.lab.study import seed
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.setting import Setting
@@ -33,7 +33,7 @@ LANES = 4
 TRIAL_S = 0.3
 
 
-def plan(
+def plan_study(
     study: Definition,
     directory: Path,
     max_memory: int | None = None,
@@ -61,10 +61,10 @@ def plan(
         InputError: the sizes of a cell do not match, a cell does not fit in memory, or the folder holds
             results of another config.
     """
-    folder, cache = Store(fetched(directory, tables=False)), ProgramCache()
+    folder, cache = Store(results_folder(directory).fetch()), ProgramCache()
     groups = compile_groups(study.cells)
     rehearse_groups(study, groups, silent)
-    known = folder.join(describe(study, "jaxattn run SWEEP"), accept_code=True)
+    known = folder.join(new_manifest(study, "jaxattn run SWEEP"), accept_code=True)
     existing = folder.batches()
     with backend.precision(study.dtype):
         _, cut = batches.cut_batches(study, groups, existing, known, cache, max_memory, progress=progress)
@@ -101,7 +101,7 @@ def plan(
     return [cells, pd.DataFrame(rows)], sentence
 
 
-def recorded(study: Definition) -> list[str]:
+def recorded_lines(study: Definition) -> list[str]:
     """Return a line for each phase with its metrics in the first cell, and skipped probes with reasons.
 
     Args:
@@ -111,7 +111,7 @@ def recorded(study: Definition) -> list[str]:
         The lines.
 
     Raises:
-        InputError: as for `plan`.
+        InputError: as for `plan_study`.
     """
     setting = study.cells[0].setting
     task, found = _measurements(setting)
@@ -146,25 +146,25 @@ def check_metrics(study: Definition, asked: Mapping[str, str]) -> None:
             raise InputError(f"{place}: the study does not measure {metric!r}{near}")
 
 
-Measured = tuple[dict[int, dict[str, Any]], dict[str, Any]]
+_Measured = tuple[dict[int, dict[str, Any]], dict[str, Any]]
 
 
-def _measurements(setting: Setting) -> tuple[Task, list[Measured]]:
+def _measurements(setting: Setting) -> tuple[Task, list[_Measured]]:
     """Return shapes of what each phase measures: metrics by the index of the probe, and its own metrics."""
     shared = setting.data.load(silent) if isinstance(setting.data, SharedData) else None
 
     tokens = shared.tokens if shared else seed.drawn(setting).tokens
 
     def run(keys: Any) -> tuple[Splits, list[Any]]:
-        data = shared.splits if shared else seed.draw(setting, keys[0])
-        params = seed.start(setting, data, keys[1], tokens)
+        data = shared.splits if shared else seed.draw_data(setting, keys[0])
+        params = seed.initial_params(setting, data, keys[1], tokens)
         found = []
         for index, phase in enumerate(setting.phases):
             with jax.enable_x64("float64" in (setting.dtype, phase.dtype)):
-                carried = seed.begin(setting, index, params, data, keys[1])
+                carried = seed.begin_phase(setting, index, params, data, keys[1])
                 own = phase.metrics(carried.state)
             params = carried.state.params
-            found.append((seed.measure(setting, index, carried, data), own))
+            found.append((seed.measure_probes(setting, index, carried, data), own))
         return data, found
 
     with backend.precision(setting.dtype):
@@ -186,7 +186,7 @@ def _named(setting: Setting, task: Task, phase: Phase, known: Collection[str]) -
 def _line(
     setting: Setting, task: Task, phase: Phase, measured: dict[int, dict[str, Any]], own: dict[str, Any]
 ) -> str:
-    """Return the line of `recorded` for a phase, from its metrics by probe and its own metrics."""
+    """Return the line of `recorded_lines` for a phase, from its metrics by probe and its own metrics."""
     shapes = _shapes(measured, own)
     names = [f"{name}_00 .. {size[0] - 1:02d}" if size else name for name, size in shapes.items()]
     names += _named(setting, task, phase, shapes)
@@ -207,7 +207,7 @@ def _coordinates(setting: Setting) -> str:
 
     def start(key: jax.Array) -> Any:
         # Shapes do not depend on the precision, and float64 would have to be enabled.
-        return setting.model.init(key, seed.draw(setting, key).train, dtype=jnp.float32)
+        return setting.model.init(key, seed.draw_data(setting, key).train, dtype=jnp.float32)
 
     params = jax.eval_shape(start, jax.random.key(0))
     coordinates = pytrees.get(params, "E").shape[1] if "E" in pytrees.names(params) else dim

@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, a line in a notebook, plain lines in a pipe."""
+"""bars.Progress of a run: a bar on a terminal, a line in a notebook, plain lines in a pipe."""
 
 import sys
 import time
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from jaxattn.core.errors import UserCodeError, plain
@@ -20,7 +20,7 @@ class Reporter:
         """Create a reporter that prints only warnings and errors if quiet."""
         self.quiet = quiet
         self.console: Console = _Console(stderr=True, soft_wrap=True, highlight=False)
-        self._bar: Progress | None = None
+        self._bar: bars.Progress | None = None
         self._task: Any = None
         self._line = None if quiet else _notebook_line()
         self._last_line = 0.0
@@ -29,18 +29,18 @@ class Reporter:
     def __enter__(self) -> "Reporter":
         """Start the progress bar if stderr is a terminal."""
         if self.console.is_terminal and not self.quiet and sys.stderr.isatty():
-            self._bar = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=30),
-                TextColumn("{task.fields[percent]}"),
-                TextColumn("{task.fields[state]}", markup=False),
-                TimeElapsedColumn(),
+            self._bar = bars.Progress(
+                bars.TextColumn("{task.description}", markup=False),
+                bars.BarColumn(bar_width=30),
+                bars.TaskProgressColumn("{task.percentage:5.1f} %"),
+                bars.TextColumn("{task.fields[state]}", markup=False),
+                bars.TimeElapsedColumn(),
                 _Left(),
                 console=self.console,
                 transient=True,
             )
             self._bar.start()
-            self._task = self._bar.add_task("", total=None, percent="", state="", end=None)
+            self._task = self._bar.add_task("", total=None, state="", end=None)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,15 +62,15 @@ class Reporter:
             left: seconds left; None if unknown.
         """
         description, state = plain(description), plain(state)
-        percent = "" if share is None else f"{100 * share:5.1f} %"
         if self._bar is not None:
             end = None if left is None else time.monotonic() + left
-            known: dict[str, Any] = {"percent": percent, "state": state, "end": end}
             # Without a total the bar is indeterminate.
             self._bar.tasks[0].total = None if share is None else 1.0
-            self._bar.update(self._task, description=description, completed=share or 0.0, **known)
+            known: dict[str, Any] = {"description": description, "state": state, "end": end}
+            self._bar.update(self._task, completed=share or 0.0, **known)
         elif (now := time.monotonic()) - self._last_line > (0.5 if self._line else 10):
             self._last_line = now
+            percent = "" if share is None else f"{100 * share:5.1f} %"
             eta = "" if left is None else f"{duration(left)} left"
             line = f"{percent:7}  {description}  {', '.join(filter(None, (state, eta)))}".rstrip()
             if not self._show(line):
@@ -130,10 +130,10 @@ class _Console(Console):
         raise
 
 
-class _Left(ProgressColumn):
+class _Left(bars.ProgressColumn):
     """Column of the time left, which counts down between updates."""
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: bars.Task) -> Text:
         """Format the time left; empty if it is unknown or over."""
         end = task.fields["end"]
         left = 0.0 if end is None else end - time.monotonic()

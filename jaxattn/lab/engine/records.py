@@ -13,7 +13,7 @@ from jaxattn.data.of_function import Numbered
 from jaxattn.data.splits import Loaded
 from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.probes.standard import BEST
-from jaxattn.lab.study.dry_run import NOT_REAL
+from jaxattn.lab.study.returned import NOT_REAL
 
 # Number of vmapped runs with separate lines in dashboards.
 SERIES = 32

@@ -1,36 +1,29 @@
-"""The steps of a run: plan; for every batch compile, sample, run the phases and save; merge the tables."""
+"""The steps of a run: plan the batches, run one after the other, and merge their tables."""
 
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
-import numpy as np
-import pandas as pd
 
-from jaxattn.base.probe import concluded
 from jaxattn.core import backend
-from jaxattn.core.pytrees import get, names
-from jaxattn.data.splits import Loaded
+from jaxattn.core.errors import RunError, in_user_code
 from jaxattn.lab.engine import devices, loggers, manifest, memory
-from jaxattn.lab.engine.attempts import OnFailure, Queue, unfinished
-from jaxattn.lab.engine.batches import Batch, cut_batches, share
-from jaxattn.lab.engine.clock import Clock, Interrupted, Intervals
+from jaxattn.lab.engine.batch_run import run_batch
+from jaxattn.lab.engine.batches import Batch, cut_batches, halved, select_shard
 from jaxattn.lab.engine.groups import compile_groups, rehearse_groups
-from jaxattn.lab.engine.lift import Program, ProgramCache, seed_keys
-from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.engine.records import Records, log_entry, seed_series
+from jaxattn.lab.engine.lift import ProgramCache
+from jaxattn.lab.engine.monitor import Interrupted, Intervals, RunMonitor, forget_peak
+from jaxattn.lab.engine.progress import Reporter, patient
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage import checkpoints, run_log
-from jaxattn.lab.storage.batch_state import BatchState
-from jaxattn.lab.storage.manifest import find
+from jaxattn.lab.storage.manifest import find_manifest
 from jaxattn.lab.study.definition import Definition
-from jaxattn.lab.study.seed import merged
-from jaxattn.lab.study.setting import Hyperparameters
 
-Tables = Callable[[], dict[str, pd.DataFrame]]
+_OnFailure = Literal["stop", "continue", "retry"]
+RETRIES = 2
 
 
 class Outcome(NamedTuple):
@@ -53,7 +46,7 @@ class Outcome(NamedTuple):
     renewed: bool = False
 
 
-def run(
+def run_study(
     study: Definition,
     directory: Path,
     *,
@@ -61,7 +54,7 @@ def run(
     reporter: Reporter,
     shard: tuple[int, int] = (1, 1),
     max_memory: int | None = None,
-    on_failure: OnFailure = "continue",
+    on_failure: _OnFailure = "continue",
     accept_code: bool = False,
     profile: bool = False,
     log: Sequence[loggers.Kind] = (),
@@ -93,226 +86,172 @@ def run(
             `on_failure` is `stop`.
         Interrupted: SIGINT or SIGTERM was received; the same command resumes the run.
     """
-    clock, cache = Clock(reporter, intervals), ProgramCache(reporter.loading)
+    started = time.monotonic()
+    _check_machine(reporter)
+    folder = Store(directory, reporter.warn)
+    with folder.locked(), backend.precision(study.dtype):
+        planned = _plan(study, folder, reporter, command, shard, max_memory, on_failure, accept_code)
+        cache, batches, known = planned
+        todo = _unfinished(batches, folder, reporter)
+        if not todo and known["status"] == "finished" and folder.is_merged(known):
+            if renewed := known != find_manifest(folder.directory):
+                folder.write_manifest(known)
+            return Outcome(folder.directory, known["failures"], [], len(batches), True, renewed)
+        with loggers.open_loggers(folder, study.name, log, profile) as write:
+            # A killed process has not updated its manifest; the last line of its log is newer.
+            earlier = known, *run_log.latest(folder.directory)[-1:]
+            monitor = RunMonitor(reporter, write, intervals, earlier=earlier, started=started)
+            queue = _Queue(study, folder, cache, reporter, monitor, on_failure, batches, known, [])
+            queue.run_and_merge(deque(todo))
+    return Outcome(folder.directory, known["failures"], queue.errors, len(batches), False)
+
+
+def _check_machine(reporter: Reporter) -> None:
+    """Note or raise problems of this machine, and reset the peak of memory."""
+    forget_peak()
     memory.check_address_space(reporter.note)
     if trouble := devices.trouble(backend.platform()):
         reporter.note(trouble)
     checkpoints.check_handles()
-    folder = Store(directory, reporter.warn)
-    with folder.locked(), backend.precision(study.dtype):
-        groups = compile_groups(study.cells)
-        raising = rehearse_groups(study, groups, reporter.loading, keep_going=on_failure != "stop")
-        described = manifest.describe(study, command, shard)
-        manifest.note_unhashed(study, described["code"], reporter.note)
-        known = folder.join(described, accept_code)
-        folder.set_strays_aside()
-        existing = folder.batches()
-        widths, every = cut_batches(
-            study, groups, existing, known, cache, max_memory, shard[1], raising, reporter.update
-        )
-        batches = share(every, shard)
-        known |= manifest.of_batches(widths, every, batches)
-        known |= {} if existing else {"device": devices.here()}
-        todo = unfinished(batches, folder, reporter)
-        if not todo and known["status"] == "finished" and folder.is_merged(known):
-            if renewed := known != find(folder.directory):
-                folder.write_manifest(known)
-            return Outcome(folder.directory, known["failures"], [], len(batches), True, renewed)
-        # A killed process has not updated its manifest; the last line of its log is newer.
-        clock.resume_from(known, *run_log.latest(folder.directory)[-1:])
-        known |= {"status": "running", "continued_on": manifest.devices_since(known, reporter.note)}
-        folder.write_manifest(known)
-        errors: list[dict[str, Any]] = []
-        try:
-            with loggers.opened(folder, study.name, log, profile) as clock.write, clock.stopping():
-
-                def runs(batch: Batch) -> list[dict[str, Any]]:
-                    return run_batch(batch, cache, folder, clock)
-
-                files = study.names.files(study.own_kinds)
-                queue = Queue(runs, batches, deque(todo), known, folder, clock, reporter, on_failure, files)
-                queue.run(errors)
-            known |= folder.merge([batch.name for batch in batches if folder.is_finished(batch.name)])
-            known["status"] = "failed" if errors else "finished"
-        finally:
-            folder.write_manifest(known | {"errors": errors} | clock.spent())
-    return Outcome(folder.directory, known["failures"], errors, len(batches), False)
 
 
-def run_batch(batch: Batch, cache: ProgramCache, folder: Store, clock: Clock) -> list[dict[str, Any]]:
-    """Run the phases of a batch, or those that are left, and write its tables.
-
-    Args:
-        batch: the batch.
-        cache: programs of its group.
-        folder: folder of its checkpoints and tables.
-        clock: clock that decides when to show progress, save and stop.
-
-    Returns:
-        Cell, seed, phase, step and reason of every failed seed.
-
-    Raises:
-        Interrupted: the run was asked to stop, and has saved a checkpoint.
-        RunError: the folder cannot be written.
-    """
-    group, phases = batch.group, batch.group.setting.phases
-    lanes = devices.pad_to_devices(batch.lanes, group.setting.data.shared)
-    saved, tables = folder.resume(batch.name)
-    first = saved.phase if saved else 0
-    records = Records(batch, tables, saved.failures if saved else ())
-
-    clock.doing("compiling")
-    programs = cache.of(group)
-    programs.compile(group, len(lanes), first, resumed=saved is not None)
-
-    clock.doing("drawing")
-    data_keys, keys = seed_keys([seed for _, seed in lanes])
-    numbers = group.hyperparameters([cell for cell, _ in lanes])
-    loaded = programs.draw(data_keys, numbers)
-    params = programs.start(loaded, keys, numbers)
-
-    here = _BatchRun(batch, loaded, numbers, records, folder, clock, {})
-    for index in range(first, len(phases)):
-        program = programs.phase(index, loaded)
-        clock.begin_phase(index, program.probe_steps, saved.step if saved else 0)
-        params, saved = here.phase(program, index, params, keys, saved), None
-        if params is None:  # the checkpoint was damaged and has been set aside
-            return run_batch(batch, cache, folder, clock)
-        clock.end_phase()
-
-    clock.doing("writing")
-    here.save(here.kept, records.whole, len(phases), 0, finished=True)
-    return records.failures
+def _plan(
+    study: Definition,
+    folder: Store,
+    reporter: Reporter,
+    command: str,
+    shard: tuple[int, int],
+    max_memory: int | None,
+    on_failure: _OnFailure,
+    accept_code: bool,
+) -> tuple[ProgramCache, list[Batch], dict[str, Any]]:
+    """Check the study and the folder; return programs, the batches of the shard, and the manifest."""
+    cache = ProgramCache(reporter.loading)
+    groups = compile_groups(study.cells)
+    raising = rehearse_groups(study, groups, reporter.loading, keep_going=on_failure != "stop")
+    described = manifest.new_manifest(study, command, shard)
+    manifest.note_unhashed(study, described["code"], reporter.note)
+    known = folder.join(described, accept_code)
+    folder.set_strays_aside()
+    existing = folder.batches()
+    widths, every = cut_batches(
+        study, groups, existing, known, cache, max_memory, shard[1], raising, reporter.update
+    )
+    batches = select_shard(every, shard)
+    known |= manifest.of_batches(widths, every, batches)
+    known |= {} if existing else {"device": devices.describe_devices()}
+    return cache, batches, known
 
 
-@dataclass
-class _State:
-    """State of a phase: steps taken, state of the programs, and observations of its phase probes."""
+def _unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list[Batch]:
+    """Return the batches that are still to be run; all others are finished and intact."""
+    progress, todo = patient(reporter.update), []
+    for number, batch in enumerate(batches):
+        progress(f"comparing {batch.name} with its checksums", number / len(batches))
+        if not folder.is_whole(batch.name):
+            todo.append(batch)
+    return todo
 
-    index: int
-    step: int
-    carried: Any
-    history: dict[str, np.ndarray]
 
+class _Queue(NamedTuple):
+    """Batches that run one after the other; `known` is the manifest, `errors` the batches that failed."""
 
-class _BatchRun(NamedTuple):
-    """A running batch; `kept` holds the parameters after each earlier phase, as far as it trained them."""
-
-    batch: Batch
-    loaded: Loaded
-    numbers: Hyperparameters
-    records: Records
+    study: Definition
     folder: Store
-    clock: Clock
-    kept: dict[str, dict[str, Any]]
+    cache: ProgramCache
+    reporter: Reporter
+    monitor: RunMonitor
+    on_failure: _OnFailure
+    batches: list[Batch]
+    known: dict[str, Any]
+    errors: list[dict[str, Any]]
 
-    def phase(self, program: Program, index: int, params: Any, keys: Any, saved: BatchState | None) -> Any:
-        """Run a phase, or the rest of it; return its final parameters, or None for a damaged checkpoint."""
-        start = program, index, params, keys
-        state = self.initial_state(*start) if saved is None else self.restored_state(*start, saved)
-        if state is None:
-            return None
-        self.steps(program, state, measured=saved is not None)
-        self.conclude(program, state)
-        return state.carried.state.params
+    def run_and_merge(self, waiting: deque[Batch]) -> None:
+        """Run the waiting batches, merge the tables of all finished ones, and write the manifest."""
+        folder, known = self.folder, self.known
+        known |= {"status": "running", "continued_on": manifest.devices_since(known, self.reporter.note)}
+        folder.write_manifest(known)
+        try:
+            with self.monitor.stopping():
+                self.run(waiting)
+            known |= folder.merge([batch.name for batch in self.batches if folder.is_finished(batch.name)])
+            known["status"] = "failed" if self.errors else "finished"
+        finally:
+            folder.write_manifest(known | {"errors": self.errors} | self.monitor.spent())
 
-    def steps(self, program: Program, state: _State, measured: bool) -> None:
-        """Take the remaining steps of a phase, with measurements and checkpoints.
+    def run(self, waiting: deque[Batch]) -> None:
+        """Run the waiting batches.
 
-        Args:
-            program: functions of the phase.
-            state: state of the phase; it is changed in place.
-            measured: True if the current step has been measured already.
+        A batch that does not fit in memory is replaced by its halves, down to a single seed. A batch that
+        fails is repeated if `on_failure` is "retry", and does not stop the others unless it is "stop".
+
+        Raises:
+            RunError: a batch failed and `on_failure` is "stop".
+            Interrupted: the run was asked to stop.
         """
-        clock, last_measured = self.clock, state.step if measured else -1
-        for step in (step for step in program.probe_steps if step > last_measured):
-            while state.step < step and not clock.is_stopped:
-                taken = clock.block(step - state.step)
-                with clock.stepping(taken):
-                    arguments = self.loaded.splits, self.numbers, np.int32(taken)
-                    state.carried = jax.block_until_ready(program.advance(state.carried, *arguments))
-                state.step += taken
-                if clock.is_time_to_save and state.step < step:
-                    self.save_so_far(state)
-            if state.step == step:
-                self.measure(program, state)
-            if clock.is_stopped or (clock.is_time_to_save and step < program.probe_steps[-1]):
-                self.save_so_far(state)
-            if clock.is_stopped:
+        self.monitor.expect(waiting)
+        while waiting:
+            batch = waiting.popleft()
+            number = len(self.batches) - len(waiting) - 1
+            self.monitor.begin_batch(batch, number, len(self.batches))
+            for retries in reversed(range(1 + RETRIES * (self.on_failure == "retry"))):
+                failed, reason = [], ""
+                try:
+                    failed = run_batch(batch, self.cache, self.folder, self.monitor)
+                except Exception as error:
+                    if _is_out_of_memory(error) and batch.width > 1:
+                        waiting.extendleft(reversed(self.replace_by_halves(batch)))
+                        break
+                    if not (reason := self.reason(batch, error)):
+                        raise
+                if not (failed or reason) or not retries:
+                    break
+                self.reporter.note(f"{batch.name}: failed, running it again")
+                self.folder.forget(batch.name)
+            if reason:
+                cells = [cell.number for cell in batch.cells]
+                self.errors.append({"batch": batch.name, "cells": cells, "reason": reason})
+            if self.on_failure == "stop" and (failed or reason):
+                raise RunError(
+                    f"{batch.name}: {reason or failed[0]['reason']}; stopped, finished batches "
+                    "are kept; use --on-failure continue to run the other batches"
+                )
+            if self.monitor.is_stopped:
                 raise Interrupted
 
-    def measure(self, program: Program, state: _State) -> None:
-        """Measure the current step, and add the result to the records and the log."""
-        batch, step, carried = self.batch, state.step, state.carried
-        by_probe = program.measure(carried, self.loaded.splits, self.numbers)
-        found = merged(batch.group.setting, by_probe, step) | program.state_metrics(carried)
-        for values, (_, observe) in zip(state.history.values(), program.observe, strict=True):
-            values[:, program.probe_steps.index(step)] = observe(carried)
-        measured = {name: np.asarray(x)[: len(batch.lanes)] for name, x in found.items()}
-        self.records.add(program.phase.name, step, measured)
-        self.records.note_failures(program.phase, step, carried.state.failed_at, measured["loss"])
-        entry = log_entry(measured, batch, self.records.failures)
-        self.clock.measured(entry, seed_series(measured, batch))
+    def reason(self, batch: Batch, error: Exception) -> str:
+        """Return why a batch failed, in one line; "" for an error that must stop the run."""
+        files = self.study.names.files(self.study.own_kinds)
+        if isinstance(error, jax.errors.JaxRuntimeError | MemoryError):
+            lines = str(error).strip().split("\n")
+            if any(file in str(error) for file in files):
+                # A callback raised; JAX has printed its traceback.
+                return f"{lines[-1]} in a callback of your functions"
+            remedy = "smaller batches may help: --max-memory or --set chunk=..."
+            if _is_out_of_memory(error):
+                remedy = "a single seed needs a smaller problem, or more memory"
+            return f"{lines[0] or type(error).__name__}; {remedy}"
+        if found := in_user_code(error, files, ""):
+            self.reporter.trace(batch.name, found)
+        return str(found or "")
 
-    def conclude(self, program: Program, state: _State) -> None:
-        """Compute phase metrics and the token table at the end of a phase; keep its trained parameters."""
-        name, steps, params = program.phase.name, program.probe_steps, state.carried.state.params
-        model = self.batch.group.setting.model
-        for (probe, _), seen in zip(program.observe, state.history.values(), strict=True):
-            found = probe.conclude(seen, params, model, self.loaded)
-            on_the_way, at_the_end = concluded(probe, found, len(seen), len(steps))
-            for row, step in enumerate(steps):
-                self.records.add(name, step, {metric: x[:, row] for metric, x in on_the_way.items()})
-            self.records.add(name, steps[-1], at_the_end)
-        columns = jax.device_get(program.tokens(params, self.loaded.splits, self.numbers))
-        self.records.add_tokens(name, columns, self.loaded)
-        self.kept[name] = {moved: get(params, moved) for moved in _moved(params, program.phase, state.index)}
-
-    def save_so_far(self, state: _State) -> None:
-        """Save a checkpoint of the batch."""
-        arrays = {"state": {"carried": state.carried, "kept": self.kept}, "history": state.history}
-        with self.clock.saving():
-            self.save(arrays, self.records.so_far, state.index, state.step)
-
-    def save(self, arrays: Any, tables: Tables, phase: int, step: int, finished: bool = False) -> None:
-        """Save the state of the batch."""
-        cells = {str(cell.number): cell.config_hash for cell in self.batch.cells}
-        self.folder.save(
-            self.batch.name,
-            arrays,
-            tables,
-            cells=cells,
-            phase=phase,
-            step=step,
-            failures=self.records.failures,
-            finished=finished,
-        )
-
-    def initial_state(self, program: Program, index: int, params: Any, keys: Any) -> _State:
-        """Return the state at the start of a phase."""
-        carried = program.begin(params, self.loaded.splits, self.numbers, keys)
-        return _State(index, 0, carried, program.histories(carried))
-
-    def restored_state(
-        self, program: Program, index: int, params: Any, keys: Any, saved: BatchState
-    ) -> _State | None:
-        """Return the state of a checkpoint; None if it is damaged."""
-        like = program.begin.shapes(params, self.loaded.splits, self.numbers, keys)
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-        kept = {
-            phase.name: {name: get(shapes, name) for name in _moved(params, phase, number)}
-            for number, phase in enumerate(self.batch.group.setting.phases[:index])
-        }
-        wanted = {"state": {"carried": like, "kept": kept}, "history": program.histories(like)}
-        if (found := self.folder.restore(self.batch.name, saved, wanted)) is None:
-            return None
-        lanes = jax.tree.leaves(shapes)[0].shape[0]
-        found = devices.padded_again(found, len(self.batch.lanes), lanes)
-        self.kept.update(found["state"]["kept"])
-        carried = devices.put(found["state"]["carried"], self.loaded.shared)
-        return _State(index, saved.step, carried, found["history"])
+    def replace_by_halves(self, batch: Batch) -> list[Batch]:
+        """Replace a batch that ran out of memory by its halves in the folder; return them."""
+        halves = halved(batch)
+        text = " and ".join(half.name for half in halves)
+        self.reporter.note(f"{batch.name}: out of memory; running {text} instead")
+        self.folder.forget(batch.name)
+        place = self.batches.index(batch)
+        self.batches[place : place + 1] = halves
+        # Written at once, because a run that stops here must find the new batches when it resumes.
+        self.known["batches"] = manifest.batch_entries(self.batches)
+        self.folder.write_manifest(self.known)
+        self.monitor.expect(halves)
+        return halves
 
 
-def _moved(params: Any, phase: Any, index: int) -> Sequence[str]:
-    """Return the parameters to keep after a phase: all after the first one, else those that it trains."""
-    return names(params) if index == 0 else phase.train
+def _is_out_of_memory(error: Exception) -> bool:
+    first = str(error).strip().partition("\n")[0]
+    return isinstance(error, MemoryError) or (
+        isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in first
+    )

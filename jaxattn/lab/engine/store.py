@@ -20,7 +20,7 @@ from jaxattn.lab.storage.files import Damaged
 from jaxattn.lab.storage.objects import is_address
 
 # Files that exist before anything is computed, or remain if nothing could be computed.
-EMPTY = (lock.FILE, "parts", "checkpoints", run_log.NAME, manifest.NAME, *OWN)
+EMPTY = (lock.FILE, "parts", "checkpoints", run_log.RUN_LOG, manifest.MANIFEST, *OWN)
 
 
 class Store:
@@ -50,14 +50,14 @@ class Store:
         self.directory.mkdir(parents=True, exist_ok=True)
         with lock.locked(self.directory, self.warn), self.bucket.locked(self.warn):
             files.remove_temporary(self.directory)
-            existed = (self.directory / manifest.NAME).exists()
+            existed = (self.directory / manifest.MANIFEST).exists()
             try:
                 yield
             except InputError:
                 if not existed:
                     self._clear()
                     self.bucket.delete(
-                        x for x in (manifest.NAME, run_log.NAME) if not (self.directory / x).exists()
+                        x for x in (manifest.MANIFEST, run_log.RUN_LOG) if not (self.directory / x).exists()
                     )
                 raise
 
@@ -70,7 +70,7 @@ class Store:
                 made, existed = [], True
             else:
                 made = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
-                existed = (self.directory / manifest.NAME).exists()
+                existed = (self.directory / manifest.MANIFEST).exists()
         if strange:
             yield  # not a results folder: `join` will raise
             return
@@ -84,7 +84,7 @@ class Store:
                 try:
                     yield
                 except Exception as error:
-                    described = (self.directory / manifest.NAME).exists()
+                    described = (self.directory / manifest.MANIFEST).exists()
                     if not existed and (isinstance(error, InputError) or not described):
                         self._clear()
                     raise
@@ -100,13 +100,13 @@ class Store:
                 if (self.directory / name).exists():
                     (self.directory / name).rmdir()
             if {path.name for path in self.directory.iterdir()} <= set(EMPTY):
-                for name in (run_log.NAME, manifest.NAME, lock.FILE):
+                for name in (run_log.RUN_LOG, manifest.MANIFEST, lock.FILE):
                     (self.directory / name).unlink(missing_ok=True)
 
     def _is_strange(self) -> bool:
         if self.bucket:
             return False  # `Bucket.locked` has checked the folder
-        if not self.directory.is_dir() or (self.directory / manifest.NAME).exists() or self.batches():
+        if not self.directory.is_dir() or (self.directory / manifest.MANIFEST).exists() or self.batches():
             return False
         return any(path.name not in EMPTY for path in self.directory.iterdir())
 
@@ -131,13 +131,13 @@ class Store:
             )
         known = None
         try:
-            known = manifest.find(self.directory)
+            known = manifest.find_manifest(self.directory)
         except Damaged as error:
             reason = str(error).removesuffix(f"; {manifest.REBUILD}")
             if not self.batches():
                 raise InputError(f"{reason}; delete it, or choose another folder with --out") from None
             self.warn(f"{reason}; rebuilding it from the batches there")
-        self._strays = strays.find(self.directory, known, described["seeds"])
+        self._strays = strays.find_strays(self.directory, known, described["seeds"])
         batches = self.batches()
         changed = differences(known["config"], described["config"]) if known else []
         if batches:
@@ -162,7 +162,7 @@ class Store:
             InputError: it has another config than `described`, or cannot be read.
         """
         batches = self.batches()
-        known = manifest.find(self.directory) if batches else None
+        known = manifest.find_manifest(self.directory) if batches else None
         if known is not None:
             self._check_same(differences(known["config"], described["config"]), described, batches)
         return known
@@ -180,21 +180,21 @@ class Store:
         found = []
         for batch in batches:
             with suppress(Damaged):
-                if saved := batch_state.read(self.directory, batch):
+                if saved := batch_state.read_state(self.directory, batch):
                     found.append(saved)
         return found
 
     def write_manifest(self, content: Mapping[str, Any]) -> None:
         """Replace the manifest."""
-        with files.saving(self.directory / manifest.NAME, self.directory):
-            manifest.write(self.directory, content)
+        with files.saving(self.directory / manifest.MANIFEST, self.directory):
+            manifest.write_manifest(self.directory, content)
             if self.bucket:
-                self.bucket.commit(manifest.NAME)
+                self.bucket.commit(manifest.MANIFEST)
 
     def log(self, entry: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
-        with files.saving(self.directory / run_log.NAME, self.directory):
-            run_log.append(self.directory, entry)
+        with files.saving(self.directory / run_log.RUN_LOG, self.directory):
+            run_log.append_entry(self.directory, entry)
 
     def batches(self) -> list[str]:
         """Return the names of the run's batches in this folder, finished or not."""
@@ -207,18 +207,18 @@ class Store:
 
     def is_finished(self, batch: str) -> bool:
         """Return True if a batch is finished, without checking its tables."""
-        saved = batch_state.read(self.directory, batch)
+        saved = batch_state.read_state(self.directory, batch)
         return saved is not None and saved.finished
 
     def is_whole(self, batch: str) -> bool:
         """Return True if a batch is finished and its tables are intact; set a damaged batch aside."""
         try:
-            saved = batch_state.read(self.directory, batch)
+            saved = batch_state.read_state(self.directory, batch)
             if saved is None or not saved.finished:
                 return False
             for name, sha256 in saved.tables.items():
                 place = batch_state.table_path(self.directory, batch, name, sha256)
-                files.check(place, self.directory, sha256)
+                files.check_file(place, self.directory, sha256)
             if saved.batch is None:
                 batch_state.check_lanes(self.directory, batch, saved)
         except Damaged as error:
@@ -284,13 +284,13 @@ class Store:
             saved = BatchState(finished, phase, step, failures, digests, checkpoint, by)
             if self.bucket:
                 self.bucket.send_named(batch, saved)
-            batch_state.write(self.directory, batch, saved)
+            batch_state.write_state(self.directory, batch, saved)
             if self.bucket:
                 self.bucket.commit_batch(batch, saved)
             self._drop_others(batch, saved)
 
     def _number(self, batch: str) -> int:
-        saved = batch_state.read(self.directory, batch)
+        saved = batch_state.read_state(self.directory, batch)
         return saved.checkpoint.number if saved else 0
 
     def _write_tables(self, batch: str, tables: Callable[[], Mapping[str, pd.DataFrame]]) -> dict[str, str]:
@@ -299,7 +299,7 @@ class Store:
             content = _parquet(table)
             digests[name] = files.digest(content)
             place = batch_state.table_path(self.directory, batch, name, digests[name])
-            files.write(place, content, self.directory)
+            files.write_file(place, content, self.directory)
         return digests
 
     def _drop_others(self, batch: str, saved: BatchState) -> None:
@@ -349,7 +349,7 @@ class Store:
         try:
             for name in TABLES:
                 path = self.directory / f"{name}.parquet"
-                files.check(path, self.directory, known["sha256"].get(name, ""))
+                files.check_file(path, self.directory, known["sha256"].get(name, ""))
         except Damaged as error:
             self.warn(f"{error}; merging the tables again")
             return False
@@ -364,7 +364,9 @@ class Store:
         """
         if not batches:
             return {"failures": [], "sha256": {}}
-        found = {batch: saved for batch in batches if (saved := batch_state.read(self.directory, batch))}
+        found = {
+            batch: saved for batch in batches if (saved := batch_state.read_state(self.directory, batch))
+        }
         sums = {}
         for name in TABLES:
             parts = [
@@ -374,12 +376,12 @@ class Store:
             if len(parts) == 1:
                 ((batch, saved),) = found.items()
                 place = batch_state.table_path(self.directory, batch, name, saved.tables[name])
-                content = files.read(place, self.directory, saved.tables[name])
+                content = files.read_file(place, self.directory, saved.tables[name])
             else:
                 content = _parquet(pd.concat(parts, ignore_index=True))
             path = self.directory / f"{name}.parquet"
             with files.saving(path, self.directory):
-                files.write(path, content, self.directory)
+                files.write_file(path, content, self.directory)
                 if self.bucket:
                     self.bucket.send([path.name])
             sums[name] = files.digest(content)

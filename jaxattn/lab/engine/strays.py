@@ -9,7 +9,7 @@ from jaxattn.lab.storage.batch_state import Misplaced
 from jaxattn.lab.storage.files import Damaged
 
 
-def find(directory: Path, known: Mapping[str, Any] | None, asked: Iterable[int]) -> dict[str, str]:
+def find_strays(directory: Path, known: Mapping[str, Any] | None, asked: Iterable[int]) -> dict[str, str]:
     """Find the batches of a folder that do not belong to its run.
 
     The manifest lists the batches of the run. Another batch belongs to the run if it is intact, has its own
@@ -38,7 +38,7 @@ def find(directory: Path, known: Mapping[str, Any] | None, asked: Iterable[int])
             found[batch] = f"{place}: has seeds that were not requested"
             continue
         try:
-            if (saved := batch_state.read(directory, batch)) is None:
+            if (saved := batch_state.read_state(directory, batch)) is None:
                 continue
             if saved.batch is None:
                 batch_state.check_lanes(directory, batch, saved)

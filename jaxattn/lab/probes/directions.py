@@ -28,7 +28,7 @@ from jaxattn.theory import (
     relaxed_max_margin,
 )
 
-Metrics = dict[str, np.ndarray]
+_Metrics = dict[str, np.ndarray]
 _ON_THE_WAY_P = ("one_minus_cosine", "margin_ratio")
 _AT_THE_END_P = (
     "certified_distance",
@@ -80,7 +80,7 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
 
     def conclude(
         self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
-    ) -> tuple[Metrics, Metrics]:
+    ) -> tuple[_Metrics, _Metrics]:
         """Compute the max-margin direction of every seed's final selection, and compare p with it.
 
         Args:
@@ -178,7 +178,7 @@ def _facts(mm: MaxMargin, away: Any) -> tuple[Any, ...]:
     return bound, feasible, mm.margin, mm.duality_gap, mm.primal_residual, support
 
 
-def _named(away: Any, ratio: Any, *facts: Any) -> tuple[Metrics, Metrics]:
+def _named(away: Any, ratio: Any, *facts: Any) -> tuple[_Metrics, _Metrics]:
     on_the_way = {name: np.asarray(x) for name, x in zip(_ON_THE_WAY_P, (away, ratio), strict=True)}
     return on_the_way, {name: np.asarray(x) for name, x in zip(_AT_THE_END_P, facts, strict=True)}
 
@@ -221,7 +221,7 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
 
     def conclude(
         self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
-    ) -> tuple[Metrics, Metrics]:
+    ) -> tuple[_Metrics, _Metrics]:
         """Compute the directions of every seed, and compare p and v with them.
 
         Args:
@@ -312,7 +312,7 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
 
     def conclude(
         self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
-    ) -> tuple[Metrics, Metrics]:
+    ) -> tuple[_Metrics, _Metrics]:
         """Certify the limit of every seed, and compare p with it.
 
         Args:

@@ -72,7 +72,7 @@ class Importance(Probe, frozen=True, kw_only=True):
             parts = zip(*(jnp.split(x, len(_PAIRS), axis=1) for x in (columns, against)), ends, strict=True)
             means = jnp.concatenate(
                 [
-                    jax.vmap(partial(bin_means, bins=self.bins, low=low, high=high), 1, 1)(x, y)
+                    jax.vmap(partial(bin_means_array, bins=self.bins, low=low, high=high), 1, 1)(x, y)
                     for x, y, (low, high) in parts
                 ],
                 axis=1,
@@ -80,10 +80,12 @@ class Importance(Probe, frozen=True, kw_only=True):
             numbers = jnp.arange(self.bins, dtype=scores.dtype)
             for name, each in zip(("Ev", "Ep"), jnp.split(means, len(_PAIRS), axis=1), strict=False):
                 found[f"{name}_bin"] = each.mean(axis=1)
-            note("bins", jax.vmap(spearman, (1, None, 1))(means, numbers, jnp.isfinite(means)))
-        note("tokens", jax.vmap(spearman, (1, 1, None))(columns, against, frequent))
+            note("bins", jax.vmap(spearman_array, (1, None, 1))(means, numbers, jnp.isfinite(means)))
+        note("tokens", jax.vmap(spearman_array, (1, 1, None))(columns, against, frequent))
         present = tokens.count > 0
-        found["correlation_Ev_alpha"] = jax.vmap(pearson, (1, 1, None))(values, tokens.alpha, present).mean()
+        found["correlation_Ev_alpha"] = jax.vmap(pearson_array, (1, 1, None))(
+            values, tokens.alpha, present
+        ).mean()
         return found
 
 
@@ -99,7 +101,7 @@ def token_columns(context: ProbeContext) -> dict[str, Array]:
     }
 
 
-def bin_means(
+def bin_means_array(
     values: Float[Array, " V"],
     difference: Float[Array, " V"],
     bins: int,
@@ -126,7 +128,7 @@ def bin_means(
     return jnp.where(member, values, 0).sum(axis=1) / member.sum(axis=1)
 
 
-def spearman(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array, " N"]) -> Float[Array, ""]:
+def spearman_array(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array, " N"]) -> Float[Array, ""]:
     """Compute Spearman's rank correlation over the entries in use; ties have their average rank.
 
     Returns:
@@ -134,10 +136,10 @@ def spearman(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array, " N"
     """
     # Both sides are sorted together because sorting takes long to compile.
     ranks = jax.vmap(_ranks, (0, None))(jnp.stack([x, y]), use)
-    return pearson(ranks[0], ranks[1], use)
+    return pearson_array(ranks[0], ranks[1], use)
 
 
-def pearson(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array, " N"]) -> Float[Array, ""]:
+def pearson_array(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array, " N"]) -> Float[Array, ""]:
     """Compute Pearson's correlation over the entries in use; NaN if one side is constant."""
     number = use.sum()
     x = jnp.where(use, x, 0)

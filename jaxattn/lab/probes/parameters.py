@@ -29,7 +29,7 @@ class Norms(Probe, frozen=True, kw_only=True):
         return {f"norm_{name}": optax.tree.norm(get(context.params, name)) for name in names(context.params)}
 
 
-def cosine(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array, ""]:
+def cosine_array(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array, ""]:
     """Compute x·y / (‖x‖ ‖y‖) over all entries, of any size; NaN if one of them is zero."""
     # Without the scaling, squares of small gradients would underflow.
     x, y = (z / jnp.abs(z).max() for z in (x, y))
@@ -55,9 +55,9 @@ class Alignments(Probe, frozen=True, kw_only=True):
             if get(params, one).shape == get(params, other).shape
         ]
         _, gradients = context.loss_and_gradients
-        between = {f"cos_{x}_{y}": cosine(get(params, x), get(params, y)) for x, y in pairs}
+        between = {f"cos_{x}_{y}": cosine_array(get(params, x), get(params, y)) for x, y in pairs}
         return between | {
-            f"cos_{name}_descent": cosine(get(params, name), -gradients[name]) for name in context.train
+            f"cos_{name}_descent": cosine_array(get(params, name), -gradients[name]) for name in context.train
         }
 
 

@@ -84,7 +84,7 @@ def bin_means(
 
 Floats = NDArray[np.float64]
 
-STATISTICS = ("Pearson, tokens", "Spearman, tokens", "Pearson, bins", "Spearman, bins")
+CORRELATIONS = ("Pearson, tokens", "Spearman, tokens", "Pearson, bins", "Spearman, bins")
 
 
 class Binned(NamedTuple):
@@ -108,7 +108,7 @@ def correlations(x: Binned, y: Floats, weights: Floats) -> Floats:
         weights: (R, N) ≥ 0; multiplicity of each point.
 
     Returns:
-        (4, R): `STATISTICS`. NaN where a side is constant or fewer than two points or bins have weight.
+        (4, R): `CORRELATIONS`. NaN where a side is constant or fewer than two points or bins have weight.
     """
     ranks = weighted_ranks(x.values, weights), weighted_ranks(y, weights)
     member = (x.bins[:, None] == np.arange(x.bins.max(initial=0) + 1)).astype(float)

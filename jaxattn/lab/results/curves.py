@@ -12,14 +12,14 @@ from matplotlib.lines import Line2D
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.results import turns
-from jaxattn.lab.results.drawn import Drawn
+from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import evenly, file_name, literal, seed_words, settings_label, unknown_metric
 from jaxattn.lab.results.run import LONGEST_LABEL, Run
 from jaxattn.lab.results.statistics import aggregate, geometric_words
-from jaxattn.lab.results.style import INK, SOFT, WIDTH, colours, legend_below, style
+from jaxattn.lab.results.style import FIGURE_WIDTH, INK, SOFT, colours, legend_below, style
 
 PANELS = ("loss", "accuracy", "p_norm", "log_gradient_norm", "important_mass")
-MOST_CELLS = 12
+_MOST_CELLS = 12
 
 
 def curves(
@@ -30,7 +30,7 @@ def curves(
     cells: tuple[int, ...] | None = None,
     x: str = "step",
     scale: Literal["linear", "log"] | None = None,
-) -> Drawn:
+) -> RenderedFigure:
     """Plot metrics against the step: the mean over seeds with its 95 % interval, see `statistics.aggregate`.
 
     Steps of different step sizes or dynamics are not comparable; ‖p‖ is: x = "p_norm".
@@ -56,7 +56,7 @@ def curves(
     phases = _phases(results, phase, x)
     panels = _panels(records, metrics)
     every = [int(cell["cell"]) for cell in results.manifest["cells"]]
-    chosen = evenly(every, MOST_CELLS) if cells is None else list(cells)
+    chosen = evenly(every, _MOST_CELLS) if cells is None else list(cells)
     labels = [settings_label(results.settings(cell))[:LONGEST_LABEL] or f"cell {cell}" for cell in chosen]
     drawn = [metric for panel in panels.values() for metric in panel]
     wanted = (
@@ -73,7 +73,7 @@ def curves(
         rows = {name: -(-len(shown) // _columns(len(shown))) for name, shown in present.items()}
         title = 0.25 if len(phases) > 1 else 0.0
         heights = [1.75 * rows[name] + title for name in phases]
-        figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
+        figure = Figure(figsize=(FIGURE_WIDTH, sum(heights)), layout="constrained")
         blocks = figure.subfigures(len(phases), 1, height_ratios=heights, squeeze=False)[:, 0]
         for block, name in zip(blocks, phases, strict=True):
             if len(phases) > 1:
@@ -86,7 +86,7 @@ def curves(
                 figure,
                 [Line2D([], [], color=c, label=label) for c, label in zip(palette, labels, strict=True)],
             )
-    return Drawn(
+    return RenderedFigure(
         file_name("curves", *([phase] if phase else []), *(metrics or []), *([] if x == "step" else [x])),
         "Training curves",
         " ".join([_caption(results, table, phases, chosen, x), *_turns(table, present, chosen, x)]),
@@ -114,7 +114,7 @@ def _turns(
     return [
         sentence.replace("The ", f"In the phase {name}, the ", 1) if len(present) > 1 else sentence
         for name, panels in (present if x == "step" else {}).items()
-        for sentence in turns.sentences(table[table["phase"] == name], panels, chosen)
+        for sentence in turns.turning_sentences(table[table["phase"] == name], panels, chosen)
     ]
 
 

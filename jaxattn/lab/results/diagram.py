@@ -12,7 +12,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from jaxattn.core.errors import InputError, counted
-from jaxattn.lab.results.drawn import Drawn
+from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import (
     axis_label,
     evenly,
@@ -29,7 +29,7 @@ from jaxattn.lab.results.labels import (
 )
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import aggregate, metric_at_end
-from jaxattn.lab.results.style import BLUE, GREY, RED, SOFT, WIDTH, style
+from jaxattn.lab.results.style import BLUE, FIGURE_WIDTH, GREY, RED, SOFT, style
 
 # Largest number of ticks on an axis, and of tiles with their value printed, that remain readable.
 _MOST_TICKS, _MOST_NUMBERS = 40, 400
@@ -42,7 +42,7 @@ def diagram(
     y_axis: str,
     metric: str = "important_selected",
     phase: str | None = None,
-) -> Drawn:
+) -> RenderedFigure:
     """Plot the mean of a metric over seeds as colour over two axes, with its value in every tile.
 
     Args:
@@ -73,7 +73,9 @@ def diagram(
     others = [axis for axis in results.axes if axis not in (x_axis, y_axis)]
     averaged = f" and over {', '.join(others)}" if others else ""
     with style():
-        figure = Figure(figsize=(min(WIDTH, 1.8 + 0.62 * columns), 1.1 + 0.36 * rows), layout="constrained")
+        figure = Figure(
+            figsize=(min(FIGURE_WIDTH, 1.8 + 0.62 * columns), 1.1 + 0.36 * rows), layout="constrained"
+        )
         ax = figure.subplots()
         look: Any = {"cmap": "viridis", "norm": _scale(values), "edgecolors": "white", "linewidth": 1.5}
         mesh = ax.pcolormesh(values, **look)
@@ -90,7 +92,7 @@ def diagram(
             at: Any = {"ha": "center", "va": "center", "color": "white" if dark else "black"}
             ax.text(column + 0.5, row + 0.5, text, **at)
         ax.set(xlabel=axis_label(x_axis), ylabel=axis_label(y_axis), title=results.label(metric))
-    return Drawn(
+    return RenderedFigure(
         file_name("diagram", metric, y_axis, x_axis, *([] if phase == results.phases[-1] else [phase])),
         f"{metric} over {y_axis} and {x_axis}",
         f"Mean of {metric} over {seed_words(table['n'])}{averaged} at the end of phase {phase}, for every "
@@ -131,7 +133,7 @@ class PhaseDiagram:
     outcomes: pd.DataFrame
     thresholds: pd.DataFrame
 
-    def figure(self, theory: Theory | None = None, *, label: str = "theory") -> Drawn:
+    def figure(self, theory: Theory | None = None, *, label: str = "theory") -> RenderedFigure:
         """Plot the thresholds at which half of the seeds cross, with intervals, and the points that were run.
 
         Args:
@@ -148,7 +150,7 @@ class PhaseDiagram:
         horizontal = _Horizontal.of(self.thresholds["x"].tolist())
         table = self.thresholds.set_index("x").loc[horizontal.values]
         with style():
-            figure = Figure(figsize=(0.7 * WIDTH, 3.2), layout="constrained")
+            figure = Figure(figsize=(0.7 * FIGURE_WIDTH, 3.2), layout="constrained")
             ax = figure.subplots()
             _points(ax, self, horizontal)
             run = sorted(self.outcomes["y"].unique().tolist())
@@ -177,7 +179,7 @@ class PhaseDiagram:
                 ax.set_yscale("log")
             ax.set(xlabel=axis_label(self.x), ylabel=axis_label(self.y))
             ax.legend(loc="best", labelcolor=SOFT)
-        return Drawn(
+        return RenderedFigure(
             file_name("boundary", self.y, self.x),
             f"Threshold of {self.y} over {self.x}",
             _words(self, label if theory is not None else ""),

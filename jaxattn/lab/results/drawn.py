@@ -46,7 +46,7 @@ def read_words(directory: Path) -> Words:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RenderedFigure:
     """A figure with its caption.
 
     Attributes:
@@ -78,7 +78,7 @@ class Picture:
     """A figure that was drawn earlier, with its caption.
 
     Attributes:
-        name, title, caption, number: see `Drawn`.
+        name, title, caption, number: see `RenderedFigure`.
         content: contents of the PNG file.
     """
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 
 from jaxattn.core.errors import InputError, UserCodeError, in_user_code
-from jaxattn.lab.results.drawn import Drawn, OwnWords, Picture, read_words
+from jaxattn.lab.results.drawn import OwnWords, Picture, RenderedFigure, read_words
 from jaxattn.lab.results.labels import file_name
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import files
@@ -36,7 +36,7 @@ OF_TOKENS = ("importance", "one_step_law", "top_tokens")
 AS_DRAWN = " This is the figure of the run: reading results never executes code from a folder."
 
 
-Progress = Callable[[str, float], None]
+FigureProgress = Callable[[str, float], None]
 
 
 class Problem(NamedTuple):
@@ -46,7 +46,7 @@ class Problem(NamedTuple):
     trace: str
 
 
-def function(kind: Any, place: str = "figure") -> Callable[..., Drawn]:
+def function(kind: Any, place: str = "figure") -> Callable[..., RenderedFigure]:
     """Import the function that draws a kind.
 
     Args:
@@ -54,7 +54,7 @@ def function(kind: Any, place: str = "figure") -> Callable[..., Drawn]:
         place: location of the kind in the sweep file, for the error message.
 
     Returns:
-        A function (results, **options) -> Drawn.
+        A function (results, **options) -> RenderedFigure.
 
     Raises:
         InputError: the kind is unknown.
@@ -65,7 +65,7 @@ def function(kind: Any, place: str = "figure") -> Callable[..., Drawn]:
     return getattr(importlib.import_module(module), name)
 
 
-def check(
+def check_figures(
     specs: Mapping[int, Mapping[str, Any]],
     *,
     phases: Sequence[str],
@@ -112,7 +112,7 @@ def metrics_of(specs: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
     return {place: metric for place, metric in found.items() if metric != "step"}
 
 
-def draw(results: Run, spec: Mapping[str, Any]) -> Drawn:
+def draw_figure(results: Run, spec: Mapping[str, Any]) -> RenderedFigure:
     """Draw one figure.
 
     Args:
@@ -129,14 +129,14 @@ def draw(results: Run, spec: Mapping[str, Any]) -> Drawn:
     return drawing(results, **options)
 
 
-def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, Any]) -> Drawn:
+def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, Any]) -> RenderedFigure:
     """Draw a figure with a user-defined function or class, in the common style.
 
     Args:
         results: a results folder.
         drawing: a function (results, **options), or a class of these options whose instances are called with
-            the results. It returns a `Drawn`, or a matplotlib figure. The latter gets the name of the
-            function or class, and the first line of its docstring as caption.
+            the results. It returns a `RenderedFigure`, or a matplotlib figure. The latter gets the name of
+            the function or class, and the first line of its docstring as caption.
         options: its options.
 
     Returns:
@@ -155,10 +155,10 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
     name = getattr(drawing, "__name__", type(drawing).__name__)
     if isinstance(found, Figure):
         words = inspect.getdoc(drawing) or ""
-        found = Drawn(name, name.replace("_", " ").capitalize(), words.partition("\n")[0], found)
-    if not isinstance(found, Drawn):
+        found = RenderedFigure(name, name.replace("_", " ").capitalize(), words.partition("\n")[0], found)
+    if not isinstance(found, RenderedFigure):
         raise InputError(
-            f"figure {name}: returned {type(found).__name__}; return a matplotlib Figure or a Drawn"
+            f"figure {name}: returned {type(found).__name__}; return a matplotlib Figure or a RenderedFigure"
         )
     # An invalid formula raises only when it is rendered.
     found.figure.draw_without_rendering()
@@ -168,8 +168,8 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
 def draw_all(
     results: Run,
     own: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
-    progress: Progress = lambda what, share: None,
-) -> tuple[list[Drawn | Picture], list[Problem]]:
+    progress: FigureProgress = lambda what, share: None,
+) -> tuple[list[RenderedFigure | Picture], list[Problem]]:
     """Draw the figures of the sweep file; without any, curves and token importance.
 
     Args:
@@ -184,16 +184,16 @@ def draw_all(
     tokens = [{"kind": "importance"}] if len(results.tokens) else []
     specs = results.manifest["config"].get("figures") or [{"kind": "curves"}, *tokens]
     before = _drawn_before(results)
-    found: list[Drawn | Picture] = []
+    found: list[RenderedFigure | Picture] = []
     problems: list[Problem] = []
     for number, spec in enumerate(specs):
         kind = str(spec.get("kind"))
         place = f"figures[{number}] ({kind})"
         progress(f"drawing {place}", number / len(specs))
-        drawn: Drawn | Picture
+        drawn: RenderedFigure | Picture
         try:
             if ":" not in kind:
-                drawn = _guarded(partial(draw, results, spec))
+                drawn = _guarded(partial(draw_figure, results, spec))
             elif kind in own:
                 options = {key: value for key, value in spec.items() if key != "kind" and value is not None}
                 drawn = _guarded(partial(draw_own, results, own[kind], options), _files(own[kind]))
@@ -213,7 +213,7 @@ def draw_all(
     return found, problems
 
 
-def words_of_own(results: Run, figures: Sequence[Drawn | Picture]) -> tuple[OwnWords, ...]:
+def words_of_own(results: Run, figures: Sequence[RenderedFigure | Picture]) -> tuple[OwnWords, ...]:
     """Return index, name, title and caption of every user-defined figure."""
     specs = results.manifest["config"].get("figures") or []
     return tuple(
@@ -223,7 +223,7 @@ def words_of_own(results: Run, figures: Sequence[Drawn | Picture]) -> tuple[OwnW
     )
 
 
-def _guarded(drawing: Callable[[], Drawn], files: frozenset[str] = frozenset()) -> Drawn:
+def _guarded(drawing: Callable[[], RenderedFigure], files: frozenset[str] = frozenset()) -> RenderedFigure:
     """Draw a figure; an exception from user code or from a folder's data fails this figure only.
 
     Args:
@@ -254,7 +254,7 @@ def _drawn_before(results: Run) -> dict[int, Picture]:
         for each in drawn.own:
             name = file_name(each.name)
             path = f"figures/{name}.png"
-            content = files.read(
+            content = files.read_file(
                 results.directory / path, results.directory, drawn.sha256.get(path, "none"), files.MOST_JSON
             )
             caption = each.caption.removesuffix(AS_DRAWN) + AS_DRAWN
@@ -262,7 +262,7 @@ def _drawn_before(results: Run) -> dict[int, Picture]:
     return found
 
 
-def _bind(spec: Mapping[str, Any], place: str) -> tuple[Callable[..., Drawn], dict[str, Any]]:
+def _bind(spec: Mapping[str, Any], place: str) -> tuple[Callable[..., RenderedFigure], dict[str, Any]]:
     kind = spec.get("kind")
     drawing = function(kind, place)
     options = {key: value for key, value in spec.items() if key != "kind" and value is not None}

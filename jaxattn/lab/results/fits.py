@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from jaxattn.lab.results.intervals import student_t
 from jaxattn.lab.results.judge import Estimate
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def power_law(x: ArrayLike, y_by_seed: ArrayLike) -> PowerLaw:
     return PowerLaw(slope, float(mean_y.mean() - slope * mean_x.mean()), float(low), float(high), seeds)
 
 
-def powers(x: Any, y: Any) -> Floats:
+def powers(x: Any, y: Any) -> _Floats:
     """Fit the power of a law y ~ x^power for every seed.
 
     Args:
@@ -69,7 +69,7 @@ def powers(x: Any, y: Any) -> Floats:
     return _lines(x, y)[0]
 
 
-def _lines(x: Any, y: Any) -> tuple[Floats, Floats, Floats]:
+def _lines(x: Any, y: Any) -> tuple[_Floats, _Floats, _Floats]:
     """Return slope, mean of log x and mean of log y of every row, over the points where both are positive."""
     y = np.asarray(y, float)
     x = np.broadcast_to(np.asarray(x, float), y.shape)

@@ -11,10 +11,10 @@ from jaxattn.lab.results.labels import format_number, setting
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import estimates, last_steps
 
-MOST = 6
+_MOST = 6
 ACCURACIES = ("test_accuracy", "validation_accuracy", "accuracy", "train_accuracy")
-LOSSES = ("loss", "log_loss", "test_loss")
-VALUES = ("spearman_Ev_tokens", "spearman_Ev_bins", "correlation_Ev_alpha")
+_LOSSES = ("loss", "log_loss", "test_loss")
+_VALUES = ("spearman_Ev_tokens", "spearman_Ev_bins", "correlation_Ev_alpha")
 DIRECTIONS = {
     "one_minus_cosine": "its max-margin direction",
     "relaxed_one_minus_cosine": "p_relax",
@@ -23,7 +23,7 @@ DIRECTIONS = {
 # Metrics that built-in phases and probes record by default, in display order.
 STANDARD = (
     "important_selected", "spearman_Ev_tokens", "spearman_Ep_absolute_tokens", "one_step_error",
-    "important_mass", "important_tied", *ACCURACIES, *LOSSES, *VALUES, "spearman_Ep_absolute_bins",
+    "important_mass", "important_tied", *ACCURACIES, *_LOSSES, *_VALUES, "spearman_Ep_absolute_bins",
     "selected_tokens",
     "spearman_Ep_signed_tokens", "spearman_Ep_signed_bins", "p_norm", "log_gradient_norm", "validation_loss",
     "test_accuracy_best_on_test", "test_accuracy_best_on_validation", "evaluations", "came_to_end",
@@ -56,10 +56,10 @@ def metrics(results: Run) -> list[str]:
     """
     names = recorded(results)
     asked = [name for name in names if name not in STANDARD]
-    first = [_first(group, names) for group in (ACCURACIES, LOSSES)]
+    first = [_first(group, names) for group in (ACCURACIES, _LOSSES)]
     others = [name for name in STANDARD if name in names]
     order = dict.fromkeys([*filter(None, first), *asked[:2], *others, *asked])
-    return list(order)[:MOST]
+    return list(order)[:_MOST]
 
 
 def sentences(results: Run) -> tuple[str, str]:
@@ -76,9 +76,9 @@ def sentences(results: Run) -> tuple[str, str]:
     asked = [name for name in names if name not in STANDARD and name not in DIRECTIONS]
     # Values of different losses cannot be compared.
     has_one_loss = not any(axis.partition(".")[0] == "loss" for axis in results.axes)
-    groups = (ACCURACIES, LOSSES) if has_one_loss else (ACCURACIES,)
+    groups = (ACCURACIES, _LOSSES) if has_one_loss else (ACCURACIES,)
     fit = [name for group in groups if (name := _first(group, names))]
-    values, direction = (_first(group, names) for group in (VALUES, DIRECTIONS))
+    values, direction = (_first(group, names) for group in (_VALUES, DIRECTIONS))
     known: list[tuple[str | None, Callable[[list[_Estimated]], str]]] = [
         (values, lambda cells: _follows(values or "", cells)),
         (_first(["important_selected"], names), _selects),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 LEVEL = 0.95
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
@@ -103,7 +103,9 @@ def jackknife(value: Any, left_out: Any) -> tuple[Any, Any]:
     return _around(value, np.where(matters, _quantile_of_t(n - 1, LEVEL) * error, np.nan))
 
 
-def accelerated(value: Any, draws: Any, left_out: Any, *, confidence: float = LEVEL) -> tuple[Floats, Floats]:
+def accelerated(
+    value: Any, draws: Any, left_out: Any, *, confidence: float = LEVEL
+) -> tuple[_Floats, _Floats]:
     """Compute bias-corrected and accelerated bootstrap intervals (BCa).
 
     The percentiles are Φ(z0 + (z0 + z)/(1 - a (z0 + z))) for z = ± the normal quantile, with z0 = Φ⁻¹(share
@@ -138,7 +140,7 @@ def accelerated(value: Any, draws: Any, left_out: Any, *, confidence: float = LE
     return np.where(known, low, np.nan), np.where(known, high, np.nan)
 
 
-def resamples(points: int, number: int, rng: np.random.Generator) -> Floats:
+def resamples(points: int, number: int, rng: np.random.Generator) -> _Floats:
     """Sample bootstrap weights: the multiplicity of each of N points in N draws, (number, N)."""
     draws = rng.integers(0, points, (number, points))
     draws += points * np.arange(number)[:, None]
@@ -155,7 +157,7 @@ def _quantile_of_t(freedom: int, confidence: float) -> float:
     return float(stdtrit(freedom, (1 + confidence) / 2))
 
 
-def _quantiles(draws: Floats, share: Any) -> Any:
+def _quantiles(draws: _Floats, share: Any) -> Any:
     ordered = np.sort(draws, axis=0)
     place = np.asarray(np.nan_to_num(share) * (len(draws) - 1))
     first = place.astype(int)

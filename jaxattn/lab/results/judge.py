@@ -13,7 +13,7 @@ Clopper and Pearson for a share. If all seeds give the same number there is no i
 number itself is then compared with the criterion. With the basis "beyond", a share below its criterion but
 above zero "holds for some". A promise without a criterion is a limit that no finite run reaches.
 
-Data tables record these words. Pages show the words of `shown`.
+Data tables record these words. Pages show the words of `verdict_text`.
 """
 
 import math
@@ -34,7 +34,7 @@ ENOUGH_SEEDS = 6
 ANYTHING = (-math.inf, math.inf)
 
 
-class Words(NamedTuple):
+class _Words(NamedTuple):
     """Verdicts of a basis: interval within the criterion, outside, otherwise; and without a criterion."""
 
     within: str
@@ -45,12 +45,12 @@ class Words(NamedTuple):
 
 HOLDS_FOR_SOME = "holds for some"
 MEASURED, INCONCLUSIVE = "measured", "inconclusive"
-VERDICTS: Mapping[Basis, Words] = MappingProxyType(
+VERDICTS: Mapping[Basis, _Words] = MappingProxyType(
     {
-        "promised": Words("holds", "fails", "undecided", "undecided"),
-        "beyond": Words("holds there too", "does not hold", "undecided", "measured"),
-        "published": Words("agrees", "differs", "cannot tell", "measured"),
-        "expected": Words("holds", "does not hold", "undecided", "measured"),
+        "promised": _Words("holds", "fails", "undecided", "undecided"),
+        "beyond": _Words("holds there too", "does not hold", "undecided", "measured"),
+        "published": _Words("agrees", "differs", "cannot tell", "measured"),
+        "expected": _Words("holds", "does not hold", "undecided", "measured"),
     }
 )
 # Words of pages for those of tables.
@@ -64,7 +64,7 @@ _SHOWN = MappingProxyType(
 )
 
 
-def shown(verdict: str) -> str:
+def verdict_text(verdict: str) -> str:
     """Return the word that pages and figures show for a verdict."""
     return _SHOWN.get(verdict, verdict)
 

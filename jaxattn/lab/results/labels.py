@@ -63,7 +63,7 @@ def with_interval(value: float, low: float, high: float) -> str:
     return f"{value:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
 
 
-def by_factors(values: Sequence[int | float]) -> bool:
+def grow_by_factors(values: Sequence[int | float]) -> bool:
     """Return whether values grow by factors rather than evenly, as on a logarithmic axis."""
     x = np.asarray(values, float)
     return bool(x[0] > 0 and len(x) > 2 and np.ptp(np.diff(np.log(x))) < np.ptp(np.diff(x)) / x[-1])
@@ -171,7 +171,7 @@ def evenly(things: Sequence[int], most: int) -> list[int]:
     return [things[place] for place in places]
 
 
-def listed(numbers: Sequence[int]) -> str:
+def ranges_text(numbers: Sequence[int]) -> str:
     """Format ascending integers: "0 to 5", "2, 5"."""
     if len(numbers) == numbers[-1] - numbers[0] + 1 > 1:
         return f"{numbers[0]} to {numbers[-1]}"
@@ -186,7 +186,7 @@ def seed_words(counts: Iterable[int]) -> str:
     return "1 seed" if many == 1 else f"{many} seeds"
 
 
-def shown(name: str, longest: int = 24) -> str:
+def short_name(name: str, longest: int = 24) -> str:
     """Return a user-defined name, shortened for a figure."""
     return literal(name if len(name) <= longest else name[: longest - 1] + "…")
 

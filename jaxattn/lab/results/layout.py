@@ -22,7 +22,7 @@ from jaxattn.lab.results.typeset import BREAK, breakable, coded, typeset
 from jaxattn.lab.storage import files
 
 
-def write(table: pd.DataFrame, path: Path) -> None:
+def write_page(table: pd.DataFrame, path: Path) -> None:
     """Write a table atomically, in the format of the suffix: .csv, .parquet, .tex or .md.
 
     Raises:
@@ -58,17 +58,17 @@ def _text(x: Any) -> str:
 HERE = Path(__file__).parent
 STYLE = HERE / "page.css"
 # Widths in em: of an A4 page in the smallest font of page.css, and of a phone in the text font.
-MOST, PHONE = 77.0, 27.0
-COLUMNS = 16
+TABLE_WIDTH_REM, PHONE = 77.0, 27.0
+TABLE_COLUMNS = 16
 LETTER, BOLD_LETTER, PADDING = 0.63, 0.7, 0.8
 # Column properties are set once per table by CSS variables instead of once per cell.
 COLUMN_RULES = "".join(
     f"tr > :nth-child({k}) {{ text-align: var(--a{k}, right); }}\n"
     f".many td:nth-child({k})::before {{ content: var(--h{k}); }}\n"
-    for k in range(1, COLUMNS + 1)
+    for k in range(1, TABLE_COLUMNS + 1)
 )
 # Words longer than this may be broken at any character.
-LONG = 30
+_LONG = 30
 NUMBER = re.compile(r"[-–−∞]?[\d.,]*(e[-−]?\d+)?(\s?(%|s|GiB))?( \[.*\])?( \(n=\d+\))?|nan")
 # The colour of each verdict of the judge, and of other sentences that pages show as verdicts.
 TONES = (
@@ -184,7 +184,9 @@ def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
     ]
     piece = columns[:keys]
     for column in columns[keys:]:
-        if len(piece) > keys and (_together([*piece, column]) > MOST or len(piece) == COLUMNS):
+        if len(piece) > keys and (
+            _together([*piece, column]) > TABLE_WIDTH_REM or len(piece) == TABLE_COLUMNS
+        ):
             yield Piece(piece, _together(piece))
             piece = columns[:keys]
         piece = [*piece, column]
@@ -200,8 +202,8 @@ def _column(head: str, cells: list[str]) -> Column:
     in_head, in_cells = (
         max((len(word) for x in texts for word in _words(x)), default=0) for texts in ([head], cells)
     )
-    least = PADDING + max(BOLD_LETTER * min(in_head, LONG), LETTER * min(in_cells, LONG))
-    return Column(head, cells, all(map(NUMBER.fullmatch, cells)), max(in_head, in_cells) > LONG, least)
+    least = PADDING + max(BOLD_LETTER * min(in_head, _LONG), LETTER * min(in_cells, _LONG))
+    return Column(head, cells, all(map(NUMBER.fullmatch, cells)), max(in_head, in_cells) > _LONG, least)
 
 
 def _words(text: str) -> list[str]:

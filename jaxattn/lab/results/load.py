@@ -9,10 +9,11 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.lab.results import combine, figures, statistics, tokens
-from jaxattn.lab.results.drawn import Drawn
-from jaxattn.lab.results.read import read
+from jaxattn.lab.results.drawn import RenderedFigure
+from jaxattn.lab.results.read import read_results
 from jaxattn.lab.results.run import Run
-from jaxattn.lab.storage.bucket import fetched, naming
+from jaxattn.lab.storage.copies import naming
+from jaxattn.lab.storage.folder import results_folder
 
 SHOWN_ROWS = 24
 
@@ -112,12 +113,12 @@ class Results(Run):
         ends = tokens.at_end(self, phase=phase, cell=cell)
         return tokens.with_classes(tokens.top(ends, count=number, min_count=min_count), ends.names)
 
-    def figure(self, kind: str | Callable[..., Any], **options: Any) -> Drawn:
+    def figure(self, kind: str | Callable[..., Any], **options: Any) -> RenderedFigure:
         """Draw a figure.
 
         Args:
             kind: a short name, one of `figures.KINDS`, or a function (results, **options) that returns a
-                `Drawn` or a matplotlib figure.
+                `RenderedFigure` or a matplotlib figure.
             options: options of the kind.
 
         Returns:
@@ -128,7 +129,7 @@ class Results(Run):
         """
         if callable(kind):
             return figures.draw_own(self, kind, options)
-        return figures.draw(self, {"kind": kind, **options})
+        return figures.draw_figure(self, {"kind": kind, **options})
 
     def params(
         self, *, cell: int = 0, seed: int | None = None, phase: str | None = None, model: Any = None
@@ -156,7 +157,7 @@ class Results(Run):
         return trained(self, cell=cell, seed=seed, phase=phase, model=model)
 
     def dataset(self, seed: int = 0, cell: int = 0) -> Any:
-        """Return the data of one seed of one cell, identical to those of the run; see `params.dataset`.
+        """Return the data of one seed of one cell, as in the run; see `params.dataset_of_run`.
 
         Args:
             seed: the seed.
@@ -169,9 +170,11 @@ class Results(Run):
             InputError: the cell or seed is unknown; or the folder was loaded, and its data come from files or
                 from user-defined code.
         """
-        from jaxattn.lab.results.params import dataset  # imports JAX, which tables and figures do not need
+        from jaxattn.lab.results.params import (
+            dataset_of_run,  # imports JAX, which tables and figures do not need
+        )
 
-        return dataset(self, seed=seed, cell=cell)
+        return dataset_of_run(self, seed=seed, cell=cell)
 
     def _repr_html_(self) -> str:
         failed = len(self.manifest.get("failures", []))
@@ -205,5 +208,5 @@ def load(directory: str | Path) -> Results:
             damaged file.
     """
     with naming():
-        directory = fetched(directory)
-        return Results(directory, *read(directory))
+        directory = results_folder(directory).fetch("tables")
+        return Results(directory, *read_results(directory))

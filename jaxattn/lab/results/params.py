@@ -15,14 +15,15 @@ from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data import GENERATORS, Splits, corpus
-from jaxattn.lab.results.labels import listed
+from jaxattn.lab.results.labels import ranges_text
 from jaxattn.lab.results.run import Run
-from jaxattn.lab.storage import batch_state, bucket, checkpoints
+from jaxattn.lab.storage import batch_state, checkpoints, copies
 from jaxattn.lab.storage.batch_state import BatchState
 from jaxattn.lab.storage.files import Damaged, memory
+from jaxattn.lab.storage.folder import fetch_batch
 from jaxattn.lab.storage.manifest import again, fixing
-from jaxattn.lab.study.seed import dataset as of_seed
 from jaxattn.lab.study.seed import keys, swept_settings
+from jaxattn.lab.study.seed import seed_dataset as of_seed
 from jaxattn.models import MODELS, span
 
 Arrays = dict[str, np.ndarray]
@@ -98,7 +99,7 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
     """
     results.settings(cell)
     batch, place, seed = _place(results, cell, seed)
-    with bucket.naming():
+    with copies.naming():
         state = _restore(results, cell, batch)
     arrays = {name: x[place] for name, x in _after(state, phase).items()}
     try:
@@ -139,17 +140,17 @@ def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
         if seed in batch["seeds"]:
             place = list(batch["cells"]).index(cell) * len(batch["seeds"]) + list(batch["seeds"]).index(seed)
             return batch["name"], place, seed
-    raise InputError(f"seed {seed}: {results.directory} has seeds {listed(seeds)} of cell {cell}")
+    raise InputError(f"seed {seed}: {results.directory} has seeds {ranges_text(seeds)} of cell {cell}")
 
 
 def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
     """Read the checkpoint of a finished batch: for each phase its trained parameters, of all runs."""
     directory = Path(os.path.abspath(results.directory))
     with fixing(directory):
-        saved = batch_state.read(directory, batch)
+        saved = batch_state.read_state(directory, batch)
         if saved is not None and saved.finished:
             _check_origin(results, cell, batch, saved)
-            bucket.fetch_batch(results.directory, batch, saved)
+            fetch_batch(results.directory, batch, saved)
             if saved.batch is None:
                 batch_state.check_lanes(directory, batch, saved)
     if saved is None or not saved.finished:
@@ -255,7 +256,7 @@ def _of_model(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
     return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
 
 
-def dataset(results: Run, *, seed: int, cell: int) -> Splits:
+def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
     """Sample the data of one seed of one cell again.
 
     Args:

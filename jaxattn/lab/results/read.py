@@ -30,10 +30,10 @@ TOKEN_COLUMNS = (
     "Ep",
     "Ev",
 )
-COLUMNS = {"records": RECORD_COLUMNS, "tokens": TOKEN_COLUMNS}
+_COLUMNS = {"records": RECORD_COLUMNS, "tokens": TOKEN_COLUMNS}
 
 
-def read(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
+def read_results(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
     """Read a results folder; nothing that it refers to is imported or executed.
 
     Args:
@@ -47,16 +47,16 @@ def read(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
         InputError: the folder does not exist, is not a results folder or has no measurements yet; a file is
             damaged or belongs to another batch or config; or a row is duplicated.
     """
-    known = manifest.read(directory)
+    known = manifest.read_manifest(directory)
     with fixing(directory):
         tables = _merged(directory, known)
         if tables is None:
             found = _parts(directory, known)
-            tables = {name: [read[name] for _, read in found] for name in COLUMNS}
+            tables = {name: [read[name] for _, read in found] for name in _COLUMNS}
             failures = [failure for saved, _ in found for failure in saved.failures]
             status = "stopped" if known["status"] == "finished" else known["status"]
             known |= {"status": status, "failures": failures}
-        records, tokens = (_joined(tables[name], name, directory, known) for name in COLUMNS)
+        records, tokens = (_joined(tables[name], name, directory, known) for name in _COLUMNS)
     if records.empty:
         raise InputError(f"{directory}: it has no measurements yet; {again(directory)}")
     return known, _without_failures(records, known), tokens
@@ -70,8 +70,8 @@ def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.Data
     if not paths or not all(path.exists() for path in paths.values()):
         return None
     found = {
-        name: [parquet.read(paths[name], directory, known["sha256"][name])] if name in paths else []
-        for name in COLUMNS
+        name: [parquet.read_table(paths[name], directory, known["sha256"][name])] if name in paths else []
+        for name in _COLUMNS
     }
     planned = {
         (cell, seed) for batch in known["batches"] for cell in batch["cells"] for seed in batch["seeds"]
@@ -97,7 +97,7 @@ def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[BatchState, 
 
 def _joined(tables: list[pd.DataFrame], name: str, directory: Path, known: Mapping[str, Any]) -> pd.DataFrame:
     """Validate tables and concatenate them; raise Damaged for columns, cells, seeds or rows no run writes."""
-    columns, path = COLUMNS[name], directory / f"{name}.parquet"
+    columns, path = _COLUMNS[name], directory / f"{name}.parquet"
     # A batch that was saved before its first measurement has tables without columns.
     tables = [table for table in tables if len(table)]
     cells, seeds = {entry["cell"] for entry in known["cells"]}, set(known["seeds"])
@@ -110,7 +110,7 @@ def _joined(tables: list[pd.DataFrame], name: str, directory: Path, known: Mappi
             if not asked.issuperset(table[column].unique()):
                 raise Damaged(f"{path}: it has {column}s that the manifest lacks")
         if parquet.repeats(table, name):
-            raise Damaged(f"{path}: it has two rows with the same {', '.join(parquet.KEYS[name])}")
+            raise Damaged(f"{path}: it has two rows with the same {', '.join(parquet.TABLE_KEYS[name])}")
     if not tables:
         return pd.DataFrame(columns=list(columns))
     return tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
@@ -172,7 +172,7 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
     known: Mapping[str, Any] | None = None
     fix = again(directory)
     try:
-        known = manifest.read(directory)
+        known = manifest.read_manifest(directory)
     except Damaged as error:
         found.append(str(error))
     batches, cells = batch_state.batches(directory), {}
@@ -199,13 +199,13 @@ def _batch(
     """Return the faults and the state of one batch; retry if a run changes the state meanwhile."""
     while True:
         try:
-            saved = batch_state.read(directory, batch)
+            saved = batch_state.read_state(directory, batch)
         except Damaged as error:
             return [str(error)], None
         if saved is None:
             return [], None
         found = _of_state(directory, batch, saved, known)
-        if not found or batch_state.read(directory, batch) == saved:
+        if not found or batch_state.read_state(directory, batch) == saved:
             return found, saved
 
 
@@ -247,6 +247,6 @@ def _drawn(directory: Path) -> Iterator[Damaged]:
 def _damaged(directory: Path, sums: Mapping[Path, str]) -> Iterator[Damaged]:
     for path, sha256 in sums.items():
         try:
-            files.check(path, directory, sha256)
+            files.check_file(path, directory, sha256)
         except Damaged as error:
             yield error

@@ -13,25 +13,25 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.results import headline, layout, style
-from jaxattn.lab.results.drawn import DRAWN, Drawn, Picture, Words
-from jaxattn.lab.results.figures import Problem, Progress, draw_all, words_of_own
+from jaxattn.lab.results.drawn import DRAWN, Picture, RenderedFigure, Words
+from jaxattn.lab.results.figures import FigureProgress, Problem, draw_all, words_of_own
 from jaxattn.lab.results.headline import caveats
 from jaxattn.lab.results.labels import format_number, setting
 from jaxattn.lab.results.load import load
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import aggregate, last_steps, summary_table, summary_words
-from jaxattn.lab.results.tokens import at_end, named, top, with_classes
+from jaxattn.lab.results.tokens import at_end, named_tokens, top, with_classes
 from jaxattn.lab.storage import files
 
-TEMPLATE = Path(__file__).with_name("report.html")
+_TEMPLATE = Path(__file__).with_name("report.html")
 TOP = 20
 # Maximum number of table rows, and of failures, on a page; the files contain all of them.
-ROWS = 1000
+_ROWS = 1000
 
 
 @dataclass(frozen=True)
 class Report:
-    """Output of `write`.
+    """Output of `write_report`.
 
     Attributes:
         page: report.html.
@@ -53,10 +53,10 @@ class Report:
         return (self.page, self.summary, *self.figures)
 
 
-def write(
+def write_report(
     directory: str | Path,
     own: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
-    progress: Progress = lambda what, share: None,
+    progress: FigureProgress = lambda what, share: None,
 ) -> Report:
     """Write figures/*.png and *.pdf, summary.csv and report.html into a results folder.
 
@@ -101,7 +101,7 @@ def write(
 
 
 def _rendered(
-    drawn: Sequence[Drawn | Picture], progress: Progress
+    drawn: Sequence[RenderedFigure | Picture], progress: FigureProgress
 ) -> tuple[dict[str, bytes], dict[str, bytes], list[Problem]]:
     """Render figures as PNG and as PDF, by name, and return those that fail because of invalid labels.
 
@@ -112,7 +112,7 @@ def _rendered(
         progress(f"writing figure {number + 1} of {len(drawn)}", number / len(drawn))
         try:
             image = each.png()
-            if isinstance(each, Drawn):
+            if isinstance(each, RenderedFigure):
                 vectors[each.name] = style.pdf(each.figure)
         except Exception as error:
             reason = " ".join(str(error).split())
@@ -123,7 +123,9 @@ def _rendered(
     return images, vectors, problems
 
 
-def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], problems: Sequence[str]) -> str:
+def render(
+    results: Run, figures: list[RenderedFigure | Picture], images: list[bytes], problems: Sequence[str]
+) -> str:
     """Return the self-contained page as HTML.
 
     Args:
@@ -140,16 +142,16 @@ def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], pr
         for each, image in zip(figures, images, strict=True)
     ]
     return layout.fill(
-        TEMPLATE,
+        _TEMPLATE,
         name=results.manifest["name"],
         description=results.manifest.get("description", ""),
         command=results.command,
-        failures=results.manifest.get("failures", [])[:ROWS],
+        failures=results.manifest.get("failures", [])[:_ROWS],
         failed=len(results.manifest.get("failures", [])),
         problems=problems,
         facts=_facts(results.manifest) | ({"source": results.made_by} if results.made_by else {}),
-        rows=ROWS,
-        cells=results.cells.iloc[:ROWS].map(setting) if results.axes else None,
+        rows=_ROWS,
+        cells=results.cells.iloc[:_ROWS].map(setting) if results.axes else None,
         all_cells=len(results.cells),
         sentences=headline.sentences(results),
         summaries=_summaries(results),
@@ -182,7 +184,7 @@ def _facts(manifest: dict[str, Any] | Any) -> dict[str, str]:
 def _tops(results: Run) -> list[dict[str, Any]]:
     """Return the tokens with the largest E·p after each phase of a text corpus, for the first cell."""
     tops = []
-    for phase in results.tokens["phase"].unique() if named(results) else []:
+    for phase in results.tokens["phase"].unique() if named_tokens(results) else []:
         with suppress(InputError):
             tokens = at_end(results, phase=phase, cell=int(results.manifest["cells"][0]["cell"]))
             best = with_classes(top(tokens, count=TOP), tokens.names)
@@ -208,7 +210,7 @@ def _summaries(results: Run) -> list[tuple[pd.DataFrame, int, int]]:
         for names in ([chosen, every] if len(every) > len(chosen) else [chosen])
     ]
     return [
-        (table.iloc[:ROWS], 1 if table.columns[0] == "metric" else len(results.axes) + 1, len(table))
+        (table.iloc[:_ROWS], 1 if table.columns[0] == "metric" else len(results.axes) + 1, len(table))
         for table in tables
     ]
 
@@ -224,7 +226,7 @@ def _write(path: Path, content: bytes, folder: Path) -> Path:
     try:
         if path.parent.name == "figures":
             path.parent.mkdir(exist_ok=True)
-        files.write(path, content, folder)
+        files.write_file(path, content, folder)
     except OSError as error:
         reason = error.strerror or str(error)
         raise RunError(

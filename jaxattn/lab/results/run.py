@@ -10,13 +10,21 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import class_name
-from jaxattn.lab.results.labels import OWN_SCORES, SCORES, VALUES, listed, metric_label, setting, shown
+from jaxattn.lab.results.labels import (
+    OWN_SCORES,
+    SCORES,
+    VALUES,
+    metric_label,
+    ranges_text,
+    setting,
+    short_name,
+)
 from jaxattn.lab.storage import provenance
-from jaxattn.lab.storage.manifest import command
+from jaxattn.lab.storage.manifest import run_command
 
 # Labels are cut to this number of characters, because matplotlib takes minutes to lay out longer ones.
 LONGEST_LABEL = 200
-FAILURES = ("cell", "seed", "phase", "step", "reason")
+_FAILURES = ("cell", "seed", "phase", "step", "reason")
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,7 +83,7 @@ class Run:
     @property
     def failures(self) -> pd.DataFrame:
         """One row per seed that failed: cell, seed, phase, step, reason."""
-        return pd.DataFrame(self.manifest.get("failures", []), columns=list(FAILURES))
+        return pd.DataFrame(self.manifest.get("failures", []), columns=list(_FAILURES))
 
     def settings(self, cell: int) -> dict[str, Any]:
         """Return the value of every axis in one cell."""
@@ -92,7 +100,7 @@ class Run:
             return entry["settings"][key]
         config = self.config(cell)
         block = config.get("blocks", {}).get(entry["settings"].get("block"))
-        value = next((x for x in (find(block, key), find(config, key)) if x is not None), None)
+        value = next((x for x in (find_cell(block, key), find_cell(config, key)) if x is not None), None)
         if value is None:
             swept = ", ".join(self.axes) or "nothing"
             raise InputError(
@@ -103,13 +111,13 @@ class Run:
     def class_names(self, cell: int) -> tuple[str, ...]:
         """Return the class names of a cell's corpus if its config has them; the negative class first."""
         config = self.config(cell)
-        names = find(config, "data.class_names") or find(config, "data.labels")
+        names = find_cell(config, "data.class_names") or find_cell(config, "data.labels")
         return tuple(map(class_name, names)) if isinstance(names, list | tuple) else ()
 
     def label(self, metric: str) -> str:
         """Return the label of a metric in figures: that of its probe, else the one of the paper."""
         text = metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
-        return text if len(text) <= LONGEST_LABEL else shown(text, LONGEST_LABEL)
+        return text if len(text) <= LONGEST_LABEL else short_name(text, LONGEST_LABEL)
 
     @cached_property
     def _scores(self) -> str:
@@ -147,7 +155,7 @@ class Run:
     @property
     def command(self) -> str:
         """The command that started, or resumes, the run."""
-        return command(self.manifest)
+        return run_command(self.manifest)
 
     @property
     def made_by(self) -> str:
@@ -166,7 +174,7 @@ class Run:
 
     def _entry(self, cell: int) -> Mapping[str, Any]:
         if cell not in self._entries:
-            raise InputError(f"cell {cell}: {self.directory} has cells {listed(list(self._entries))}")
+            raise InputError(f"cell {cell}: {self.directory} has cells {ranges_text(list(self._entries))}")
         return self._entries[cell]
 
     @cached_property
@@ -174,7 +182,7 @@ class Run:
         return {entry["cell"]: entry for entry in self.manifest["cells"]}
 
 
-def find(tree: Any, key: str) -> Any:
+def find_cell(tree: Any, key: str) -> Any:
     """Return the value at a dotted key, with list entries by number or name; None if there is none."""
     for part in key.split("."):
         if isinstance(tree, list | tuple):

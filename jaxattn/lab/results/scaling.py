@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from jaxattn.core.errors import InputError, counted
 from jaxattn.lab.results import turns
-from jaxattn.lab.results.drawn import Drawn
+from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.fits import PowerLaw, power_law
-from jaxattn.lab.results.judge import around, shown, verdict
+from jaxattn.lab.results.judge import around, verdict, verdict_text
 from jaxattn.lab.results.labels import (
     axis_label,
     file_name,
@@ -28,7 +28,7 @@ from jaxattn.lab.results.labels import (
 )
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import aggregate, geometric_words, metric_at_end
-from jaxattn.lab.results.style import INK, SOFT, WIDTH, colours, legend_below, style
+from jaxattn.lab.results.style import FIGURE_WIDTH, INK, SOFT, colours, legend_below, style
 
 GUIDE: Any = {"linewidth": 0.9, "linestyle": (0, (4, 3))}
 
@@ -60,7 +60,7 @@ def scaling(
     phase: str | None = None,
     expected: float | None = None,
     tolerance: float | None = None,
-) -> Drawn:
+) -> RenderedFigure:
     """Plot a metric at the end of a phase against an axis, both logarithmic, with a fitted power law.
 
     Args:
@@ -82,7 +82,7 @@ def scaling(
     phase = str(series[0].table["phase"].iloc[0])
     palette = colours(len(series), ordered=False)
     with style():
-        figure = Figure(figsize=(0.7 * WIDTH, 3.2), layout="constrained")
+        figure = Figure(figsize=(0.7 * FIGURE_WIDTH, 3.2), layout="constrained")
         ax = figure.subplots()
         lines = [_draw(ax, line, colour, expected) for line, colour in zip(series, palette, strict=True)]
         ax.set(xscale="log", yscale="log", xlabel=axis_label(axis), ylabel=results.label(metric))
@@ -108,7 +108,7 @@ def scaling(
             f"{'is' if left_out == 1 else 'are'} not shown."
         )
     counts = [int(n) for line in series for n in line.table["n"] if n > 0]
-    return Drawn(
+    return RenderedFigure(
         file_name("scaling", metric, axis, *([] if phase == results.phases[-1] else [phase])),
         f"{metric} against {axis}",
         f"{metric} at the end of phase {phase} against {axis} on logarithmic axes, {seed_words(counts)}. "
@@ -223,7 +223,7 @@ def sentence(settings: dict[str, Any], law: PowerLaw, expected: float | None, to
     if tolerance is None:
         return f"{text}, expected {expected:g}."
     criterion = around(expected, tolerance)
-    return f"{text}, expected {criterion.text}: {shown(verdict(law.estimate, criterion, 'expected'))}."
+    return f"{text}, expected {criterion.text}: {verdict_text(verdict(law.estimate, criterion, 'expected'))}."
 
 
 def _named(settings: dict[str, Any]) -> str:
@@ -263,7 +263,7 @@ def convergence(
     fit_until: float | None = None,
     expected: float | None = None,
     tolerance: float | None = None,
-) -> Drawn:
+) -> RenderedFigure:
     """Plot a metric against another along a phase, both logarithmic: every seed, and their median.
 
     Args:
@@ -287,7 +287,7 @@ def convergence(
     phase, courses = collect_courses(results, x=x, y=y, phase=phase, window=window)
     palette = colours(len(courses), ordered=False)
     with style():
-        figure = Figure(figsize=(0.8 * WIDTH, 3.5), layout="constrained")
+        figure = Figure(figsize=(0.8 * FIGURE_WIDTH, 3.5), layout="constrained")
         ax = figure.subplots()
         handles = [_draw_course(ax, course, c, fits) for course, c in zip(courses, palette, strict=True)]
         ax.set(xscale="log", yscale="log", xlabel=results.label(x), ylabel=results.label(y))
@@ -301,7 +301,7 @@ def convergence(
     seeds = [int(np.isfinite(course.y).any(axis=0).sum()) for course in courses]
     rises = [(_named(c.settings), turns.rise(*c.median, (x, f"the median of {y}"))) for c in courses]
     verdicts += [f"{f'For {name} {text}' if name else f'T{text[1:]}'}." for name, text in rises if text]
-    return Drawn(
+    return RenderedFigure(
         file_name("convergence", y, x, *([] if phase == results.phases[-1] else [phase])),
         f"{y} against {x}",
         f"The phase {phase} on logarithmic axes, {seed_words(seeds)}. Thin lines are single seeds, and the "

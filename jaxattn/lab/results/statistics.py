@@ -63,11 +63,11 @@ def scale(metric: str, declared: Mapping[str, Sequence[Any]] = MappingProxyType(
     return Scale()
 
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 STATISTICS = ("mean", "median", "iqm", "mean_low", "mean_high", "iqm_low", "iqm_high")
 # One block of series times resamples uses less than 16 MB.
-BLOCK = 2_000_000
+_BLOCK = 2_000_000
 
 
 def aggregate(
@@ -295,13 +295,15 @@ def turned(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return wide.rename_axis(index=None, columns=None).reset_index(names="metric")
 
 
-def _possible(series: Floats, kind: NDArray[Any]) -> NDArray[Any]:
+def _possible(series: _Floats, kind: NDArray[Any]) -> NDArray[Any]:
     """Return the scale of (m, n) values, linear for those without a logarithm or other than yes/no."""
     fits = (kind == LINEAR) | ((kind == LOG) & (series > 0).all(axis=1))
     return np.where(fits | ((kind == YES_NO) & np.isin(series, (0, 1)).all(axis=1)), kind, LINEAR)
 
 
-def _means(series: Floats, kind: NDArray[Any], low: Floats, high: Floats, confidence: float) -> list[Floats]:
+def _means(
+    series: _Floats, kind: NDArray[Any], low: _Floats, high: _Floats, confidence: float
+) -> list[_Floats]:
     """Compute mean and bounds of (m, n) values, each on its scale, clipped to low and high, (m, 1)."""
     logs, shares = kind == LOG, kind == YES_NO
     bounds = np.stack(student_t(series, confidence=confidence))
@@ -316,7 +318,7 @@ def _means(series: Floats, kind: NDArray[Any], low: Floats, high: Floats, confid
     return list(found)
 
 
-def _middles(series: Floats, *, seed: int, resamples: int, confidence: float) -> list[Floats]:
+def _middles(series: _Floats, *, seed: int, resamples: int, confidence: float) -> list[_Floats]:
     """Compute median, interquartile mean and its bounds of (m, n) values, ascending along n."""
     seeds = series.shape[1]
     iqm = series @ _iqm_weights(seeds)
@@ -330,7 +332,7 @@ def _middles(series: Floats, *, seed: int, resamples: int, confidence: float) ->
         np.add.at(resampled, where, _iqm_weights(seeds))
         left_out = np.zeros((seeds, seeds))
         left_out[~np.eye(seeds, dtype=bool)] = np.tile(_iqm_weights(seeds - 1), seeds)
-        step = max(1, BLOCK // resamples)
+        step = max(1, _BLOCK // resamples)
         for first in range(0, len(series), step):
             block = series[first : first + step].T
             of_draws, of_others = resampled @ block, left_out @ block

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 COLORS = 256
-WIDTH = 6.8  # inches: the text width of most papers
+FIGURE_WIDTH = 6.8  # inches: the text width of most papers
 # Font size of all figures, in points; and pixels per inch, twice those of a page.
 SIZE, DPI = 9.0, 220
-INK, SOFT, GRID = "#222222", "#6b6b6b", "#e8e8e8"
+INK, SOFT, _GRID = "#222222", "#6b6b6b", "#e8e8e8"
 BLUE, RED, GREY = "#2f6db3", "#c8553d", "#9a9a9a"
 # Okabe and Ito's palette, which colour-blind readers can distinguish, without its yellow, too pale for lines.
 DISTINCT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#333333", "#999999")
@@ -37,7 +37,7 @@ RC: Any = {
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.grid": True,
-    "grid.color": GRID,
+    "grid.color": _GRID,
     "grid.linewidth": 0.5,
     "text.color": INK,
     "xtick.color": SOFT,
@@ -87,7 +87,7 @@ def style() -> Iterator[None]:
 
 def use_in_notebook() -> None:
     """Use this style for all figures of a notebook, with two pixels per point of the screen."""
-    matplotlib.rcParams.update(RC | {"figure.figsize": (WIDTH, 2.8), "figure.dpi": 110})
+    matplotlib.rcParams.update(RC | {"figure.figsize": (FIGURE_WIDTH, 2.8), "figure.dpi": 110})
     # Outside a notebook the package is missing and there is nothing to set.
     with suppress(ImportError):
         from matplotlib_inline.backend_inline import set_matplotlib_formats
@@ -130,8 +130,19 @@ def png(figure: Figure, dpi: int | None = None) -> bytes:
 
 
 def pdf(figure: Figure) -> bytes:
-    """Render a figure as PDF with embedded fonts and no date; the same figure gives the same bytes."""
-    return _render(figure, "pdf", {"CreationDate": None}, None)
+    """Render a figure as PDF with embedded fonts and no date, in the layout of its last rendering as PNG.
+
+    The same figure gives the same bytes.
+    """
+    layout = figure.get_layout_engine()
+    with style():
+        # Computing the layout again would draw the figure once more.
+        figure.set_layout_engine(None)
+    try:
+        return _render(figure, "pdf", {"CreationDate": None}, None)
+    finally:
+        if layout is not None:
+            figure.set_layout_engine(layout)
 
 
 def _render(figure: Figure, kind: str, metadata: dict[str, None], dpi: int | None) -> bytes:

@@ -12,10 +12,10 @@ from matplotlib.ticker import MaxNLocator
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.results.correlations import axis, bin_means, bin_numbers, spearman
-from jaxattn.lab.results.drawn import Drawn
-from jaxattn.lab.results.labels import VALUES, evenly, file_name, format_number, minus, shown
+from jaxattn.lab.results.drawn import RenderedFigure
+from jaxattn.lab.results.labels import VALUES, evenly, file_name, format_number, minus, short_name
 from jaxattn.lab.results.run import Run
-from jaxattn.lab.results.style import BLUE, GREY, INK, RED, SOFT, WIDTH, colours, legend_below, style
+from jaxattn.lab.results.style import BLUE, FIGURE_WIDTH, GREY, INK, RED, SOFT, colours, legend_below, style
 from jaxattn.lab.results.tokens import Tokens, at_end, top
 
 MOST_POINTS = 100_000
@@ -29,7 +29,7 @@ def importance(
     phase: str | None = None,
     cell: int = 0,
     label: int | str | None = None,
-) -> Drawn:
+) -> RenderedFigure:
     """Plot E·v and E·p of every token against its posterior difference, with means over the run's bins.
 
     Args:
@@ -57,7 +57,7 @@ def importance(
     names = VALUES | {"Ep": label_of_scores}
     outside, facts = 0, []
     with style():
-        figure = Figure(figsize=(WIDTH, 2.65 * len(labels)), layout="constrained")
+        figure = Figure(figsize=(FIGURE_WIDTH, 2.65 * len(labels)), layout="constrained")
         grid = figure.subplots(len(labels), 2, squeeze=False, sharex=True)
         for row, k in zip(grid, labels, strict=True):
             table = tokens.table[tokens.table["class"] == k]
@@ -71,7 +71,7 @@ def importance(
                 _bins(ax, means, colour)
                 head = "k" if tokens.names else k
                 name = names[quantity].replace("v$", f"v_{{{head}}}$") if several else names[quantity]
-                head = f"   (class {shown(tokens.name(k))})" if several else ""
+                head = f"   (class {short_name(tokens.name(k))})" if several else ""
                 ax.set_title(name + (head if quantity == "Ep" else ""))
                 of_class = f" for class {tokens.name(k)}" if several else ""
                 facts.append(f"{_fact(means, quantity).replace('E·p', scores)}{of_class}.")
@@ -82,7 +82,7 @@ def importance(
     inside = "" if not outside else f" {outside} points outside of this range belong to no bin."
     if label is None and len(labels) < len(tokens.classes):
         inside += f" {len(labels)} of {len(tokens.classes)} classes are shown; option label draws another."
-    return Drawn(
+    return RenderedFigure(
         file_name("importance", tokens.phase, *_cell_part(results, cell), *_class_part(label)),
         "Token importance" + (f", cell {cell} of {cells}" if (cells := len(results.cells)) > 1 else ""),
         f"E·v and {scores} of {count:,} tokens against their posterior difference{tokens.signs} after "
@@ -100,7 +100,7 @@ def one_step_law(
     cell: int = 0,
     label: int | str | None = None,
     step_size: float | None = None,
-) -> Drawn:
+) -> RenderedFigure:
     """Plot E·v after one step on E against α, with the line η0 α_s / 2 of the law (K classes: η0 α_{s,k}).
 
     Args:
@@ -137,7 +137,7 @@ def one_step_law(
     distance = np.abs(value - slope * alpha).max()
     correlation = np.corrcoef(alpha, value)[0, 1] if np.ptp(alpha) > 0 and np.ptp(value) > 0 else np.nan
     with style():
-        figure = Figure(figsize=(0.62 * WIDTH, 3.1), layout="constrained")
+        figure = Figure(figsize=(0.62 * FIGURE_WIDTH, 3.1), layout="constrained")
         ax = figure.subplots()
         _scatter(ax, alpha, value, BLUE, size=10.0)
         ends = np.array([alpha.min(), alpha.max()])
@@ -151,7 +151,7 @@ def one_step_law(
         ax.set_ylabel(r"$E_s^\top v_k$" if several else VALUES["Ev"])
         ax.xaxis.set_major_locator(MaxNLocator(6))
     formula = "η₀α" if several else "η₀α/2"
-    return Drawn(
+    return RenderedFigure(
         file_name("one_step_law", *_cell_part(results, cell), *_class_part(label)),
         "One-step law",
         f"E·v of {table['id'].nunique():,} tokens after phase {phase}{results.cell_words(cell)} against "
@@ -260,7 +260,7 @@ def _cell_part(results: Run, cell: int) -> list[str]:
 
 
 # Maximum number of tokens, one line each, on one figure.
-MOST = 500
+_MOST = 500
 
 
 def top_tokens(
@@ -268,9 +268,9 @@ def top_tokens(
     *,
     phase: str | None = None,
     cell: int = 0,
-    number: Annotated[int, msgspec.Meta(ge=1, le=MOST)] = 20,
+    number: Annotated[int, msgspec.Meta(ge=1, le=_MOST)] = 20,
     min_count: int = 1,
-) -> Drawn:
+) -> RenderedFigure:
     """Plot the tokens with the largest E·p as bars, coloured by the sign of alpha (K > 2: by class).
 
     Args:
@@ -290,7 +290,7 @@ def top_tokens(
     best = top(tokens, count=number, min_count=min_count)
     shade, legend = _shades(tokens, best)
     scores, label_of_scores = results.score_names(cell)
-    names = [shown(str(token)) for token in best["token"]]
+    names = [short_name(str(token)) for token in best["token"]]
     columns = {
         label_of_scores: [format_number(value) for value in best["Ep"]],
         VALUES["Ev"]: [format_number(value) for value in best["Ev"]],
@@ -298,7 +298,7 @@ def top_tokens(
         "count": [f"{value:,}" for value in best["count"]],
     }
     with style():
-        figure = Figure(figsize=(WIDTH, 0.9 + 0.19 * len(best)), layout="constrained")
+        figure = Figure(figsize=(FIGURE_WIDTH, 0.9 + 0.19 * len(best)), layout="constrained")
         ax, texts = figure.subplots(1, 2, width_ratios=(1.25, 1), sharey=True)
         y = np.arange(len(best))
         ax.barh(y, best["Ep"], height=0.72, color=shade)
@@ -321,7 +321,7 @@ def top_tokens(
     first = " of the first seed" if tokens.seeds > 1 and not tokens.averaged else ""
     number_of_seeds = "one seed" if first else tokens.over_seeds
     often = f" of those that occur at least {min_count} times" if min_count > 1 else ""
-    return Drawn(
+    return RenderedFigure(
         file_name("top_tokens", tokens.phase, *_cell_part(results, cell)),
         "Tokens that attention prefers",
         f"The {len(best)} tokens{first} with the largest {scores}{often} after phase {tokens.phase}"
@@ -336,10 +336,10 @@ def _shades(tokens: Tokens, best: pd.DataFrame) -> tuple[list[Any], dict[str, An
         palette = dict(zip(tokens.classes, colours(len(tokens.classes), ordered=False), strict=True))
         there = [k for k in tokens.classes if (best["class"] == k).any()]
         return [palette[k] for k in best["class"]], {
-            f"class {shown(tokens.name(k))}": palette[k] for k in there
+            f"class {short_name(tokens.name(k))}": palette[k] for k in there
         }
     positive, negative = (
-        [f"class {shown(tokens.name(k))}" for k in (1, 0)]
+        [f"class {short_name(tokens.name(k))}" for k in (1, 0)]
         if tokens.names
         else ["positive token", "negative token"]
     )

@@ -136,7 +136,7 @@ def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     return best.assign(**{"class": best["class"].map(dict(enumerate(names)))}) if names else best
 
 
-def named(results: Run) -> bool:
+def named_tokens(results: Run) -> bool:
     """Return whether tokens have names, as in a text corpus, rather than numbers only."""
     tokens = results.tokens.drop_duplicates("id")
     return bool((tokens["token"].astype(str) != tokens["id"].astype(str)).any())

@@ -93,7 +93,9 @@ def rise(x: NDArray[np.float64], y: NDArray[np.float64], names: tuple[str, str])
     return f"{what} falls to {least} at {at} = {place} and then rises to {last} at {at} = {end}"
 
 
-def sentences(table: pd.DataFrame, panels: Mapping[str, Sequence[str]], cells: Sequence[int]) -> list[str]:
+def turning_sentences(
+    table: pd.DataFrame, panels: Mapping[str, Sequence[str]], cells: Sequence[int]
+) -> list[str]:
     """Describe the turns of accuracies, losses and errors in one phase, one sentence for each panel.
 
     Args:

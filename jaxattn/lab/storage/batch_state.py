@@ -16,7 +16,7 @@ from jaxattn.lab.storage import files, tables
 from jaxattn.lab.storage.files import Damaged
 
 TABLES = ("records", "tokens")
-NAME = re.compile(r"cells-(\d+)-(\d+)-seeds-(\d+)-(\d+)")
+BATCH_NAME = re.compile(r"cells-(\d+)-(\d+)-seeds-(\d+)-(\d+)")
 
 
 class Failure(msgspec.Struct):
@@ -81,7 +81,7 @@ class BatchState(msgspec.Struct, frozen=True):
 
 def spans(batch: str) -> tuple[range, range]:
     """Return the range of cells and the range of seeds that the name of a batch contains."""
-    found = NAME.fullmatch(batch)
+    found = BATCH_NAME.fullmatch(batch)
     if found is None:
         raise ValueError(f"{batch!r} is not the name of a batch")
     cell, last_cell, seed, last_seed = map(int, found.groups())
@@ -131,13 +131,13 @@ def batches(directory: Path) -> list[str]:
     """Return the names of the batches that have a commit record."""
     names = (
         name.removesuffix(".json")
-        for name in files.names(directory / "parts", directory)
+        for name in files.file_names(directory / "parts", directory)
         if name.endswith(".json")
     )
-    return [name for name in names if NAME.fullmatch(name)]
+    return [name for name in names if BATCH_NAME.fullmatch(name)]
 
 
-def read(directory: Path, batch: str) -> BatchState | None:
+def read_state(directory: Path, batch: str) -> BatchState | None:
     """Read the commit record of a batch; None if it has none.
 
     Raises:
@@ -173,14 +173,14 @@ def _lies_between(cells: Iterable[str], between: range) -> bool:
     return bool(found and between) and (min(found), max(found)) == (between[0], between[-1])
 
 
-def write(directory: Path, batch: str, saved: BatchState) -> None:
+def write_state(directory: Path, batch: str, saved: BatchState) -> None:
     """Write the commit record of a batch, including the batch's name.
 
     Raises:
         OSError: it cannot be written.
     """
     content = msgspec.to_builtins(saved) | {"batch": batch}
-    files.write(path(directory, batch), files.sealed(content), directory)
+    files.write_file(path(directory, batch), files.sealed(content), directory)
 
 
 def foreign(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -208,12 +208,12 @@ def read_with_tables(directory: Path, batch: str) -> tuple[BatchState, dict[str,
         Damaged: the content of one of them differs from the written content.
         InputError: one of them cannot be read.
     """
-    while (saved := read(directory, batch)) is not None:
+    while (saved := read_state(directory, batch)) is not None:
         try:
             return saved, {name: read_own_table(directory, batch, saved, name) for name in saved.tables}
         except Damaged:
             # A running process may have replaced the tables meanwhile.
-            if read(directory, batch) == saved:
+            if read_state(directory, batch) == saved:
                 raise
     return None
 
@@ -223,7 +223,7 @@ def read_own_table(
 ) -> pd.DataFrame:
     """Read some or all columns of a table of a batch; raises like `read_with_tables`."""
     place = table_path(directory, batch, name, saved.tables[name])
-    table = tables.read(place, directory, saved.tables[name], columns)
+    table = tables.read_table(place, directory, saved.tables[name], columns)
     lanes = {(int(cell), seed) for cell in saved.origin.cells for seed in spans(batch)[1]}
     found = tables.lanes(table)
     # A finished batch has records of every seed of every cell, but may lack token scores.

@@ -6,7 +6,6 @@ written. Hence every commit record in the bucket is complete even if the run is 
 hold the same folder one gets an error. Readers fetch the objects that they need into a separate local folder.
 """
 
-import os
 import re
 import secrets
 import shutil
@@ -19,120 +18,17 @@ from typing import Any
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.storage import batch_state, files, lock, manifest, run_log
 from jaxattn.lab.storage.batch_state import TABLES, BatchState
-from jaxattn.lab.storage.objects import Changed, Entry, Objects, is_address, shown
+from jaxattn.lab.storage.copies import local_path
+from jaxattn.lab.storage.objects import Changed, Entry, Objects
 
-PARTS = ("parts", "checkpoints")
+_PARTS = ("parts", "checkpoints")
 MERGED = tuple(f"{name}.parquet" for name in TABLES)
 REPORT = ("report.html", "summary.csv", "figures")
-DRAWN = "figures/drawn.json"
 # Files next to the local copy: the name of the last local holder, and the lock of readers.
 OWN = (".holder", ".reading")
-OF_BATCH = re.compile(rf"(?:parts|checkpoints)/({batch_state.NAME.pattern})[./]")
-THREADS = 16
-TRIES = 5
-
-
-def root(role: str) -> Path:
-    """Return the local folder of all copies of runs ("run") or of readers ("read")."""
-    return Path(os.path.abspath(files.cache_folder() / "buckets" / role))
-
-
-def here(place: str | Path, role: str = "read") -> Path:
-    """Return the local path of a folder; a folder that is not in a bucket is returned unchanged."""
-    if not is_address(place):
-        return Path(place)
-    return root(role) / shown(place).replace("://", "/")
-
-
-def address_of(folder: Path) -> str | None:
-    """Return the bucket address that a local folder is the copy of; None if it is not a copy."""
-    for role in ("run", "read"):
-        if folder.is_relative_to(root(role)):
-            return re.sub("/", "://", folder.relative_to(root(role)).as_posix(), count=1)
-    return None
-
-
-def renamed(text: str) -> str:
-    """Replace the paths of local copies in a text by their addresses."""
-    bases = "|".join(re.escape(str(root(role))) for role in ("run", "read"))
-    return re.sub(rf"(?:{bases})/(s3|gs)/", r"\1://", text)
-
-
-@contextmanager
-def naming() -> Iterator[None]:
-    """Replace the paths of local copies in error messages by their addresses."""
-    try:
-        yield
-    except (InputError, RunError) as error:
-        if (text := renamed(str(error))) == str(error):
-            raise
-        raise type(error)(text) from None
-
-
-def fetched(
-    place: str | Path,
-    *,
-    tables: bool = True,
-    log: bool = False,
-    report: bool = False,
-    all_of_it: bool = False,
-) -> Path:
-    """Fetch the files of a folder that a reader needs; a folder that is not in a bucket is left unchanged.
-
-    Args:
-        place: a results folder, or the address of one.
-        tables: also fetch the tables, in addition to the manifest and the commit records.
-        log: also fetch metrics.jsonl.
-        report: also fetch the figures and pages.
-        all_of_it: fetch everything, including checkpoints, and discard an earlier copy.
-
-    Returns:
-        The local path.
-
-    Raises:
-        InputError: the bucket cannot be read.
-    """
-    if not is_address(place):
-        return Path(place)
-    asked = {name for name, x in (("tables", tables), ("log", log), ("report", report)) if x}
-    found = Bucket(place, "read")
-    found.look({"tables", "log", "report", "checkpoints"} if all_of_it else asked, fresh=all_of_it)
-    return found.folder
-
-
-def fetch_batch(directory: Path, batch: str, saved: BatchState) -> None:
-    """Fetch a batch into the local copy of a bucket folder, if its checkpoint is missing there."""
-    if (address := address_of(directory)) is None:
-        return
-    if not batch_state.checkpoint_path(directory, batch, saved.checkpoint.number).is_dir():
-        found = Bucket(address, "run" if directory.is_relative_to(root("run")) else "read")
-        found.listed = found.objects.entries()
-        found.bring(_tables(batch, saved) | _checkpoint(batch, saved))
-
-
-def send_report(place: str | Path, folder: Path, paths: Iterable[Path]) -> None:
-    """Send the files of a report, and last the list of its figures."""
-    if is_address(place):
-        names = [path.relative_to(folder).as_posix() for path in paths]
-        bucket = Bucket(place, "read")
-        bucket.folder = folder
-        bucket.send(names)
-        bucket.send([DRAWN])
-
-
-def shards(place: str | Path) -> list[str]:
-    """Return the names of the shard folders with a manifest in a bucket folder; empty for a single run."""
-    objects = Objects(place)
-    entries, folders = objects.top()
-    found = [name for name in folders if re.fullmatch(r"shard-\d+-of-\d+", name)]
-    if manifest.NAME in entries:
-        return []
-    return [name for name in found if objects.read(f"{name}/{manifest.NAME}") is not None]
-
-
-def traces(place: str | Path) -> list[tuple[str, Entry]]:
-    """Return the listing of a bucket folder, which changes whenever a run writes there."""
-    return sorted(Objects(place).top()[0].items())
+OF_BATCH = re.compile(rf"(?:parts|checkpoints)/({batch_state.BATCH_NAME.pattern})[./]")
+_THREADS = 16
+_TRIES = 5
 
 
 class Bucket:
@@ -145,7 +41,7 @@ class Bucket:
             InputError: the address is invalid, obstore is not installed, or there are no credentials.
         """
         self.objects = Objects(place)
-        self.address, self.folder = self.objects.address, here(place, role)
+        self.address, self.folder = self.objects.address, local_path(place, role)
         self.listed: dict[str, Entry] = {}
         self._sent_log = 0
         self._broken: RunError | None = None
@@ -159,8 +55,8 @@ class Bucket:
             RunError: another process holds the folder, or it cannot be written.
         """
         self.listed = self.objects.entries()
-        is_results = manifest.NAME in self.listed or any(x.startswith("parts/") for x in self.listed)
-        others = [x for x in self.listed if x.split("/")[0] not in (lock.OBJECT, run_log.NAME, *PARTS)]
+        is_results = manifest.MANIFEST in self.listed or any(x.startswith("parts/") for x in self.listed)
+        others = [x for x in self.listed if x.split("/")[0] not in (lock.OBJECT, run_log.RUN_LOG, *_PARTS)]
         if others and not is_results:
             raise InputError(f"{self.address}: not empty and not a results folder; choose another with --out")
         self.lock = lock.Lock(self.objects, self.folder / OWN[0])
@@ -179,25 +75,34 @@ class Bucket:
             files.remove_temporary(self.folder)
             if fresh:
                 self._clean(set())
-            for _ in range(TRIES):
+            for _ in range(_TRIES):
                 self.listed = self.objects.entries()
                 self._fetch(asked)
                 before, now = (
-                    {name: entry for name, entry in x.items() if name == manifest.NAME or _is_record(name)}
+                    {
+                        name: entry
+                        for name, entry in x.items()
+                        if name == manifest.MANIFEST or _is_record(name)
+                    }
                     for x in (self.listed, self.objects.entries())
                 )
                 if before == now:
                     return
 
+    def fetch_batch(self, batch: str, saved: BatchState) -> None:
+        """Fetch the tables and the checkpoint of a batch."""
+        self.listed = self.objects.entries()
+        self.bring(_tables(batch, saved) | _checkpoint(batch, saved))
+
     def _fetch(self, asked: Set[str]) -> None:
-        records = [name for name in self.listed if name == manifest.NAME or _is_record(name)]
+        records = [name for name in self.listed if name == manifest.MANIFEST or _is_record(name)]
         for name, content in zip(records, self._each(self.objects.read, records), strict=True):
             if content is not None:
                 (self.folder / name).parent.mkdir(exist_ok=True)
                 files.replace(self.folder / name, content)
         self._clean({*records, *self._referenced({"tables", "checkpoints"})} & self.listed.keys())
         self.bring(self._referenced(asked))
-        loose = {run_log.NAME} if "log" in asked else set()
+        loose = {run_log.RUN_LOG} if "log" in asked else set()
         if "report" in asked:
             loose |= {name for name in self.listed if _is_of_report(name)}
         for name in loose:
@@ -210,7 +115,7 @@ class Bucket:
         found = dict(merged) if "tables" in asked else {}
         for batch in batch_state.batches(self.folder):
             try:
-                saved = batch_state.read(self.folder, batch)
+                saved = batch_state.read_state(self.folder, batch)
             except InputError:
                 continue  # the next reader raises this error
             if saved is None:
@@ -223,7 +128,7 @@ class Bucket:
 
     def _merged(self) -> dict[str, str | None]:
         try:
-            known = manifest.find(self.folder)
+            known = manifest.find_manifest(self.folder)
         except InputError:
             return {}
         if known is None or known["status"] != "finished":
@@ -276,7 +181,7 @@ class Bucket:
         for batch, own in held.items():
             record = f"parts/{batch}.json"
             with suppress(InputError):
-                saved = batch_state.read(self.folder, batch)
+                saved = batch_state.read_state(self.folder, batch)
                 if saved is not None or record not in self.listed:
                     named = {record, *_tables(batch, saved), *_checkpoint(batch, saved)} if saved else ()
                     self.delete(name for name in own if name not in named)
@@ -332,13 +237,13 @@ class Bucket:
         return secrets.randbits(48)
 
     def _send_log(self) -> None:
-        path = self.folder / run_log.NAME
+        path = self.folder / run_log.RUN_LOG
         if path.exists() and (size := path.stat().st_size) != self._sent_log:
-            self.objects.send(run_log.NAME, path)
+            self.objects.send(run_log.RUN_LOG, path)
             self._sent_log = size
 
     def _clean(self, kept: set[str]) -> None:
-        for top in (manifest.NAME, run_log.NAME, *MERGED, *PARTS, *REPORT):
+        for top in (manifest.MANIFEST, run_log.RUN_LOG, *MERGED, *_PARTS, *REPORT):
             place = self.folder / top
             for path in [place, *place.rglob("*")] if place.exists() else []:
                 if path.is_file() and path.relative_to(self.folder).as_posix() not in kept:
@@ -350,7 +255,7 @@ class Bucket:
     def _each(self, function: Callable[[str], Any], names: list[str]) -> list[Any]:
         if len(names) < 2:
             return [function(name) for name in names]
-        with ThreadPoolExecutor(min(THREADS, len(names))) as pool:
+        with ThreadPoolExecutor(min(_THREADS, len(names))) as pool:
             return list(pool.map(function, names))
 
     def _path(self, name: str) -> Path:
@@ -363,7 +268,7 @@ def _is_of_report(name: str) -> bool:
 
 
 def _is_record(name: str) -> bool:
-    return re.fullmatch(rf"parts/{batch_state.NAME.pattern}\.json", name) is not None
+    return re.fullmatch(rf"parts/{batch_state.BATCH_NAME.pattern}\.json", name) is not None
 
 
 def _tables(batch: str, saved: BatchState) -> dict[str, str | None]:

@@ -153,9 +153,9 @@ def _check_files(folder: Path, known: Checkpoint, directory: Path) -> None:
     for name, (size, sha256) in known.files.items():
         path = folder / name
         if sha256 is not None:
-            files.check(path, directory, sha256)
+            files.check_file(path, directory, sha256)
             continue
-        with files.opened(path, directory) as file:
+        with files.open_file(path, directory) as file:
             if os.fstat(file.fileno()).st_size != size:
                 raise Damaged(f"{path}: damaged (its size differs)")
 

@@ -66,7 +66,7 @@ def check_links(folder: Path, *below: str) -> None:
                     inside(Path(entry.path), folder)
 
 
-def write(path: Path, content: bytes, folder: Path) -> None:
+def write_file(path: Path, content: bytes, folder: Path) -> None:
     """Replace a file of a folder atomically and durably.
 
     Raises:
@@ -77,7 +77,7 @@ def write(path: Path, content: bytes, folder: Path) -> None:
     replace(path, content)
 
 
-def append(path: Path, content: bytes) -> None:
+def append_bytes(path: Path, content: bytes) -> None:
     """Append to a file of a folder; raises like `open_own`."""
     with open(path, "ab", opener=open_own) as file:
         file.write(content)
@@ -128,7 +128,7 @@ def temporary_path(path: Path) -> Path:
 def remove_temporary(folder: Path, *below: str) -> None:
     """Delete temporary files that killed processes have left in a folder and in some of its subfolders."""
     for place in (folder, *(folder / name for name in below)):
-        for name in names(place, folder):
+        for name in file_names(place, folder):
             if (found := TEMPORARY.fullmatch(name)) and not _is_alive(int(found[1])):
                 with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
                     (place / name).unlink()
@@ -146,7 +146,7 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def read(path: Path, folder: Path | None, sha256: str | None = None, most: int | None = None) -> bytes:
+def read_file(path: Path, folder: Path | None, sha256: str | None = None, most: int | None = None) -> bytes:
     """Read a file.
 
     Args:
@@ -161,15 +161,15 @@ def read(path: Path, folder: Path | None, sha256: str | None = None, most: int |
             folder.
         InputError: it cannot be read.
     """
-    with opened(path, folder, most) as file:
+    with open_file(path, folder, most) as file:
         content = file.read()
     _compare(path, digest(content), sha256)
     return content
 
 
-def check(path: Path, folder: Path, sha256: str) -> None:
-    """Compare a file of a folder with its checksum; raises like `read`."""
-    with opened(path, folder) as file:
+def check_file(path: Path, folder: Path, sha256: str) -> None:
+    """Compare a file of a folder with its checksum; raises like `read_file`."""
+    with open_file(path, folder) as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     _compare(path, found, sha256)
 
@@ -193,7 +193,7 @@ def memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def names(place: Path, folder: Path) -> list[str]:
+def file_names(place: Path, folder: Path) -> list[str]:
     """Return the sorted names of a directory in a folder, empty if it is missing; raises InputError."""
     inside(place, folder)
     try:
@@ -229,16 +229,16 @@ def unsealed(content: Any) -> dict[str, Any]:
 
 
 def read_json(path: Path, folder: Path) -> Any:
-    """Read a JSON file of a folder; raises like `read`."""
-    text = read(path, folder, most=MOST_JSON)
+    """Read a JSON file of a folder; raises like `read_file`."""
+    text = read_file(path, folder, most=MOST_JSON)
     try:
-        return parse(text)
+        return parse_json(text)
     except ValueError as error:
         raise Damaged(f"{path}: damaged ({error})") from None
 
 
 def read_sealed(path: Path, folder: Path) -> dict[str, Any]:
-    """Read a JSON file of a folder that was written by `sealed`; raises like `read`."""
+    """Read a JSON file of a folder that was written by `sealed`; raises like `read_file`."""
     content = read_json(path, folder)
     try:
         return unsealed(content)
@@ -246,7 +246,7 @@ def read_sealed(path: Path, folder: Path) -> dict[str, Any]:
         raise Damaged(f"{path}: damaged ({error})") from None
 
 
-def parse(text: bytes) -> Any:
+def parse_json(text: bytes) -> Any:
     """Parse JSON; raises ValueError if it is invalid or nested too deeply."""
     try:
         content = json.loads(text)
@@ -272,8 +272,8 @@ def _compare(path: Path, found: str, wanted: str | None) -> None:
 
 
 @contextmanager
-def opened(path: Path, folder: Path | None, most: int | None = None) -> Iterator[BufferedReader]:
-    """Open a file for reading; raises like `read`."""
+def open_file(path: Path, folder: Path | None, most: int | None = None) -> Iterator[BufferedReader]:
+    """Open a file for reading; raises like `read_file`."""
     if folder is not None:
         inside(path, folder)
     # Without O_NONBLOCK, opening a FIFO without a writer would block.

@@ -30,7 +30,7 @@ except ModuleNotFoundError:
     ) from None
 
 FILE, OBJECT = ".lock", "lock.json"
-TRIES = 5
+_TRIES = 5
 # Characters of a lock file that are read for the name of the holder.
 HOLDER = 100
 # The holder replaces the object every BEAT_S seconds, and counts as gone after GONE_S seconds without that.
@@ -80,7 +80,7 @@ def _open_existing(path: str, mode: int) -> int:
 
 
 def _lock(file: Any, directory: Path, warn: Callable[[str], None]) -> None:
-    for left in reversed(range(TRIES)):
+    for left in reversed(range(_TRIES)):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break

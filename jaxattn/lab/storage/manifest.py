@@ -14,7 +14,7 @@ from jaxattn.lab.storage import batch_state, files
 from jaxattn.lab.storage.batch_state import Failure
 from jaxattn.lab.storage.files import Damaged
 
-NAME = "manifest.json"
+MANIFEST = "manifest.json"
 MOST_BINS = 10_000
 # Increase it when the content of results folders changes.
 FORMAT = 5
@@ -22,7 +22,7 @@ REBUILD = "run the same sweep again into this folder to rebuild it from the batc
 NOT_A_RUN = "use a folder that `jaxattn run` wrote"
 
 
-class Cell(msgspec.Struct):
+class _Cell(msgspec.Struct):
     """One cell: number, value of every axis, and hash of the settings that determine its numbers."""
 
     cell: Count
@@ -30,10 +30,10 @@ class Cell(msgspec.Struct):
     config_hash: str | None = None
 
 
-BatchName = Annotated[str, msgspec.Meta(pattern=rf"^{batch_state.NAME.pattern}$")]
+BatchName = Annotated[str, msgspec.Meta(pattern=rf"^{batch_state.BATCH_NAME.pattern}$")]
 
 
-class Batch(msgspec.Struct):
+class _Batch(msgspec.Struct):
     """Cells and seeds that ran together."""
 
     name: BatchName
@@ -49,13 +49,13 @@ class Error(msgspec.Struct):
     reason: str
 
 
-class Phase(msgspec.Struct):
+class _Phase(msgspec.Struct):
     """A phase of the config."""
 
     name: str
 
 
-class Probes(msgspec.Struct):
+class _Probes(msgspec.Struct):
     """Settings of the probes that figures and caveats use."""
 
     bins: Annotated[int, msgspec.Meta(ge=0, le=MOST_BINS)] | None = None
@@ -68,8 +68,8 @@ class Probes(msgspec.Struct):
 class Config(msgspec.Struct):
     """The tables of the study that readers check by type."""
 
-    phases: tuple[Phase, ...]
-    probes: Probes = msgspec.field(default_factory=Probes)
+    phases: tuple[_Phase, ...]
+    probes: _Probes = msgspec.field(default_factory=_Probes)
     figures: tuple[dict[str, Any], ...] = ()
 
 
@@ -87,7 +87,7 @@ class Manifest(msgspec.Struct):
     name: str
     command: str | tuple[str, ...]
     config: Config
-    cells: Annotated[tuple[Cell, ...], msgspec.Meta(min_length=1)]
+    cells: Annotated[tuple[_Cell, ...], msgspec.Meta(min_length=1)]
     seeds: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
     format: int
     status: str = "stopped"
@@ -95,7 +95,7 @@ class Manifest(msgspec.Struct):
     config_hash: str | None = None
     shard: tuple[PositiveInt, PositiveInt] = (1, 1)
     widths: tuple[PositiveInt, ...] = ()
-    batches: tuple[Batch, ...] = ()
+    batches: tuple[_Batch, ...] = ()
     elsewhere: tuple[BatchName, ...] = ()
     failures: tuple[Failure, ...] = ()
     errors: tuple[Error, ...] = ()
@@ -116,15 +116,15 @@ class Manifest(msgspec.Struct):
     peak_memory_mib: NotNegative | None = None
 
 
-def read(directory: Path) -> dict[str, Any]:
-    """Read the manifest of a results folder; raises like `find`, and InputError if there is none."""
-    if (found := find(directory)) is not None:
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """Read the manifest of a results folder; raises like `find_manifest`, and InputError if there is none."""
+    if (found := find_manifest(directory)) is not None:
         return found
     missing = "no manifest.json, so not a results folder" if directory.is_dir() else "no such folder"
     raise InputError(f"{directory}: {missing}; give one that `jaxattn run` wrote")
 
 
-def find(directory: Path) -> dict[str, Any] | None:
+def find_manifest(directory: Path) -> dict[str, Any] | None:
     """Read and check a manifest.
 
     Args:
@@ -137,15 +137,15 @@ def find(directory: Path) -> dict[str, Any] | None:
         Damaged: its content differs from the written content, or it is missing although there are batches.
         InputError: it cannot be read, or is not a manifest.
     """
-    path = directory / NAME
+    path = directory / MANIFEST
     try:
-        text = files.read(path, directory, most=files.MOST_JSON)
+        text = files.read_file(path, directory, most=files.MOST_JSON)
     except Damaged as error:
         if not path.exists() and not batch_state.batches(directory):
             return None
         raise Damaged(f"{error}; {REBUILD}") from None
     try:
-        content = files.unsealed(files.parse(text))
+        content = files.unsealed(files.parse_json(text))
     except ValueError as error:
         raise Damaged(f"{path}: damaged ({error}); {REBUILD}") from None
     return _checked(path, content)
@@ -189,16 +189,16 @@ def _inconsistent(checked: Manifest) -> str:
     return ""
 
 
-def write(directory: Path, content: Mapping[str, Any]) -> None:
+def write_manifest(directory: Path, content: Mapping[str, Any]) -> None:
     """Replace the manifest.
 
     Raises:
         OSError: it cannot be written.
     """
-    files.write(directory / NAME, files.sealed(content, indent=2), directory)
+    files.write_file(directory / MANIFEST, files.sealed(content, indent=2), directory)
 
 
-def command(manifest: Mapping[str, Any]) -> str:
+def run_command(manifest: Mapping[str, Any]) -> str:
     """Return the command that a manifest records. It is untrusted text."""
     given = manifest["command"]
     return given if isinstance(given, str) else shlex.join(given)

@@ -16,7 +16,7 @@ ADDRESS = re.compile(r"(s3|gs):/{1,2}([\w.-]+)/(.+?)/*")
 RESUME = "the results written so far are kept, fix this and run the same command again to resume"
 # Time limits in seconds: requests that fail by the server or the connection are repeated for RETRY_S.
 RETRY_S, REQUEST_S, CONNECT_S = 60.0, 60.0, 5.0
-TRIES = 2
+_TRIES = 2
 # Variables that give S3 credentials without boto3, which also reads profiles.
 CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
@@ -43,7 +43,7 @@ def is_address(place: str | Path) -> bool:
     return str(place).startswith(("s3:/", "gs:/"))
 
 
-def shown(place: str | Path) -> str:
+def address_text(place: str | Path) -> str:
     """Return a place as the user wrote it; `pathlib` drops one slash of an address.
 
     Raises:
@@ -66,7 +66,7 @@ class Objects:
         Raises:
             InputError: the address is invalid, obstore is not installed, or there are no credentials.
         """
-        self.address = shown(place)
+        self.address = address_text(place)
         self._store = _opened(self.address)
         self._versions: dict[str, Any] = {}
 
@@ -128,7 +128,7 @@ class Objects:
         """
         known = self._versions.get(name)
         mode: Any = "create" if known is None else known
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(_TRIES)):
             try:
                 with self._translated(RunError, "written"):
                     done = self._store.put(name, content, mode=mode, use_multipart=False)

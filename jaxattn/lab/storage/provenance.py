@@ -10,22 +10,22 @@ from typing import Any
 
 from jaxattn.core.version import __version__
 
-PACKAGE = Path(__file__).parents[2]
+_PACKAGE = Path(__file__).parents[2]
 
 
 @cache
 def installed() -> dict[str, str | None]:
     """Return version, git commit of a checkout, and hash of all modules of the installed package."""
     state = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted(_PACKAGE.rglob("*.py")):
         content = path.read_bytes()
-        state.update(f"{path.relative_to(PACKAGE)}\0{len(content)}\0".encode() + content)
+        state.update(f"{path.relative_to(_PACKAGE)}\0{len(content)}\0".encode() + content)
     return {"version": version("jaxattn"), "commit": _commit(), "source": state.hexdigest()[:16]}
 
 
 def version(name: str) -> str | None:
     """Return the version of an installed package, or None."""
-    if name == PACKAGE.name:
+    if name == _PACKAGE.name:
         # The metadata of an editable installation are those of the day when it was installed.
         return __version__
     try:
@@ -63,7 +63,7 @@ def _words(one: Mapping[str, str | None]) -> str:
 
 
 def _commit() -> str | None:
-    command = ["git", "-C", str(PACKAGE), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    command = ["git", "-C", str(_PACKAGE), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):

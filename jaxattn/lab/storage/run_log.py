@@ -13,11 +13,11 @@ from jaxattn.lab.storage import batch_state, files
 from jaxattn.lab.storage.batch_state import Failure
 from jaxattn.lab.storage.files import Damaged
 
-NAME = "metrics.jsonl"
+RUN_LOG = "metrics.jsonl"
 MOST_BYTES = 2**31
 # Number of last lines of a batch that are tried until one is intact.
-TRIES = 3
-BATCH = re.compile(rb'(?<!\\)"batch": "(%s)"' % batch_state.NAME.pattern.encode())
+_TRIES = 3
+BATCH = re.compile(rb'(?<!\\)"batch": "(%s)"' % batch_state.BATCH_NAME.pattern.encode())
 # Content of lines without losses or failures. The newest line without such content is kept too.
 WITHOUT = (b'"losses": {}', b'"failures": []')
 
@@ -41,9 +41,9 @@ class Line(msgspec.Struct):
     peak_memory_mib: NotNegative | None = None
 
 
-def append(directory: Path, entry: Mapping[str, Any]) -> None:
-    """Append a line to the log of a results folder; raises like `files.append`."""
-    files.append(directory / NAME, files.sealed(entry))
+def append_entry(directory: Path, entry: Mapping[str, Any]) -> None:
+    """Append a line to the log of a results folder; raises like `files.append_bytes`."""
+    files.append_bytes(directory / RUN_LOG, files.sealed(entry))
 
 
 def latest(directory: Path) -> list[dict[str, Any]]:
@@ -53,14 +53,14 @@ def latest(directory: Path) -> list[dict[str, Any]]:
     lines are skipped. Other lines are not parsed, because a log may have millions of lines.
     """
     newest: dict[tuple[bytes, bytes | None], list[tuple[int, bytes]]] = {}
-    with suppress(Damaged), files.opened(directory / NAME, directory, MOST_BYTES) as file:
+    with suppress(Damaged), files.open_file(directory / RUN_LOG, directory, MOST_BYTES) as file:
         for number, line in enumerate(file):
             if found := BATCH.search(line):
                 for lacking in (None, *WITHOUT):
                     if lacking is None or lacking not in line:
                         kept = newest.setdefault((found[1], lacking), [])
                         kept.append((number, line))
-                        del kept[:-TRIES]
+                        del kept[:-_TRIES]
     chosen = dict(entry for kept in newest.values() if (entry := next(_whole(kept), None)))
     return [chosen[number] for number in sorted(chosen)]
 
@@ -68,4 +68,4 @@ def latest(directory: Path) -> list[dict[str, Any]]:
 def _whole(lines: list[tuple[int, bytes]]) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in reversed(lines):
         with suppress(ValueError):
-            yield number, msgspec.to_builtins(msgspec.convert(files.unsealed(files.parse(line)), Line))
+            yield number, msgspec.to_builtins(msgspec.convert(files.unsealed(files.parse_json(line)), Line))

@@ -14,20 +14,20 @@ from jaxattn.lab.storage.files import Damaged
 # Columns that identify one seed of one cell.
 LANE = ("cell", "seed")
 # Columns that identify a row.
-KEYS = {
+TABLE_KEYS = {
     "records": (*LANE, "phase", "step", "metric"),
     "tokens": (*LANE, "phase", "id", "class"),
 }
 # A table may use FREE bytes of memory, or GROWTH times the size of its file if that is more. Real tables grow
 # by factors of 5 to 50 when they are read, because every row has a measured number.
 FREE = 2**28
-GROWTH = 500
+_GROWTH = 500
 MOST_COLUMNS = 100
 # Least memory in bytes of a string, in addition to its characters.
 OF_A_TEXT = 8
 
 
-def read(
+def read_table(
     place: Path, directory: Path, sha256: str | None, columns: Sequence[str] | None = None
 ) -> pd.DataFrame:
     """Read a Parquet table of a results folder.
@@ -44,7 +44,7 @@ def read(
     """
     from pyarrow.parquet import ParquetFile  # slow to import
 
-    content = files.read(place, directory, sha256)
+    content = files.read_file(place, directory, sha256)
     # Damage without a checksum can surface as almost any exception of pyarrow and pandas.
     try:
         _check_size(content)
@@ -68,7 +68,7 @@ def lanes(table: pd.DataFrame) -> set[tuple[int, int]]:
 
 def repeats(table: pd.DataFrame, name: str) -> bool:
     """Return True if two rows of a table have the same keys."""
-    keys = [key for key in KEYS[name] if key in table]
+    keys = [key for key in TABLE_KEYS[name] if key in table]
     return bool(keys and table.duplicated(keys).any())
 
 
@@ -81,7 +81,7 @@ def _check_size(content: bytes) -> None:
     from pyarrow.parquet import ParquetFile, read_metadata
 
     known = read_metadata(io.BytesIO(content))
-    most = min(max(FREE, GROWTH * len(content)), files.memory() // 2)
+    most = min(max(FREE, _GROWTH * len(content)), files.memory() // 2)
     groups = (known.row_group(number) for number in range(known.num_row_groups))
     packed = sum(group.total_byte_size for group in groups)
     if known.num_columns > MOST_COLUMNS:

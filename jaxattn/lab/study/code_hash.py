@@ -23,7 +23,7 @@ from typing import Any, TypeGuard
 import jax
 import numpy as np
 
-PACKAGE = Path(__file__).parents[2]
+_PACKAGE = Path(__file__).parents[2]
 INSTALLED = tuple({Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 PLAIN = (
     types.NoneType,
@@ -38,7 +38,7 @@ PLAIN = (
     range,
     np.dtype,
 )
-VALUES = (*PLAIN, np.ndarray, np.generic, jax.Array)
+_VALUES = (*PLAIN, np.ndarray, np.generic, jax.Array)
 DEFINITIONS = (types.ModuleType, type, types.FunctionType)
 # Attributes of a class that contain no code.
 DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -193,7 +193,7 @@ class _Code:
         for name in sorted(_names(function.__code__)) if loose or local else ():
             x = function.__globals__.get(name)
             # Other objects of a file are covered by its source, and may change at run time, such as caches.
-            if loose or isinstance(x, (*VALUES, *FUNCTIONS, type)) or hasattr(x, "__wrapped__"):
+            if loose or isinstance(x, (*_VALUES, *FUNCTIONS, type)) or hasattr(x, "__wrapped__"):
                 self.add(name)
                 self.visit(x, name)
 
@@ -272,7 +272,7 @@ def is_local(file: str | None) -> TypeGuard[str]:
     if file is None:
         return False
     path = Path(file)
-    installed = any(path.is_relative_to(folder) for folder in (PACKAGE, *INSTALLED))
+    installed = any(path.is_relative_to(folder) for folder in (_PACKAGE, *INSTALLED))
     return path.is_file() and not installed and not {"site-packages", "dist-packages"} & set(path.parts)
 
 

@@ -114,7 +114,7 @@ class Definition:
     @cached_property
     def cells(self) -> list[Cell]:
         """Cells of the grid, in order."""
-        return grid.cells(self.tree, _tables, self._reader.read, self.names)
+        return grid.grid_cells(self.tree, _tables, self._reader.read, self.names)
 
     @property
     def base(self) -> Setting:

@@ -11,7 +11,7 @@ import msgspec
 from jaxattn.core.errors import InputError, at
 from jaxattn.core.settings import Count, PositiveInt
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.setting import Cell, merged
+from jaxattn.lab.study.setting import Cell, merged_tables
 from jaxattn.lab.study.tree import assign
 
 # Tables of the grid. A block may have separate ones; a cell has none.
@@ -19,7 +19,7 @@ GRID = ("axes", "zip", "halton", "cells", "exclude")
 # Settings that do not change any number of a run. They may change when a run is resumed.
 PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
 # This many cells are created and checked within seconds.
-MOST_CELLS = 100_000
+_MOST_CELLS = 100_000
 _OF_ALL_CELLS = frozenset(PRESENTATION) - {"name"}
 
 Axes = dict[str, Annotated[tuple[int | float | str | bool, ...], msgspec.Meta(min_length=1)]]
@@ -42,7 +42,7 @@ class Halton(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seed: Count = 0
 
 
-def cells(
+def grid_cells(
     tree: Mapping[str, Any],
     tables_of: Callable[[Mapping[str, Any]], Any],
     read: Callable[[Mapping[str, Any], int, Mapping[str, Any]], Cell],
@@ -69,10 +69,10 @@ def cells(
             for key in block:
                 if key in PRESENTATION and key not in GRID:
                     raise InputError(f"{key} cannot differ between blocks")
-            own = merged({key: x for key, x in tree.items() if key != "blocks"}, block, names)
+            own = merged_tables({key: x for key, x in tree.items() if key != "blocks"}, block, names)
             for settings in points(tables_of(own)):
-                if len(result) == MOST_CELLS:
-                    raise InputError(f"more than {MOST_CELLS:,} cells over all blocks; sweep fewer")
+                if len(result) == _MOST_CELLS:
+                    raise InputError(f"more than {_MOST_CELLS:,} cells over all blocks; sweep fewer")
                 result.append(_cell(len(result), own, name, settings, tables_of, read))
     return result
 
@@ -123,9 +123,9 @@ def _check_different(axes: Mapping[str, tuple[Any, ...]]) -> None:
 def _check_size(grid: Any) -> None:
     lengths = [len(grid.cells), *(len(values) for values in grid.axes.values())]
     lengths += [max(map(len, grid.zip.values()), default=1), grid.halton.points if grid.halton else 1]
-    if (size := math.prod(length or 1 for length in lengths)) > MOST_CELLS:
+    if (size := math.prod(length or 1 for length in lengths)) > _MOST_CELLS:
         raise InputError(
-            f"axes: {size:,} cells are more than {MOST_CELLS:,}; give fewer values, or use points of "
+            f"axes: {size:,} cells are more than {_MOST_CELLS:,}; give fewer values, or use points of "
             "[halton] instead of a product"
         )
 

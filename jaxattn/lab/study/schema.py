@@ -13,13 +13,13 @@ from jaxattn.lab.study.grid import GRID, PRESENTATION
 from jaxattn.lab.study.registry import Concept, fields_of
 
 Schema = dict[str, Any]
-PARTS: dict[str, Concept[Any]] = {"data": registry.DATA, "model": registry.MODEL, "loss": registry.LOSS}
+_PARTS: dict[str, Concept[Any]] = {"data": registry.DATA, "model": registry.MODEL, "loss": registry.LOSS}
 # Dotted keys can also be written as nested tables.
 AXIS = {"type": "array", "minItems": 1, "items": {"type": ["number", "string", "boolean"]}}
 VALUE = {"type": ["number", "string", "boolean", "array"]}
 
 
-def schema() -> Schema:
+def sweep_schema() -> Schema:
     """Return the schema: built-in kinds with their settings; a kind with a colon is custom code.
 
     A file that extends another file, and a block, may contain any part of the tables.
@@ -38,7 +38,7 @@ def schema() -> Schema:
     changes = whole | {"properties": dict(whole["properties"]), "required": ["extends"]}
     for table, part in ((whole, _choice), (changes, _change)):
         properties = table["properties"]
-        for name, concept in PARTS.items():
+        for name, concept in _PARTS.items():
             default = {key: x for key, x in properties[name].items() if key == "default"}
             properties[name] = part(concept, definitions) | default
         properties["phases"] = _listed(_choice(registry.PHASE, definitions)) | {"minItems": 1}
@@ -74,11 +74,11 @@ def _listed(items: Schema) -> Schema:
 
 
 # A custom part, whose settings are known only to its code.
-OWN = {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string", "pattern": ":"}}}
+_OWN = {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string", "pattern": ":"}}}
 
 
 def _choice(concept: Concept[Any], definitions: Schema) -> Schema:
-    return {"anyOf": [*_built_in(concept, definitions), OWN, _name(concept)]}
+    return {"anyOf": [*_built_in(concept, definitions), _OWN, _name(concept)]}
 
 
 def _change(concept: Concept[Any], definitions: Schema) -> Schema:
@@ -93,7 +93,7 @@ def _change(concept: Concept[Any], definitions: Schema) -> Schema:
     if concept is registry.MODEL:
         start = _change(registry.START, definitions)
         properties["init"] = {"type": "object", "additionalProperties": start}
-    return {"anyOf": [{"type": "object", "properties": properties}, OWN, _name(concept)]}
+    return {"anyOf": [{"type": "object", "properties": properties}, _OWN, _name(concept)]}
 
 
 def _name(concept: Concept[Any]) -> Schema:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import msgspec
+import numpy as np
 from jax import Array
 
 from jaxattn.base import (
@@ -27,15 +28,16 @@ from jaxattn.base import (
 )
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core import backend
-from jaxattn.core.errors import InputError
+from jaxattn.core.errors import InputError, at
 from jaxattn.core.pytrees import get, replaced
+from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.probes.importance import token_columns
 from jaxattn.lab.probes.wants import wants_scores
 from jaxattn.lab.study.setting import Setting, numbers_of
 
 # Metrics by name, by the index of their probe.
-Measured = dict[int, Mapping[str, Array]]
+ProbeMetrics = dict[int, Mapping[str, Array]]
 
 
 class Carried(NamedTuple):
@@ -57,13 +59,13 @@ def drawn(setting: Setting) -> DrawnData:
     return setting.data
 
 
-def draw(setting: Setting, key: Array) -> Splits:
+def draw_data(setting: Setting, key: Array) -> Splits:
     """Sample the data of a seed; with a padded vocabulary only its first tokens are used."""
     made = drawn(setting)
     return made.draw(key) if setting.used is None else made.draw(key, setting.used)
 
 
-def start(setting: Setting, data: Splits, key: Array, tokens: Sequence[str]) -> Any:
+def initial_params(setting: Setting, data: Splits, key: Array, tokens: Sequence[str]) -> Any:
     """Return the initial parameters; tokens that a padded vocabulary does not use have rows of zeros."""
     train = data.train
     dtype = jnp.dtype(setting.dtype)
@@ -90,7 +92,7 @@ def task_of(setting: Setting, data: Splits) -> Task:
     return Task(setting.model, setting.loss, data, fresh if setting.data.draws_batches else None)
 
 
-def begin(setting: Setting, index: int, params: Params, data: Splits, key: Array) -> Carried:
+def begin_phase(setting: Setting, index: int, params: Params, data: Splits, key: Array) -> Carried:
     """Return the state at the start of a phase."""
     task = task_of(setting, data)
     memory = {
@@ -107,7 +109,7 @@ def advance(setting: Setting, index: int, carried: Carried, data: Splits, steps:
     return carried._replace(state=setting.phases[index].advance(task, carried.state, steps))
 
 
-def measure(setting: Setting, index: int, carried: Carried, data: Splits) -> Measured:
+def measure_probes(setting: Setting, index: int, carried: Carried, data: Splits) -> ProbeMetrics:
     """Return the metrics of every probe by its index: numbers, and vectors (m,)."""
     context = probe_context(setting, index, carried.state.params, data)
     found = {
@@ -121,7 +123,7 @@ def measure(setting: Setting, index: int, carried: Carried, data: Splits) -> Mea
     return found
 
 
-def merged(setting: Setting, found: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
+def merged_metrics(setting: Setting, found: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
     """Return the metrics of all probes in one dictionary, without probes that start at a later step."""
     every = setting.probes.at_steps
     return {
@@ -157,25 +159,25 @@ def columns(setting: Setting, index: int, params: Params, data: Splits) -> dict[
     return token_columns(probe_context(setting, index, params, data))
 
 
-def run(setting: Setting, seed: int) -> Iterator[tuple[str, int, dict[str, Array]]]:
+def run_seed(setting: Setting, seed: int) -> Iterator[tuple[str, int, dict[str, Array]]]:
     """Run one seed from start to end; yield phase, step and metrics at every probe step."""
     data_key, key = keys(seed)
     if isinstance(setting.data, SharedData):
         data, _, tokens = setting.data.load()
     else:
-        data, tokens = draw(setting, data_key), setting.data.tokens
-    params = start(setting, data, key, tokens)
+        data, tokens = draw_data(setting, data_key), setting.data.tokens
+    params = initial_params(setting, data, key, tokens)
     for index, phase in enumerate(setting.phases):
-        carried, done = begin(setting, index, params, data, key), 0
+        carried, done = begin_phase(setting, index, params, data, key), 0
         for step in setting.probes.steps_of(phase):
             carried = advance(setting, index, carried, data, step - done)
-            found = merged(setting, measure(setting, index, carried, data), step)
+            found = merged_metrics(setting, measure_probes(setting, index, carried, data), step)
             yield phase.name, step, found | phase.metrics(carried.state)
             done = step
         params = carried.state.params
 
 
-def dataset(
+def seed_dataset(
     data: Data, seed: int, dtype: str, swept: Collection[str] = (), progress: Progress = silent
 ) -> Loaded:
     """Sample the data of one seed, or read the data that all seeds share.
@@ -224,3 +226,32 @@ def swept_settings(cells: Iterable[Mapping[str, Any]]) -> set[str]:
         for key, value in settings.items():
             found.setdefault(key, set()).add(value)
     return {key.removeprefix("data.") for key, x in found.items() if key.startswith("data.") and len(x) > 1}
+
+
+def check_data(loaded: Loaded) -> None:
+    """Check the values of data on the host.
+
+    Raises:
+        InputError: a number is not finite, or `Dataset.check` raises.
+    """
+    for name in ("train", "test", "validation"):
+        data = getattr(loaded.splits, name)
+        if data is None:
+            continue
+        with at(f"data: {name}"):
+            _check_finite(data)
+            if loaded.shared or isinstance(data, Corpus):
+                data.check()
+            else:
+                held = jax.device_get(data)
+                for number in range(len(held.targets)):
+                    jax.tree.map(lambda x, number=number: x[number], held).check()
+
+
+def _check_finite(data: Dataset) -> None:
+    for name, x in data.arrays():
+        if jnp.issubdtype(x.dtype, jnp.floating) and not (finite := np.isfinite(np.asarray(x))).all():
+            place = tuple(int(k) for k in np.argwhere(~finite)[0])
+            raise InputError(
+                f"{name} holds {float(np.asarray(x)[place])} at {place}; remove that example, or replace it"
+            )

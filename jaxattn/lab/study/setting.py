@@ -21,12 +21,12 @@ from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.registry import C, Concept, convert, fields_of, keys_of, make, plain
 from jaxattn.lab.study.tree import merge, place_of_thing
 
-Path = tuple[str | int, ...]
+SettingPath = tuple[str | int, ...]
 # Numbers by path, such as ("phases", 0, "step_size"); one number, or one for every run.
-Hyperparameters = Mapping[Path, Any]
-VOCAB_SIZE: Path = ("data", "vocab_size")
+Hyperparameters = Mapping[SettingPath, Any]
+VOCAB_SIZE: SettingPath = ("data", "vocab_size")
 # Paths of parts of a setting in its tables.
-IN_TABLES: dict[Any, Path] = {"starts": ("model", "init"), "probes": ("probes", "own")}
+IN_TABLES: dict[Any, SettingPath] = {"starts": ("model", "init"), "probes": ("probes", "own")}
 
 
 class Setting(NamedTuple):
@@ -81,7 +81,7 @@ _CONCEPTS: dict[str, Concept[Any]] = {
 }
 
 
-def merged(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any:
+def merged_tables(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any:
     """Merge changes into tables; a table with a changed kind keeps only settings that the new kind has."""
 
     def keys(path: tuple[str, ...], kind: Any) -> set[str]:
@@ -150,7 +150,7 @@ class Reader:
             "phases": [table for _, table in phases],
             "probes": probes_table,
         }
-        return Cell(number, dict(settings), in_span(setting), tables, _config_hash(setting, tables))
+        return Cell(number, dict(settings), setting_in_span(setting), tables, _config_hash(setting, tables))
 
     def _thing(self, concept: Concept[C], table: Any, place: str) -> tuple[C, Any]:
         key = place, repr(table)
@@ -174,9 +174,9 @@ class Reader:
         return self._known[key]
 
 
-def hyperparameters(setting: Setting) -> dict[Path, float | int]:
+def hyperparameters(setting: Setting) -> dict[SettingPath, float | int]:
     """Return the numbers that may differ between the vmapped runs of a program, by path."""
-    parts: dict[Path, Spec] = {
+    parts: dict[SettingPath, Spec] = {
         ("data",): setting.data,
         ("model",): setting.model,
         ("loss",): setting.loss,
@@ -184,7 +184,7 @@ def hyperparameters(setting: Setting) -> dict[Path, float | int]:
         **{("phases", k): phase for k, phase in enumerate(setting.phases)},
         **{("probes", k): probe for k, probe in enumerate(setting.probes.own)},
     }
-    found: dict[Path, float | int] = {
+    found: dict[SettingPath, float | int] = {
         (*path, *inner): number for path, thing in parts.items() for inner, number in numbers_of(thing)
     }
     if pads_vocabulary(setting) and setting.data.vocab_size is not None:
@@ -206,7 +206,7 @@ def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
     return setting
 
 
-def key_of(setting: Setting, path: Path) -> str:
+def key_of(setting: Setting, path: SettingPath) -> str:
     """Return the path of a number as a key of a sweep file."""
     head, *rest = path
     if head == "phases":
@@ -215,7 +215,7 @@ def key_of(setting: Setting, path: Path) -> str:
     return ".".join(map(str, (*IN_TABLES.get(head, (head,)), *rest)))
 
 
-def numbers_of(thing: Spec) -> Iterator[tuple[Path, float]]:
+def numbers_of(thing: Spec) -> Iterator[tuple[SettingPath, float]]:
     """Yield the numbers of one instance that may differ between vmapped runs, by path within it."""
     static = _static(type(thing))
     for name, value in msgspec.structs.asdict(thing).items():
@@ -270,7 +270,7 @@ def _config_hash(setting: Setting, tables: Mapping[str, Any]) -> str:
     return hashlib.sha256(encoded).hexdigest()[:16]
 
 
-def in_span(setting: Setting) -> Setting:
+def setting_in_span(setting: Setting) -> Setting:
     """Use the model in coordinates of its span if no part of the setting depends on the axes of R^d.
 
     Raises:
@@ -313,7 +313,7 @@ def _static(target: type[Spec]) -> frozenset[str]:
     return frozenset(field.name for field in fields_of(target) if has_mark(field.type, STATIC))
 
 
-def _replaced(node: Any, path: Path, number: Any) -> Any:
+def _replaced(node: Any, path: SettingPath, number: Any) -> Any:
     if not path:
         return number
     head, rest = path[0], path[1:]

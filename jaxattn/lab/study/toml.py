@@ -14,23 +14,23 @@ from jaxattn.core.errors import InputError, RunError, UserCodeError, at
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.grid import GRID
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.setting import merged
+from jaxattn.lab.study.setting import merged_tables
 from jaxattn.lab.study.tree import assign, check_values, flatten, numbered, parse
 
 # Largest size in bytes, and largest number of files that extend each other.
-LARGEST = 16 * 2**20
-LONGEST = 20
+_LARGEST = 16 * 2**20
+_LONGEST = 20
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
-D = TypeVar("D", bound=Definition)
+_D = TypeVar("_D", bound=Definition)
 
 
-def read(
+def read_sweep(
     path: str | Path,
     overrides: Sequence[str] = (),
     axes: Sequence[str] = (),
-    made: Callable[[dict[str, Any], ImportPaths], D] = Definition,  # type: ignore[assignment]
-) -> D:
+    made: Callable[[dict[str, Any], ImportPaths], _D] = Definition,  # type: ignore[assignment]
+) -> _D:
     """Read a sweep file.
 
     Args:
@@ -87,7 +87,7 @@ def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[s
     flatten_grid(tree)
 
 
-def write(tree: dict[str, Any], path: str | Path) -> Path:
+def write_sweep(tree: dict[str, Any], path: str | Path) -> Path:
     """Write tables as a sweep file.
 
     Raises:
@@ -117,12 +117,12 @@ def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
     here = (*before, _resolved(path))
     if not isinstance(base, str):
         raise InputError(f"{path}: extends: expected a path, got {base!r}")
-    if len(here) > LONGEST:
-        raise InputError(f"{path}: extends: more than {LONGEST} files extend each other; merge some")
+    if len(here) > _LONGEST:
+        raise InputError(f"{path}: extends: more than {_LONGEST} files extend each other; merge some")
     if _resolved(path.parent / base) in here:
         raise InputError(f"{path}: extends: {base} also extends this file; remove one of the two")
     with at(str(path)):
-        both: dict[str, Any] = merged(
+        both: dict[str, Any] = merged_tables(
             tables(path.parent / base, here), tree, ImportPaths((before or here)[0].parent)
         )
         return both
@@ -140,8 +140,8 @@ def _text(path: Path) -> str:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise InputError(f"{path}: cannot be read (not a file); write the sweep to one")
-        if status.st_size > LARGEST:
-            size = f"{status.st_size / 2**20:,.0f} MiB, more than {LARGEST / 2**20:.0f} MiB"
+        if status.st_size > _LARGEST:
+            size = f"{status.st_size / 2**20:,.0f} MiB, more than {_LARGEST / 2**20:.0f} MiB"
             raise InputError(f"{path}: too large for a sweep file ({size})")
         # Editors on Windows may write a byte order mark.
         text = path.read_text(encoding="utf-8-sig")

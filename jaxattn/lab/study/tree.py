@@ -12,8 +12,8 @@ from jaxattn.core.errors import InputError
 DEEPEST = 50
 # Keys of the grid may contain dots.
 _AXIS = re.compile(r"((?:blocks\.[^.]+\.)?(?:axes|zip|halton\.axes))\.(.+)", re.DOTALL)
-Path = tuple[str, ...]
-Keys = Callable[[Path, Any], Iterable[str]]
+_Path = tuple[str, ...]
+Keys = Callable[[_Path, Any], Iterable[str]]
 
 
 def assign(tree: Any, key: str, value: Any) -> Any:
@@ -76,7 +76,7 @@ def _places(tree: Any, key: str, prefix: str = "") -> Iterator[str]:
         yield from _places(x, key, f"{prefix}{part}.")
 
 
-def merge(tree: Any, changes: dict[str, Any], keys: Keys = lambda path, kind: (), path: Path = ()) -> Any:
+def merge(tree: Any, changes: dict[str, Any], keys: Keys = lambda path, kind: (), path: _Path = ()) -> Any:
     """Return a tree with changes applied: tables are merged, entries of lists are found by name or number.
 
     Args:
@@ -93,7 +93,7 @@ def merge(tree: Any, changes: dict[str, Any], keys: Keys = lambda path, kind: ()
     return merged
 
 
-def _changed(old: Any, new: Any, keys: Keys, path: Path) -> Any:
+def _changed(old: Any, new: Any, keys: Keys, path: _Path) -> Any:
     if not (isinstance(new, dict) and isinstance(old, dict | list)):
         return new
     if isinstance(old, dict) and new.get("kind", old.get("kind")) != old.get("kind"):
@@ -121,7 +121,7 @@ def parse(text: str) -> Any:
         return text
 
 
-def place_of_thing(path: Path) -> str | None:
+def place_of_thing(path: _Path) -> str | None:
     """Return the part of a study at a path of a table with a kind: "data", ..., "phases", "model.init"."""
     path = path[2:] if path[:1] == ("blocks",) else path
     place = ".".join(path if len(path) == 1 else path[:-1])
@@ -129,7 +129,7 @@ def place_of_thing(path: Path) -> str | None:
     return place if place in known else None
 
 
-def _assigned(tree: Any, before: Path, parts: Sequence[str], value: Any) -> Any:
+def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any:
     part, *rest = parts
     key = ".".join([*before, *parts])
     if isinstance(tree, str) and place_of_thing(before):

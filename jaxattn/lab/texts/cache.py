@@ -14,7 +14,7 @@ from jaxattn.core.errors import InputError
 Note = Callable[[str], None]
 
 
-def digest(files: Mapping[str, str], settings: bytes) -> str:
+def source_digest(files: Mapping[str, str], settings: bytes) -> str:
     """Hash the bytes of files and the settings, independently of the folder of the files.
 
     Args:
@@ -41,7 +41,7 @@ def digest(files: Mapping[str, str], settings: bytes) -> str:
     return state.hexdigest()
 
 
-def read(path: Path, names: Iterable[str], note: Note) -> dict[str, np.ndarray] | None:
+def read_cached(path: Path, names: Iterable[str], note: Note) -> dict[str, np.ndarray] | None:
     """Read arrays from the cache; a damaged file is renamed.
 
     Args:
@@ -67,7 +67,7 @@ def read(path: Path, names: Iterable[str], note: Note) -> dict[str, np.ndarray] 
         return None
 
 
-def write(path: Path, arrays: Mapping[str, np.ndarray], note: Note) -> None:
+def write_cached(path: Path, arrays: Mapping[str, np.ndarray], note: Note) -> None:
     """Write arrays atomically; a failure only calls `note`.
 
     Args:

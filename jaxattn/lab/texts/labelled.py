@@ -18,7 +18,7 @@ _WORDS = {"true": 1, "false": 0, "nan": None}
 IGNORED = -1
 
 
-class Texts(NamedTuple):
+class LabelledTexts(NamedTuple):
     """Word numbers of all texts end to end, (Σ T,) uint32, and the number of words of each, (n,) int64."""
 
     numbers: np.ndarray
@@ -28,7 +28,7 @@ class Texts(NamedTuple):
 class Labelled(NamedTuple):
     """The rows of a split that have a class: their texts, class numbers (n,) and places in the files."""
 
-    texts: Texts
+    texts: LabelledTexts
     classes: np.ndarray
     places: list[str]
 
@@ -36,7 +36,7 @@ class Labelled(NamedTuple):
         """Return the rows for which `kept`, (n,) bool, is true."""
         numbers = self.texts.numbers[np.repeat(kept, self.texts.lengths)]
         places = list(itertools.compress(self.places, kept))
-        return Labelled(Texts(numbers, self.texts.lengths[kept]), self.classes[kept], places)
+        return Labelled(LabelledTexts(numbers, self.texts.lengths[kept]), self.classes[kept], places)
 
 
 def is_missing(value: Any) -> bool:
@@ -44,7 +44,7 @@ def is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and value != value)
 
 
-def plain(label: Any) -> Any:
+def plain_text(label: Any) -> Any:
     """Return a raw label in the normalised form in which labels are compared.
 
     Whole numbers and booleans become ints in any notation: 1 for 1.0, True, "1", "1.0" and "true". Null, NaN,
@@ -75,9 +75,9 @@ def class_numbers(labels: Sequence[ClassLabels], ignored: Sequence[Label]) -> di
     numbers: dict[Any, int] = {}
     rows = [(label, k) for k, every in enumerate(labels) for label in members(every)]
     for label, number in [*rows, *((label, IGNORED) for label in ignored)]:
-        if plain(label) in numbers:
+        if plain_text(label) in numbers:
             raise InputError(f"labels, ignore_labels: {label!r} occurs twice; list each label once")
-        numbers[plain(label)] = number
+        numbers[plain_text(label)] = number
     return numbers
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from jaxattn.core.errors import InputError, first_line, listed
 from jaxattn.lab.texts.files import REMEDY, decoding, reading
 from jaxattn.lab.texts.labelled import Label, members
-from jaxattn.lab.texts.source import Labels, Name, Row, Rows, Source
-from jaxattn.lab.texts.tables import Csv, Files, Jsonl, Parquet, Texts, fields_of, place_in, row_of
+from jaxattn.lab.texts.source import Labels, Name, Source, TextRow, TextRows
+from jaxattn.lab.texts.tables import Csv, Files, Jsonl, Parquet, Texts, place_in, row_of, table_fields
 
 _BATCH = 512
 
@@ -51,7 +51,7 @@ class Tfds(Source, frozen=True, kw_only=True):
             )
         return {path.relative_to(root).as_posix(): str(path) for path in paths}
 
-    def read(self, split: str) -> Rows:
+    def read(self, split: str) -> TextRows:
         """Open a split with `tensorflow_datasets.data_source`."""
         # The import takes about as long as a load from the cache.
         import tensorflow_datasets as tfds
@@ -66,10 +66,10 @@ class Tfds(Source, frozen=True, kw_only=True):
                 f"data.{split}: cannot open {where}: {first_line(error)}; "
                 'it must be a split of data prepared with file_format="array_record"'
             ) from error
-        fields = fields_of(self, list(data.dataset_info.features), self.dataset)
-        return Rows(len(data), self._rows(data, fields, where))
+        fields = table_fields(self, list(data.dataset_info.features), self.dataset)
+        return TextRows(len(data), self._rows(data, fields, where))
 
-    def _rows(self, data: Any, fields: list[str], where: str) -> Iterator[Row]:
+    def _rows(self, data: Any, fields: list[str], where: str) -> Iterator[TextRow]:
         with reading(where):
             for start in range(0, len(data), _BATCH):
                 batch = data.__getitems__(range(start, min(start + _BATCH, len(data))))
@@ -89,7 +89,7 @@ class Lines(Files, frozen=True, kw_only=True):
     separator: Name | None = None
     encoding: str | None = None
 
-    def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[Row]:
+    def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[TextRow]:
         for path in paths:
             with decoding(path, self.encoding) as encoding, open(path, encoding=encoding) as file:
                 for number, line in enumerate(file, 1):
@@ -125,10 +125,10 @@ class Folder(Source, frozen=True, kw_only=True):
         """Return the files of the classes in all splits."""
         return {name: path for split in self.splits for name, path, _ in self._texts(split)}
 
-    def read(self, split: str) -> Rows:
+    def read(self, split: str) -> TextRows:
         """Open a split."""
         texts = self._texts(split)
-        return Rows(len(texts), ((name, self._content(path), label) for name, path, label in texts))
+        return TextRows(len(texts), ((name, self._content(path), label) for name, path, label in texts))
 
     def _content(self, path: str) -> str:
         with decoding(path, self.encoding) as encoding:

@@ -16,13 +16,13 @@ from jaxattn.lab.texts import text
 from jaxattn.lab.texts.files import codec, reading
 from jaxattn.lab.texts.labelled import Label, class_numbers, is_missing
 
-Row = tuple[str, str, Any]
+TextRow = tuple[str, str, Any]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 Several = Annotated[tuple[Label, ...], msgspec.Meta(min_length=1)]
 Labels = Annotated[tuple[Label | Several, ...], msgspec.Meta(min_length=2)]
 
 
-class Rows(NamedTuple):
+class TextRows(NamedTuple):
     """The rows of one split, which can be iterated over once.
 
     Attributes:
@@ -31,7 +31,7 @@ class Rows(NamedTuple):
     """
 
     total: int | None
-    rows: Iterator[Row]
+    rows: Iterator[TextRow]
 
 
 class Source(SharedData, frozen=True, kw_only=True):
@@ -117,8 +117,8 @@ class Source(SharedData, frozen=True, kw_only=True):
         return self.validation > 0
 
     def load(self, progress: Progress = silent) -> Loaded:
-        """Read the texts, or load them from the cache; see `text.load`."""
-        read = text.load(self, progress=progress)
+        """Read the texts, or load them from the cache; see `text.load_text`."""
+        read = text.load_text(self, progress=progress)
         train = read.train
         tokens = jax.jit(token_statistics)(train) if isinstance(train, Corpus) else None
         splits = Splits(train, tokens, read.test, read.validation)
@@ -140,7 +140,7 @@ class Source(SharedData, frozen=True, kw_only=True):
         """
         raise NotImplementedError
 
-    def read(self, split: str) -> Rows:
+    def read(self, split: str) -> TextRows:
         """Open a split.
 
         Args:

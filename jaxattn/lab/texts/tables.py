@@ -12,8 +12,8 @@ import msgspec
 
 from jaxattn.core.errors import InputError, first_line, listed
 from jaxattn.lab.texts.files import decoding, reading, refuse_compressed
-from jaxattn.lab.texts.labelled import class_numbers, plain
-from jaxattn.lab.texts.source import Name, Row, Rows, Source, as_text
+from jaxattn.lab.texts.labelled import class_numbers, plain_text
+from jaxattn.lab.texts.source import Name, Source, TextRow, TextRows, as_text
 
 _BATCH = 512
 
@@ -66,18 +66,18 @@ class Files(Source, frozen=True, kw_only=True):
         folder = f'; it is a folder: list its files, such as "{where}/*"' if os.path.isdir(place) else ""
         raise InputError(f"data.{setting}: there is no file {where}{folder}")
 
-    def read(self, split: str) -> Rows:
+    def read(self, split: str) -> TextRows:
         """Open a split."""
         paths = self._found("test_path" if split == "test" and self.test_path else "path")
         totals = [self._total(path) for path in paths]
         total = None if None in totals else sum(filter(None, totals))
-        return Rows(total, self._rows(paths, getattr(self, split)))
+        return TextRows(total, self._rows(paths, getattr(self, split)))
 
     def _total(self, path: str) -> int | None:
         """Return the number of rows of a file if it is known without reading the file, else None."""
         return None
 
-    def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[Row]:
+    def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[TextRow]:
         raise NotImplementedError
 
 
@@ -86,7 +86,7 @@ def place_in(paths: Sequence[str], path: str, place: str) -> str:
     return place if len(paths) == 1 else f"{place} of {os.path.basename(path)}"
 
 
-class Table(Files, frozen=True, kw_only=True):
+class _Table(Files, frozen=True, kw_only=True):
     """Rows with named fields in a file, or in one file per split.
 
     Attributes:
@@ -108,13 +108,13 @@ class Table(Files, frozen=True, kw_only=True):
             raise InputError("test_path, split_column: both select the test rows; set only one of them")
 
     def _records(self, path: str) -> Iterator[Any]:
-        """Yield the place of each row of a file, followed by its values of `fields_of`."""
+        """Yield the place of each row of a file, followed by its values of `table_fields`."""
         raise NotImplementedError
 
-    def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[Row]:
+    def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[TextRow]:
         seen: set[str] = set()
         values = wanted.split("+")
-        number = len(names(self.text))
+        number = len(column_names(self.text))
         for path in paths:
             for place, *fields in self._records(path):
                 texts, (label, *split) = fields[:number], fields[number:]
@@ -129,7 +129,7 @@ class Table(Files, frozen=True, kw_only=True):
                 )
 
 
-class Parquet(Table, frozen=True, kw_only=True):
+class Parquet(_Table, frozen=True, kw_only=True):
     """Parquet files; `path` may be a pattern such as "train-*.parquet"."""
 
     def _total(self, path: str) -> int | None:
@@ -146,13 +146,13 @@ class Parquet(Table, frozen=True, kw_only=True):
 
         row = itertools.count()
         with reading(path), pq.ParquetFile(path) as file:
-            columns = fields_of(self, file.schema_arrow.names, path)
+            columns = table_fields(self, file.schema_arrow.names, path)
             for batch in file.iter_batches(_BATCH, columns=columns):
                 for fields in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
                     yield f"row {next(row)}", *fields
 
 
-class Csv(Table, frozen=True, kw_only=True):
+class Csv(_Table, frozen=True, kw_only=True):
     """CSV files, with a header line unless `columns` is given.
 
     Attributes:
@@ -204,11 +204,11 @@ class Csv(Table, frozen=True, kw_only=True):
         """Return a test of fields: their number is that of the header, and the label is known or missing."""
         known = {None, *class_numbers(self.labels, self.ignore_labels)}
         place = header.index(self.label) if self.label in header else 0
-        return lambda fields: len(fields) == len(header) and plain(fields[place]) in known
+        return lambda fields: len(fields) == len(header) and plain_text(fields[place]) in known
 
     def _parsed(self, lines: Any, path: str) -> Iterator[Any]:
         header: Sequence[str] = self.columns or next(lines, [])
-        wanted = fields_of(self, header, path, self._hint(header))
+        wanted = table_fields(self, header, path, self._hint(header))
         columns, is_row = [header.index(name) for name in wanted], self._row_test(header)
         last = lines.line_num
         for fields in lines:
@@ -238,7 +238,7 @@ class Csv(Table, frozen=True, kw_only=True):
         return '; if that is a row, set the field names, such as data.columns = ["label", "text"]'
 
 
-class Jsonl(Table, frozen=True, kw_only=True):
+class Jsonl(_Table, frozen=True, kw_only=True):
     """Files with one JSON object per line.
 
     Attributes:
@@ -260,18 +260,18 @@ class Jsonl(Table, frozen=True, kw_only=True):
                     names = [name for name, _ in json.loads(line, object_pairs_hook=tuple)]
                 except (msgspec.DecodeError, RecursionError) as error:
                     raise InputError(f"data: {where} is not a JSON object: {first_line(error)}") from error
-                yield f"line {number}", *map(fields.get, fields_of(self, names, where))
+                yield f"line {number}", *map(fields.get, table_fields(self, names, where))
 
 
-def names(text: Any) -> tuple[str, ...]:
+def column_names(text: Any) -> tuple[str, ...]:
     """Return the names of the fields with the text."""
     return (text,) if isinstance(text, str) else text
 
 
-def fields_of(source: Any, have: Sequence[str], where: str, hint: str = "") -> list[str]:
+def table_fields(source: Any, have: Sequence[str], where: str, hint: str = "") -> list[str]:
     """Return the names of the text fields, the label and the split; each must occur exactly once."""
     split = source.split_column
-    named = [*(("text", name) for name in names(source.text)), ("label", source.label)]
+    named = [*(("text", name) for name in column_names(source.text)), ("label", source.label)]
     named += [("split_column", split)] if split else []
     for setting, name in named:
         if (number := have.count(name)) != 1:
@@ -280,6 +280,6 @@ def fields_of(source: Any, have: Sequence[str], where: str, hint: str = "") -> l
     return [name for _, name in named]
 
 
-def row_of(place: str, texts: Sequence[Any], label: Any, where: str) -> Row:
+def row_of(place: str, texts: Sequence[Any], label: Any, where: str) -> TextRow:
     """Return a row of its fields; several texts are joined by line breaks."""
     return place, "\n".join(as_text(value, f"{place} of {where}") for value in texts), label

@@ -26,15 +26,15 @@ from jaxattn.lab.texts import cache
 from jaxattn.lab.texts.labelled import (
     IGNORED,
     Labelled,
-    Texts,
+    LabelledTexts,
     balanced,
     class_numbers,
     held_out,
-    plain,
+    plain_text,
 )
 
 # Part of the cache key: change it with every change of the tokeniser or of the stored arrays.
-FORMAT = b"words, bags 2"
+_FORMAT = b"words, bags 2"
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _BREAK = re.compile(r"<br\s*/?>")
 # Invisible characters that do not end a word: soft hyphens, word joiners and direction marks.
@@ -156,7 +156,7 @@ def encode(
     return _known(_number(texts, words), _token_ids(words, vocabulary), max_length)
 
 
-def load(
+def load_text(
     source: Any,
     *,
     tokens: Sequence[str] | None = None,
@@ -183,7 +183,7 @@ def load(
     source = _checked(source)
     given = None if tokens is None else _distinct(tokens)
     asked = b"" if given is None else msgspec.json.encode(given)
-    key = cache.digest(source.files(), _settings(source) + asked)
+    key = cache.source_digest(source.files(), _settings(source) + asked)
     path = cache_folder(cache_dir) / f"text-{key}.npz"
     splits = (*source.splits, "validation") if source.validation else source.splits
     names = ["tokens", "counts", *(f"{split}_{part}" for split in splits for part in _parts(source))]
@@ -191,10 +191,10 @@ def load(
     def note(text: str) -> None:
         progress(text, 0, 0)
 
-    arrays = cache.read(path, names, note)
+    arrays = cache.read_cached(path, names, note)
     if arrays is None:
         arrays = _arrays(source, given, progress)
-        cache.write(path, arrays, note)
+        cache.write_cached(path, arrays, note)
     words = msgspec.json.decode(arrays["tokens"].tobytes(), type=tuple[str, ...])
     vocabulary = Vocabulary(words, tuple(arrays["counts"].tolist()))
     corpora: dict[str, Corpus | Sequences] = {}
@@ -249,7 +249,7 @@ def _settings(source: Any) -> bytes:
     fields = {"kind": type(source).__name__} | msgspec.to_builtins(source)
     # Unset settings are not part of the key, so that new settings keep existing cache files valid.
     kept = {name: x for name, x in fields.items() if name not in source.inert and x is not None}
-    return FORMAT + msgspec.json.encode(kept, order="sorted")
+    return _FORMAT + msgspec.json.encode(kept, order="sorted")
 
 
 def _distinct(tokens: Sequence[str]) -> tuple[str, ...]:
@@ -341,7 +341,7 @@ def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progr
 
 def _class_of(source: Any, split: str, place: str, label: Any, numbers: Mapping[Any, int]) -> int | None:
     """Return the number of a row's class, IGNORED, or None if the row has no label and may be dropped."""
-    name = plain(label)
+    name = plain_text(label)
     # A label that is a list or a table is never known.
     number = numbers.get(name) if name.__hash__ else None
     if number is None and (name is not None or source.empty == "error"):
@@ -372,15 +372,17 @@ def _numbering() -> defaultdict[str, int]:
     return words
 
 
-def _number(texts: Iterable[str], words: defaultdict[str, int]) -> Texts:
+def _number(texts: Iterable[str], words: defaultdict[str, int]) -> LabelledTexts:
     numbers, ends = array("I"), array("Q")
     for text in texts:
         numbers.extend(map(words.__getitem__, tokenise(text)))
         ends.append(len(numbers))
-    return Texts(np.array(numbers, np.uint32), np.diff(np.array(ends, np.int64), prepend=0))
+    return LabelledTexts(np.array(numbers, np.uint32), np.diff(np.array(ends, np.int64), prepend=0))
 
 
-def _select(words: Mapping[str, int], texts: Texts, min_count: int, max_vocab: int | None) -> Vocabulary:
+def _select(
+    words: Mapping[str, int], texts: LabelledTexts, min_count: int, max_vocab: int | None
+) -> Vocabulary:
     counts = np.bincount(texts.numbers, minlength=len(words)).tolist()
     frequent = [(-count, word) for word, count in zip(words, counts, strict=True) if count >= min_count]
     if not frequent:
@@ -392,7 +394,7 @@ def _select(words: Mapping[str, int], texts: Texts, min_count: int, max_vocab: i
     return Vocabulary(tuple(word for _, word in chosen), tuple(-count for count, _ in chosen))
 
 
-def _counted(words: Mapping[str, int], texts: Texts, tokens: tuple[str, ...]) -> Vocabulary:
+def _counted(words: Mapping[str, int], texts: LabelledTexts, tokens: tuple[str, ...]) -> Vocabulary:
     ids, _ = _known(texts, _token_ids(words, Vocabulary(tokens, ())), None)
     return Vocabulary(tokens, tuple(np.bincount(ids, minlength=len(tokens)).tolist()))
 
@@ -402,7 +404,9 @@ def _token_ids(words: Iterable[str], vocabulary: Vocabulary) -> np.ndarray:
     return np.array([vocabulary.index.get(word, -1) for word in words], np.int32)
 
 
-def _known(texts: Texts, mapping: np.ndarray, max_length: int | None) -> tuple[np.ndarray, np.ndarray]:
+def _known(
+    texts: LabelledTexts, mapping: np.ndarray, max_length: int | None
+) -> tuple[np.ndarray, np.ndarray]:
     ids = mapping[texts.numbers]
     known = ids >= 0
     before = np.concatenate([[0], np.cumsum(known)])

@@ -3,13 +3,13 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from jaxattn.lab.results.style import DISTINCT, DPI, WIDTH, style
+from jaxattn.lab.results.style import DISTINCT, DPI, FIGURE_WIDTH, style
 
 
 def draw(folder):
     """Draw the tables of a folder, and return the path of the figure."""
     with style():
-        figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+        figure = Figure(figsize=(FIGURE_WIDTH, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2)
         _edges(left, pd.read_csv(folder / "edges.csv"))
         _shares(right, pd.read_csv(folder / "counts.csv"))

@@ -8,9 +8,9 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.books import book as books_module
-from jaxattn.lab.books import findings, read, shapes
+from jaxattn.lab.books import findings, read_book, shapes
 
-PAPER = read("paper")
+PAPER = read_book("paper")
 TINY = Path(__file__).with_name("tiny")
 CURVES = PAPER.shared.curves
 RUN = [item for item in PAPER.items if item.measured]
@@ -95,17 +95,17 @@ def test_names_are_distinct_and_every_item_says_what_it_compares():
         assert item.compared
         assert "{" not in item.reports + item.chosen + item.compared + item.reason
         for measure in item.measured:
-            findings.load(measure, item)
+            findings.load_measure(measure, item)
 
 
 def test_a_book_is_looked_up_by_its_name_in_sweeps_or_by_its_folder(tmp_path, monkeypatch):
     shutil.copytree(TINY, tmp_path / "sweeps" / "small")
     monkeypatch.chdir(tmp_path)
-    by_name, by_folder = read("small"), read(tmp_path / "sweeps" / "small")
+    by_name, by_folder = read_book("small"), read_book(tmp_path / "sweeps" / "small")
     assert (by_name.name, by_name.place) == ("small", "sweeps/small")
     assert by_folder.place == "sweeps/small"
-    assert read(tmp_path / "sweeps" / "small").items == by_folder.items
-    assert read(TINY).place == "tiny"
+    assert read_book(tmp_path / "sweeps" / "small").items == by_folder.items
+    assert read_book(TINY).place == "tiny"
     assert [item.name for item in by_name.items] == ["step", "own", "texts", "elsewhere"]
     assert PAPER.place == "jaxattn/lab/books/paper"
 
@@ -114,7 +114,7 @@ def test_a_book_without_a_list_has_all_its_items(tmp_path):
     book = shutil.copytree(TINY, tmp_path / "tiny")
     text = (book / "book.toml").read_text()
     (book / "book.toml").write_text(text.replace('items = ["step", "own", "texts", "elsewhere"]', ""))
-    assert [item.name for item in read(book).items] == ["elsewhere", "own", "step", "texts"]
+    assert [item.name for item in read_book(book).items] == ["elsewhere", "own", "step", "texts"]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_book_without_a_list_has_all_its_items(tmp_path):
 def test_a_malformed_book_is_refused_in_a_line_that_names_the_place(tmp_path, file, old, new, message):
     book = changed(tmp_path, file, old, new)
     with pytest.raises(InputError, match=message) as said:
-        read(book)
+        read_book(book)
     assert "\n" not in str(said.value)
 
 
@@ -211,7 +211,7 @@ def test_an_item_has_measures_or_is_shown_elsewhere(tmp_path):
         with pytest.raises(
             InputError, match=r"step/item.toml: add \[\[measures\]\], or add \[elsewhere\] if"
         ):
-            read(book)
+            read_book(book)
 
 
 def changed(folder, file, old, new):
@@ -242,14 +242,14 @@ def changed(folder, file, old, new):
     ],
 )
 def test_a_measure_that_does_not_fit_is_refused(tmp_path, old, new, message):
-    item = read(changed(tmp_path, "own/item.toml", old, new)).item("own")
+    item = read_book(changed(tmp_path, "own/item.toml", old, new)).item("own")
     with pytest.raises(InputError, match=message) as said:
-        findings.load(item.measured[0], item)
+        findings.load_measure(item.measured[0], item)
     assert "\n" not in str(said.value)
 
 
 def test_keys_of_a_measure_that_are_not_known_are_its_settings():
-    (asked,) = read(TINY).item("own").measured
+    (asked,) = read_book(TINY).item("own").measured
     assert (asked.kind, asked.studies, asked.basis) == ("mine.py:least", ("study",), "published")
     assert asked.settings == {"metric": "one_step_error"}
 
@@ -267,7 +267,7 @@ def shared(tmp_path):
 
 
 def test_a_study_is_of_the_item_or_of_the_book_or_of_another_book(shared):
-    step, own = read(shared).items[:2]
+    step, own = read_book(shared).items[:2]
     assert [step.source("common").run, own.source("common").run, own.source("more").run] == [
         "common", "common", "own.more"
     ]  # fmt: skip
@@ -276,9 +276,9 @@ def test_a_study_is_of_the_item_or_of_the_book_or_of_another_book(shared):
     # Overrides of the item are of its own studies.
     assert len(step.study("laptop", "common").seeds) == len(step.study("full", "common").seeds) == 8
     assert len(step.study("laptop").seeds) == 6
-    other = read(shared.parent / "shared").item("step").source("shared:own/more")
+    other = read_book(shared.parent / "shared").item("step").source("shared:own/more")
     assert (other.path.resolve(), other.run) == ((shared / "own" / "more.toml").resolve(), "shared.own.more")
-    findings_study = read("claims").item("cover").source("findings:which_cover/claim")
+    findings_study = read_book("claims").item("cover").source("findings:which_cover/claim")
     assert findings_study.path.is_file()
     assert findings_study.run == "findings.which_cover.claim"
 
@@ -286,7 +286,7 @@ def test_a_study_is_of_the_item_or_of_the_book_or_of_another_book(shared):
 def test_a_study_has_the_limit_of_seeds_of_its_measures(shared):
     path = shared / "step" / "item.toml"
     path.write_text(path.read_text().replace("[[measures]]", "[[measures]]\nmost_seeds = 5"))
-    step, own = read(shared).items[:2]
+    step, own = read_book(shared).items[:2]
     assert [len(step.study("full", "common", seeds=n).seeds) for n in (3, 5, 9)] == [3, 5, 5]
     assert len(own.study("full", "common", seeds=9).seeds) == 9
 
@@ -308,7 +308,7 @@ def test_a_study_that_is_not_there_is_named_before_anything_runs(shared, call, t
     path = shared / "step" / "item.toml"
     path.write_text(path.read_text().replace("'common'", f"'{name}'"))
     with pytest.raises(InputError, match=message):
-        read(shared).item("step").source(name)
+        read_book(shared).item("step").source(name)
     out = tmp_path / "out"
     for words in ((), ("--check",)):
         status, _, said = call("reproduce", shared, "--only", "step", "--out", out, "--quiet", *words)
@@ -337,15 +337,15 @@ def test_books_of_another_folder_are_found_next_to_the_book_and_not_in_the_worki
     (stranger / "which_cover" / "claim.toml").write_text("of a stranger")
     (stranger / "which_cover" / "claim.py").write_text("raise AssertionError")
     monkeypatch.chdir(tmp_path)
-    cover = read("claims").item("cover")
+    cover = read_book("claims").item("cover")
     assert tmp_path not in cover.source("findings:which_cover/claim").path.resolve().parents
     assert cover.study("full", "findings:which_cover/claim").name == "cover"
-    findings.load(cover.measured[0], cover)
+    findings.load_measure(cover.measured[0], cover)
     monkeypatch.setattr(books_module, "CHECKOUT", tmp_path / "nowhere")
     assert cover.absent == "findings: this book is in sweeps/ of a checkout of jaxattn; run the command there"
     # A book's neighbours are its own.
     shutil.copytree(TINY, tmp_path / "sweeps" / "mine")
-    mine = read("mine").item("step").source("findings:which_cover/claim").path
+    mine = read_book("mine").item("step").source("findings:which_cover/claim").path
     assert mine.resolve() == (stranger / "which_cover" / "claim.toml").resolve()
 
 
@@ -358,9 +358,9 @@ def test_a_book_that_is_nowhere_is_named(call, tmp_path):
         line,
     )
     with pytest.raises(InputError, match=r"claim: no such book, .*; did you mean 'claims'\?"):
-        read("claim")
+        read_book("claim")
     with pytest.raises(InputError, match="no such book"):
-        read(tmp_path)
+        read_book(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["neighbours", "findings"])
@@ -386,13 +386,13 @@ def test_the_documented_form_of_a_book_is_read(tmp_path):
     (item / "study.toml").write_text(
         (TINY / "step" / "study.toml").read_text().replace('"step"', '"two_steps"')
     )
-    (shown,) = read(tmp_path).items
+    (shown,) = read_book(tmp_path).items
     assert (
         shown.reports
         == "The error of the one-step law falls like d^(-1/2) (Magen et al., arXiv ..., Figure 2)."
     )
     assert len(shown.study("laptop").seeds) == 5
     for measure in shown.measured:
-        findings.load(measure, shown)
+        findings.load_measure(measure, shown)
     own = {"kind": "mine.py:least", "settings": {"metric": "one_step_error"}}
-    findings.load(msgspec.structs.replace(shown.measured[0], **own), shown)
+    findings.load_measure(msgspec.structs.replace(shown.measured[0], **own), shown)

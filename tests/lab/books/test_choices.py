@@ -10,7 +10,7 @@ from scipy import stats
 
 import jaxattn as ja
 from jaxattn.lab.books import findings
-from jaxattn.lab.books.book import read
+from jaxattn.lab.books.book import read_book
 from jaxattn.lab.books.choices import _dependence
 from jaxattn.lab.results.load import load
 
@@ -61,13 +61,13 @@ def run(tmp_path_factory):
     (folder / "book" / "drawn" / "item.toml").write_text(
         PROSE + '[[measures]]\nkind = "choices"\nshown = "shown"\ncriteria = {}\n'
     )
-    return load(folder / "run"), read(folder / "book").item("drawn")
+    return load(folder / "run"), read_book(folder / "book").item("drawn")
 
 
 @pytest.fixture(scope="module")
 def measured(run):
     results, item = run
-    return findings.measure([results], item.measured[0], item)
+    return findings.measure_item([results], item.measured[0], item)
 
 
 def shapes_by_hand(results, cell):

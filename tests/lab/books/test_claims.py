@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.books import Cell, cells, findings, read
+from jaxattn.lab.books import Cell, cells, findings, read_book
 from jaxattn.lab.results.run import Run
 
 HOLDS, FAILS = "holds", "fails"
@@ -25,7 +25,7 @@ BASE = {
     "phases.limit.until_norm": 1e6,
 }
 CERTIFICATE = ("feasible", "duality_gap", "primal_residual")
-CLAIMS = read("claims")
+CLAIMS = read_book("claims")
 # Items, and the places of their measures.
 ONE_STEP, CLASSES = ("L4.1", 0), ("MC", 0)
 GROWS, GROWS_WITHOUT, GROWS_ON_TEXTS = ("L4.2", 0), ("L4.2", 1), ("L4.2", 2)
@@ -39,7 +39,7 @@ def judged(of, *runs):
     """Measure runs as a measure of an item does, with its criteria."""
     name, number = of
     item = CLAIMS.item(name)
-    return findings.measure(runs, item.measured[number], item).findings
+    return findings.measure_item(runs, item.measured[number], item).findings
 
 
 def verdicts(found):

@@ -11,7 +11,7 @@ import pytest
 
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.books import book as books_module
-from jaxattn.lab.books import read, reproduce
+from jaxattn.lab.books import read_book, reproduce
 from jaxattn.lab.books.run import Asked
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import judge, layout, load
@@ -19,7 +19,7 @@ from jaxattn.lab.results.judge import VERDICTS, Estimate
 from jaxattn.lab.results.typeset import typeset
 
 SEEDS = 3
-CLAIMS = read("claims")
+CLAIMS = read_book("claims")
 FOUND = ("label", "cover", "mixture")
 
 
@@ -100,7 +100,7 @@ def test_the_files_say_what_the_table_says(one):
     )
     assert table["claim"].tolist() == ["MC"] * 3
     shown_tables = pd.concat(found.agreement.values())
-    assert [judge.shown(x) for x in table["verdict"]] == shown_tables["verdict"].tolist()
+    assert [judge.verdict_text(x) for x in table["verdict"]] == shown_tables["verdict"].tolist()
     assert table["promised"].tolist() == [finding.basis == "promised" for finding in found.findings]
     for column in ("value", "low", "high", "seeds", "missing"):
         numbers = [getattr(finding.estimate, column) for finding in found.findings]

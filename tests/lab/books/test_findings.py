@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.books import findings, metrics, read, reading
+from jaxattn.lab.books import findings, metrics, read_book, reading
 from jaxattn.lab.books.findings import Finding, mean, share
 from jaxattn.lab.books.tables import Expected
-from jaxattn.lab.books.tally import verdict
+from jaxattn.lab.books.tally import item_verdict
 from jaxattn.lab.results.judge import Estimate, around, at_least
 from jaxattn.lab.results.run import Run
 
@@ -22,9 +22,9 @@ def test_an_item_agrees_only_if_all_its_findings_do():
     good = Finding("", Estimate(1.0, 1.0, 1.0), "", at_least(0.9))
     bad = Finding("", Estimate(0.0, 0.0, 0.0), "", at_least(0.9))
     lone = Finding("", Estimate(0.0, 0.0, 0.0), "")
-    assert verdict([good, lone]) == "1 of 1 agrees"
-    assert verdict([good, bad, good]) == "2 of 3 agree, 1 differs"
-    assert verdict([lone]) == "measured"
+    assert item_verdict([good, lone]) == "1 of 1 agrees"
+    assert item_verdict([good, bad, good]) == "2 of 3 agree, 1 differs"
+    assert item_verdict([lone]) == "measured"
 
 
 def test_verdicts_of_an_item_are_in_the_words_of_their_bases():
@@ -33,11 +33,11 @@ def test_verdicts_of_an_item_are_in_the_words_of_their_bases():
     some = Finding("", Estimate(0.5, 0.4, 0.6, 9, 0, 4), "", at_least(0.9), basis="beyond")
     free = Finding("", Estimate(0.5, 0.4, 0.6, 9), basis="beyond")
     # A promise without a criterion counts, what is only measured does not.
-    assert verdict([holds, fails, limit, some, free]) == (
+    assert item_verdict([holds, fails, limit, some, free]) == (
         "promised by the theory: 1 of 3 holds, 1 fails, 1 inconclusive; "
         "not promised: 0 of 1 hold, 1 holds for some seeds"
     )
-    assert verdict([holds, free]) == "1 of 1 holds"
+    assert item_verdict([holds, free]) == "1 of 1 holds"
 
 
 @pytest.mark.parametrize(("basis", "expected"), [("promised", "holds"), ("beyond", "holds there too")])
@@ -95,7 +95,7 @@ def test_a_page_explains_the_bases_that_it_has():
     assert "A number agrees if" in explained()
 
 
-BOOK = read(Path(__file__).with_name("tiny"))
+BOOK = read_book(Path(__file__).with_name("tiny"))
 
 
 @pytest.fixture
@@ -176,9 +176,9 @@ def test_a_criterion_that_fits_nothing_is_refused_unless_it_is_optional(results)
     with pytest.raises(
         InputError, match=r"criteria: no finding 'x: .'; the findings are a, model.dim = 4: train accuracy"
     ):
-        findings.measure([results], asked, texts)
+        findings.measure_item([results], asked, texts)
     asked = msgspec.structs.replace(
         plain, criteria={"x: *": msgspec.structs.replace(criterion, optional=True)}
     )
-    assert len(findings.measure([results], asked, texts).findings) == 2
-    assert len(findings.measure([results], plain, texts).findings) == 2
+    assert len(findings.measure_item([results], asked, texts).findings) == 2
+    assert len(findings.measure_item([results], plain, texts).findings) == 2

@@ -8,34 +8,34 @@ from pathlib import Path
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.books import look, read
-from jaxattn.lab.books.names import NAMES, check, names
+from jaxattn.lab.books import look, read_book
+from jaxattn.lab.books.names import MEASURED_NAMES, check_names, known_names
 from jaxattn.lab.books.run import Asked
 
-PAPER = read("paper")
+PAPER = read_book("paper")
 RECORDS = Path(__file__).parents[3] / "results" / "published" / "paper" / "items"
 TINY = Path(__file__).with_name("tiny")
-KNOWN = [item for item in PAPER.items if item.measured and item.measured[0].kind in NAMES]
+KNOWN = [item for item in PAPER.items if item.measured and item.measured[0].kind in MEASURED_NAMES]
 
 
 @pytest.mark.parametrize("item", KNOWN, ids=lambda item: item.name)
 def test_names_are_those_that_a_run_leaves(item):
     left = json.loads((RECORDS / f"{item.name}.json").read_text(encoding="utf-8"))["findings"]
     (measure,) = item.measured
-    known = names(measure, item, item.study("full"))
+    known = known_names(measure, item, item.study("full"))
     assert len(known) == len(left)
     for name, finding in zip(known, left, strict=True):
         assert name == finding["measured"] or fnmatchcase(finding["measured"], name)
-    check(measure, item, known)
+    check_names(measure, item, known)
 
 
 def test_measures_of_own_code_have_names_when_they_have_run():
-    item = read(TINY).item("own")
+    item = read_book(TINY).item("own")
     (measure,) = item.measured
-    assert names(measure, item, item.study("laptop")) is None
-    check(measure, item, None)
+    assert known_names(measure, item, item.study("laptop")) is None
+    check_names(measure, item, None)
     with pytest.raises(InputError, match=r"own/item.toml: criteria: no finding 'least one_step_error'"):
-        check(measure, item, ["another"])
+        check_names(measure, item, ["another"])
 
 
 def test_a_criterion_that_fits_nothing_ends_before_anything_runs(call, tmp_path):
@@ -69,7 +69,7 @@ def test_check_prints_findings_and_criteria(call, tmp_path):
 
 
 def test_all_measures_of_an_item_are_looked_at(tmp_path):
-    found = look(read("claims"), Asked(("L4.2", "label", "MR")), out=tmp_path)
+    found = look(read_book("claims"), Asked(("L4.2", "label", "MR")), out=tmp_path)
     assert found["item"].tolist() == [*["L4.2"] * 7, "label", *["MR"] * 2]
     assert found["finding"][0] == "margin · t ‖∂L/∂p‖ at the end between *"
     assert found["criterion"].tolist() == [

@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.books import findings, page, read, reading, record
+from jaxattn.lab.books import findings, page, read_book, reading, record
 from jaxattn.lab.books.findings import Finding
-from jaxattn.lab.books.section import NOT_RUN, Picture, Place, Section, texts
+from jaxattn.lab.books.section import NOT_RUN, Place, Section, SectionPicture, texts
 from jaxattn.lab.results.judge import Estimate, around, at_least
 from jaxattn.lab.results.typeset import typeset
 
-PAPER = read("paper")
+PAPER = read_book("paper")
 ITEM = PAPER.item("fig2_synthetic")
 SECTION = Section(
     ITEM,
@@ -31,13 +31,13 @@ SECTION = Section(
         Finding("alone", Estimate(1.0, math.nan, math.nan), "nothing"),
     ),
     tables={"Bin means": pd.DataFrame({"x": ["-0.5", "–"], "tokens": ["3", "4"]})},
-    pictures=(Picture("figures/fig2_synthetic.png", "All seeds.", b"\x89PNG"),),
+    pictures=(SectionPicture("figures/fig2_synthetic.png", "All seeds.", b"\x89PNG"),),
     seconds=3.25,
     machine="2 CPU cores",
 )
 PUBLISHED = Path(__file__).parents[3] / "results" / "published"
-BOOKS = {name: read(name) for name in ("paper", "claims")} | {
-    name: read(Path(__file__).parents[3] / "sweeps" / name) for name in ("neighbours", "findings")
+BOOKS = {name: read_book(name) for name in ("paper", "claims")} | {
+    name: read_book(Path(__file__).parents[3] / "sweeps" / name) for name in ("neighbours", "findings")
 }
 # The claims have no smaller sizes, and so one scale.
 SCALES = {name: "laptop" if name == "claims" else "full" for name in BOOKS}
@@ -59,11 +59,11 @@ def keep(section, folder):
 
 
 def test_what_is_read_is_what_was_written(folder):
-    mine = record.read(ITEM, "laptop", folder)
+    mine = record.read_record(ITEM, "laptop", folder)
     assert page.as_markdown(PAPER, (mine,), HERE) == page.as_markdown(PAPER, (SECTION,), HERE)
     assert page.as_html(PAPER, (mine,), HERE) == page.as_html(PAPER, (SECTION,), HERE)
     for book in (PAPER, BOOKS["claims"]):
-        ours, theirs = page.table(book, (mine,)), page.table(book, (SECTION,))
+        ours, theirs = page.page_table(book, (mine,)), page.page_table(book, (SECTION,))
         pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
     assert [finding.verdict for finding in mine.findings] == ["cannot tell", "agrees", "measured"]
 
@@ -72,11 +72,11 @@ def test_tables_have_names_of_columns_that_records_hold(tmp_path):
     """A pivot table has numbers for names."""
     table = texts(pd.DataFrame({"step": ["a"], 100: [0.5]}))
     keep(replace(SECTION, tables={"Steps": table}), tmp_path)
-    pd.testing.assert_frame_equal(record.read(ITEM, "laptop", tmp_path).tables["Steps"], table)
+    pd.testing.assert_frame_equal(record.read_record(ITEM, "laptop", tmp_path).tables["Steps"], table)
 
 
 def test_the_page_shows_an_item_from_its_record_and_names_what_to_run_for_the_others(folder):
-    written = page.write(PAPER, Place(folder, "laptop"))
+    written = page.write_book_page(PAPER, Place(folder, "laptop"))
     verdicts = written.summary.set_index("item")["verdict"]
     assert verdicts["fig2_synthetic"] == SECTION.verdict
     assert verdicts["fig3_imdb"] == NOT_RUN
@@ -87,7 +87,7 @@ def test_the_page_shows_an_item_from_its_record_and_names_what_to_run_for_the_ot
         "1 further number has no criterion.**" in text
     )
     assert written.status == 0
-    failed = page.write(PAPER, Place(folder, "laptop"), failed={"fig2_synthetic": "no memory"})
+    failed = page.write_book_page(PAPER, Place(folder, "laptop"), failed={"fig2_synthetic": "no memory"})
     assert failed.status == 1
     assert (
         "the run failed"
@@ -97,14 +97,14 @@ def test_the_page_shows_an_item_from_its_record_and_names_what_to_run_for_the_ot
 
 def test_results_of_another_scale_are_not_overwritten(folder):
     with pytest.raises(InputError, match=r"holds results at laptop scale; add `--scale laptop`, or choose"):
-        record.read(ITEM, "full", folder)
+        record.read_record(ITEM, "full", folder)
 
 
 def test_a_record_of_other_settings_is_not_shown(folder):
     path = folder / record.place(ITEM)
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"settings": "of before"}))
-    shown = record.read(ITEM, "laptop", folder)
+    shown = record.read_record(ITEM, "laptop", folder)
     assert shown.verdict == NOT_RUN
     assert shown.remedy.startswith("its settings have changed since it was run; run `jaxattn reproduce")
 
@@ -119,7 +119,7 @@ def test_settings_are_equal_wherever_the_data_lies_and_differ_between_scales():
 def test_a_damaged_record_is_named_with_its_remedy(folder, damage):
     (folder / record.place(ITEM)).write_text(damage)
     with pytest.raises(InputError, match=r"fig2_synthetic.json: damaged.*; remove it and run `jaxattn"):
-        record.read(ITEM, "laptop", folder)
+        record.read_record(ITEM, "laptop", folder)
 
 
 def test_a_page_of_older_intervals_says_so():
@@ -134,7 +134,7 @@ def test_a_page_of_older_intervals_says_so():
 def test_a_lost_figure_is_named(folder):
     (folder / "figures" / "fig2_synthetic.png").unlink()
     with pytest.raises(InputError, match=r"figures/fig2_synthetic.png: missing, but .* refers to it; run `"):
-        record.read(ITEM, "laptop", folder)
+        record.read_record(ITEM, "laptop", folder)
 
 
 def of_book(parameter):
@@ -145,7 +145,7 @@ def of_book(parameter):
 
 @pytest.mark.parametrize("item", [item for item in PAPER.items if item.measured], ids=lambda item: item.name)
 def test_a_committed_record_names_every_model_and_dimension_of_its_cells(item):
-    facts = record.read(item, "full", PUBLISHED / "paper").facts
+    facts = record.read_record(item, "full", PUBLISHED / "paper").facts
     kinds, dims = facts["model"].split(", d = ")
     models = [cell.tables["model"] for cell in item.study("full", data_dir=Path("nowhere")).cells]
     assert set(kinds.split(", ")) == {model["kind"] for model in models}
@@ -157,7 +157,7 @@ def committed(request):
     """A book, its committed sections, and their place."""
     place = Place(PUBLISHED / request.param, SCALES[request.param])
     book = BOOKS[request.param]
-    return book, tuple(record.read(item, place.scale, place.out) for item in book.items), place
+    return book, tuple(record.read_record(item, place.scale, place.out) for item in book.items), place
 
 
 def test_the_committed_page_is_what_its_records_say(committed):
@@ -165,7 +165,7 @@ def test_the_committed_page_is_what_its_records_say(committed):
     assert page.as_markdown(book, sections, place) == (place.out / "index.md").read_text(encoding="utf-8")
     assert page.as_html(book, sections, place) == (place.out / "index.html").read_text(encoding="utf-8")
     numbers = place.out / book.shared.table
-    assert page.table(book, sections).to_csv(index=False) == numbers.read_text(encoding="utf-8")
+    assert page.page_table(book, sections).to_csv(index=False) == numbers.read_text(encoding="utf-8")
     assert {each.item.name for each in sections if each.verdict == NOT_RUN} == set()
 
 
@@ -197,13 +197,13 @@ def test_a_record_shows_no_file_outside(folder, tmp_path, way):
         "absolute": r"fig2_synthetic.json: damaged: it contains an unexpected figure '/.*; remove it",
     }
     with pytest.raises(InputError, match=words[way]):
-        record.read(ITEM, "laptop", out)
+        record.read_record(ITEM, "laptop", out)
 
 
 @pytest.mark.parametrize(("book", "item"), ITEMS, ids=[of_book(x) for x in ITEMS])
 def test_committed_findings_have_the_criteria_of_their_item(book, item):
     """Criteria that a measure sets itself are not in the item."""
-    kept = record.read(item, SCALES[book.name], PUBLISHED / book.name).findings
+    kept = record.read_record(item, SCALES[book.name], PUBLISHED / book.name).findings
     assert kept
     by_itself = any(measure.kind.endswith(":predicted") for measure in item.measured)
     for finding in kept if not by_itself else ():
@@ -216,7 +216,7 @@ def test_committed_findings_have_the_criteria_of_their_item(book, item):
 
 def test_the_table_of_claims_has_a_row_for_every_finding():
     book, place = BOOKS["claims"], PUBLISHED / "claims"
-    sections = [record.read(item, "laptop", place) for item in book.items]
+    sections = [record.read_record(item, "laptop", place) for item in book.items]
     found = [(each.item.name, finding) for each in sections for finding in each.findings]
     with (place / "claims.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -246,7 +246,7 @@ def test_the_counts_above_a_committed_page_are_those_of_its_table(committed):
 
 
 def test_the_page_of_the_paper_shows_its_own_figures_first_and_every_item_once():
-    sections = tuple(record.read(item, "full", PUBLISHED / "paper") for item in PAPER.items)
+    sections = tuple(record.read_record(item, "full", PUBLISHED / "paper") for item in PAPER.items)
     parts = page.parts(PAPER, sections)
     (title, first), *_ = parts.items()
     assert title == "Figures of the paper"

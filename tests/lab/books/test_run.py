@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.lab.books import read, reproduce, run
-from jaxattn.lab.books.page import write
+from jaxattn.lab.books import read_book, reproduce, run
+from jaxattn.lab.books.page import write_book_page
 from jaxattn.lab.books.run import Asked
 from jaxattn.lab.books.section import Place
 from jaxattn.lab.engine.progress import Reporter
@@ -27,7 +27,7 @@ SMALL = (
     "data.length=6",
 )
 TINY = {"study": SMALL}
-PAPER = read("paper")
+PAPER = read_book("paper")
 TINY_BOOK = Path(__file__).with_name("tiny")
 RUN = [item for item in PAPER.items if item.measured]
 
@@ -99,7 +99,7 @@ def test_an_item_that_is_asked_for_without_its_data_is_refused_with_the_remedy(c
 @pytest.fixture
 def tiny():
     """A book of others, in a folder of its own."""
-    return read(TINY_BOOK)
+    return read_book(TINY_BOOK)
 
 
 def of_tiny(tiny, out, *only, quiet=True, **options):
@@ -126,7 +126,7 @@ def test_a_book_of_others_goes_through_the_same_machine(call, tmp_path):
     assert "- sweep file: tiny/step/study.toml" in text
     assert "- overrides: seeds=6" in text
     shutil.rmtree(out / "runs")
-    summary = write(read(TINY_BOOK), Place(out, "laptop"))
+    summary = write_book_page(read_book(TINY_BOOK), Place(out, "laptop"))
     assert summary.summary["verdict"].tolist() == [
         "1 of 1 agrees",
         "1 of 1 agrees",
@@ -237,7 +237,7 @@ def test_nothing_runs_in_a_folder_of_another_scale(page, again):
 
 def test_the_page_is_the_same_from_the_records_alone(page, again, tmp_path):
     shutil.copytree(page.paths[0].parent, tmp_path / "copy", ignore=shutil.ignore_patterns("runs"))
-    copied = write(PAPER, Place(tmp_path / "copy", "laptop"))
+    copied = write_book_page(PAPER, Place(tmp_path / "copy", "laptop"))
     assert [path.read_bytes() for path in copied.paths[:3]] == [path.read_bytes() for path in page.paths[:3]]
 
 
@@ -277,11 +277,11 @@ def test_nothing_that_a_finished_run_names_is_imported(page, tmp_path, monkeypat
     for place in (tmp_path, out, ran):
         (place / "evil.py").write_text(EVIL.format(place=str(tmp_path / "executed")))
     monkeypatch.chdir(tmp_path)
-    known = manifest.read(ran)
-    manifest.write(ran, known | {"config": _of_stranger(known["config"], key), "code": {CODE: None}})
-    made = write(PAPER, Place(out, "laptop", TINY))
+    known = manifest.read_manifest(ran)
+    manifest.write_manifest(ran, known | {"config": _of_stranger(known["config"], key), "code": {CODE: None}})
+    made = write_book_page(PAPER, Place(out, "laptop", TINY))
     load(ran)._repr_html_()
-    report.write(ran)
+    report.write_report(ran)
     assert not (tmp_path / "executed").exists()
     if key != "figures":  # which are drawn as a study asks for, and change no number
         shown = made.sections[[item.name for item in PAPER.items].index("fig2_synthetic")]
@@ -337,19 +337,19 @@ criteria = {}
 
 def ran_by(monkeypatch):
     """List the names of studies when they are run."""
-    names, before = [], run.engine.run
+    names, before = [], run.engine.run_study
 
     def record_name(study, *words, **options):
         names.append(study.name)
         return before(study, *words, **options)
 
-    monkeypatch.setattr(run.engine, "run", record_name)
+    monkeypatch.setattr(run.engine, "run_study", record_name)
     return names
 
 
 def test_a_study_that_items_share_is_run_once(shared, tmp_path, monkeypatch, capsys):
     names, out = ran_by(monkeypatch), tmp_path / "out"
-    made = of_tiny(read(shared), out, quiet=False)
+    made = of_tiny(read_book(shared), out, quiet=False)
     assert names == ["step", "own"]
     assert sorted(path.name for path in (out / "runs" / "laptop").iterdir()) == ["common", "own"]
     said = capsys.readouterr().err
@@ -373,11 +373,11 @@ def test_a_study_that_items_share_is_run_once(shared, tmp_path, monkeypatch, cap
     shutil.rmtree(out / "runs" / "laptop" / "own")
     # Findings of runs that are gone stay as they are in the record, and after it is written again.
     for _ in range(2):
-        kept = write(read(shared), Place(out, "laptop")).sections[1]
+        kept = write_book_page(read_book(shared), Place(out, "laptop")).sections[1]
         assert "own" in kept.facts["not run"] or "study" in kept.facts["not run"]
         assert {x.name: x.estimate for x in kept.findings} == {x.name: x.estimate for x in own.findings}
     names.clear()
-    of_tiny(read(shared), out, "own", "step", seeds=2)
+    of_tiny(read_book(shared), out, "own", "step", seeds=2)
     assert names == ["own", "step"]
     assert load(out / "runs" / "laptop" / "own").manifest["seeds"] == [0, 1]
     assert len(load(out / "runs" / "laptop" / "common").manifest["seeds"]) == 8
@@ -385,20 +385,20 @@ def test_a_study_that_items_share_is_run_once(shared, tmp_path, monkeypatch, cap
 
 @pytest.mark.more
 def test_a_shared_study_has_the_most_seeds_that_an_item_wants(shared, tmp_path):
-    both = of_tiny(read(shared), tmp_path / "both", seeds=4)
+    both = of_tiny(read_book(shared), tmp_path / "both", seeds=4)
     assert [finding.estimate.seeds for each in both.sections for finding in each.findings] == [4, 4, 4]
     # Alone, the item with a limit runs no more.
-    (_, own) = of_tiny(read(shared), tmp_path / "own", "own", seeds=4).sections
+    (_, own) = of_tiny(read_book(shared), tmp_path / "own", "own", seeds=4).sections
     assert [finding.estimate.seeds for finding in own.findings] == [4, 3]
 
 
 def test_items_fail_with_a_study_that_they_share_and_others_do_not(shared, tmp_path):
     broken = {"common": ("data.vocab_size=3",)}
     with pytest.raises(InputError, match="vocab_size"):
-        of_tiny(read(shared), tmp_path / "out", overrides=broken)
+        of_tiny(read_book(shared), tmp_path / "out", overrides=broken)
     assert not (tmp_path / "out").exists()
     (tmp_path / "nowhere").mkdir()
-    made = of_tiny(read(shared), tmp_path / "out", data_dir=tmp_path / "nowhere")
+    made = of_tiny(read_book(shared), tmp_path / "out", data_dir=tmp_path / "nowhere")
     assert set(made.failed) == {"own"}
     assert "texts.csv" in made.failed["own"]
     assert made.status == 1
@@ -413,7 +413,7 @@ def test_items_fail_with_a_study_that_they_share_and_others_do_not(shared, tmp_p
 def test_texts_that_are_there_are_measured_as_well(shared, tmp_path):
     rows = "".join(f"{word} film,{label}\n" for label, word in enumerate(("good", "bad")) for _ in range(9))
     (tmp_path / "texts.csv").write_text(f"text,label\n{rows}")
-    (_, own) = of_tiny(read(shared), tmp_path / "out", "own", data_dir=tmp_path).sections
+    (_, own) = of_tiny(read_book(shared), tmp_path / "out", "own", data_dir=tmp_path).sections
     assert len(own.findings) == 3
     assert "not run" not in own.facts
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 import jaxattn as ja
-from jaxattn.lab.books import read
+from jaxattn.lab.books import read_book
 from jaxattn.lab.books.shapes import (
     binned,
     directions,
@@ -96,7 +96,7 @@ def test_signs_that_are_all_wrong_count_zero():
     assert sign_change(-np.sign(X)[None], X)[0] == 0
 
 
-ITEM = read("paper").item("mlp_imdb_varied")
+ITEM = read_book("paper").item("mlp_imdb_varied")
 STUDY = {
     "name": "directions",
     "seeds": 5,

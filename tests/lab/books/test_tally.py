@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jaxattn.lab.books import page, read
+from jaxattn.lab.books import page, read_book
 from jaxattn.lab.books.findings import Finding
 from jaxattn.lab.books.section import Section
-from jaxattn.lab.books.tally import labelled, summary, tallies, verdict
+from jaxattn.lab.books.tally import item_verdict, labelled_findings, summary, tallies
 from jaxattn.lab.results.judge import Estimate, at_least
 
 
@@ -34,18 +34,18 @@ FREE = Finding("x", Estimate(1.0, 0.9, 1.1, 9))
     ],
 )
 def test_counts_and_their_colour(findings, text, tone):
-    assert labelled(tallies(findings)) == [(text, tone)]
-    assert verdict(findings) == text
+    assert labelled_findings(tallies(findings)) == [(text, tone)]
+    assert item_verdict(findings) == text
 
 
 def test_what_is_promised_and_what_is_not_are_counted_apart_with_colours_of_their_own():
     promised = [finding(1.0, "promised"), finding(0.9, "promised", spread=0.1)]
     beyond = [finding(0.0, "beyond"), finding(0.5, "beyond", hits=4), finding(1.0, "beyond")]
-    assert labelled(tallies([*promised, *beyond])) == [
+    assert labelled_findings(tallies([*promised, *beyond])) == [
         ("promised by the theory: 1 of 2 holds, 1 inconclusive", "mixed"),
         ("not promised: 1 of 3 holds, 1 holds for some seeds, 1 does not hold", "mixed"),
     ]
-    assert verdict([FREE]) == "measured"
+    assert item_verdict([FREE]) == "measured"
 
 
 def test_the_summary_counts_what_the_items_count():
@@ -59,7 +59,7 @@ def test_the_summary_counts_what_the_items_count():
 
 
 def test_the_page_shows_the_label_of_a_finding_and_keeps_its_name_in_the_table():
-    book = read(Path(__file__).with_name("tiny"))
+    book = read_book(Path(__file__).with_name("tiny"))
     item = msgspec.structs.replace(
         book.item("own"), labels={"least one_step_error": "smallest error", "st": "x"}
     )
@@ -67,4 +67,4 @@ def test_the_page_shows_the_label_of_a_finding_and_keeps_its_name_in_the_table()
     section = Section(item, "measured", "", findings=(own,))
     (table,) = section.agreement.values()
     assert table["quantity"].tolist() == ["d = 2: smallest error"]
-    assert page.table(book, (section,))["measured"].tolist() == ["d = 2: least one_step_error"]
+    assert page.page_table(book, (section,))["measured"].tolist() == ["d = 2: least one_step_error"]

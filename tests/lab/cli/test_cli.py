@@ -245,7 +245,7 @@ def test_help_shows_an_example_to_copy_and_no_default_of_none(command, width, mo
     # Nothing is left over that belongs to it.
     assert rows[rows.index("Example:") + 2] == ""
     check_words = shlex.split(example.partition(" > ")[0])[1:]
-    assert callable(cli.parse(check_words))
+    assert callable(cli.parse_command(check_words))
     assert "None" not in out
     assert {*"─│╭"} & set(out) == set()
     usages = {one.usage.split()[0] for one in usage.options_of(cli.commands()[command])}

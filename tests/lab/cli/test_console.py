@@ -9,7 +9,7 @@ import pytest
 
 from jaxattn.lab import cli
 from jaxattn.lab.cli import console
-from jaxattn.lab.engine.clock import Interrupted
+from jaxattn.lab.engine.monitor import Interrupted
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results.run import Run
 
@@ -255,7 +255,7 @@ def test_a_run_that_is_stopped_says_how_it_goes_on(capsys):
 
 
 def test_long_tables_end(lines, monkeypatch):
-    monkeypatch.setattr(console, "ROWS", 10)
+    monkeypatch.setattr(console, "_ROWS", 10)
     found = lines(console.print_table, "t", pd.DataFrame({"x": range(25)}))
     assert found[-1] == "... and 15 more rows"
     assert [line.strip() for line in found if line.strip().isdecimal()] == [str(k) for k in range(10)]

@@ -9,7 +9,7 @@ import jaxattn as ja
 from jaxattn import Study
 from jaxattn.base import silent
 from jaxattn.core.errors import UserCodeError
-from jaxattn.lab.cli.corpus import describe
+from jaxattn.lab.cli.corpus import describe_data
 from jaxattn.lab.engine.lift import seed_keys
 from jaxattn.lab.study.import_paths import ImportPaths
 
@@ -35,7 +35,7 @@ def test_a_validation_split_of_texts_is_loaded_and_described(texts, study):
     assert loaded.splits.validation.num_examples == 10
     assert loaded.splits.train.num_examples == 30
     assert loaded.splits.test is None
-    ((_, sizes), *_) = describe(wanted, 1, silent)
+    ((_, sizes), *_) = describe_data(wanted, 1, silent)
     assert sizes["split"].tolist() == ["train", "validation"]
     assert texts().base.data.load(silent).splits.validation is None
     assert wanted.base.data.shared
@@ -45,7 +45,7 @@ def test_a_validation_split_of_texts_is_loaded_and_described(texts, study):
 @pytest.mark.more
 def test_classes_have_names_everywhere_and_new_ones_when_a_folder_is_continued(texts, tmp_path):
     fruit, animals = ["apple", "pear"], ["ape", "bear"]
-    ((_, sizes), *_) = describe(texts(class_names=fruit), 1, silent)
+    ((_, sizes), *_) = describe_data(texts(class_names=fruit), 1, silent)
     assert sizes["label apple"].tolist() == sizes["label pear"].tolist() == ["50.0 %"]
     before = texts().run(tmp_path / "run", quiet=True)
     assert before.class_names(0) == ("0", "1")
@@ -61,16 +61,16 @@ def test_what_own_data_raise_is_said_with_its_line(tables, tmp_path):
     (tmp_path / "own.py").write_text("def data():\n    raise KeyError('none')\n", encoding="utf-8")
     wanted = Study.of_tables(tables(data={"kind": "own.py:data"}), ImportPaths(tmp_path))
     with pytest.raises(UserCodeError, match=r"^data: KeyError in data, line 2 of "):
-        describe(wanted, 1, silent)
+        describe_data(wanted, 1, silent)
 
 
 @pytest.mark.more
 def test_a_corpus_of_own_code_is_described(study):
-    tables = describe(study("own"), 3, silent)
+    tables = describe_data(study("own"), 3, silent)
     (_, sizes), *_ = tables
     assert sizes["split"].tolist() == ["train", "test"]
     assert sizes["sequences"].tolist() == ["12", "8"]
-    ((_, shared), *_) = describe(study("own", data="mine.py:fixed"), 3, silent)
+    ((_, shared), *_) = describe_data(study("own", data="mine.py:fixed"), 3, silent)
     assert shared["split"].tolist() == ["train"]
 
 
@@ -80,7 +80,9 @@ def test_step_sizes_bring_the_values_they_say(tables, classes):
     data = {"kind": "independent", "vocab_size": 20, "relevant": 6, "length": 5, "sequences": 60}
     loss = "logistic" if classes == 2 else "cross_entropy"
     wanted = Study.of_tables(tables(data=data | {"num_classes": classes}, loss=loss, figures=[]))
-    ((title, table),) = [x for x in describe(wanted, 1, silent) if x[0].startswith("One step on E, d = ")]
+    ((title, table),) = [
+        x for x in describe_data(wanted, 1, silent) if x[0].startswith("One step on E, d = ")
+    ]
     assert (
         f"start with step_size = {table['step_size'][1]:g}. Steps of this order can make E·p U-shaped"
         in title
@@ -113,7 +115,7 @@ def test_step_sizes_bring_the_values_they_say(tables, classes):
 @pytest.mark.more
 def test_without_important_tokens_there_is_no_advice(tables):
     wanted = Study.of_tables(tables(probes={"min_count": 10**6}, figures=[]))
-    titles = [title for title, _ in describe(wanted, 1, silent)]
+    titles = [title for title, _ in describe_data(wanted, 1, silent)]
     assert (
         "One step on E: no advice, because no token is important (|posterior difference| ≥ 0.5, " in titles[2]
     )

@@ -40,8 +40,8 @@ def test_a_synthetic_corpus_is_that_of_the_sweeps_seed(tmp_path, seed):
     (tmp_path / "whole.toml").write_text(REST.format(data=DATA))
     (tmp_path / "data.toml").write_text(DATA)
     (tmp_path / "other.toml").write_text('extends = "whole.toml"\nname = "y"\nmodel.dim = 4\n')
-    setting = toml.read(tmp_path / "whole.toml").base
-    expected = one_seed.draw(setting, one_seed.keys(seed)[0]).train
+    setting = toml.read_sweep(tmp_path / "whole.toml").base
+    expected = one_seed.draw_data(setting, one_seed.keys(seed)[0]).train
     for name in ("whole.toml", "data.toml", "other.toml"):
         corpus, tokens = read_corpus(tmp_path / name, seed=seed)
         assert len(tokens) == 20

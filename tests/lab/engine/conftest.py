@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.lab.engine.clock import Interrupted, Intervals
+from jaxattn.lab.engine.monitor import Interrupted, Intervals
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.engine.run import run
+from jaxattn.lab.engine.run import run_study
 
 KEYS = ["cell", "seed", "phase", "step", "metric"]
 TOKEN_KEYS = ["cell", "seed", "phase", "id", "class"]
@@ -40,7 +40,7 @@ def go():
 
     def start(directory, study, stop_after=None, **options):
         with Lines(stop_after) as reporter:
-            outcome = run(study, directory, command="test", reporter=reporter, **options)
+            outcome = run_study(study, directory, command="test", reporter=reporter, **options)
         return outcome, reporter.lines
 
     return start

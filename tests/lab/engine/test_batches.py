@@ -67,10 +67,10 @@ def test_lanes_are_every_seed_of_every_cell_once(study):
 
 def test_a_batch_is_called_by_the_settings_of_its_cell_or_by_how_many_it_has(study):
     axes = {"phases.query.step_size": [1e-4 / 3, 0.2], "model.dim": [8]}
-    assert {batches.describe(batch) for batch in cut(study(axes=axes, chunk=100))} == {"2 cells "}
+    assert {batches.describe_batch(batch) for batch in cut(study(axes=axes, chunk=100))} == {"2 cells "}
     (first, *_) = cut(study(axes=axes, chunk=1, seeds=1))
-    assert batches.describe(first) == "phases.query.step_size=3.33333e-05 model.dim=8 "
-    assert batches.describe(cut(study(chunk=1))[0]) == ""
+    assert batches.describe_batch(first) == "phases.query.step_size=3.33333e-05 model.dim=8 "
+    assert batches.describe_batch(cut(study(chunk=1))[0]) == ""
 
 
 def test_what_a_folder_holds_of_several_cells_is_kept(study):
@@ -93,7 +93,7 @@ def begun(directory, *names):
     (directory / "parts").mkdir(parents=True)
     nothing = {}, batch_state.Checkpoint(1, {}, {}), batch_state.Provenance({}, {}, {})
     for name in names:
-        batch_state.write(directory, name, batch_state.BatchState(False, 0, 0, [], *nothing))
+        batch_state.write_state(directory, name, batch_state.BatchState(False, 0, 0, [], *nothing))
     return Store(directory).batches()
 
 
@@ -117,11 +117,11 @@ def test_what_is_left_is_cut_as_it_was_planned(tmp_path, study, first):
     assert [len(batch.seeds) for batch in every] == [4, 4, 2]
     names = [batch.name for batch in every]
     folder = begun(tmp_path / "run", every[first].name)
-    described = manifest.describe(wanted, "test")
+    described = manifest.new_manifest(wanted, "test")
     own, others = every[first::2], every[1 - first :: 2] if first < 2 else every[:2]
     known = described | {
         "widths": [4],
-        "batches": manifest.listed(own),
+        "batches": manifest.batch_entries(own),
         "elsewhere": [batch.name for batch in others],
     }
     assert named(cut_batches(wanted, folder, known, None)) == ([4], names)
@@ -155,4 +155,4 @@ def test_shares_write_side_by_side_and_make_up_the_whole(tmp_path, go, study):
 )
 def test_shares_that_are_none_are_named(study, shard, message):
     with pytest.raises(InputError, match=message):
-        batches.share(cut(study(axes={"model.dim": [8, 16]}, chunk=1)), shard)
+        batches.select_shard(cut(study(axes={"model.dim": [8, 16]}, chunk=1)), shard)

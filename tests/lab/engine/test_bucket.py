@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -18,15 +19,16 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab import cli
 from jaxattn.lab.cli.options import read_folders
-from jaxattn.lab.cli.status import status
+from jaxattn.lab.cli.status import run_status
 from jaxattn.lab.engine import distributed
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.results.read import verify
-from jaxattn.lab.storage import bucket, lock, objects
+from jaxattn.lab.storage import bucket, copies, lock, objects
+from jaxattn.lab.storage.folder import Kind, _BucketFolder, results_folder
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
-NUMBERS = itertools.count()
+NUMBERS, WHOLE = itertools.count(), get_args(Kind)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(lock, "BEAT_S", 0.1)
     monkeypatch.setattr(lock, "GONE_S", 1.0)
     monkeypatch.setattr(lock, "LOOK_S", 0.05)
-    monkeypatch.setattr(distributed, "LOOK_IN_BUCKET_S", 0.1)
+    monkeypatch.setattr(_BucketFolder, "look_s", 0.1)
 
 
 @pytest.fixture
@@ -117,7 +119,7 @@ def test_a_stopped_run_goes_on_elsewhere_to_the_same_bits(
     # What is there is listed three times.
     assert server.sent["GET"] < checkpoints + small + 3 * len(there) * 400
     elsewhere()
-    assert_same(bucket.fetched(place), two_batches)
+    assert_same(results_folder(place).fetch("tables"), two_batches)
     assert go(place, wanted)[0].already_finished
 
 
@@ -143,7 +145,7 @@ def test_what_a_mark_names_is_there_and_nothing_else(go, study, place, elsewhere
     found = Store(place)
     kept = set(bucket.MERGED) | {"manifest.json", "metrics.jsonl", lock.OBJECT}
     for batch in (name[6:-5] for name in sent(server, place) if bucket._is_record(name)):
-        saved = bucket.batch_state.read(found.directory, batch)
+        saved = bucket.batch_state.read_state(found.directory, batch)
         kept |= {f"parts/{batch}.json", *bucket._tables(batch, saved), *bucket._checkpoint(batch, saved)}
     assert sent(server, place).keys() == kept
 
@@ -155,7 +157,7 @@ def test_readers_read_from_elsewhere(study, go, place, elsewhere, soon, server, 
     pd.testing.assert_frame_equal(loaded.records, here.records)
     assert not list(loaded.directory.glob("checkpoints/*"))
     np.testing.assert_array_equal(loaded.params(seed=1).p, here.params(seed=1).p)
-    assert status(place)[1] == "small: 100 % done, finished"
+    assert run_status(place)[1] == "small: 100 % done, finished"
     assert read_folders((place,)) == ([place], [])
     elsewhere()
     command("status", place, "--verify")
@@ -178,7 +180,7 @@ def test_a_report_is_drawn_from_elsewhere_to_the_same_bytes(study, place, elsewh
     elsewhere()
     command("report", place)
     assert sent(server, place)["report.html"] == page
-    assert verify(bucket.fetched(place, all_of_it=True)) == []
+    assert verify(results_folder(place).fetch(*WHOLE)) == []
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
@@ -248,7 +250,7 @@ def test_a_run_that_slept_cannot_overwrite_its_successor(
         with pytest.raises(RunError, match=r"taken over by|another run"):
             first.write_manifest({"status": "running"})
     assert sent(server, place) == before
-    assert verify(bucket.fetched(place, all_of_it=True)) == []
+    assert verify(results_folder(place).fetch(*WHOLE)) == []
 
 
 def test_a_lock_that_is_lost_is_never_taken_back(place, elsewhere, soon, tmp_path):
@@ -269,7 +271,7 @@ def named(folder):
     """Names of what commit records of a copy of a folder name, and of the records."""
     found = set()
     for batch in bucket.batch_state.batches(folder):
-        saved = bucket.batch_state.read(folder, batch)
+        saved = bucket.batch_state.read_state(folder, batch)
         found |= {f"parts/{batch}.json", *bucket._tables(batch, saved), *bucket._checkpoint(batch, saved)}
     return found
 
@@ -293,7 +295,7 @@ def test_what_a_replaced_or_killed_run_has_sent_does_not_stay(
         objects.Objects(place).commit("parts/strange", b"x")
         go(place, study(chunk=1))
         there = {name for name in sent(server, place) if name.startswith(("parts/", "checkpoints/"))}
-        expected = named(bucket.fetched(place, all_of_it=True)) | {"parts/strange"}
+        expected = named(results_folder(place).fetch(*WHOLE)) | {"parts/strange"}
         first.bucket.lock._one.release()
         arrays, tables = {"E": np.zeros(3)}, lambda: {name: pd.DataFrame() for name in bucket.TABLES}
         with pytest.raises(RunError, match=r"taken over by|another run"):
@@ -302,7 +304,7 @@ def test_what_a_replaced_or_killed_run_has_sent_does_not_stay(
     left = {name for name in sent(server, place) if name.startswith("checkpoints/")}
     assert left == {name for name in there if name.startswith("checkpoints/")}
     elsewhere()
-    assert verify(bucket.fetched(place, all_of_it=True)) == []
+    assert verify(results_folder(place).fetch(*WHOLE)) == []
 
 
 def test_a_damaged_checkpoint_is_named_by_its_address(go, study, place, elsewhere, server):
@@ -335,7 +337,7 @@ def test_keys_that_no_disk_holds_are_left_in_the_bucket(go, study, place, elsewh
     for key in (f"figures/{'x' * 300}", f"parts/{'x' * 300}.json", "figures/", "x" * 500, "figures/a/b"):
         server.put(str(place).split("/")[1], f"results/small/{key}", b"x")
     elsewhere()
-    folder = bucket.fetched(place, all_of_it=True)
+    folder = results_folder(place).fetch(*WHOLE)
     assert verify(folder) == []
     assert not (folder / "figures").exists()
     assert go(place, study())[0].already_finished
@@ -354,7 +356,7 @@ def test_requests_that_fail_now_and_then_change_nothing(
     assert not outcome.failures
     assert_same(outcome.directory, two_batches)
     server.fault = lambda method, path: ""
-    assert verify(bucket.fetched(place, all_of_it=True)) == []
+    assert verify(results_folder(place).fetch(*WHOLE)) == []
 
 
 @pytest.mark.parametrize(
@@ -455,4 +457,4 @@ def test_shards_meet_in_the_bucket(study, place, elsewhere, soon, go, server, tw
     assert read_folders((place,))[0] == folders
     records = pd.concat([ja.load(folder).records for folder in folders], ignore_index=True)
     pd.testing.assert_frame_equal(records, ja.load(two_batches).records)
-    shutil.rmtree(bucket.here(folders[0]))
+    shutil.rmtree(copies.local_path(folders[0]))

@@ -17,18 +17,18 @@ from jaxattn.lab.storage import manifest
 )
 def test_a_run_that_goes_on_on_other_devices_says_so_once(two_batches, study, go, tmp_path, begun, words):
     folder = shutil.copytree(two_batches, tmp_path / "small")
-    manifest.write(folder, manifest.read(folder) | {"device": begun})
+    manifest.write_manifest(folder, manifest.read_manifest(folder) | {"device": begun})
     lines = [go(folder, study(chunk=1, seeds=n))[1] for n in (3, 4)]
-    here = devices.here()
+    here = devices.describe_devices()
     told = f"started on {words}, resumed on {here['count']} × cpu: numbers may differ in their last digits"
     assert lines == [[told], []]
-    assert manifest.read(folder)["continued_on"] == [here]
+    assert manifest.read_manifest(folder)["continued_on"] == [here]
 
 
 def test_a_run_that_goes_on_where_it_was_begun_says_nothing(two_batches, study, go, tmp_path):
     folder = shutil.copytree(two_batches, tmp_path / "small")
     assert go(folder, study(chunk=1, seeds=3))[1] == []
-    assert manifest.read(folder)["continued_on"] == []
+    assert manifest.read_manifest(folder)["continued_on"] == []
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from jaxattn.lab.engine.store import Store
 from jaxattn.lab.results.combine import combine
 from jaxattn.lab.results.load import load
 from jaxattn.lab.storage import manifest
+from jaxattn.lab.storage.folder import ResultsFolder
 
 SMALL = Path(__file__).parents[2] / "sweeps" / "small.toml"
 KEYS = ["cell", "seed", "phase", "step", "metric"]
@@ -160,11 +161,11 @@ def test_a_shard_is_waited_for_as_long_as_it_is_worked_on(shards, wait, clock, t
     folder = shutil.copytree(shards, tmp_path / "copy")
     shard = folder / "shard-2-of-2"
     store = Store(shard)
-    finished = manifest.read(shard)
+    finished = manifest.read_manifest(shard)
     store.write_manifest(finished | {"status": "running"})
     with pytest.raises(RunError, match="shard-2-of-2: not finished, and no process has worked there for 10"):
         wait(folder)
-    assert clock.now == 1000.0 + 10.0 + distributed.LOOK_S
+    assert clock.now == 1000.0 + 10.0 + ResultsFolder.look_s
 
     with ExitStack() as work:
         work.enter_context(store.locked())

@@ -167,13 +167,13 @@ import jax
 from jaxattn import Study
 from jaxattn.lab.engine import groups, lift
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.engine.run import run
+from jaxattn.lab.engine.run import run_study
 assert len(jax.local_devices()) == 4
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 for number in range(1, len(sys.argv), 2):
     study = Study.read(sys.argv[number])
     with Reporter(quiet=True) as reporter:
-        run(study, Path(sys.argv[number + 1]), command="test", reporter=reporter)
+        run_study(study, Path(sys.argv[number + 1]), command="test", reporter=reporter)
     (group,) = groups.compile_groups(study.cells)
     with jax.enable_x64(True):
         for made in lift.programs(group.setting).shaped(group, 8):

@@ -9,7 +9,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.core import backend
-from jaxattn.lab.engine import clock
+from jaxattn.lab.engine import monitor
 from jaxattn.lab.engine.manifest import differences
 
 
@@ -20,7 +20,7 @@ def test_the_manifest_tells_where_the_numbers_come_from(small_run, study):
     assert manifest["versions"]["jax"] == jax.__version__
     assert manifest["widths"] == [2]
     assert manifest["wall_time_s"] > 0
-    assert clock.peak_mib() is None or manifest["peak_memory_mib"] > 100
+    assert monitor.peak_mib() is None or manifest["peak_memory_mib"] > 100
     assert len(manifest["config_hash"]) == 16
     assert manifest["config"] == study().config
     assert manifest["config_hash"] == study().config_hash

@@ -50,7 +50,7 @@ def test_models_hold_no_more_than_what_is_taken_to_fit(study, tables, kind, batc
     phase |= {"step_size": 0.1, "steps": 2} | ({} if batch_size is None else {"batch_size": batch_size})
     data = tables()["data"] | {"length": 40, "sequences": 300, "vocab_size": 60}
     group = first(study(model={"kind": kind, "dim": 64}, phases=[phase], data=data))
-    _, own = memory.sizes(*group, 1)
+    _, own = memory.program_sizes(*group, 1)
     assert memory.peak(*group, 4) <= 4 * memory.AMPLE * own
 
 
@@ -60,7 +60,7 @@ def test_arrays_of_every_sequence_are_within_what_is_taken_to_fit(study, tables)
     phase |= {"step_size": 0.1, "steps": 2}
     data = tables()["data"] | {"length": 2, "sequences": 8000, "vocab_size": 20}
     group = first(study(model={"kind": "mlp", "dim": 256}, phases=[phase], data=data))
-    _, own = memory.sizes(*group, 1)
+    _, own = memory.program_sizes(*group, 1)
     assert 12 * own < memory.peak(*group, 4) / 4 <= memory.AMPLE * own
 
 
@@ -79,15 +79,15 @@ def test_memory_holds_at_least_the_parameters_and_grows_with_them(study):
 @pytest.mark.more
 def test_lanes_are_cut_to_what_fits_and_one_that_does_not_fit_is_an_error(study):
     wanted, noted = first(study()), []
-    assert memory.width(*wanted, 50, memory.default_budget(), noted.append) == 50
+    assert memory.fitting_width(*wanted, 50, memory.default_budget(), noted.append) == 50
     assert noted == []
     budget = memory.peak(*wanted, 8)
-    found = memory.width(*wanted, 50, budget, noted.append)
+    found = memory.fitting_width(*wanted, 50, budget, noted.append)
     assert noted == [wanted[0]]  # it takes seconds
     assert 7 <= found <= 9
     assert memory.peak(*wanted, found) <= 1.02 * budget
     with pytest.raises(InputError, match=r"cell 0: one seed needs \d+ MiB, but \d MiB may be used"):
-        memory.width(*wanted, 50, memory.peak(*wanted, 1) // 4)
+        memory.fitting_width(*wanted, 50, memory.peak(*wanted, 1) // 4)
 
 
 @pytest.mark.parametrize("sizes", [{"vocab_size": 5 * 10**7}, {"sequences": 10**8}])
@@ -95,21 +95,21 @@ def test_what_cannot_fit_is_said_before_anything_is_compiled(study, tables, monk
     monkeypatch.setattr(memory, "peak", None)
     wanted = first(study(data=tables()["data"] | sizes))
     with pytest.raises(InputError, match=r"cell 0: one seed needs [\d,]+ MiB, but [\d,]+ MiB may be used"):
-        memory.width(*wanted, 5, 2**32)
+        memory.fitting_width(*wanted, 5, 2**32)
 
 
 def test_sizes_that_no_array_has_are_named(study, tables):
     sizes = {"vocab_size": 2**31 - 1, "length": 40, "sequences": 200}
     wanted = first(study(data=tables()["data"] | sizes))
     with pytest.raises(InputError, match="cell 0: its arrays are too large to compile"):
-        memory.width(*wanted, 5, 2**32)
+        memory.fitting_width(*wanted, 5, 2**32)
 
 
 def test_sizes_of_a_users_code_are_those_of_its_arrays(study):
     wanted = first(study("own"))
     # E, W, p and v in float64.
-    assert memory.sizes(*wanted, 1)[1] >= 8 * (10 * 4 + 16 + 4 + 4)
-    assert memory.width(*wanted, 50, memory.default_budget()) == 50
+    assert memory.program_sizes(*wanted, 1)[1] >= 8 * (10 * 4 + 16 + 4 + 4)
+    assert memory.fitting_width(*wanted, 50, memory.default_budget()) == 50
 
 
 def test_address_space_is_judged_before_a_program_needs_it(monkeypatch):

@@ -10,12 +10,12 @@ from jaxattn.lab.engine import plan as planning
 from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.engine.groups import compile_groups
 from jaxattn.lab.engine.lift import programs
-from jaxattn.lab.engine.plan import check_metrics, plan, recorded
+from jaxattn.lab.engine.plan import check_metrics, plan_study, recorded_lines
 
 
 def test_groups_say_what_runs_together(tmp_path, study):
     axes = {"model.dim": [8, 16], "phases.embed.step_size": [1.0, 2.0, 3.0]}
-    (cells, table), whole = plan(study(axes=axes, seeds=5, chunk=4), tmp_path / "none", quick=True)
+    (cells, table), whole = plan_study(study(axes=axes, seeds=5, chunk=4), tmp_path / "none", quick=True)
     assert cells["group"].tolist() == [0, 0, 0, 1, 1, 1]
     assert cells["done"].tolist() == ["0 of 5"] * 6
     assert table["vmapped"].tolist() == ["seed, phases.embed.step_size"] * 2
@@ -26,7 +26,7 @@ def test_groups_say_what_runs_together(tmp_path, study):
 @pytest.mark.more
 def test_what_is_there_counts_as_done(two_batches, tmp_path, study):
     folder = shutil.copytree(two_batches, tmp_path / "small")
-    (cells, _), whole = plan(study(chunk=1, seeds=3), folder)
+    (cells, _), whole = plan_study(study(chunk=1, seeds=3), folder)
     assert cells["done"].tolist() == ["2 of 3"]
     assert "3 batches, 2 of them done, about " in whole
 
@@ -34,7 +34,7 @@ def test_what_is_there_counts_as_done(two_batches, tmp_path, study):
 def test_a_folder_of_another_config_is_refused_as_a_run_refuses_it(two_batches, study, go):
     other = study(chunk=1, model={"kind": "one_layer", "dim": 8})
     said, refused = [], r"holds results of another config \(model.dim: 16 -> 8\)"
-    for ask in (lambda: plan(other, two_batches, quick=True), lambda: go(two_batches, other)):
+    for ask in (lambda: plan_study(other, two_batches, quick=True), lambda: go(two_batches, other)):
         with pytest.raises(InputError, match=refused) as caught:
             ask()
         said.append(str(caught.value))
@@ -45,7 +45,7 @@ def test_progress_tells_what_takes_long(tmp_path, study, monkeypatch):
     monkeypatch.setattr(planning, "estimate_runtime", lambda *arguments: 1.0)
     monkeypatch.setattr(memory, "peak", lambda *arguments: 1)
     said = []
-    plan(
+    plan_study(
         study(axes={"model.dim": [8, 16]}), tmp_path, progress=lambda text, share: said.append((text, share))
     )
     assert said == [("trying compile group 1 of 2", 0.0), ("trying compile group 2 of 2", 0.5)]
@@ -57,18 +57,18 @@ def test_quick_leaves_out_what_takes_compiling(tmp_path, monkeypatch, study):
 
     monkeypatch.setattr(memory, "peak", refuse)
     monkeypatch.setattr(planning, "estimate_runtime", refuse)
-    tables, whole = plan(study(), tmp_path, quick=True)
+    tables, whole = plan_study(study(), tmp_path, quick=True)
     assert list(tables[1]) == ["group", "cells", "coordinates", "vmapped", "lanes", "together", "batches"]
     assert "left" not in whole
     with pytest.raises(AssertionError, match="compiles"):
-        plan(study(), tmp_path)
+        plan_study(study(), tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_coordinates_of_the_span_are_said_where_they_are_fewer(tmp_path, study, dtype):
     axes = {"model.dim": [16, 64, "inf"], "phases.query.optimizer": ["sgd", "adam"]}
     exclude = [{"model.dim": "inf", "phases.query.optimizer": "adam"}]
-    _, groups = plan(study(axes=axes, exclude=exclude, dtype=dtype), tmp_path, quick=True)[0]
+    _, groups = plan_study(study(axes=axes, exclude=exclude, dtype=dtype), tmp_path, quick=True)[0]
     assert groups["coordinates"].tolist() == ["16", "16", "22 for d = 64", "64", "22 for d = inf"]
 
 
@@ -76,7 +76,7 @@ def test_coordinates_of_the_span_are_said_where_they_are_fewer(tmp_path, study, 
 def test_what_every_phase_records_is_what_a_run_records(name, study, request, read):
     wanted = study(name)
     records, _ = read(request.getfixturevalue(f"{name}_run"))
-    for phase, line in zip(("embed", "query"), recorded(wanted), strict=True):
+    for phase, line in zip(("embed", "query"), recorded_lines(wanted), strict=True):
         found = set(records.loc[records["phase"] == phase, "metric"])
         said, _, missing = line.removeprefix(f"{phase} records ").partition("; not ")
         names = {name for text in said.split(", ") for name in _spelled(text)}
@@ -93,7 +93,7 @@ def _spelled(text):
 
 def test_what_is_not_recorded_has_its_reason(tmp_path, study):
     two_layers = study(model={"kind": "two_layer", "dim": 4}, phases=study().tree["phases"][:1])
-    (line,) = recorded(two_layers)
+    (line,) = recorded_lines(two_layers)
     reason = "(requires a model with attends_to_tokens = True)"
     assert f"; not important_mass, important_selected, important_tied, selected_tokens {reason}" in line
     assert {"loss", "p_norm"} <= set(line.partition("; ")[0].split(", "))
@@ -148,7 +148,7 @@ SHIPPED = sorted(
 )
 def test_every_shipped_sweep_is_planned_quickly(path, tmp_path):
     made = Study.read(path)
-    (cells, groups), whole = plan(made, tmp_path / "none", quick=True)
+    (cells, groups), whole = plan_study(made, tmp_path / "none", quick=True)
     assert len(cells) == len(made.cells)
     assert whole.startswith(f"{made.name}: ")
     assert len(groups["coordinates"]) == len(groups)
@@ -157,6 +157,6 @@ def test_every_shipped_sweep_is_planned_quickly(path, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.relative_to(SWEEPS).as_posix())
 def test_every_shipped_sweep_is_planned_with_memory_and_time(path, tmp_path):
-    (_, groups), whole = plan(Study.read(path), tmp_path / "none")
+    (_, groups), whole = plan_study(Study.read(path), tmp_path / "none")
     assert whole.endswith(" left")
     assert groups["memory"].str.endswith(" MiB").all()

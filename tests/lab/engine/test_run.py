@@ -13,9 +13,9 @@ import pytest
 
 from jaxattn import Study
 from jaxattn.core.errors import InputError, RunError, UserCodeError
-from jaxattn.lab.cli.status import status
+from jaxattn.lab.cli.status import run_status
 from jaxattn.lab.engine import lift, run
-from jaxattn.lab.engine.clock import Interrupted
+from jaxattn.lab.engine.monitor import Interrupted
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import load
 from jaxattn.lab.study.import_paths import ImportPaths
@@ -87,12 +87,12 @@ def test_a_batch_that_the_machine_fails_is_listed_and_the_next_run_mends_it(
     (error,) = outcome.errors
     assert error["cells"] == [0]
     assert error["reason"].startswith("INTERNAL: the driver is gone; smaller batches may help")
-    table, whole = status(tmp_path)
+    table, whole = run_status(tmp_path)
     assert table["state"].tolist() == ["failed"]
     assert "50 % done" in whole
     assert set(read(tmp_path)[0]["seed"]) == {1}
     assert not go(tmp_path, study(chunk=1))[0].errors
-    assert status(tmp_path)[0]["state"].tolist() == ["finished"]
+    assert run_status(tmp_path)[0]["state"].tolist() == ["finished"]
 
 
 def out_of_memory(monkeypatch, most, stop_after=99):
@@ -181,7 +181,7 @@ def test_quiet_hides_no_note_of_damage(two_batches, tmp_path, study, capsys):
     (folder / "records.parquet").write_bytes(b"PAR1")
     with Reporter(quiet=True) as reporter:
         reporter.note("hidden")
-        run.run(study(chunk=1), folder, command="test", reporter=reporter)
+        run.run_study(study(chunk=1), folder, command="test", reporter=reporter)
     line = f"{folder}/records.parquet: damaged (its checksum differs); merging the tables again\n"
     assert capsys.readouterr().err == line
 

@@ -10,7 +10,7 @@ import jaxattn as ja
 from jaxattn import losses
 from jaxattn.core import pytrees
 from jaxattn.dynamics.flows import stiff, ties
-from jaxattn.lab.engine import lift, run
+from jaxattn.lab.engine import batch_run, lift, run
 from jaxattn.lab.engine.groups import compile_groups
 from jaxattn.lab.engine.lift import seed_keys
 from jaxattn.lab.probes import MaxMarginDirection
@@ -146,9 +146,9 @@ def test_a_flow_of_long_steps_that_is_killed_goes_on_from_its_last_row(
             raise SystemExit
         measure(underway, program, state)
 
-    measure = run._BatchRun.measure
+    measure = batch_run._BatchRun.measure
     with monkeypatch.context() as patch:
-        patch.setattr(run._BatchRun, "measure", killed)
+        patch.setattr(batch_run._BatchRun, "measure", killed)
         with pytest.raises(SystemExit):
             go(tmp_path / "flow", study("flow"), intervals=every_step)
         measured.clear()
@@ -366,7 +366,7 @@ def assert_is_what_the_engine_records(setting, seed, records, tolerance=1e-10):
     """Compare the pure functions of one seed with the records of a run, metric by metric."""
     mine = records[records["seed"] == seed].set_index(["phase", "step", "metric"])["value"]
     seen = 0
-    for phase, step, found in of_seed.run(setting, seed):
+    for phase, step, found in of_seed.run_seed(setting, seed):
         for name, value in found.items():
             entries = (
                 {name: value} if value.ndim == 0 else {f"{name}_{k:02d}": x for k, x in enumerate(value)}
@@ -478,10 +478,10 @@ def test_a_model_that_starts_with_other_scores_selects_by_them(own_run, x64, rea
     data_key, key = of_seed.keys(0)
     for rotation in ("drawn", "identity"):
         setting = study("own", model=study("own").tree["model"] | {"rotation": rotation}).base
-        corpora = of_seed.draw(setting, data_key)
-        params = of_seed.start(setting, corpora, key, [])
-        carried = of_seed.begin(setting, 0, params, corpora, key)
-        found = of_seed.merged(setting, of_seed.measure(setting, 0, carried, corpora), 0)
+        corpora = of_seed.draw_data(setting, data_key)
+        params = of_seed.initial_params(setting, corpora, key, [])
+        carried = of_seed.begin_phase(setting, 0, params, corpora, key)
+        found = of_seed.merged_metrics(setting, of_seed.measure_probes(setting, 0, carried, corpora), 0)
         by_query = ja.theory.selection_from_scores(params.E @ params.p, corpora.train)
         own = ja.theory.selection_from_scores(setting.model.scores_and_values(params)[0], corpora.train)
         assert bool((own.mask == by_query.mask).all()) == (rotation == "identity")
@@ -501,10 +501,10 @@ def test_parameters_after_every_phase_are_those_of_the_pure_functions(run, reque
         @jax.jit
         def one_by_one():
             data_key, key = of_seed.keys(1)
-            corpora = of_seed.draw(setting, data_key)
-            after = [of_seed.start(setting, corpora, key, [])]
+            corpora = of_seed.draw_data(setting, data_key)
+            after = [of_seed.initial_params(setting, corpora, key, [])]
             for index, phase in enumerate(setting.phases):
-                carried = of_seed.begin(setting, index, after[-1], corpora, key)
+                carried = of_seed.begin_phase(setting, index, after[-1], corpora, key)
                 after.append(of_seed.advance(setting, index, carried, corpora, phase.steps).state.params)
             return after[1:]
 

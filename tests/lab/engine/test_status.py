@@ -8,7 +8,7 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.cli import status as cli_status
-from jaxattn.lab.cli.status import status
+from jaxattn.lab.cli.status import run_status
 from jaxattn.lab.engine import lift
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage import files, run_log
@@ -22,7 +22,7 @@ def stopped(tmp_path_factory, stop, study):
 
 
 def test_a_stopped_run_shows_what_is_done_and_what_is_not(stopped):
-    table, whole = status(stopped)
+    table, whole = run_status(stopped)
     assert table["state"].tolist() == ["stopped", "waiting"]
     assert table["phases.query.steps"].tolist() == [20, 30]
     share = int(table["done"][0].removesuffix(" %"))
@@ -31,7 +31,7 @@ def test_a_stopped_run_shows_what_is_done_and_what_is_not(stopped):
     assert float(table["loss"][0]) > 0
     assert whole.endswith("stopped")
     with Store(stopped).locked():
-        table, whole = status(stopped)
+        table, whole = run_status(stopped)
         assert table["state"].tolist() == ["running", "waiting"]
         assert "running" in whole
 
@@ -47,7 +47,7 @@ def test_the_loss_of_a_cell_is_the_median_over_its_own_seeds(tmp_path, go, study
     last = last[last["step"] == last["step"].max()]
     own = [f"{np.median(last.loc[last['cell'] == cell, 'value']):.4g}" for cell in (0, 1)]
     assert len({*own, f"{np.median(last['value']):.4g}"}) == 3
-    table, _ = status(tmp_path / "small")
+    table, _ = run_status(tmp_path / "small")
     assert table["loss"].tolist() == own
 
 
@@ -61,7 +61,7 @@ def test_a_finished_run_with_a_failed_seed(tmp_path, monkeypatch, go, study):
 
     monkeypatch.setattr(lift.Programs, "start", poisoned)
     go(tmp_path / "small", study())
-    table, whole = status(tmp_path / "small")
+    table, whole = run_status(tmp_path / "small")
     assert table["state"].tolist() == ["finished"]
     assert table["failed seeds"].tolist() == [1]
     assert whole == "small: 100 % done, finished"
@@ -84,7 +84,7 @@ def test_the_log_has_a_line_per_probe_and_survives_a_torn_one(stopped):
     last = lines[-1]["batch"], lines[-1]["phase"], lines[-1]["step"]
     found = run_log.latest(stopped)[-1]
     assert (found["batch"], found["phase"], found["step"]) == last
-    assert status(stopped)[1].endswith("stopped")
+    assert run_status(stopped)[1].endswith("stopped")
 
 
 def test_the_time_left_is_what_the_run_knew_less_what_has_passed_since(tmp_path, stopped, monkeypatch):
@@ -95,9 +95,9 @@ def test_the_time_left_is_what_the_run_knew_less_what_has_passed_since(tmp_path,
         (folder / "metrics.jsonl").write_bytes(files.sealed(last))
         monkeypatch.setattr(cli_status, "time", SimpleNamespace(time=lambda: 1_000.0))
         with Store(folder).locked():
-            assert status(folder)[1].endswith(f"running{said}")
+            assert run_status(folder)[1].endswith(f"running{said}")
 
 
 def test_a_folder_without_a_manifest_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"no manifest.json, so not a results folder"):
-        status(tmp_path)
+        run_status(tmp_path)

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.lab.cli.status import status
+from jaxattn.lab.cli.status import run_status
 from jaxattn.lab.engine import lift, run, store
-from jaxattn.lab.engine.clock import Interrupted
-from jaxattn.lab.engine.plan import plan
+from jaxattn.lab.engine.monitor import Interrupted
+from jaxattn.lab.engine.plan import plan_study
 from jaxattn.lab.results import load
 from jaxattn.lab.storage import batch_state, files, lock, manifest, run_log
 
@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_batch_starts_anew(
 def test_a_batch_killed_before_its_mark_goes_on_from_its_last_checkpoint(
     tmp_path, monkeypatch, go, study, every_step, small_run, assert_same
 ):
-    write = batch_state.write
+    write = batch_state.write_state
 
     def killed(directory, batch, mark):
         if mark.finished:
@@ -126,7 +126,7 @@ def test_a_batch_killed_before_its_mark_goes_on_from_its_last_checkpoint(
         write(directory, batch, mark)
 
     with monkeypatch.context() as patch:
-        patch.setattr(batch_state, "write", killed)
+        patch.setattr(batch_state, "write_state", killed)
         with pytest.raises(KeyboardInterrupt):
             go(tmp_path / "small", study(), intervals=every_step)
     restored = []
@@ -161,7 +161,7 @@ def test_a_folder_in_which_nothing_was_computed_takes_another_config(
 
 def test_a_manifest_that_is_lost_is_made_anew_from_the_batches(copy, two_batches, go, study, assert_same):
     path = copy / "manifest.json"
-    before = manifest.read(two_batches)
+    before = manifest.read_manifest(two_batches)
     parts = {part: part.stat().st_mtime_ns for part in (copy / "parts").iterdir()}
     for damage in (flip, Path.unlink):
         damage(path)
@@ -169,7 +169,7 @@ def test_a_manifest_that_is_lost_is_made_anew_from_the_batches(copy, two_batches
         assert line.startswith(f"{path}: ")
         assert line.endswith("; rebuilding it from the batches there")
         assert outcome.batches == 2
-        again = manifest.read(copy)
+        again = manifest.read_manifest(copy)
         kept = ("cells", "seeds", "batches", "widths", "config_hash", "failures", "sha256", "status")
         assert {key: again[key] for key in kept} == {key: before[key] for key in kept}
         assert_same(copy, two_batches)
@@ -182,7 +182,7 @@ def test_a_lost_manifest_does_not_make_another_config_welcome(copy, go, study, t
     with pytest.raises(InputError, match=r"holds results of another config \(cell 0\)"):
         go(copy, study(data=data | {"relevant": 4}))
     with pytest.raises(InputError, match="holds results of another config"):
-        plan(study(data=data | {"relevant": 4}), copy, quick=True)
+        plan_study(study(data=data | {"relevant": 4}), copy, quick=True)
     with pytest.raises(InputError, match=r"manifest\.json: missing; run the same sweep again into this"):
         load(copy)
 
@@ -197,7 +197,7 @@ def test_batches_of_another_folder_are_refused(copy, go, study):
 
 
 def test_a_folder_of_an_earlier_version_is_not_continued(copy, go, study):
-    manifest.write(copy, manifest.read(copy) | {"format": 4})
+    manifest.write_manifest(copy, manifest.read_manifest(copy) | {"format": 4})
     with pytest.raises(InputError, match="written by another version of jaxattn"):
         go(copy, study(chunk=1))
 
@@ -292,7 +292,7 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(copy, go, study, victim):
     named = rf"{copy / victim}: (cannot be written: Is a directory|a folder is in its place)"
     asked = {"records.parquet": load, "metrics.jsonl": lambda path: go(path, study(chunk=1, seeds=3))}
     with pytest.raises((InputError, RunError), match=named):
-        asked.get(victim, status)(copy)
+        asked.get(victim, run_status)(copy)
 
 
 def test_a_second_launcher_stops_with_a_clear_line(tmp_path, go, study):
@@ -398,4 +398,4 @@ def test_lines_of_a_log_that_say_something_else_are_left_out(copy):
     (read,) = run_log.latest(copy)
     assert read == {key: line[key] for key in read if key != "doing"} | {"doing": ""}
     assert read["losses"]
-    assert "finished" in status(copy)[1]
+    assert "finished" in run_status(copy)[1]

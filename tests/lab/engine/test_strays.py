@@ -41,12 +41,12 @@ def test_a_folder_of_version_02_loads_and_takes_more_seeds(folder, go, study, tw
     assert go(folder, study(chunk=1))[0].already_finished
     assert not go(folder, study(chunk=1, seeds=3))[0].already_finished
     assert sorted(load(folder).records["seed"].unique()) == [0, 1, 2]
-    assert batch_state.read(folder, THIRD).batch == THIRD
+    assert batch_state.read_state(folder, THIRD).batch == THIRD
     assert not (folder / "damaged").exists()
 
 
 def test_a_batch_in_the_place_of_another_is_computed_again(folder, go, study, two_batches, assert_same):
-    put(two_batches if batch_state.read(folder, FIRST).batch else folder, SECOND, folder, FIRST)
+    put(two_batches if batch_state.read_state(folder, FIRST).batch else folder, SECOND, folder, FIRST)
     (line,) = verify(folder)
     assert FIRST in line
     assert "of another batch; run the same sweep again into" in line
@@ -65,7 +65,7 @@ def test_a_batch_beside_the_others_does_not_count_as_a_seed(folder, go, study, t
     with pytest.raises(InputError, match=rf"{THIRD}\."):
         load(folder)
     go(folder, study(chunk=1))
-    assert manifest.read(folder)["seeds"] == [0, 1]
+    assert manifest.read_manifest(folder)["seeds"] == [0, 1]
     assert (folder / "damaged" / THIRD).is_dir()
     assert_same(folder, two_batches)
 
@@ -85,8 +85,8 @@ def test_batches_of_the_same_study_that_were_cut_otherwise(
 ):
     batch = f"cells-00000-00000-seeds-{seeds}"
     put(wide, batch, folder, batch)
-    status = manifest.read(folder)
-    manifest.write(folder, status | {"status": "running"})
+    status = manifest.read_manifest(folder)
+    manifest.write_manifest(folder, status | {"status": "running"})
     with pytest.raises(InputError, match=r"has seeds that (.* has too|are not in the manifest)"):
         load(folder)
     if lost:
@@ -95,7 +95,7 @@ def test_batches_of_the_same_study_that_were_cut_otherwise(
     # Without a manifest nobody knows which seeds were asked for.
     kept = lost and seeds == "00002-00003"
     assert any("set aside" in line for line in lines) == (not kept)
-    assert manifest.read(folder)["seeds"] == [0, 1, *([2, 3] if kept else [])]
+    assert manifest.read_manifest(folder)["seeds"] == [0, 1, *([2, 3] if kept else [])]
     if not kept:
         assert_same(folder, two_batches)
     assert verify(folder) == []
@@ -104,8 +104,8 @@ def test_batches_of_the_same_study_that_were_cut_otherwise(
 def test_without_a_manifest_the_name_of_a_damaged_batch_is_kept(folder):
     place = batch_state.path(folder, SECOND)
     place.write_bytes(b"{}")
-    known = manifest.read(folder)
-    assert strays.find(folder, None, [0]) == {}
-    assert strays.find(folder, known, [0]) == {}
+    known = manifest.read_manifest(folder)
+    assert strays.find_strays(folder, None, [0]) == {}
+    assert strays.find_strays(folder, known, [0]) == {}
     listed = [batch for batch in known["batches"] if batch["name"] != SECOND]
-    assert set(strays.find(folder, known | {"batches": listed}, [0, 1])) == {SECOND}
+    assert set(strays.find_strays(folder, known | {"batches": listed}, [0, 1])) == {SECOND}

@@ -17,16 +17,16 @@ def test_spearman_equals_scipy_with_ties_and_missing_entries(rng, x64, ties):
     if ties:
         x, y = np.round(x), np.round(y)
     use = rng.random(60) < 0.7
-    got = jax.jit(importance.spearman)(jnp.where(use, x, jnp.nan), jnp.asarray(y), jnp.asarray(use))
+    got = jax.jit(importance.spearman_array)(jnp.where(use, x, jnp.nan), jnp.asarray(y), jnp.asarray(use))
     np.testing.assert_allclose(got, stats.spearmanr(x[use], y[use]).statistic, rtol=1e-12)
 
 
 def test_pearson_equals_numpy_and_is_nan_for_a_constant(rng, x64):
     x, y = rng.normal(size=(2, 30))
     use = rng.random(30) < 0.5
-    got = jax.jit(importance.pearson)(jnp.asarray(x), jnp.where(use, y, jnp.nan), jnp.asarray(use))
+    got = jax.jit(importance.pearson_array)(jnp.asarray(x), jnp.where(use, y, jnp.nan), jnp.asarray(use))
     np.testing.assert_allclose(got, np.corrcoef(x[use], y[use])[0, 1], rtol=1e-12)
-    assert np.isnan(jax.jit(importance.pearson)(jnp.ones(30), jnp.asarray(y), jnp.asarray(use)))
+    assert np.isnan(jax.jit(importance.pearson_array)(jnp.ones(30), jnp.asarray(y), jnp.asarray(use)))
 
 
 def test_bin_means_equal_numpy_and_reproduce_the_published_centres(rng, x64):
@@ -37,7 +37,7 @@ def test_bin_means_equal_numpy_and_reproduce_the_published_centres(rng, x64):
     difference = np.concatenate([rng.uniform(-1, 1, 200), [-1, 14 / 15, 1.0, np.nan]])
     difference = difference[~((difference > 0) & (difference < 0.2))]
     values = rng.normal(size=len(difference))
-    got = jax.jit(importance.bin_means, static_argnums=(2, 3, 4))(
+    got = jax.jit(importance.bin_means_array, static_argnums=(2, 3, 4))(
         values, difference, settings.bins, settings.low, settings.high
     )
     inside = (difference >= -1) & (difference <= 14 / 15)

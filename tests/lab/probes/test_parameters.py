@@ -14,7 +14,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.data import ragged as layout
 from jaxattn.dynamics import descent, run
 from jaxattn.lab.probes import Alignments, Conservation, Norms, Sharpness
-from jaxattn.lab.probes.parameters import cosine, largest_eigenvalue
+from jaxattn.lab.probes.parameters import cosine_array, largest_eigenvalue
 from jaxattn.models import reference
 
 
@@ -54,8 +54,8 @@ def test_matrices_of_one_shape_are_compared_entry_by_entry(x64, corpus, show, dr
 
 def test_cosines_of_tiny_vectors_are_exact_and_of_zero_undefined():
     x, y = jnp.array([3e-30, 4e-30]), jnp.array([1e25, 0.0])
-    np.testing.assert_allclose(cosine(x, y), 0.6, rtol=1e-6)
-    assert jnp.isnan(cosine(x, jnp.zeros(2)))
+    np.testing.assert_allclose(cosine_array(x, y), 0.6, rtol=1e-6)
+    assert jnp.isnan(cosine_array(x, jnp.zeros(2)))
 
 
 TRAIN = ("E", "p", "v")

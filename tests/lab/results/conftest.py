@@ -54,7 +54,7 @@ def put(directory: Path, tables: dict[str, pd.DataFrame], known: dict) -> Path:
         (directory / f"{name}.parquet").write_bytes(content)
         sums[name] = digest(content)
     whole = {"format": manifests.FORMAT, "status": "finished", "command": "jaxattn run x.toml"} | known
-    manifests.write(directory, whole | {"sha256": known.get("sha256", {}) | sums})
+    manifests.write_manifest(directory, whole | {"sha256": known.get("sha256", {}) | sums})
     return directory
 
 
@@ -256,7 +256,7 @@ def rewrite():
     """Put another table in the place of one of a folder, with its checksum."""
 
     def make(folder, name, table):
-        put(folder, {name: table}, manifests.read(folder))
+        put(folder, {name: table}, manifests.read_manifest(folder))
 
     return make
 

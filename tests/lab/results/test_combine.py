@@ -9,7 +9,7 @@ from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.results import aggregate, load
 from jaxattn.lab.results.combine import _equal, choose, combine, group, paired
 from jaxattn.lab.results.intervals import student_t
-from jaxattn.lab.results.layout import latex, markdown, write
+from jaxattn.lab.results.layout import latex, markdown, write_page
 from jaxattn.lab.results.run import Run
 
 
@@ -238,15 +238,15 @@ def test_a_seed_that_failed_on_one_side_has_no_difference(folder):
 def test_tables_are_written_in_the_format_of_the_suffix(tmp_path):
     table = pd.DataFrame({"name": ["a|b", "c_d"], "value": [0.123456, 1e-7]})
     for suffix in ("csv", "parquet", "tex", "md"):
-        write(table, tmp_path / f"t.{suffix}")
+        write_page(table, tmp_path / f"t.{suffix}")
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "t.csv"), table)
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "t.parquet"), table)
     assert markdown(table).splitlines()[2] == "| a\\|b | 0.123 |"
     assert "c\\_d & 1.00e-7" in latex(table)
     with pytest.raises(InputError, match=r"t.xlsx: tables are written as .csv"):
-        write(table, tmp_path / "t.xlsx")
+        write_page(table, tmp_path / "t.xlsx")
     with pytest.raises(RunError, match="cannot be written"):
-        write(table, tmp_path / "missing" / "t.csv")
+        write_page(table, tmp_path / "missing" / "t.csv")
 
 
 def test_a_thousand_cells_of_a_thousand_rows_load_and_aggregate_quickly(folder, rewrite):

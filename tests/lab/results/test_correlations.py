@@ -63,7 +63,7 @@ def test_ratios_of_counts_on_an_edge_begin_the_next_bin_in_either_precision():
         (tenths.astype(np.float32) - 1) / 10 + np.float32(0.1),
     ):
         assert bin_numbers(x, np.linspace(-1, 1, 21)).tolist() == expected.tolist()
-        inside = compiled.bin_means(jnp.asarray(tenths, float), jnp.asarray(x), 20, -1.0, 1.0)
+        inside = compiled.bin_means_array(jnp.asarray(tenths, float), jnp.asarray(x), 20, -1.0, 1.0)
         assert inside.tolist() == [*range(-10, 9), 9.5]
     # Bins of α are as narrow as α is small.
     assert bin_numbers([1e-7, 2e-7, 3e-7], [-np.inf, 1.5e-7, 2.5e-7, np.inf]).tolist() == [0, 1, 2]

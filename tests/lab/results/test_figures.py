@@ -14,7 +14,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.results import aggregate, load, style
 from jaxattn.lab.results.correlations import bin_means
 from jaxattn.lab.results.curves import _scale_steps, curves
-from jaxattn.lab.results.figures import KINDS, check, draw, draw_all, function
+from jaxattn.lab.results.figures import KINDS, check_figures, draw_all, draw_figure, function
 from jaxattn.lab.results.fits import PowerLaw
 from jaxattn.lab.results.scaling import collect, scaling, sentence
 from jaxattn.lab.results.token_figures import importance, one_step_law, top_tokens
@@ -40,7 +40,7 @@ PAIRS = list(
     ],
 )
 def test_every_kind_draws_every_folder(results, name, kind):
-    drawn = draw(results[name], {"kind": kind})
+    drawn = draw_figure(results[name], {"kind": kind})
     assert style.png(drawn.figure, dpi=50).startswith(b"\x89PNG")
     assert len(drawn.caption) > 40
 
@@ -60,12 +60,12 @@ def test_names_with_signs_of_formulas_are_drawn_by_every_kind(write, tmp_path):
         {"kind": "convergence", "x": odd, "y": "loss"},
         {"kind": "diagram", "x_axis": "block", "y_axis": f"data.{odd}", "metric": odd},
     ):
-        assert style.png(draw(run, spec).figure, dpi=50).startswith(b"\x89PNG")
+        assert style.png(draw_figure(run, spec).figure, dpi=50).startswith(b"\x89PNG")
 
 
 def test_drawing_leaves_global_settings_alone(results):
     before = dict(matplotlib.rcParams)
-    style.png(draw(results["one_seed"], {"kind": "importance"}).figure)
+    style.png(draw_figure(results["one_seed"], {"kind": "importance"}).figure)
     assert dict(matplotlib.rcParams) == before
 
 
@@ -111,9 +111,9 @@ def test_values_have_logarithms_where_none_is_negative(load_planted):
     with pytest.raises(InputError, match='scale = "log", but crosses has negative values; use "linear"'):
         scales(scale="log")
     assert curves(run, metrics=("falls",), scale="log").figure.axes[0].get_yscale() == "log"
-    assert draw(run, {"kind": "curves", "metrics": ["falls"], "scale": "linear"}).figure.axes[0]
+    assert draw_figure(run, {"kind": "curves", "metrics": ["falls"], "scale": "linear"}).figure.axes[0]
     with pytest.raises(InputError, match="scale"):
-        draw(run, {"kind": "curves", "scale": "cubic"})
+        draw_figure(run, {"kind": "curves", "scale": "cubic"})
 
 
 def test_curves_against_another_metric(results):
@@ -340,7 +340,7 @@ def test_top_tokens_in_letters_no_font_has(results):
 @pytest.mark.parametrize("kind", ["curves", "importance", "one_step_law", "top_tokens"])
 def test_unknown_phase_is_named(results, kind):
     with pytest.raises(InputError, match="phase 'none'"):
-        draw(results["text"], {"kind": kind, "phase": "none"})
+        draw_figure(results["text"], {"kind": kind, "phase": "none"})
 
 
 def test_curves_of_an_unknown_metric(results):
@@ -373,11 +373,13 @@ def test_curves_of_an_unknown_metric(results):
 )
 def test_wrong_figures_are_found_before_a_run(spec, message):
     with pytest.raises(InputError, match=message):
-        check({0: spec}, phases=["embed", "joint"], axes=["model.dim"])
+        check_figures({0: spec}, phases=["embed", "joint"], axes=["model.dim"])
 
 
 def test_right_figures_pass():
-    check({0: SCALING, 1: {"kind": "importance", "phase": None}}, phases=["embed"], axes=["model.dim"])
+    check_figures(
+        {0: SCALING, 1: {"kind": "importance", "phase": None}}, phases=["embed"], axes=["model.dim"]
+    )
 
 
 def test_default_figures(results):
@@ -454,9 +456,9 @@ def test_importance_says_which_of_several_cells_it_draws(results):
 def test_figures_of_tokens_are_refused_for_a_cell_without_them():
     for kind in ("importance", "one_step_law", "top_tokens"):
         specs = {0: {"kind": kind}, 1: {"kind": "curves"}}
-        check(specs, phases=["embed"], axes=[], without_tokens={1})
+        check_figures(specs, phases=["embed"], axes=[], without_tokens={1})
         with pytest.raises(InputError, match=rf"^figures\[0\]: {kind} requires scores and values of tokens"):
-            check(specs, phases=["embed"], axes=[], without_tokens={0})
+            check_figures(specs, phases=["embed"], axes=[], without_tokens={0})
 
 
 def test_a_diagram_of_many_tiles_has_no_numbers_in_them(write, tmp_path):

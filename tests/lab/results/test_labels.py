@@ -6,14 +6,14 @@ from jaxattn.lab.results import style
 from jaxattn.lab.results.labels import (
     axis_label,
     brief,
-    by_factors,
     format_number,
     formula,
-    listed,
+    grow_by_factors,
     metric_label,
+    ranges_text,
     setting,
     settings_label,
-    shown,
+    short_name,
     tick_label,
     with_interval,
 )
@@ -57,13 +57,13 @@ def test_a_cell_without_an_axis_has_no_setting_of_it():
 
 
 def test_numbers_without_gaps_are_a_range():
-    assert [listed(x) for x in ([3], [0, 1], [2, 3, 4], [2, 5])] == ["3", "0 to 1", "2 to 4", "2, 5"]
+    assert [ranges_text(x) for x in ([3], [0, 1], [2, 3, 4], [2, 5])] == ["3", "0 to 1", "2 to 4", "2, 5"]
 
 
 def test_a_logarithmic_axis_is_for_values_that_grow_by_factors():
-    assert by_factors([1, 10, 100])
-    assert not by_factors([1, 2, 3])
-    assert not by_factors([0, 1, 10])
+    assert grow_by_factors([1, 10, 100])
+    assert not grow_by_factors([1, 2, 3])
+    assert not grow_by_factors([0, 1, 10])
 
 
 @pytest.mark.parametrize("name", ["$5 vs $10", "x^$2^$", "50% off", "one $", "\\$3 and $4", "a$b$c$d$e"])
@@ -79,7 +79,7 @@ def test_names_are_drawn_as_they_are_written(name):
         axis_label(f"data.{name}"),
         tick_label(name),
         metric_label(name, {}),
-        formula(name) if name == "x^$2^$" else shown(name),
+        formula(name) if name == "x^$2^$" else short_name(name),
     ):
         assert drawn(text) == plain
 

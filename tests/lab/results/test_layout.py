@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from jaxattn.core.errors import RunError
-from jaxattn.lab.books import read, shapes
+from jaxattn.lab.books import read_book, shapes
 from jaxattn.lab.results import layout, load, report, style, token_figures
 
 TABLE = pd.DataFrame({"metric": ["loss"] * 5000, "mean": range(5000)})
@@ -29,18 +29,18 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, suffix):
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:
         with pytest.raises(RunError, match=r"table\.\w+: cannot be written: File too large"):
-            layout.write(TABLE, path)
+            layout.write_page(TABLE, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
     assert [(x.name, x.read_bytes()) for x in tmp_path.iterdir()] == [(path.name, b"as it was")]
-    layout.write(TABLE, path)
+    layout.write_page(TABLE, path)
     assert path.stat().st_size > 2000
 
 
 def test_a_linked_file_of_the_users_own_stays_a_link(tmp_path):
     (tmp_path / "link.csv").symlink_to("real.csv")
-    layout.write(TABLE, tmp_path / "link.csv")
+    layout.write_page(TABLE, tmp_path / "link.csv")
     assert (tmp_path / "link.csv").is_symlink()
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "real.csv"), TABLE)
 
@@ -67,7 +67,10 @@ def wide(columns):
 def test_columns_are_divided_so_that_each_piece_fits_and_none_is_lost(columns):
     table = wide(columns)
     pieces = list(layout.pieces(table, 2))
-    assert all(piece.least <= layout.MOST and len(piece.columns) <= layout.COLUMNS for piece in pieces)
+    assert all(
+        piece.least <= layout.TABLE_WIDTH_REM and len(piece.columns) <= layout.TABLE_COLUMNS
+        for piece in pieces
+    )
     assert all([c.head for c in piece.columns[:2]] == ["cell", "phase"] for piece in pieces)
     assert [c.head for piece in pieces for c in piece.columns[2:]] == list(table.columns[2:])
     assert [piece.rows[1][0] for piece in pieces] == ["1"] * len(pieces)
@@ -113,7 +116,7 @@ def test_templates_have_no_table_of_their_own(template):
 
 def test_tables_name_classes_and_scores_as_the_figure_of_the_run_does(write, tmp_path):
     """Stars 1, 2, 4 and 5 are classes 0 to 3; scores of two layers with weights are E·W2 p."""
-    book = read("paper")
+    book = read_book("paper")
     config = {"model": {"kind": "two_layer_weights"}, "phases": [], "data": {"labels": [1, 2, 4, 5]}}
     run = load(write(tmp_path / "four", classes=4, seeds=2, config=config))
     for label, title in ((1, "Class 2, the published E·v_2"), (3, "Class 5, the published E·v_4")):
@@ -180,7 +183,7 @@ def many_columns(folder, rewrite):
     loss = records[records["metric"] == "loss"]
     more = [loss.assign(metric=f"a_metric_of_my_own_{k}", value=loss["value"] * 10.0**-k) for k in range(12)]
     rewrite(folder, "records", pd.concat([records, *more]))
-    return report.write(folder).page
+    return report.write_report(folder).page
 
 
 def test_code_is_what_stands_between_backticks():

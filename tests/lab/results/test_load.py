@@ -20,7 +20,7 @@ def folder(folders, tmp_path):
 
 
 def edit_manifest(folder, **changes):
-    manifest.write(folder, manifest.read(folder) | changes)
+    manifest.write_manifest(folder, manifest.read_manifest(folder) | changes)
 
 
 def test_axis_values_are_joined_to_their_cells(results):

@@ -13,7 +13,7 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.lab.cli import console
 from jaxattn.lab.results import load, report
-from jaxattn.lab.results.drawn import Drawn, Picture
+from jaxattn.lab.results.drawn import Picture, RenderedFigure
 from jaxattn.lab.results.figures import draw_all
 from jaxattn.lab.results.read import verify
 from jaxattn.lab.storage.files import digest, sealed
@@ -52,7 +52,7 @@ def test_a_bare_figure_is_named_by_its_function(results):
     drawn = results["text"].figure(losses, metric="p_norm")
     assert (drawn.name, drawn.title, drawn.caption) == ("losses", "Losses", "Every seed's last loss.")
     assert drawn._repr_png_().startswith(b"\x89PNG")
-    own = results["text"].figure(lambda results: Drawn("a/b", "A", "B", losses(results)))
+    own = results["text"].figure(lambda results: RenderedFigure("a/b", "A", "B", losses(results)))
     assert own.name == "a-b"
     with pytest.raises(InputError, match="figure broken_too: returned int; return a matplotlib"):
         results["text"].figure(broken_too)
@@ -100,20 +100,20 @@ def test_short_names_draw_with_lists_too(results):
 
 
 def test_the_run_draws_them_and_a_later_report_shows_them_again(folder, tmp_path):
-    first = report.write(folder, {KIND: losses})
+    first = report.write_report(folder, {KIND: losses})
     assert not first.problems
     words = json.loads((folder / "figures" / "drawn.json").read_text())["own"]
     assert words == [{"index": 1, "name": "losses", "title": "Losses", "caption": "Every seed's last loss."}]
     image = (folder / "figures" / "losses.png").read_bytes()
     page = (folder / "report.html").read_text()
-    again = report.write(shutil.copytree(folder, tmp_path / "again"))
+    again = report.write_report(shutil.copytree(folder, tmp_path / "again"))
     assert not again.problems
     assert (
         again.page.read_text().count("This is the figure of the run: reading results never executes code")
         == 1
     )
     once = again.page.read_bytes()
-    assert report.write(again.page.parent).page.read_bytes() == once
+    assert report.write_report(again.page.parent).page.read_bytes() == once
     text = again.page.read_text()
     assert text.count("<img ") == page.count("<img ") == 2
     assert page[page.index("<figure>") : page.index("</figure>")] in text
@@ -121,7 +121,7 @@ def test_the_run_draws_them_and_a_later_report_shows_them_again(folder, tmp_path
     image = bytearray(image)
     image[-20] ^= 1
     (folder / "figures" / "losses.png").write_bytes(image)
-    assert "could not be drawn: the run did not" in report.write(folder).problems[0].line
+    assert "could not be drawn: the run did not" in report.write_report(folder).problems[0].line
 
 
 def test_without_the_file_it_is_left_out(folder):
@@ -162,7 +162,7 @@ def test_an_error_of_an_own_function_costs_its_figure_alone(folder):
 
 
 def test_the_traceback_of_a_figure_is_printed_after_its_line(folder, capsys):
-    console.print_written(report.write(folder, {KIND: broken}))
+    console.print_written(report.write_report(folder, {KIND: broken}))
     out, error = capsys.readouterr()
     first, *trace = error.splitlines()
     assert first == f"jaxattn: figures[1] ({KIND}) could not be drawn: ZeroDivisionError: no loss"
@@ -194,7 +194,7 @@ def test_a_report_is_not_written_outside_its_folder(folder, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (folder / "figures").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError, match=r"figures: a link that leads out of"):
-        report.write(folder)
+        report.write_report(folder)
     assert not list((tmp_path / "elsewhere").iterdir())
 
 

@@ -45,7 +45,7 @@ def folder(write, rewrite, tmp_path_factory):
     for name in batch_state.TABLES:
         table = pd.read_parquet(folder / f"{name}.parquet")
         rewrite(folder, name, table[table["seed"].isin([*SEEDS, 7, 8])])
-    manifest = manifests.read(folder)
+    manifest = manifests.read_manifest(folder)
     cells = [0, 1]
     manifest["cells"] = [
         cell | {"config_hash": made} for cell, made in zip(manifest["cells"], HASHES, strict=True)
@@ -56,7 +56,7 @@ def folder(write, rewrite, tmp_path_factory):
         {"name": GONE, "cells": cells, "seeds": [8]},
     ]
     manifest["config"]["model"] = {"kind": "mine.py:OneLayer", "dim": DIM}
-    manifests.write(folder, manifest)
+    manifests.write_manifest(folder, manifest)
     shapes = {"E": (PADDED, DIM), "p": (DIM,), "v": (DIM,)}
     state = {
         # Saved trees come back in the order of their names: "embed", "joint" are not in another one.
@@ -69,7 +69,7 @@ def folder(write, rewrite, tmp_path_factory):
         checkpoint = checkpoints.save(batch_state.checkpoint_path(folder, batch, 3), state)
         by = batch_state.Provenance(dict(zip("01", HASHES, strict=True)), {}, {})
         mark = batch_state.BatchState(batch == BATCH, 0, 3, [], TABLES, checkpoint, by)
-        batch_state.write(folder, batch, mark)
+        batch_state.write_state(folder, batch, mark)
     return folder
 
 
@@ -135,8 +135,8 @@ def test_a_batch_of_another_config_is_refused(folder, tmp_path):
     copied = shutil.copytree(folder, tmp_path / "run")
     results = load(copied)
     by = batch_state.Provenance({"0": "c" * 16, "1": HASHES[1]}, {}, {})
-    mark = msgspec.structs.replace(batch_state.read(copied, BATCH), origin=by)
-    batch_state.write(copied, BATCH, mark)
+    mark = msgspec.structs.replace(batch_state.read_state(copied, BATCH), origin=by)
+    batch_state.write_state(copied, BATCH, mark)
     path = batch_state.path(copied, BATCH)
     with pytest.raises(
         InputError, match=rf"{path}: the config of cell 0 differs .*; delete it; run the same"

@@ -9,7 +9,7 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.results import load
-from jaxattn.lab.results.read import read, verify
+from jaxattn.lab.results.read import read_results, verify
 from jaxattn.lab.storage import batch_state, checkpoints, files, manifest
 from jaxattn.lab.storage.files import digest
 
@@ -47,7 +47,7 @@ def save(folder, batch, tables, failures, finished=True):
         sums[name] = digest(content)
         batch_state.table_path(folder, batch, name, sums[name]).write_bytes(content)
     nothing = batch_state.Checkpoint(1, {}, {}), batch_state.Provenance({"0": "", "1": ""}, {}, {})
-    batch_state.write(folder, batch, batch_state.BatchState(finished, 1, 40, failures, sums, *nothing))
+    batch_state.write_state(folder, batch, batch_state.BatchState(finished, 1, 40, failures, sums, *nothing))
 
 
 def test_a_running_study_is_read_as_far_as_it_is(running):
@@ -92,10 +92,10 @@ def test_a_damaged_part_is_one_line(running):
 
 
 def test_a_batch_of_another_config_is_one_line(running):
-    mark, known = batch_state.read(running, WHOLE), manifest.read(running)
+    mark, known = batch_state.read_state(running, WHOLE), manifest.read_manifest(running)
     cells = [cell | {"config_hash": "0" * 16} for cell in known["cells"]]
-    manifest.write(running, known | {"cells": cells})
-    batch_state.write(
+    manifest.write_manifest(running, known | {"cells": cells})
+    batch_state.write_state(
         running,
         WHOLE,
         msgspec.structs.replace(mark, origin=batch_state.Provenance({"0": "f" * 16, "1": ""}, {}, {})),
@@ -115,17 +115,19 @@ def test_a_damaged_mark_is_one_line(running):
 
 def test_a_run_that_goes_on_while_it_is_read_is_read_again(running, monkeypatch):
     """The tables of a state are gone when they are asked for, and another state is there."""
-    read = batch_state.read
+    read = batch_state.read_state
     stale = batch_state.BatchState(
         False, 0, 0, [], {"records": "f" * 64}, read(running, BEGUN).checkpoint, None
     )
     seen = iter([stale])
-    monkeypatch.setattr(batch_state, "read", lambda folder, batch: next(seen, None) or read(folder, batch))
+    monkeypatch.setattr(
+        batch_state, "read_state", lambda folder, batch: next(seen, None) or read(folder, batch)
+    )
     assert load(running).records["seed"].tolist().count(0) > 0
 
 
 def test_a_finished_run_without_its_table_is_read_from_its_parts(running):
-    manifest.write(running, manifest.read(running) | {"status": "finished"})
+    manifest.write_manifest(running, manifest.read_manifest(running) | {"status": "finished"})
     assert not load(running).finished
 
 
@@ -139,7 +141,7 @@ def test_two_batches_with_the_same_seeds_are_refused(running):
 
 
 def test_seeds_that_the_manifest_lacks_are_refused(running):
-    manifest.write(running, manifest.read(running) | {"seeds": [0, 1]})
+    manifest.write_manifest(running, manifest.read_manifest(running) | {"seeds": [0, 1]})
     with pytest.raises(
         InputError, match=rf"{EMPTY}\.json: has seeds that are not in the manifest; run the same"
     ):
@@ -160,8 +162,8 @@ def test_a_row_that_is_there_twice_is_refused(write, rewrite, tmp_path):
 
 def test_a_finished_table_has_the_seeds_that_the_manifest_lists(folder, rewrite):
     table = pd.read_parquet(folder / "records.parquet")
-    known = manifest.read(folder)
-    manifest.write(folder, known | {"seeds": [0, 1]})
+    known = manifest.read_manifest(folder)
+    manifest.write_manifest(folder, known | {"seeds": [0, 1]})
     rewrite(folder, "records", table.assign(seed=1))
     with pytest.raises(InputError, match=r"records\.parquet has other cells and seeds than the manifest"):
         load(folder)
@@ -181,7 +183,7 @@ def test_a_column_of_another_kind_is_named(write, rewrite, tmp_path, column):
         else f"column '{column}' contains values other than"
     )
     with pytest.raises(InputError, match=rf"records\.parquet: {reason}"):
-        read(folder)
+        read_results(folder)
 
 
 @pytest.mark.parametrize(
@@ -193,16 +195,16 @@ def test_what_is_shown_is_checked_too(write, tmp_path, changes):
     with pytest.raises(
         InputError, match=r"manifest\.json: Expected .*; use a folder that `jaxattn run` wrote"
     ):
-        read(folder)
+        read_results(folder)
 
 
 @pytest.mark.parametrize("bins", ["x", 2**40, [1]])
 def test_bins_that_cannot_be_are_named(write, tmp_path, bins):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1)
-    known = manifest.read(folder)
-    manifest.write(folder, known | {"config": known["config"] | {"probes": {"bins": bins}}})
+    known = manifest.read_manifest(folder)
+    manifest.write_manifest(folder, known | {"config": known["config"] | {"probes": {"bins": bins}}})
     with pytest.raises(InputError, match=r"manifest\.json: Expected .*config\.probes\.bins"):
-        read(folder)
+        read_results(folder)
 
 
 BATCH = "cells-00000-00000-seeds-00000-00000"
@@ -214,15 +216,15 @@ def made(write, tmp_path_factory):
     folder = write(tmp_path_factory.mktemp("verified") / "run", seeds=1, vocab_size=20, text=False)
     cells = [{"cell": 0, "settings": {}, "config_hash": "0123456789abcdef"}]
     batch = {"name": BATCH, "cells": [0], "seeds": [0]}
-    manifest.write(folder, manifest.read(folder) | {"cells": cells, "batches": [batch]})
+    manifest.write_manifest(folder, manifest.read_manifest(folder) | {"cells": cells, "batches": [batch]})
     (folder / "parts").mkdir()
     (folder / "checkpoints" / BATCH).mkdir(parents=True)
-    sums = manifest.read(folder)["sha256"]
+    sums = manifest.read_manifest(folder)["sha256"]
     for name, sha256 in sums.items():
         shutil.copy(folder / f"{name}.parquet", batch_state.table_path(folder, BATCH, name, sha256))
     checkpoint = checkpoints.save(batch_state.checkpoint_path(folder, BATCH, 1), {"embed": {"E": [1.0]}})
     by = batch_state.Provenance({"0": "0123456789abcdef"}, {}, {})
-    batch_state.write(folder, BATCH, batch_state.BatchState(True, 2, 0, [], sums, checkpoint, by))
+    batch_state.write_state(folder, BATCH, batch_state.BatchState(True, 2, 0, [], sums, checkpoint, by))
     (folder / "figures").mkdir()
     (folder / "summary.csv").write_text("a,b\n")
     drawn = {"own": [], "sha256": {"summary.csv": files.digest(b"a,b\n")}}
@@ -281,7 +283,7 @@ def test_a_damaged_file_is_named_with_what_mends_it(folder, pattern, remedy, dam
 
 def test_a_batch_of_another_config_is_named(folder):
     cells = [{"cell": 0, "settings": {}, "config_hash": "f" * 16}]
-    manifest.write(folder, manifest.read(folder) | {"cells": cells})
+    manifest.write_manifest(folder, manifest.read_manifest(folder) | {"cells": cells})
     (line,) = verify(folder)
     assert line.startswith(f"{folder}/parts/{BATCH}.json: cell 0 has another config")
 

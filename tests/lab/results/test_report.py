@@ -29,7 +29,7 @@ def written(write, tmp_path_factory):
     folder = write(
         tmp_path_factory.mktemp("run"), vocab_size=200, seeds=3, figures=FIGURES, failures=((0, 1, 40),)
     )
-    return report.write(folder)
+    return report.write_report(folder)
 
 
 @pytest.fixture
@@ -126,12 +126,12 @@ def test_summary_holds_the_aggregate_of_the_last_steps(written):
 
 
 def test_top_tokens_of_synthetic_data_are_not_listed(folder):
-    page = Page(report.write(folder).page.read_text(encoding="utf-8")).text
+    page = Page(report.write_report(folder).page.read_text(encoding="utf-8")).text
     assert "Tokens that attention prefers" not in page
 
 
 def test_same_folder_gives_the_same_bytes(written, tmp_path):
-    again = report.write(shutil.copytree(written.page.parent, tmp_path / "again"))
+    again = report.write_report(shutil.copytree(written.page.parent, tmp_path / "again"))
     for old, new in zip(written.paths, again.paths, strict=True):
         assert old.read_bytes() == new.read_bytes(), old.name
 
@@ -153,7 +153,7 @@ def test_folder_that_cannot_be_written_is_one_line(folder):
     with pytest.raises(
         RunError, match=r"figures/importance_joint\.png: cannot be written \(.*\); free space"
     ) as caught:
-        report.write(folder)
+        report.write_report(folder)
     assert "\n" not in str(caught.value)
 
 
@@ -166,7 +166,7 @@ def test_full_disk_keeps_the_old_report(folder, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunError, match="No space left on device"):
-        report.write(folder)
+        report.write_report(folder)
     assert [path.read_bytes() for path in (folder / "figures").iterdir()] == [b"old"]
 
 
@@ -174,25 +174,25 @@ def test_a_folder_that_is_deleted_while_its_report_is_drawn_stays_away(folder, m
     render = report.render
     monkeypatch.setattr(report, "render", lambda *given: shutil.rmtree(folder) or render(*given))
     with pytest.raises(RunError, match=r"report.html: cannot be written \(No such file"):
-        report.write(folder)
+        report.write_report(folder)
     assert not folder.exists()
 
 
 @pytest.mark.more
 def test_a_page_says_which_other_source_made_the_run(folder):
     made = "made by jaxattn 0.1.0 at commit 000000000000; this is jaxattn"
-    written = report.write(folder)
+    written = report.write_report(folder)
     assert written.made_by.startswith(made)
     assert made in unescape(written.page.read_text(encoding="utf-8"))
-    manifest.write(folder, manifest.read(folder) | {"made_by": [provenance.installed()]})
-    written = report.write(folder)
+    manifest.write_manifest(folder, manifest.read_manifest(folder) | {"made_by": [provenance.installed()]})
+    written = report.write_report(folder)
     assert written.made_by == ""
     assert made not in unescape(written.page.read_text(encoding="utf-8"))
 
 
 def test_unreadable_folder(tmp_path):
     with pytest.raises(InputError, match="no such folder"):
-        report.write(tmp_path / "none")
+        report.write_report(tmp_path / "none")
 
 
 def test_duration():
@@ -207,7 +207,7 @@ def test_duration():
 def test_text_of_tokens_is_escaped(folder, rewrite):
     tokens = pd.read_parquet(folder / "tokens.parquet")
     rewrite(folder, "tokens", tokens.assign(token="<script>alert(1)</script>"))
-    html = report.write(folder).page.read_text(encoding="utf-8")
+    html = report.write_report(folder).page.read_text(encoding="utf-8")
     assert "<script" not in html
     assert "<script>alert(1)</script>" in unescape(html)
 
@@ -217,9 +217,9 @@ def test_a_label_that_is_no_mathematics_costs_its_figure_alone(write, tmp_path, 
     folder = write(
         tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves", "metrics": ["loss"]},)
     )
-    known = manifest.read(folder)
-    manifest.write(folder, known | {"labels": known["labels"] | {"loss": label}})
-    made = report.write(folder)
+    known = manifest.read_manifest(folder)
+    manifest.write_manifest(folder, known | {"labels": known["labels"] | {"loss": label}})
+    made = report.write_report(folder)
     assert made.page.exists()
     for problem in made.problems:
         assert problem.line.startswith("figures[0] (curves_")
@@ -232,12 +232,12 @@ def test_a_label_without_end_is_cut(write, tmp_path):
     folder = write(
         tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves", "metrics": ["loss"]},)
     )
-    known = manifest.read(folder)
-    manifest.write(folder, known | {"labels": known["labels"] | {"loss": "$x$ " * 10_000}})
+    known = manifest.read_manifest(folder)
+    manifest.write_manifest(folder, known | {"labels": known["labels"] | {"loss": "$x$ " * 10_000}})
     run = load(folder)
     assert len(run.label("loss")) < 500
     assert run.label("p_norm") == load(folder).label("p_norm")
-    assert report.write(folder).problems == ()
+    assert report.write_report(folder).problems == ()
 
 
 def test_a_figure_that_cannot_be_rendered_is_named(write, tmp_path, monkeypatch):
@@ -247,7 +247,7 @@ def test_a_figure_that_cannot_be_rendered_is_named(write, tmp_path, monkeypatch)
         raise ValueError("no\nmathematics")
 
     monkeypatch.setattr("jaxattn.lab.results.style.png", png)
-    made = report.write(folder)
+    made = report.write_report(folder)
     assert made.figures == ()
     (problem,) = made.problems
     assert problem.line.endswith("could not be drawn: ValueError: no mathematics")
@@ -255,13 +255,13 @@ def test_a_figure_that_cannot_be_rendered_is_named(write, tmp_path, monkeypatch)
 
 
 def test_a_page_of_many_cells_shows_the_first_rows(write, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "ROWS", 3)
+    monkeypatch.setattr(report, "_ROWS", 3)
     failures = tuple((cell, 0, 40) for cell in range(5))
     folder = write(
         tmp_path / "run", axes={"model.dim": list(range(1, 9))}, seeds=1, vocab_size=20, failures=failures
     )
     seen = []
-    made = report.write(folder, progress=lambda what, share: seen.append((what, share)))
+    made = report.write_report(folder, progress=lambda what, share: seen.append((what, share)))
     text = Page(made.page.read_text(encoding="utf-8")).text
     assert "The first 3 of 16 rows." in text
     assert "The first 3 of 8 cells." in text

@@ -5,16 +5,16 @@ import dataclasses
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.results.run import find
+from jaxattn.lab.results.run import find_cell
 
 
 def test_what_lies_at_a_dotted_key():
     tree = {"model": {"dim": 8}, "phases": [{"name": "joint", "steps": 3}, {"steps": 4}]}
-    assert find(tree, "model.dim") == 8
-    assert find(tree, "phases.joint.steps") == 3
-    assert find(tree, "phases.1.steps") == 4
+    assert find_cell(tree, "model.dim") == 8
+    assert find_cell(tree, "phases.joint.steps") == 3
+    assert find_cell(tree, "phases.1.steps") == 4
     for nowhere in ("model.rank", "phases.other.steps", "phases.2", "model.dim.deeper"):
-        assert find(tree, nowhere) is None
+        assert find_cell(tree, nowhere) is None
 
 
 class Counted(list):

@@ -215,7 +215,7 @@ def test_a_series_depends_neither_on_other_rows_nor_on_their_order():
 def test_blocks_do_not_show(monkeypatch):
     frames = pd.concat([table(np.random.default_rng(k).standard_normal(6), step=k) for k in range(7)])
     whole = aggregate(frames)
-    monkeypatch.setattr("jaxattn.lab.results.statistics.BLOCK", 2 * 2000)
+    monkeypatch.setattr("jaxattn.lab.results.statistics._BLOCK", 2 * 2000)
     pd.testing.assert_frame_equal(whole, aggregate(frames), rtol=1e-12)
 
 

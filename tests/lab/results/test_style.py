@@ -5,13 +5,13 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from jaxattn.lab.results.style import SIZE, WIDTH, legend_below, png, style
+from jaxattn.lab.results.style import FIGURE_WIDTH, SIZE, legend_below, png, style
 
 
 @pytest.mark.parametrize(("length", "number"), [(2, 12), (12, 8), (30, 7)])
 def test_a_legend_below_is_no_wider_than_its_figure(length, number):
     with style():
-        figure = Figure(figsize=(WIDTH, 2.5), layout="constrained")
+        figure = Figure(figsize=(FIGURE_WIDTH, 2.5), layout="constrained")
         ax = figure.subplots()
         before = figure.get_figheight()
         lines = [ax.plot([0, 1], label=f"{k}{'n' * (length - 1)}"[:length])[0] for k in range(number)]
@@ -42,7 +42,7 @@ def test_the_users_matplotlibrc_changes_no_figure():
 
 def test_all_text_of_a_figure_has_one_size():
     with style():
-        figure = Figure(figsize=(WIDTH, 2.5), layout="constrained")
+        figure = Figure(figsize=(FIGURE_WIDTH, 2.5), layout="constrained")
         ax = figure.subplots()
         ax.plot([1, 2], [-1, 1], label="a")
         ax.set(xlabel="x", ylabel="y", title="t")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.results.tokens import at_end, named, top, with_classes
+from jaxattn.lab.results.tokens import at_end, named_tokens, top, with_classes
 
 
 def test_seeds_of_one_corpus_are_averaged(results):
@@ -92,5 +92,5 @@ def test_a_token_speaks_for_a_class_by_its_name(results, configured):
 
 
 def test_only_text_has_names(results):
-    assert named(results["text"])
-    assert not named(results["dims"])
+    assert named_tokens(results["text"])
+    assert not named_tokens(results["dims"])

@@ -7,7 +7,7 @@ import pytest
 from jaxattn.lab.results import load
 from jaxattn.lab.results.curves import curves
 from jaxattn.lab.results.scaling import convergence
-from jaxattn.lab.results.turns import rise, sentences, turn
+from jaxattn.lab.results.turns import rise, turn, turning_sentences
 
 STEPS = [0, 10, 20, 30]
 
@@ -43,7 +43,7 @@ def test_a_turn_lies_beyond_both_ends_with_its_interval(values, half, expected):
 def test_a_sentence_has_the_numbers_and_their_steps_and_the_loss_over_the_same_steps():
     table = pd.concat([curve([0.839, 0.583, 0.7, 0.862]), curve([0.63, 0.61, 0.5, 0.4], metric="test_loss")])
     panels = {"loss": ["test_loss"], "accuracy": ["test_accuracy"]}
-    (found,) = sentences(table, panels, [0])
+    (found,) = turning_sentences(table, panels, [0])
     assert found.startswith(
         "The test accuracy falls from 0.839 at step 0 to its minimum of 0.583 at step 10, and then rises to "
         "0.862 at step 30. The test loss falls over the same steps, from 0.630 to 0.610."
@@ -51,14 +51,14 @@ def test_a_sentence_has_the_numbers_and_their_steps_and_the_loss_over_the_same_s
     rising = pd.concat(
         [table[table["metric"] != "test_loss"], curve([0.6, 0.61, 0.5, 0.4], metric="test_loss")]
     )
-    assert "test loss" not in sentences(rising, panels, [0])[0]
+    assert "test loss" not in turning_sentences(rising, panels, [0])[0]
 
 
 def test_several_cells_are_counted_and_other_metrics_are_left_out():
     table = pd.concat([
         curve([0.8, 0.5, 0.6, 0.9]), curve([0.5, 0.6, 0.7, 0.9], cell=1), curve([9, 1, 2, 9], metric="p_norm")
     ])  # fmt: skip
-    assert sentences(table, {"accuracy": ["test_accuracy"], "p_norm": ["p_norm"]}, [0, 1]) == [
+    assert turning_sentences(table, {"accuracy": ["test_accuracy"], "p_norm": ["p_norm"]}, [0, 1]) == [
         "The test accuracy has its minimum between the first and the last step in 1 of 2 cells."
     ]
 

@@ -32,7 +32,7 @@ def save(folder, batch, seeds, *, cells=(0, 2), finished=True, known=None):
         batch_state.table_path(folder, batch, name, sums[name]).write_bytes(content)
     origin = Provenance(dict.fromkeys(known or map(str, cells), ""), {}, {})
     state = BatchState(finished, 0, 1, [], sums, Checkpoint(1, {}, {}), origin)
-    batch_state.write(folder, batch, state)
+    batch_state.write_state(folder, batch, state)
     return state
 
 
@@ -50,10 +50,10 @@ def renamed(folder, batch, other):
 
 
 def test_a_commit_record_under_another_name_is_misplaced(folder):
-    assert batch_state.read(folder, ONE).batch == ONE
+    assert batch_state.read_state(folder, ONE).batch == ONE
     renamed(folder, ONE, OTHER)
     with pytest.raises(Misplaced, match=rf"{OTHER}\.json: is the commit record of another batch$"):
-        batch_state.read(folder, OTHER)
+        batch_state.read_state(folder, OTHER)
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,10 @@ def test_a_commit_record_under_another_name_is_misplaced(folder):
 )
 def test_without_a_name_cells_tell_batches_apart(folder, other):
     without_name(folder, ONE)
-    assert batch_state.read(folder, ONE).batch is None
+    assert batch_state.read_state(folder, ONE).batch is None
     renamed(folder, ONE, other)
     with pytest.raises(Misplaced, match="commit record of another batch"):
-        batch_state.read(folder, other)
+        batch_state.read_state(folder, other)
 
 
 def test_without_a_name_tables_tell_seeds_apart(folder):
@@ -73,7 +73,7 @@ def test_without_a_name_tables_tell_seeds_apart(folder):
     assert set(tables["records"]["seed"]) == {4, 5}
     batch_state.check_lanes(folder, ONE, state)
     renamed(folder, ONE, OTHER)
-    state = batch_state.read(folder, OTHER)
+    state = batch_state.read_state(folder, OTHER)
     for ask in (batch_state.read_with_tables, lambda *of: batch_state.check_lanes(*of, state)):
         with pytest.raises(Misplaced, match=rf"{OTHER}\.records\..*: is the table of another batch"):
             ask(folder, OTHER)
@@ -95,7 +95,7 @@ def test_a_batch_on_its_way_may_have_some_of_its_lanes(folder):
 def test_cells_that_no_run_writes_are_misplaced(folder, cells):
     save(folder, ONE, [4, 5], known=cells)
     with pytest.raises(Misplaced):
-        batch_state.read(folder, ONE)
+        batch_state.read_state(folder, ONE)
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "", "a/../b", "a//b", ".", "a\0"])
@@ -105,7 +105,7 @@ def test_a_file_outside_of_a_checkpoint_is_named_by_no_advice(folder, name):
     content["checkpoint"]["files"] = {name: [1, None]}
     path.write_bytes(files.sealed(content))
     with pytest.raises(Damaged, match=rf"^{path}: damaged \(its checkpoint has a file '") as caught:
-        batch_state.read(folder, ONE)
+        batch_state.read_state(folder, ONE)
     assert "remove" not in str(caught.value)
 
 

@@ -28,7 +28,7 @@ def test_a_file_is_replaced_as_a_whole_after_it_is_on_the_disk(tmp_path, monkeyp
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", seen)
-    files.write(path, b"new", tmp_path)
+    files.write_file(path, b"new", tmp_path)
     (temporary, before), (folder, after) = synced
     assert temporary.startswith(f"{tmp_path}/.file.")
     assert (before, after, folder) == (b"old", b"new", str(tmp_path))
@@ -38,14 +38,14 @@ def test_a_file_is_replaced_as_a_whole_after_it_is_on_the_disk(tmp_path, monkeyp
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        files.write(path, b"newer", tmp_path)
+        files.write_file(path, b"newer", tmp_path)
     assert [x.name for x in tmp_path.iterdir()] == ["file"]
     assert path.read_bytes() == b"new"
 
 
 def test_a_folder_that_is_gone_is_not_made_again(tmp_path):
     with pytest.raises(FileNotFoundError):
-        files.write(tmp_path / "gone" / "file", b"", tmp_path)
+        files.write_file(tmp_path / "gone" / "file", b"", tmp_path)
     assert not (tmp_path / "gone").exists()
 
 
@@ -54,10 +54,10 @@ def test_what_is_read_is_what_the_checksum_says(tmp_path):
     path.write_bytes(b"content")
     sha256 = hashlib.sha256(b"content").hexdigest()
     assert files.digest(b"content") == sha256
-    assert files.read(path, tmp_path) == files.read(path, tmp_path, sha256) == b"content"
-    files.check(path, tmp_path, sha256)
+    assert files.read_file(path, tmp_path) == files.read_file(path, tmp_path, sha256) == b"content"
+    files.check_file(path, tmp_path, sha256)
     path.write_bytes(b"contens")
-    for reading in (files.read, files.check):
+    for reading in (files.read_file, files.check_file):
         with pytest.raises(Damaged, match=f"{path}: damaged"):
             reading(path, tmp_path, sha256)
         with pytest.raises(Damaged, match=f"{tmp_path}: a folder is in its place"):
@@ -69,15 +69,15 @@ def test_what_is_read_is_what_the_checksum_says(tmp_path):
 def test_names_of_a_folder(tmp_path, monkeypatch):
     for name in ("b", "a"):
         (tmp_path / name).write_text("")
-    assert files.names(tmp_path, tmp_path) == ["a", "b"]
-    assert files.names(tmp_path / "none", tmp_path) == files.names(tmp_path / "a", tmp_path) == []
+    assert files.file_names(tmp_path, tmp_path) == ["a", "b"]
+    assert files.file_names(tmp_path / "none", tmp_path) == files.file_names(tmp_path / "a", tmp_path) == []
 
     def refuse(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "listdir", refuse)
     with pytest.raises(InputError, match=f"{tmp_path}: cannot be read: Permission denied"):
-        files.names(tmp_path, tmp_path)
+        files.file_names(tmp_path, tmp_path)
 
 
 def test_what_cannot_be_read_is_not_damaged(tmp_path, monkeypatch):
@@ -86,7 +86,7 @@ def test_what_cannot_be_read_is_not_damaged(tmp_path, monkeypatch):
 
     monkeypatch.setattr("builtins.open", refuse)
     with pytest.raises(InputError, match="file: cannot be read: Permission denied; fix this") as caught:
-        files.read(tmp_path / "file", tmp_path)
+        files.read_file(tmp_path / "file", tmp_path)
     assert not isinstance(caught.value, Damaged)
 
 
@@ -127,7 +127,12 @@ def test_nothing_outside_a_folder_is_read_or_written(tmp_path, way):
     name = {"absolute": str(secret), "dots": "../outside/secret", "link": "link", "device": "device"}
     path = folder / name.get(way, "linked/secret")
     digest = files.digest(b"secret")
-    readers = [files.read, files.read_json, files.read_sealed, lambda p, f: files.check(p, f, digest)]
+    readers = [
+        files.read_file,
+        files.read_json,
+        files.read_sealed,
+        lambda p, f: files.check_file(p, f, digest),
+    ]
     for reading in readers:
         with pytest.raises(
             Damaged, match=f"leads out of {folder}; files outside it are neither read nor written"
@@ -135,7 +140,7 @@ def test_nothing_outside_a_folder_is_read_or_written(tmp_path, way):
             reading(path, folder)
     if way not in ("link", "device"):  # those are replaced, and what they lead to stays
         with pytest.raises(Damaged, match="leads out of"):
-            files.write(path, b"changed", folder)
+            files.write_file(path, b"changed", folder)
     with pytest.raises(Damaged, match="leads out of"):
         files.check_links(folder)
     assert secret.read_bytes() == b"secret"
@@ -144,9 +149,9 @@ def test_nothing_outside_a_folder_is_read_or_written(tmp_path, way):
 def test_links_within_a_folder_and_a_folder_that_is_linked_are_followed(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "folder").symlink_to("real")
-    files.write(tmp_path / "folder" / "a", b"a", tmp_path / "folder")
+    files.write_file(tmp_path / "folder" / "a", b"a", tmp_path / "folder")
     (tmp_path / "real" / "b").symlink_to("a")
-    assert files.read(tmp_path / "folder" / "b", tmp_path / "folder") == b"a"
+    assert files.read_file(tmp_path / "folder" / "b", tmp_path / "folder") == b"a"
     files.check_links(tmp_path / "folder")
 
 
@@ -157,17 +162,17 @@ def test_a_planted_link_under_the_temporary_name_is_not_written_through(tmp_path
     assert ((tmp_path / "victim").read_bytes(), (tmp_path / "file").read_bytes()) == (b"kept", b"new")
     (tmp_path / "log").symlink_to("victim")
     with pytest.raises(OSError, match="symbolic links"):
-        files.append(tmp_path / "log", b"more")
+        files.append_bytes(tmp_path / "log", b"more")
 
 
 def test_what_is_no_regular_file_or_too_large_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(Damaged, match=r"fifo: not a regular file; remove it"):
-        files.read(tmp_path / "fifo", tmp_path)
+        files.read_file(tmp_path / "fifo", tmp_path)
     (tmp_path / "sparse").touch()
     os.truncate(tmp_path / "sparse", 2**40)
     with pytest.raises(Damaged, match=r"sparse: has 1,099,511,627,776 bytes; at most"):
-        files.read(tmp_path / "sparse", tmp_path)
+        files.read_file(tmp_path / "sparse", tmp_path)
 
 
 @pytest.mark.parametrize("text", ["[" * 10**5, '{"a":' * 10**5, "[" * 101 + "]" * 101, "9" * 5000])
@@ -175,7 +180,7 @@ def test_json_without_end_is_damage(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(Damaged, match=r"x\.json: damaged \("):
         files.read_json(tmp_path / "x.json", tmp_path)
-    assert files.parse(b"[" * 100 + b"]" * 100)
+    assert files.parse_json(b"[" * 100 + b"]" * 100)
 
 
 def test_the_cache_is_the_first_that_is_set(monkeypatch, tmp_path):
@@ -225,8 +230,8 @@ def test_a_path_that_a_file_names_outside_is_not_advised_to_be_removed(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "link").symlink_to(tmp_path)
     with pytest.raises(Damaged, match=r"out/link/a: a link that leads out of .*; remove the link$"):
-        files.read(tmp_path / "out" / "link" / "a", tmp_path / "out")
+        files.read_file(tmp_path / "out" / "link" / "a", tmp_path / "out")
     with pytest.raises(Damaged, match=rf"^{tmp_path / 'out'}: refers to a path that leads out of") as caught:
-        files.read(tmp_path / "out" / ".." / "secret", tmp_path / "out")
+        files.read_file(tmp_path / "out" / ".." / "secret", tmp_path / "out")
     assert "remove" not in str(caught.value)
     assert "secret" not in str(caught.value)

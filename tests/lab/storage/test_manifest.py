@@ -48,22 +48,22 @@ STRANGE = [
 
 
 def test_a_manifest_is_read_as_written_with_what_it_leaves_out(tmp_path):
-    manifest.write(tmp_path, WHOLE)
-    found = manifest.read(tmp_path)
+    manifest.write_manifest(tmp_path, WHOLE)
+    found = manifest.read_manifest(tmp_path)
     assert {key: found[key] for key in WHOLE} == WHOLE
     assert (found["status"], list(found["errors"]), found["sha256"]) == ("stopped", [], {})
-    assert manifest.command(found) == "jaxattn run 'a b.toml'"
+    assert manifest.run_command(found) == "jaxattn run 'a b.toml'"
 
 
 @pytest.mark.parametrize("path", sorted(COMMITTED.glob("*/manifest.json")), ids=lambda path: path.parent.name)
 def test_committed_manifests_are_read(path):
-    found = manifest.read(path.parent)
+    found = manifest.read_manifest(path.parent)
     assert found["status"] == "finished"
 
 
 @pytest.mark.parametrize(("key", "wrong"), STRANGE)
 def test_a_strange_manifest_is_one_line_for_every_command(tmp_path, monkeypatch, capsys, key, wrong):
-    manifest.write(tmp_path, WHOLE | {key: wrong})
+    manifest.write_manifest(tmp_path, WHOLE | {key: wrong})
     for command in ("status", "report", "aggregate"):
         monkeypatch.setattr("sys.argv", ["jaxattn", command, str(tmp_path)])
         with pytest.raises(SystemExit) as stopped:
@@ -76,30 +76,30 @@ def test_a_strange_manifest_is_one_line_for_every_command(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("key", ["name", "command", "config", "cells", "seeds"])
 def test_what_is_needed_is_named(tmp_path, key):
-    manifest.write(tmp_path, {name: x for name, x in WHOLE.items() if name != key})
+    manifest.write_manifest(tmp_path, {name: x for name, x in WHOLE.items() if name != key})
     with pytest.raises(
         InputError, match=f"manifest.json: .*`{key}`.*; use a folder that `jaxattn run` wrote"
     ):
-        manifest.read(tmp_path)
+        manifest.read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize("other", [manifest.FORMAT - 1, manifest.FORMAT + 1])
 def test_a_manifest_of_another_version_is_left_to_it(tmp_path, other):
-    manifest.write(tmp_path, WHOLE | {"format": other})
+    manifest.write_manifest(tmp_path, WHOLE | {"format": other})
     with pytest.raises(InputError, match="written by another version"):
-        manifest.read(tmp_path)
+        manifest.read_manifest(tmp_path)
 
 
 def test_a_changed_digit_or_a_missing_seal_is_damage(tmp_path):
     path = tmp_path / "manifest.json"
     for old, new in (('"model.dim": 3', '"model.dim": 4'), (f'"{files.SEAL}"', '"seam"'), ("{", "[")):
-        manifest.write(tmp_path, WHOLE)
+        manifest.write_manifest(tmp_path, WHOLE)
         text = path.read_text()
         assert old in text
         path.write_text(text.replace(old, new, 1))
         with pytest.raises(Damaged, match=r"manifest\.json: damaged .*; run the same sweep again"):
-            manifest.find(tmp_path)
+            manifest.find_manifest(tmp_path)
     path.unlink()
-    assert manifest.find(tmp_path) is None
+    assert manifest.find_manifest(tmp_path) is None
     with pytest.raises(InputError, match=r"no manifest\.json, so not a results folder"):
-        manifest.read(tmp_path)
+        manifest.read_manifest(tmp_path)

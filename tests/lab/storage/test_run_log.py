@@ -26,7 +26,7 @@ def line(number, batch=ONE, **changes):
 
 def write(folder, *lines):
     for each in lines:
-        run_log.append(folder, each)
+        run_log.append_entry(folder, each)
 
 
 def test_the_newest_lines_of_every_batch_are_kept_in_their_order(tmp_path):
@@ -43,7 +43,7 @@ def test_the_newest_lines_of_every_batch_are_kept_in_their_order(tmp_path):
 
 def test_a_line_that_is_not_what_was_written_gives_way_to_the_one_before(tmp_path):
     write(tmp_path, line(0), line(1), line(2), line(3, OTHER))
-    path = tmp_path / run_log.NAME
+    path = tmp_path / run_log.RUN_LOG
     path.write_bytes(
         path.read_bytes().replace(b'"step": 2', b'"step": 7') + b"\xff\n[]\n" + b'{"batch": "torn'
     )
@@ -54,7 +54,7 @@ def test_a_line_that_is_not_what_was_written_gives_way_to_the_one_before(tmp_pat
 def test_what_is_no_log_is_not_read(tmp_path, monkeypatch, what):
     monkeypatch.setattr(run_log, "MOST_BYTES", 1000)
     if what == "folder":
-        (tmp_path / run_log.NAME).mkdir()
+        (tmp_path / run_log.RUN_LOG).mkdir()
     else:
         write(tmp_path, *map(line, range(9)))
     assert run_log.latest(tmp_path) == []
@@ -63,7 +63,7 @@ def test_what_is_no_log_is_not_read(tmp_path, monkeypatch, what):
 def test_only_the_newest_lines_are_parsed(tmp_path, monkeypatch):
     write(tmp_path, *map(line, range(500)))
     parsed = []
-    parse = files.parse
-    monkeypatch.setattr(files, "parse", lambda text: parsed.append(text) or parse(text))
+    parse = files.parse_json
+    monkeypatch.setattr(files, "parse_json", lambda text: parsed.append(text) or parse(text))
     assert [each["step"] for each in run_log.latest(tmp_path)] == [499]
     assert len(parsed) == len(run_log.WITHOUT)

@@ -27,11 +27,11 @@ def table(rows=6):
 def test_a_table_is_read_as_pandas_reads_it(tmp_path):
     path = tmp_path / "a.parquet"
     table().astype({"metric": "category"}).to_parquet(path, compression="zstd")
-    pd.testing.assert_frame_equal(tables.read(path, tmp_path, None), pd.read_parquet(path))
-    found = tables.read(path, tmp_path, None, ("seed", "none"))
+    pd.testing.assert_frame_equal(tables.read_table(path, tmp_path, None), pd.read_parquet(path))
+    found = tables.read_table(path, tmp_path, None, ("seed", "none"))
     pd.testing.assert_frame_equal(found, table()[["seed"]])
     with pytest.raises(Damaged, match=r"a\.parquet: damaged \(its checksum differs\)"):
-        tables.read(path, tmp_path, "0" * 64)
+        tables.read_table(path, tmp_path, "0" * 64)
 
 
 MANY = 2_000_000
@@ -65,7 +65,7 @@ def test_a_small_file_does_not_fill_the_memory(tmp_path, kind):
     assert (tmp_path / "a.parquet").stat().st_size < 2**18
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(Damaged, match=r"a\.parquet: damaged \(.*(rows|texts|column)") as caught:
-        tables.read(tmp_path / "a.parquet", tmp_path, None)
+        tables.read_table(tmp_path / "a.parquet", tmp_path, None)
     assert len(str(caught.value)) < 400
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
 
@@ -74,10 +74,10 @@ def test_what_a_file_may_stand_for_grows_with_it(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "FREE", 100)
     path = tmp_path / "a.parquet"
     pd.DataFrame({"value": np.random.default_rng(0).normal(size=10_000)}).to_parquet(path)
-    assert len(tables.read(path, tmp_path, None)) == 10_000
+    assert len(tables.read_table(path, tmp_path, None)) == 10_000
     pd.DataFrame({"value": np.zeros(1_000_000)}).to_parquet(path, compression="zstd")
     with pytest.raises(Damaged, match="it has 1,000,000 rows, too many for a file of this size"):
-        tables.read(path, tmp_path, None)
+        tables.read_table(path, tmp_path, None)
 
 
 def test_lanes_are_pairs_of_cell_and_seed():

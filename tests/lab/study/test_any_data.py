@@ -10,8 +10,8 @@ import pytest
 import jaxattn as ja
 from jaxattn.base import silent
 from jaxattn.core.errors import InputError
-from jaxattn.lab.cli.corpus import describe
-from jaxattn.lab.engine.plan import recorded
+from jaxattn.lab.cli.corpus import describe_data
+from jaxattn.lab.engine.plan import recorded_lines
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.seed import keys
 
@@ -182,12 +182,12 @@ def test_texts_read_in_order_are_refused_by_models_of_bags(names):
 
 
 def test_a_plan_says_why_a_probe_that_was_asked_for_applies_to_no_phase(names):
-    (line,) = recorded(study(names, probes={"own": ["attention_entropy"]}))
+    (line,) = recorded_lines(study(names, probes={"own": ["attention_entropy"]}))
     assert "attention_entropy, attended_tokens (requires a model with attends_to_tokens = True)" in line
 
 
 def test_a_plan_says_which_metrics_real_targets_have_not(names):
-    (line,) = recorded(study(names, data={"kind": "mine.py:line", "test_sequences": 3}))
+    (line,) = recorded_lines(study(names, data={"kind": "mine.py:line", "test_sequences": 3}))
     names_, _, missing = line.removeprefix("move records ").partition("; not ")
     assert set(names_.split(", ")) == {"loss", "test_loss", "log_gradient_norm", "evaluations"}
     assert (
@@ -228,7 +228,7 @@ def test_data_that_all_seeds_share_may_be_of_any_kind(names, tmp_path):
 
 def test_data_of_any_kind_are_described(names):
     data = {"kind": "mine.py:signs", "sequences": 8, "test_sequences": 4}
-    ((_, sizes),) = describe(study(names, data=data, loss="classification"), 3, silent)
+    ((_, sizes),) = describe_data(study(names, data=data, loss="classification"), 3, silent)
     assert sizes["examples"].tolist() == ["8", "4"]
     assert sizes["X"].tolist() == ["float32 (8, 2, 3)", "float32 (4, 2, 3)"]
     assert {"label -1", "label 1"} <= set(sizes.columns)

@@ -49,9 +49,9 @@ def test_hash_does_not_depend_on_where_files_lie(tables):
 def test_hash_does_not_depend_on_the_names_of_classes(load):
     file = Path(__file__).parents[3] / "sweeps" / "imdb_one_layer.toml"
     names = 'data.class_names=["worse", "better"]'
-    plain = toml.read(file).config_hash
-    assert toml.read(file, (names,)).config_hash == plain
-    assert toml.read(file, ("data.labels=[1, 0]",)).config_hash != plain
+    plain = toml.read_sweep(file).config_hash
+    assert toml.read_sweep(file, (names,)).config_hash == plain
+    assert toml.read_sweep(file, ("data.labels=[1, 0]",)).config_hash != plain
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_results_and_manifests_are_read_without_importing_what_they_name(tmp_pat
     with pytest.raises(SystemExit, match="imported"):
         Definition(config, ImportPaths(tmp_path))
     code = (
-        "import sys; from pathlib import Path; from jaxattn.lab.results.read import read\n"
-        "try:\n    read(Path(sys.argv[1]))\nexcept ValueError as error:\n    print(error)\n"
+        "import sys; from pathlib import Path; from jaxattn.lab.results.read import read_results\n"
+        "try:\n    read_results(Path(sys.argv[1]))\nexcept ValueError as error:\n    print(error)\n"
         "assert not [name for name in sys.modules if name.startswith('bomb')]\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "run")]

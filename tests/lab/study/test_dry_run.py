@@ -13,7 +13,7 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError, UserCodeError
 from jaxattn.lab import cli
 from jaxattn.lab.api import Study
-from jaxattn.lab.study import dry_run, toml
+from jaxattn.lab.study import returned, toml
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.losses import LOSSES
 
@@ -589,14 +589,14 @@ def weighed(logits, labels):
     [(ranking, True), (by_rank, True), (balanced, True), (shifted, False), (weighed, False)],
 )
 def test_coupled_sequences_are_found_also_without_derivatives(loss, couples):
-    assert dry_run._couples(loss, 10, 2) == couples
+    assert returned.couples(loss, 10, 2) == couples
 
 
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"squared_error"}))
 def test_no_built_in_loss_couples_sequences(name, classes):
     if (name, classes) not in (("logistic", 3), ("cross_entropy", 2)):
-        assert not dry_run._couples(LOSSES[name](smoothing=0.1), 10, classes)
+        assert not returned.couples(LOSSES[name](smoothing=0.1), 10, classes)
 
 
 def test_the_remedy_for_a_number_that_python_decides_by_works(names, tmp_path):
@@ -722,7 +722,7 @@ RUN = STUDY | {
 def sweep(tmp_path):
     def write(**changes):
         (tmp_path / "runs.py").write_text(RUNS, encoding="utf-8")
-        return toml.write(copy.deepcopy(RUN) | changes, tmp_path / "runs.toml")
+        return toml.write_sweep(copy.deepcopy(RUN) | changes, tmp_path / "runs.toml")
 
     return write
 

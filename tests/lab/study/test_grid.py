@@ -93,7 +93,7 @@ def test_grids_are_counted_before_they_are_made(settings, monkeypatch, grid, cel
 
 
 def test_cells_of_all_blocks_are_counted(tables, monkeypatch):
-    monkeypatch.setattr("jaxattn.lab.study.grid.MOST_CELLS", 5)
+    monkeypatch.setattr("jaxattn.lab.study.grid._MOST_CELLS", 5)
     blocks = {name: {"axes": {"model.dim": [1, 2]}} for name in "abc"}
     with pytest.raises(InputError, match=r"blocks.c: more than 5 cells over all blocks"):
         Definition(tables(blocks=blocks))

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from jaxattn.dynamics import PHASES
-from jaxattn.lab.study.schema import schema
+from jaxattn.lab.study.schema import sweep_schema
 from jaxattn.lab.study.tree import merge
 from jaxattn.models import MODELS
 
@@ -23,7 +23,7 @@ SHIPPED = [
 
 @pytest.fixture(scope="module")
 def made():
-    return json.loads(json.dumps(schema()))
+    return json.loads(json.dumps(sweep_schema()))
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ def test_a_padded_vocabulary_has_rows_of_zeros_and_the_others_as_drawn(study, ta
     small, large = (study(data=tables()["data"] | {"vocab_size": v}).base for v in (20, 26))
     data_key, key = seed.keys(3)
     like = jax.eval_shape(large.data.draw, data_key), jax.eval_shape(small.data.draw, data_key)
-    padded = jax.jit(lambda used: seed.start(large._replace(used=used), like[0], key, []))(20)
-    own = jax.jit(lambda: seed.start(small, like[1], key, []))()
+    padded = jax.jit(lambda used: seed.initial_params(large._replace(used=used), like[0], key, []))(20)
+    own = jax.jit(lambda: seed.initial_params(small, like[1], key, []))()
     np.testing.assert_array_equal(padded.E[:20], own.E)
     np.testing.assert_array_equal(padded.E[20:], 0)
     np.testing.assert_array_equal(padded.p, own.p)
@@ -31,15 +31,15 @@ def test_a_padded_vocabulary_has_rows_of_zeros_and_the_others_as_drawn(study, ta
 def test_one_seed_step_by_step(study, x64):
     setting = study(dtype="float64").base
     data_key, key = seed.keys(0)
-    corpora = jax.jit(lambda: seed.draw(setting, data_key))()
-    params = jax.jit(lambda: seed.start(setting, corpora, key, setting.data.tokens))()
+    corpora = jax.jit(lambda: seed.draw_data(setting, data_key))()
+    params = jax.jit(lambda: seed.initial_params(setting, corpora, key, setting.data.tokens))()
     assert params.E.dtype == jnp.float64
-    carried = seed.begin(setting, 0, params, corpora, key)
-    measure = jax.jit(lambda carried: seed.measure(setting, 0, carried, corpora))
-    before = seed.merged(setting, measure(carried), 0)
+    carried = seed.begin_phase(setting, 0, params, corpora, key)
+    measure = jax.jit(lambda carried: seed.measure_probes(setting, 0, carried, corpora))
+    before = seed.merged_metrics(setting, measure(carried), 0)
     assert "one_step_error" not in before
     after = jax.jit(lambda carried: seed.advance(setting, 0, carried, corpora, 1))(carried)
-    found = seed.merged(setting, measure(after), 1)
+    found = seed.merged_metrics(setting, measure(after), 1)
     moved = jax.jit(lambda: ja.dynamics.one_step(params, corpora.train, step_size=50.0))()
     np.testing.assert_allclose(after.state.params.E, moved.E, rtol=1e-12)
     change = (moved.E - params.E) @ params.v
@@ -52,7 +52,7 @@ def test_one_seed_step_by_step(study, x64):
 
 @pytest.mark.more
 def test_the_phases_of_a_run_follow_each_other(study):
-    found = list(seed.run(study(probes={"per_decade": 1, "bins": 0}).base, 2))
+    found = list(seed.run_seed(study(probes={"per_decade": 1, "bins": 0}).base, 2))
     assert [(phase, step) for phase, step, _ in found][:2] == [("embed", 0), ("embed", 1)]
     assert [step for phase, step, _ in found if phase == "query"][-1] == 20
     # A phase begins where the one before ended.
@@ -63,7 +63,7 @@ def test_the_phases_of_a_run_follow_each_other(study):
 @pytest.mark.more
 def test_a_shared_corpus_is_that_of_every_seed(study, x64):
     wanted = study("own", data="mine.py:fixed", phases=study("own").tree["phases"][1:])
-    first, second = (next(seed.run(wanted.base, s))[2] for s in (0, 1))
+    first, second = (next(seed.run_seed(wanted.base, s))[2] for s in (0, 1))
     assert first["loss"] != second["loss"]
     assert "test_loss" not in first
 
@@ -71,14 +71,14 @@ def test_a_shared_corpus_is_that_of_every_seed(study, x64):
 def test_two_probes_of_one_name_are_refused(study, x64):
     own = ["mine.py:spread", {"kind": "mine.py:spread", "name": "loss"}]
     with pytest.raises(InputError, match="probes: two probes measure 'loss'; give one of them another name"):
-        jax.eval_shape(lambda: next(seed.run(study("own", probes={"bins": 0, "own": own}).base, 0))[2])
+        jax.eval_shape(lambda: next(seed.run_seed(study("own", probes={"bins": 0, "own": own}).base, 0))[2])
 
 
 def test_a_model_without_scores_and_values_has_no_token_table(study, x64):
     setting = study("own").base
     data_key, key = seed.keys(0)
     corpora, params = jax.jit(
-        lambda: (own := seed.draw(setting, data_key), seed.start(setting, own, key, []))
+        lambda: (own := seed.draw_data(setting, data_key), seed.initial_params(setting, own, key, []))
     )()
     assert seed.columns(setting, 0, params, corpora)["Ev"].shape == (10, 1)
     bare = setting._replace(model=type("Bare", (ja.Model,), {})())
@@ -90,14 +90,14 @@ def test_losses_on_a_sample_are_those_of_its_sequences_and_the_law_that_of_all(s
     """The law of one step is that of the corpus that the step was taken on."""
     all_, some = (study(dtype="float64", probes={"sample": sample}).base for sample in (None, 7))
     data_key, key = seed.keys(0)
-    corpora = jax.jit(lambda: seed.draw(all_, data_key))()
-    params = jax.jit(lambda: seed.start(all_, corpora, key, all_.data.tokens))()
+    corpora = jax.jit(lambda: seed.draw_data(all_, data_key))()
+    params = jax.jit(lambda: seed.initial_params(all_, corpora, key, all_.data.tokens))()
 
     def measured(setting):
-        carried = seed.begin(setting, 0, params, corpora, key)
-        return seed.measure(setting, 0, seed.advance(setting, 0, carried, corpora, 1), corpora)
+        carried = seed.begin_phase(setting, 0, params, corpora, key)
+        return seed.measure_probes(setting, 0, seed.advance(setting, 0, carried, corpora, 1), corpora)
 
-    whole, found = (seed.merged(x, jax.jit(lambda x=x: measured(x))(), 1) for x in (all_, some))
+    whole, found = (seed.merged_metrics(x, jax.jit(lambda x=x: measured(x))(), 1) for x in (all_, some))
     moved = ja.dynamics.one_step(params, corpora.train, step_size=50.0)
     part = corpora.train.take(jnp.arange(7) * corpora.train.num_examples // 7)
     np.testing.assert_allclose(found["loss"], ja.dynamics.loss(moved, part), rtol=1e-12)

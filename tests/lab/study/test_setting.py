@@ -93,7 +93,7 @@ def test_a_model_without_a_span_has_finitely_many_dimensions(study):
 def go_one():
     from jaxattn.lab.study import seed
 
-    return lambda study: next(seed.run(study.base, 0))
+    return lambda study: next(seed.run_seed(study.base, 0))
 
 
 def test_tables_have_every_default_and_make_the_same_setting(study):

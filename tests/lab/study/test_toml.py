@@ -36,7 +36,7 @@ def test_shipped_sweeps_are_valid(path):
 
 
 def test_cells_are_the_product_of_the_axes(file):
-    cells = toml.read(file).cells
+    cells = toml.read_sweep(file).cells
     assert [cell.number for cell in cells] == list(range(6))
     assert cells[4].settings == {"model.dim": 16, "phases.query.step_size": 0.2}
     assert cells[4].setting.model.dim == 16
@@ -45,7 +45,7 @@ def test_cells_are_the_product_of_the_axes(file):
 
 
 def test_overrides_are_typed_dotted_and_may_be_lists(file):
-    study = toml.read(
+    study = toml.read_sweep(
         file,
         [
             "data.length=7",
@@ -100,20 +100,20 @@ def test_an_override_that_no_cell_sees_is_refused_and_its_remedy_works(
     path = tmp_path / "swept.toml"
     path.write_text(SMALL + grid)
     with pytest.raises(InputError) as raised:
-        toml.read(path, [override])
+        toml.read_sweep(path, [override])
     assert str(raised.value).startswith(f"--set {override}: has no effect, because ")
     assert str(raised.value).endswith(f" is swept; use {option}")
     kind, _, key = option.partition("=")[0].partition(" ")
     changed = {"--set": ([f"{key}={values}"], []), "--axis": ([], [f"{key}={values}"])}[kind]
-    assert toml.read(path, *changed).cells != toml.read(path).cells
+    assert toml.read_sweep(path, *changed).cells != toml.read_sweep(path).cells
 
 
 def test_an_override_that_some_cells_see_is_taken(tmp_path):
     path = tmp_path / "swept.toml"
     path.write_text(SMALL + BLOCK.replace("axes.model.dim = [64]\n", ""))
-    assert toml.read(path, ["model.dim=32"]).cells[0].setting.model.dim == 32
+    assert toml.read_sweep(path, ["model.dim=32"]).cells[0].setting.model.dim == 32
     path.write_text(SMALL + "\n[[cells]]\nmodel.dim = 8\n[[cells]]\nphases.query.steps = 2\n")
-    assert [cell.setting.model.dim for cell in toml.read(path, ["model.dim=32"]).cells] == [8, 32]
+    assert [cell.setting.model.dim for cell in toml.read_sweep(path, ["model.dim=32"]).cells] == [8, 32]
 
 
 @pytest.mark.parametrize(
@@ -132,50 +132,51 @@ def test_tables_of_the_grid_are_the_same_in_a_file_and_in_an_override(tmp_path, 
     (tmp_path / "a.toml").write_text(f"{head}{top}\n{phases}{rest}{line}")
     (tmp_path / "b.toml").write_text(SMALL)
     cells = [
-        toml.read(tmp_path / name, given).cells for name, given in (("a.toml", []), ("b.toml", [override]))
+        toml.read_sweep(tmp_path / name, given).cells
+        for name, given in (("a.toml", []), ("b.toml", [override]))
     ]
     assert [cell.settings for cell in cells[0]] == [cell.settings for cell in cells[1]] != [{}]
     assert [cell.config_hash for cell in cells[0]] == [cell.config_hash for cell in cells[1]]
 
 
 def test_null_takes_a_key_out(file):
-    study = toml.read(file, ["axes.model.dim=null", "data.test_sequences=null", "model.dim=32"])
+    study = toml.read_sweep(file, ["axes.model.dim=null", "data.test_sequences=null", "model.dim=32"])
     assert {cell.setting.model.dim for cell in study.cells} == {32}
     assert study.base.data.test_sequences == 0
     with pytest.raises(InputError, match=r"--set data.tests=null: data.tests: is not set"):
-        toml.read(file, ["data.tests=null"])
+        toml.read_sweep(file, ["data.tests=null"])
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 def test_a_byte_order_mark_is_no_text(file, ending):
-    before = toml.read(file)
+    before = toml.read_sweep(file)
     file.write_text("\ufeff" + file.read_text(), encoding="utf-8", newline=ending)
-    assert toml.read(file).config == before.config
+    assert toml.read_sweep(file).config == before.config
     (file.parent / "more.toml").write_bytes(b'\xef\xbb\xbfextends = "small.toml"\nmodel.dim = 4\n')
-    assert toml.read(file.parent / "more.toml").base.model.dim == 4
+    assert toml.read_sweep(file.parent / "more.toml").base.model.dim == 4
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_a_file_in_utf_16_is_named(file, encoding):
     file.write_bytes(file.read_text().encode(encoding))
     with pytest.raises(InputError, match=r"small.toml: UTF-16 text.*; save it as UTF-8$"):
-        toml.read(file)
+        toml.read_sweep(file)
     file.write_bytes(b"\xfe\xff" + file.read_bytes() if encoding == "utf-16-be" else file.read_bytes())
     with pytest.raises(InputError, match=r"small.toml: UTF-16 text"):
-        toml.read(file)
+        toml.read_sweep(file)
 
 
 def test_missing_and_malformed_files_are_named(tmp_path, file):
     with pytest.raises(InputError, match=r"smal.toml: no such sweep file; did you mean .*small.toml"):
-        toml.read(tmp_path / "smal.toml")
+        toml.read_sweep(tmp_path / "smal.toml")
     file.write_text("name = ")
     with pytest.raises(InputError, match="not valid TOML"):
-        toml.read(file)
+        toml.read_sweep(file)
     file.write_bytes(b"name = '\xe9'")
     with pytest.raises(InputError, match=r"small.toml: not UTF-8 text \(.*\); save it as UTF-8"):
-        toml.read(file)
+        toml.read_sweep(file)
     with pytest.raises(InputError, match="cannot be read"):
-        toml.read(tmp_path)
+        toml.read_sweep(tmp_path)
 
 
 def test_a_file_may_extend_another(tmp_path):
@@ -187,7 +188,7 @@ def test_a_file_may_extend_another(tmp_path):
         "[axes]\nphases.embed.step_size = [1.0, 2.0]\n[halton]\npoints = 2\n"
         "[halton.axes]\nphases.query.step_size = {low = 0.1, high = 0.2}\n"
     )
-    study = toml.read(child)
+    study = toml.read_sweep(child)
     query = study.base.phases[1]
     assert (study.name, study.seeds, query.steps, query.optimizer) == ("child", (0, 1, 2, 3, 4), 7, "sgd")
     assert len(study.cells) == 8
@@ -200,13 +201,13 @@ def test_extending_in_circles_or_from_nowhere_is_named(tmp_path):
     one.write_text('extends = "two.toml"')
     two.write_text('extends = "one.toml"')
     with pytest.raises(InputError, match=r"one.toml: .*two.toml: extends: one.toml also extends this"):
-        toml.read(one)
+        toml.read_sweep(one)
     one.write_text('extends = "three.toml"')
     with pytest.raises(InputError, match=r"one.toml: .*three.toml: no such sweep file"):
-        toml.read(one)
+        toml.read_sweep(one)
     one.write_text("extends = 3")
     with pytest.raises(InputError, match=r"extends: expected a path, got 3"):
-        toml.read(one)
+        toml.read_sweep(one)
 
 
 def test_only_files_of_some_size_are_read(tmp_path):
@@ -214,45 +215,45 @@ def test_only_files_of_some_size_are_read(tmp_path):
     child.write_text('extends = "base.toml"')
     os.mkfifo(base)
     with pytest.raises(InputError, match=r"base.toml: cannot be read \(not a file\); write the sweep to one"):
-        toml.read(child)
+        toml.read_sweep(child)
     base.unlink()
     with open(base, "wb") as file:
         file.truncate(3 * 2**30)
     with pytest.raises(InputError, match=r"too large for a sweep file \(3,072 MiB, more than 16 MiB\)"):
-        toml.read(child)
+        toml.read_sweep(child)
     with pytest.raises(InputError, match=r"/dev/zero: cannot be read"):
-        toml.read("/dev/zero")
+        toml.read_sweep("/dev/zero")
 
 
 @pytest.mark.parametrize("path", ["x" * 5000, "a\\u0000b", "~nobody/x"])
 def test_texts_that_are_no_paths_are_named(tmp_path, path):
     (tmp_path / "child.toml").write_text(f'extends = "{path}"')
     with pytest.raises(InputError, match=r"cannot be read|no such sweep file"):
-        toml.read(tmp_path / "child.toml")
+        toml.read_sweep(tmp_path / "child.toml")
     (tmp_path / "own.toml").write_text(SMALL.replace('"independent"', f'"{path}.py:Name"'))
     with pytest.raises(InputError, match=r"there is no such file"):
-        toml.read(tmp_path / "own.toml")
+        toml.read_sweep(tmp_path / "own.toml")
 
 
 @pytest.mark.parametrize("kind", [":", "..:Name"])
 def test_names_of_code_that_are_none_are_named(file, kind):
     with pytest.raises(InputError, match=r"model.kind: .*expected package.module:Name, or a file"):
-        toml.read(file, [f"model.kind='{kind}'"])
+        toml.read_sweep(file, [f"model.kind='{kind}'"])
 
 
 def test_a_value_of_the_command_line_is_at_fault_and_not_the_file(file):
     with pytest.raises(InputError, match=r"^--set model.dim: expected 'int' >= 1, got -4$"):
-        toml.read(file, ["dtype=float64", "model.dim=-4"])
+        toml.read_sweep(file, ["dtype=float64", "model.dim=-4"])
     with pytest.raises(InputError, match=r"^--axis model.gain: 0.5 is listed twice; list each value once$"):
-        toml.read(file, [], ["model.gain=[0.5, 0.5]"])
+        toml.read_sweep(file, [], ["model.gain=[0.5, 0.5]"])
     with pytest.raises(InputError, match=f"^{re.escape(str(file))}: model: unknown key 'dimm'"):
-        toml.read(file, ["model.dimm=3"])
+        toml.read_sweep(file, ["model.dimm=3"])
 
 
 def test_own_code_that_cannot_be_imported_is_placed_in_the_file(file):
     (file.parent / "wrong.py").write_text("def f(:\n")
     with pytest.raises(UserCodeError, match=f"^{re.escape(str(file))}: loss.kind: wrong.py raises") as caught:
-        toml.read(file, ["loss=wrong.py:f"])
+        toml.read_sweep(file, ["loss=wrong.py:f"])
     assert re.findall('File "(.*)"', caught.value.trace) == [str(file.parent / "wrong.py")]
     assert "def f(:" in caught.value.trace
 
@@ -267,7 +268,7 @@ def test_a_long_row_of_files_is_refused(tmp_path):
     for number in range(30):
         (tmp_path / f"{number}.toml").write_text(f'extends = "{number + 1}.toml"')
     with pytest.raises(InputError, match="more than 20 files extend each other"):
-        toml.read(tmp_path / "0.toml")
+        toml.read_sweep(tmp_path / "0.toml")
 
 
 @pytest.mark.parametrize(
@@ -291,18 +292,18 @@ def test_a_long_row_of_files_is_refused(tmp_path):
 )
 def test_numbers_out_of_bounds_and_texts_out_of_form_are_named(file, override, message):
     with pytest.raises(InputError, match=message):
-        toml.read(file, [override])
+        toml.read_sweep(file, [override])
 
 
 def test_axes_may_be_added_on_the_command_line(file):
     file.write_text(SMALL)
-    study = toml.read(file, ["model.dim=9"], ["phases.query.steps=[1, 2]", "data.length=[3]"])
+    study = toml.read_sweep(file, ["model.dim=9"], ["phases.query.steps=[1, 2]", "data.length=[3]"])
     assert [cell.settings for cell in study.cells] == [
         {"phases.query.steps": 1, "data.length": 3},
         {"phases.query.steps": 2, "data.length": 3},
     ]
     with pytest.raises(InputError, match=r"--axis model.dim: expected key=value, for example --axis"):
-        toml.read(file, [], ["model.dim"])
+        toml.read_sweep(file, [], ["model.dim"])
 
 
 def test_reading_imports_nothing_that_the_file_does_not_name(tmp_path):

@@ -28,45 +28,45 @@ def test_digest_depends_on_contents_names_and_settings_alone(tmp_path):
         return str(path)
 
     one, two = put("one", b"abc"), put("two", b"def")
-    key = cache.digest({"x": one, "y": two}, b"s")
-    assert key == cache.digest({"x": put("moved/elsewhere", b"abc"), "y": two}, b"s")
+    key = cache.source_digest({"x": one, "y": two}, b"s")
+    assert key == cache.source_digest({"x": put("moved/elsewhere", b"abc"), "y": two}, b"s")
     others = [
-        cache.digest({"x": one, "y": two}, b"t"),
-        cache.digest({"x": two, "y": one}, b"s"),
-        cache.digest({"x": one, "z": two}, b"s"),
-        cache.digest({"x": one}, b"s"),
-        cache.digest({"x": put("abx", b"abx"), "y": two}, b"s"),
+        cache.source_digest({"x": one, "y": two}, b"t"),
+        cache.source_digest({"x": two, "y": one}, b"s"),
+        cache.source_digest({"x": one, "z": two}, b"s"),
+        cache.source_digest({"x": one}, b"s"),
+        cache.source_digest({"x": put("abx", b"abx"), "y": two}, b"s"),
     ]
     assert len({key, *others}) == 6
-    early = cache.digest({"x": put("3", b"ab"), "y": put("4", b"\0y\0cd")}, b"s")
-    late = cache.digest({"x": put("5", b"ab\0y\0"), "y": put("6", b"cd")}, b"s")
+    early = cache.source_digest({"x": put("3", b"ab"), "y": put("4", b"\0y\0cd")}, b"s")
+    late = cache.source_digest({"x": put("5", b"ab\0y\0"), "y": put("6", b"cd")}, b"s")
     assert early != late
 
 
 def test_digest_of_a_missing_file(tmp_path):
     with pytest.raises(InputError, match=r"data: cannot read .*gone"):
-        cache.digest({"x": str(tmp_path / "gone")}, b"")
+        cache.source_digest({"x": str(tmp_path / "gone")}, b"")
 
 
 def test_what_is_written_is_read(tmp_path, notes):
     path = tmp_path / "new" / "folders" / "x.npz"
-    assert cache.read(path, ARRAYS, notes.append) is None
-    cache.write(path, ARRAYS, notes.append)
-    assert same(cache.read(path, ARRAYS, notes.append), ARRAYS)
+    assert cache.read_cached(path, ARRAYS, notes.append) is None
+    cache.write_cached(path, ARRAYS, notes.append)
+    assert same(cache.read_cached(path, ARRAYS, notes.append), ARRAYS)
     assert os.listdir(path.parent) == ["x.npz"]
     assert notes == []
 
 
 def test_a_flipped_bit_anywhere_is_found_or_does_not_matter(tmp_path, notes):
     path = tmp_path / "x.npz"
-    cache.write(path, ARRAYS, notes.append)
+    cache.write_cached(path, ARRAYS, notes.append)
     content = path.read_bytes()
     found = 0
     for position in range(len(content)):
         damaged = bytearray(content)
         damaged[position] ^= 1 << position % 8
         path.write_bytes(damaged)
-        result = cache.read(path, ARRAYS, notes.append)
+        result = cache.read_cached(path, ARRAYS, notes.append)
         assert result is None or same(result, ARRAYS)
         if result is None:
             found += 1
@@ -79,31 +79,31 @@ def test_a_flipped_bit_anywhere_is_found_or_does_not_matter(tmp_path, notes):
 def test_other_files_in_the_place_of_the_cache(tmp_path, notes, content):
     path = tmp_path / "x.npz"
     path.write_bytes(content)
-    assert cache.read(path, ARRAYS, notes.append) is None
+    assert cache.read_cached(path, ARRAYS, notes.append) is None
     assert len(notes) == 1
     assert "damaged" in notes[0]
-    cache.write(path, ARRAYS, notes.append)
-    assert same(cache.read(path, ARRAYS, notes.append), ARRAYS)
+    cache.write_cached(path, ARRAYS, notes.append)
+    assert same(cache.read_cached(path, ARRAYS, notes.append), ARRAYS)
 
 
 def test_a_missing_array_is_damage(tmp_path, notes):
     path = tmp_path / "x.npz"
-    cache.write(path, {"a": ARRAYS["a"]}, notes.append)
-    assert cache.read(path, ARRAYS, notes.append) is None
+    cache.write_cached(path, {"a": ARRAYS["a"]}, notes.append)
+    assert cache.read_cached(path, ARRAYS, notes.append) is None
     assert not path.exists()
 
 
 def test_pickles_are_not_loaded(tmp_path, notes):
     path = tmp_path / "x.npz"
     np.savez(path, a=np.array([{}], object))
-    assert cache.read(path, ["a"], notes.append) is None
+    assert cache.read_cached(path, ["a"], notes.append) is None
 
 
 def test_a_place_that_cannot_be_written_is_skipped(tmp_path, notes):
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "x.npz"
-    assert cache.read(path, ARRAYS, notes.append) is None
-    cache.write(path, ARRAYS, notes.append)
+    assert cache.read_cached(path, ARRAYS, notes.append) is None
+    cache.write_cached(path, ARRAYS, notes.append)
     assert len(notes) == 1
     assert str(path.parent) in notes[0]
     assert "JAXATTN_CACHE" in notes[0]
@@ -115,7 +115,7 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path, notes):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        cache.write(path, {"a": np.zeros(10_000)}, notes.append)
+        cache.write_cached(path, {"a": np.zeros(10_000)}, notes.append)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert os.listdir(tmp_path) == []

@@ -3,7 +3,7 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import class_name
-from jaxattn.lab.texts.labelled import IGNORED, class_numbers, plain
+from jaxattn.lab.texts.labelled import IGNORED, class_numbers, plain_text
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,8 @@ from jaxattn.lab.texts.labelled import IGNORED, class_numbers, plain
     ],
 )
 def test_labels_are_compared_by_what_they_mean(written, label):
-    assert plain(written) == label
-    assert type(plain(written)) is type(label)
+    assert plain_text(written) == label
+    assert type(plain_text(written)) is type(label)
 
 
 def test_one_class_may_have_several_raw_labels():
@@ -39,4 +39,4 @@ def test_a_label_that_is_named_twice(labels):
 
 
 def test_numbers_of_numpy_are_labels_too():
-    assert class_numbers((0, 1), ())[plain(np.int64(1).tolist())] == 1
+    assert class_numbers((0, 1), ())[plain_text(np.int64(1).tolist())] == 1

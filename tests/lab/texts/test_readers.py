@@ -10,7 +10,7 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.texts import text as text_module
-from jaxattn.lab.texts.labelled import plain
+from jaxattn.lab.texts.labelled import plain_text
 from jaxattn.lab.texts.readers import READERS, Folder, Lines, Tfds
 from jaxattn.lab.texts.tables import Csv, Jsonl, Parquet
 
@@ -88,11 +88,11 @@ def write_tfds(path, dataset="tiny_reviews", **splits):
 
 
 def rows(source, split="train"):
-    return [(text, plain(label)) for _, text, label in source.read(split).rows]
+    return [(text, plain_text(label)) for _, text, label in source.read(split).rows]
 
 
 def records(source, split="train"):
-    return [(place, text, plain(label)) for place, text, label in source.read(split).rows]
+    return [(place, text, plain_text(label)) for place, text, label in source.read(split).rows]
 
 
 def message(action):
@@ -148,7 +148,7 @@ class TestEveryKind:
         assert source.splits == ("train", "test")
 
     def test_corpora(self, source, tmp_path):
-        train, test, vocabulary, _ = text_module.load(source, cache_dir=tmp_path / "cache")
+        train, test, vocabulary, _ = text_module.load_text(source, cache_dir=tmp_path / "cache")
         assert vocabulary.tokens[:3] == ("bad", "film", "good")
         assert sorted(train.targets.tolist()) == [-1, -1, 1, 1]
         assert sorted(test.targets.tolist()) == [-1, 1]
@@ -219,9 +219,9 @@ class TestTfds:
 
     def test_a_second_load_does_without_tfds(self, prepared, tmp_path, monkeypatch):
         source = Tfds(dataset="tiny_reviews", data_dir=prepared)
-        first = text_module.load(source, cache_dir=tmp_path)
+        first = text_module.load_text(source, cache_dir=tmp_path)
         monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-        assert text_module.load(source, cache_dir=tmp_path).vocabulary == first.vocabulary
+        assert text_module.load_text(source, cache_dir=tmp_path).vocabulary == first.vocabulary
 
     def test_not_prepared(self, tmp_path):
         said = message(Tfds(dataset="imdb_reviews", data_dir=str(tmp_path)).files)
@@ -341,13 +341,13 @@ class TestTables:
     def test_an_empty_file(self, kind, tmp_path):
         path = tmp_path / "x"
         path.write_bytes(b"")
-        said = message(lambda: text_module.load(kind(path=str(path)), cache_dir=tmp_path))
+        said = message(lambda: text_module.load_text(kind(path=str(path)), cache_dir=tmp_path))
         assert "no row" in said if kind is Jsonl else str(path) in said
 
     @tables
     def test_a_file_without_rows(self, kind, tmp_path):
         path = WRITERS[kind](tmp_path / "x", [])
-        assert "no row" in message(lambda: text_module.load(kind(path=path), cache_dir=tmp_path))
+        assert "no row" in message(lambda: text_module.load_text(kind(path=path), cache_dir=tmp_path))
 
     @pytest.mark.parametrize("kind", [Csv, Jsonl])
     def test_byte_order_mark_and_bad_utf8(self, kind, tmp_path):
@@ -362,7 +362,7 @@ class TestTables:
     def test_null_is_an_empty_text(self, kind, tmp_path):
         path = WRITERS[kind](tmp_path / "x", [("a", 0), (None, 1)])
         assert rows(kind(path=path)) == [("a", 0), ("", 1)]
-        said = message(lambda: text_module.load(kind(path=path), cache_dir=tmp_path))
+        said = message(lambda: text_module.load_text(kind(path=path), cache_dir=tmp_path))
         assert f"{'row 1' if kind is Parquet else 'line 2'}: no word of it is in the vocabulary" in said
         assert 'data.empty = "drop"' in said
 
@@ -619,5 +619,5 @@ class TestFolder:
 
     def test_an_empty_file(self, tmp_path):
         source = Folder(path=write_folder(tmp_path, train=[("a", "pos"), ("", "neg")]), test="")
-        said = message(lambda: text_module.load(source, cache_dir=tmp_path / "cache"))
+        said = message(lambda: text_module.load_text(source, cache_dir=tmp_path / "cache"))
         assert "train/neg/1_7.txt: no word of it is in the vocabulary" in said

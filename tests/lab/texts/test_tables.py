@@ -84,7 +84,7 @@ class TestShards:
         assert found[2][0] == f"{first} of train-00001-of-00003"
         assert [text for text, _ in rows(source, "test")] == ["c", "d"]
         assert list(source.files()) == ["path", "path 1", "path 2", "test_path"]
-        assert text.load(source, cache_dir=tmp_path / "cache").train.num_examples == 6
+        assert text.load_text(source, cache_dir=tmp_path / "cache").train.num_examples == 6
 
     def test_splits_of_shards_by_column(self, tmp_path):
         for name in ("one", "two"):

@@ -15,7 +15,7 @@ from jaxattn.data.corpus import from_flat
 from jaxattn.data.sequences import Sequences
 from jaxattn.lab.texts import text as module
 from jaxattn.lab.texts.tables import Csv, Jsonl
-from jaxattn.lab.texts.text import TextCorpora, Vocabulary, build_vocabulary, encode, load, tokenise
+from jaxattn.lab.texts.text import TextCorpora, Vocabulary, build_vocabulary, encode, load_text, tokenise
 
 ROWS = [
     ("A good film, a GOOD film<br /><br />indeed", 1),
@@ -47,7 +47,7 @@ def changed(source, **fields):
 
 def message(source, **settings):
     with pytest.raises(InputError) as caught:
-        load(source, **settings)
+        load_text(source, **settings)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -204,7 +204,7 @@ def test_no_texts():
 
 
 def test_load(source, settings):
-    train, test, vocabulary, validation = load(source, **settings)
+    train, test, vocabulary, validation = load_text(source, **settings)
     assert validation is None
     expected = Counter(w for t, _ in ROWS for w in tokenise(t))
     assert dict(zip(vocabulary.tokens, vocabulary.counts, strict=True)) == expected
@@ -221,7 +221,7 @@ def test_load(source, settings):
 def test_load_equals_scikit_learn_at_some_size(tmp_path, settings):
     texts = random_texts(3, 300)
     path = write(tmp_path / "c.jsonl", [(t, i % 2) for i, t in enumerate(texts)])
-    train, test, vocabulary, _ = load(Jsonl(path=path, min_count=2), **settings)
+    train, test, vocabulary, _ = load_text(Jsonl(path=path, min_count=2), **settings)
     assert test is None
     expected = oracle(vocabulary=vocabulary.index).transform(texts).toarray()
     np.testing.assert_array_equal(counts(train), expected)
@@ -236,7 +236,7 @@ def test_corpora_equal_those_from_token_ids(tmp_path, settings, vocab):
     labels = rng.choice([-1, 1], 300)
     rows = [(text, int(label)) for text, label in zip(texts, labels, strict=True)]
     source = Jsonl(path=write(tmp_path / "a.jsonl", rows), labels=(-1, 1), max_length=300)
-    train, _, vocabulary, _ = load(source, **settings)
+    train, _, vocabulary, _ = load_text(source, **settings)
     expected = from_flat(*encode(texts, vocabulary), labels, vocab_size=vocab)
     expected = expected.replace(class_names=("-1", "1"))
     assert same(TextCorpora(train, None, vocabulary), TextCorpora(expected, None, vocabulary))
@@ -246,7 +246,7 @@ def test_corpora_equal_those_from_token_ids(tmp_path, settings, vocab):
 def test_labels_are_numbered_as_listed_and_ignored_rows_do_not_count(tmp_path, settings):
     rows = [("one", 1), ("three only", 3), ("five", 5), ("two one", 2), ("four", 4.0)]
     source = Jsonl(path=write(tmp_path / "s.jsonl", rows), labels=(5, 4, 2, 1), ignore_labels=(3,))
-    train, _, vocabulary, _ = load(source, **settings)
+    train, _, vocabulary, _ = load_text(source, **settings)
     assert train.targets.tolist() == [3, 0, 2, 1]
     assert train.num_classes == 4
     assert set(vocabulary.tokens) == {"one", "two", "four", "five"}
@@ -255,12 +255,12 @@ def test_labels_are_numbered_as_listed_and_ignored_rows_do_not_count(tmp_path, s
 def test_two_classes_are_signs_in_the_order_listed(tmp_path, settings):
     rows = [("a", "good"), ("a", "bad"), ("a", "good")]
     source = Jsonl(path=write(tmp_path / "s.jsonl", rows), labels=("good", "bad"))
-    assert load(source, **settings).train.targets.tolist() == [-1, 1, -1]
+    assert load_text(source, **settings).train.targets.tolist() == [-1, 1, -1]
 
 
 def test_bounds_of_the_vocabulary_and_the_length(source, settings):
     source = changed(source, min_count=2, max_vocab=4, max_length=1, test_path=None)
-    train, _, vocabulary, _ = load(source, **settings)
+    train, _, vocabulary, _ = load_text(source, **settings)
     assert vocabulary == Vocabulary(("film", "good", "a", "don't"), (3, 3, 2, 2))
     assert train.lengths.tolist() == [1, 1, 1, 1]
     assert [vocabulary.tokens[row.argmax()] for row in counts(train)] == ["a", "film", "don't", "good"]
@@ -276,7 +276,7 @@ def test_a_text_without_a_known_word(tmp_path, settings):
     assert 'data.empty = "drop"' in said
     write(tmp_path / "a.jsonl", ROWS)
     assert "test split, line 2" in message(source, **settings)
-    train, test, *_ = load(changed(source, empty="drop"), **settings)
+    train, test, *_ = load_text(changed(source, empty="drop"), **settings)
     assert train.num_examples == 4
     assert test.targets.tolist() == [1]
     write(tmp_path / "b.jsonl", [("unseen", 0)])
@@ -286,7 +286,7 @@ def test_a_text_without_a_known_word(tmp_path, settings):
 def test_dropping_keeps_texts_with_their_labels(tmp_path, settings):
     rows = [("rare", 0), ("good", 1), ("odd", 1), ("good good", 0), ("", 0)]
     source = Jsonl(path=write(tmp_path / "a.jsonl", rows), min_count=2, empty="drop")
-    train = load(source, **settings).train
+    train = load_text(source, **settings).train
     assert train.targets.tolist() == [1, -1]
     assert train.lengths.tolist() == [1, 2]
 
@@ -312,7 +312,7 @@ def test_a_row_without_a_label(tmp_path, settings, label):
     assert said.endswith('expected one of [0, 1]; set data.empty = "drop" to drop such rows')
     told = []
     source = changed(source, empty="drop")
-    loaded = load(source, progress=lambda *report: told.append(report), **settings)
+    loaded = load_text(source, progress=lambda *report: told.append(report), **settings)
     assert loaded.train.targets.tolist() == [1, -1, -1, 1]
     assert "lone" not in loaded.vocabulary.index
     assert ("data.empty: 1 rows of the train split have no label and are dropped", 0, 0) in told
@@ -323,7 +323,7 @@ def test_several_raw_labels_make_one_class(tmp_path, settings):
     source = Jsonl(
         path=write(tmp_path / "a.jsonl", rows), labels=((1, 2), (4, 5)), ignore_labels=(3,), balance=True
     )
-    train = load(source, **settings).train
+    train = load_text(source, **settings).train
     assert train.targets.tolist() == [-1, -1, 1, 1]
     assert train.class_names == ("1+2", "4+5")
     said = message(changed(source, labels=((1, 2), 4)), **settings)
@@ -339,14 +339,16 @@ def test_an_escaped_line_break_is_no_letter(tmp_path, settings, kind):
         path = str(tmp_path / "a")
         (tmp_path / "a").write_text("text,label\n" + "".join(f'"{t}",{i % 2}\n' for i, t in enumerate(texts)))
     told = []
-    found = load(kind(path=path), progress=lambda *report: told.append(report), **settings).vocabulary.tokens
+    found = load_text(
+        kind(path=path), progress=lambda *report: told.append(report), **settings
+    ).vocabulary.tokens
     assert set(found) == {*tokenise("nice room never noisy see c users new folder nothing t now")}
     said = [what for what, _, total in told if total == 0]
     assert said == [
         'data.escapes: in 2 texts of the train split \\n is read as a line break; set data.escapes = "kept" '
         "to keep it as two characters"
     ]
-    kept = load(kind(path=path, escapes="kept"), **settings).vocabulary.tokens
+    kept = load_text(kind(path=path, escapes="kept"), **settings).vocabulary.tokens
     assert {"nnever", "nnow"} <= set(kept)
 
 
@@ -401,7 +403,7 @@ def held(corpus, vocabulary):
 
 
 def test_balanced_splits_hold_the_same_rows_of_each_class_every_time(stars, settings):
-    train, test, vocabulary, _ = load(stars, **settings)
+    train, test, vocabulary, _ = load_text(stars, **settings)
     assert np.bincount(train.targets).tolist() == [10, 10, 10, 10]
     assert np.bincount(test.targets).tolist() == [4, 4, 4, 4]
     rows = held(train, vocabulary)
@@ -410,7 +412,7 @@ def test_balanced_splits_hold_the_same_rows_of_each_class_every_time(stars, sett
     assert [len(rows & own) for own in by_class] == [10, 10, 10, 10]
     # A draw and not the first rows.
     assert rows & by_class[3] != {f"w{i}" for i in range(10)}
-    again = load(stars, cache_dir=settings["cache_dir"] / "other")
+    again = load_text(stars, cache_dir=settings["cache_dir"] / "other")
     assert held(again.train, again.vocabulary) == rows
 
 
@@ -425,8 +427,8 @@ def test_a_class_without_rows_cannot_be_balanced(stars, settings):
     [(0.29, 2), *(pytest.param(*each, marks=pytest.mark.more) for each in ((0.3, 3), (0.99, 9)))],
 )
 def test_validation_rows_are_held_out_of_every_class(stars, settings, share, number):
-    whole = load(stars, **settings)
-    train, test, vocabulary, validation = load(changed(stars, validation=share), **settings)
+    whole = load_text(stars, **settings)
+    train, test, vocabulary, validation = load_text(changed(stars, validation=share), **settings)
     assert np.bincount(validation.targets).tolist() == [number] * 4
     assert np.bincount(train.targets).tolist() == [10 - number] * 4
     assert test.num_examples == 16
@@ -439,12 +441,12 @@ def test_validation_rows_are_held_out_of_every_class(stars, settings, share, num
 def test_validation_rows_keep_their_labels(settings, tmp_path):
     rows = [(f"{'good' if i % 2 else 'bad'} film", i % 2) for i in range(50)]
     source = Jsonl(path=write(tmp_path / "v.jsonl", rows), validation=0.2)
-    loaded = load(source, **settings)
+    loaded = load_text(source, **settings)
     good = loaded.vocabulary.index["good"]
     for corpus, number in ((loaded.train, 40), (loaded.validation, 10)):
         np.testing.assert_array_equal(corpus.targets, np.where(counts(corpus)[:, good] > 0, 1, -1))
         assert corpus.num_examples == number
-    assert same(load(source, **settings), loaded)
+    assert same(load_text(source, **settings), loaded)
 
 
 def test_a_validation_share_of_less_than_a_row(source, settings):
@@ -462,7 +464,7 @@ def test_a_listed_label_that_never_occurs_is_said(tmp_path, settings):
             == "data.labels: no row of the train split has the label 'neutral'; remove it from data.labels"
         )
         told.clear()
-        load(Jsonl(path=path, test_path=test), progress=lambda *report: told.add(report), **settings)
+        load_text(Jsonl(path=path, test_path=test), progress=lambda *report: told.add(report), **settings)
         assert ("data.labels: no row of the test split has the label 0", 0, 0) in told
 
 
@@ -471,7 +473,7 @@ def test_classes_keep_their_names(tmp_path, settings):
     for labels, ignored in ((("neg", "pos", 3), ()), (("pos", "neg"), (3,))):
         source = Jsonl(path=path, labels=labels, ignore_labels=ignored)
         for _ in range(2):
-            train = load(source, **settings).train
+            train = load_text(source, **settings).train
             assert train.class_names == tuple(map(str, labels))
             assert train.targets.tolist()[:2] == ([1, 0] if len(labels) == 3 else [-1, 1])
 
@@ -479,7 +481,7 @@ def test_classes_keep_their_names(tmp_path, settings):
 def test_progress_is_told_to_the_end(tmp_path, settings):
     path = write(tmp_path / "a.jsonl", [("good film", i % 2) for i in range(1500)])
     told = []
-    load(Jsonl(path=path), progress=lambda *report: told.append(report), **settings)
+    load_text(Jsonl(path=path), progress=lambda *report: told.append(report), **settings)
     assert [done for what, done, _ in told if what == "reading train"] == [0, 512, 1024, 1500]
     assert told[-1] == ("laying out", 1, 1)
 
@@ -487,7 +489,7 @@ def test_progress_is_told_to_the_end(tmp_path, settings):
 class TestCache:
     @pytest.fixture
     def first(self, source, settings):
-        return load(source, **settings)
+        return load_text(source, **settings)
 
     @pytest.fixture
     def no_reading(self, first, monkeypatch):
@@ -498,7 +500,7 @@ class TestCache:
         monkeypatch.setattr(Jsonl, "read", refuse)
 
     def test_the_second_load_reads_no_text(self, source, settings, first, no_reading):
-        assert same(load(source, **settings), first)
+        assert same(load_text(source, **settings), first)
 
     def test_moved_files_are_known_again(self, source, settings, first, no_reading, tmp_path):
         (tmp_path / "new").mkdir()
@@ -506,11 +508,11 @@ class TestCache:
             name: str((tmp_path / name).rename(tmp_path / "new" / name)) for name in ("a.jsonl", "b.jsonl")
         }
         source = changed(source, path=moved["a.jsonl"], test_path=moved["b.jsonl"])
-        assert same(load(source, **settings), first)
+        assert same(load_text(source, **settings), first)
 
     def test_other_names_of_classes_need_no_reading(self, source, settings, first, no_reading):
         assert first.train.class_names == ("0", "1")
-        named = load(changed(source, class_names=("bad", "fine")), **settings)
+        named = load_text(changed(source, class_names=("bad", "fine")), **settings)
         assert [named.train.class_names, named.test.class_names] == [("bad", "fine")] * 2
         plain = {split: getattr(named, split).replace(class_names=("0", "1")) for split in ("train", "test")}
         assert same(named._replace(**plain), first)
@@ -531,25 +533,25 @@ class TestCache:
     )
     def test_other_settings_are_read_anew(self, source, settings, no_reading, fields):
         with pytest.raises(AssertionError, match="read again"):
-            load(changed(source, **fields), **settings)
+            load_text(changed(source, **fields), **settings)
 
     @pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl"])
     def test_other_content_is_read_anew(self, source, settings, first, tmp_path, name):
         path = tmp_path / name
         path.write_text(path.read_text().replace("good", "film"))
-        again = load(source, **settings)
+        again = load_text(source, **settings)
         assert not same(again, first)
 
     def test_another_tokeniser_reads_anew(self, source, settings, no_reading, monkeypatch):
-        monkeypatch.setattr(module, "FORMAT", b"words 2")
+        monkeypatch.setattr(module, "_FORMAT", b"words 2")
         with pytest.raises(AssertionError, match="read again"):
-            load(source, **settings)
+            load_text(source, **settings)
 
     def test_a_damaged_file_is_made_anew(self, source, settings, first):
         (path,) = settings["cache_dir"].iterdir()
         path.write_bytes(path.read_bytes()[:-100])
         told = []
-        again = load(source, progress=lambda *report: told.append(report), **settings)
+        again = load_text(source, progress=lambda *report: told.append(report), **settings)
         assert same(again, first)
         assert any("damaged" in what and (done, total) == (0, 0) for what, done, total in told)
         assert sorted(p.suffix for p in settings["cache_dir"].iterdir()) == [".damaged", ".npz"]
@@ -557,20 +559,22 @@ class TestCache:
     def test_a_folder_that_cannot_be_written_is_no_failure(self, source, first, tmp_path):
         (tmp_path / "file").write_text("")
         told = []
-        again = load(source, cache_dir=tmp_path / "file" / "x", progress=lambda *report: told.append(report))
+        again = load_text(
+            source, cache_dir=tmp_path / "file" / "x", progress=lambda *report: told.append(report)
+        )
         assert same(again, first)
         assert any("nothing stored" in what for what, _, _ in told)
 
 
 def test_a_vocabulary_of_ones_own_gives_the_ids_and_is_part_of_the_cache_key(source, settings):
-    own = load(source, tokens=["bad", "never", "good", "watch"], **settings)
+    own = load_text(source, tokens=["bad", "never", "good", "watch"], **settings)
     assert own.vocabulary.tokens == ("bad", "never", "good", "watch")
-    learnt = load(source, **settings)
+    learnt = load_text(source, **settings)
     place = [learnt.vocabulary.index[word] for word in ("bad", "good", "watch")]
     np.testing.assert_array_equal(counts(own.train)[:, [0, 2, 3]], counts(learnt.train)[:, place])
     assert (counts(own.train)[:, 1] == 0).all()
     assert own.vocabulary.counts == (*(counts(own.train).sum(axis=0).astype(int).tolist()),)
-    again = load(source, tokens=["good", "bad", "watch"], **settings)
+    again = load_text(source, tokens=["good", "bad", "watch"], **settings)
     np.testing.assert_array_equal(counts(again.train), counts(own.train)[:, [2, 0, 3]])
 
 
@@ -579,8 +583,8 @@ def test_a_vocabulary_that_names_a_token_twice(source, settings):
 
 
 def test_texts_can_be_read_as_sequences_in_their_order(source, settings):
-    bags, ordered = load(source, **settings), changed(source, order="kept")
-    first, again = load(ordered, **settings), load(ordered, **settings)
+    bags, ordered = load_text(source, **settings), changed(source, order="kept")
+    first, again = load_text(ordered, **settings), load_text(ordered, **settings)
     for split, rows in (("train", ROWS), ("test", TEST)):
         data, known = getattr(first, split), set(first.vocabulary.tokens)
         for number, (words, label) in enumerate(rows):

@@ -1,14 +1,14 @@
-"""The clock of a run: pace and time left, when to save, what was spent."""
+"""The monitor of a run: pace and time left, when to save, what was spent."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from jaxattn.lab.engine import clock
+from jaxattn.lab.engine import monitor
 from jaxattn.lab.engine.batches import Batch
-from jaxattn.lab.engine.clock import Clock, Intervals
 from jaxattn.lab.engine.groups import compile_groups
+from jaxattn.lab.engine.monitor import Intervals, RunMonitor
 from jaxattn.lab.engine.progress import Reporter
 
 
@@ -24,35 +24,35 @@ class Shown(Reporter):
 
 
 class Run:
-    """A clock whose time is told to it, and three batches of a study of two phases, embed and query."""
+    """A monitor whose time is told to it, and three batches of a study of two phases, embed and query."""
 
     def __init__(self, monkeypatch, study, **intervals):
         self.now = 1000.0
         read = SimpleNamespace(monotonic=self.read, perf_counter=self.read, time=self.read)
-        monkeypatch.setattr(clock, "time", read)
+        monkeypatch.setattr(monitor, "time", read)
         (group,) = compile_groups(study.cells)
         self.batches = [Batch(group, group.cells, range(k, k + 2)) for k in (0, 2, 4)]
         self.reporter, self.entries = Shown(), []
-        self.clock = Clock(self.reporter, Intervals(**intervals))
-        self.clock.expect(self.batches)
-        self.clock.write = lambda entry, series: self.entries.append(entry)
+        write = lambda entry, series: self.entries.append(entry)  # noqa: E731
+        self.monitor = RunMonitor(self.reporter, write, Intervals(**intervals))
+        self.monitor.expect(self.batches)
 
     def read(self):
         return self.now
 
     def step(self, steps, seconds):
-        with self.clock.stepping(steps):
+        with self.monitor.stepping(steps):
             self.now += seconds
 
     def measure(self, seconds, **metrics):
         self.now += seconds
-        self.clock.measured({"metrics": {"loss": 0.5, **metrics}}, {})
+        self.monitor.record({"metrics": {"loss": 0.5, **metrics}}, {})
 
     def embed(self):
-        self.clock.begin_phase(0, [0, 1], 0)
+        self.monitor.begin_phase(0, [0, 1], 0)
         self.now += 5
         self.step(1, 1.0)
-        self.clock.end_phase()
+        self.monitor.end_phase()
 
 
 @pytest.fixture
@@ -61,40 +61,40 @@ def run(monkeypatch, study):
 
 
 def test_time_left_is_known_when_all_that_is_left_was_seen(run):
-    run.clock.begin_batch(run.batches[0], 0, 3)
+    run.monitor.begin_batch(run.batches[0], 0, 3)
     run.embed()
-    assert run.clock.left() is None  # of query nothing is known
-    run.clock.begin_phase(1, [0, 100, 200], 0)
+    assert run.monitor.left() is None  # of query nothing is known
+    run.monitor.begin_phase(1, [0, 100, 200], 0)
     run.measure(2.0)
     run.step(1, 7.0)  # the first call holds more than its step
     run.step(99, 9.9)
     # Of the batches that wait, query has never come to its end.
-    assert run.clock.left() is None
+    assert run.monitor.left() is None
     run.measure(2.0)
     run.step(100, 10.0)
     run.measure(2.0)
-    run.clock.end_phase()
+    run.monitor.end_phase()
     first = 6.0 + 32.9
-    run.clock.begin_batch(run.batches[1], 1, 3)
+    run.monitor.begin_batch(run.batches[1], 1, 3)
     run.embed()
-    assert run.clock.left() == pytest.approx(first - 6.0 + first)
-    run.clock.begin_phase(1, [0, 100, 200], 0)
+    assert run.monitor.left() == pytest.approx(first - 6.0 + first)
+    run.monitor.begin_phase(1, [0, 100, 200], 0)
     # Before its own pace is known it is that of the batch before.
-    assert run.clock.left() == pytest.approx(first - 6.0 + first)
+    assert run.monitor.left() == pytest.approx(first - 6.0 + first)
     run.measure(1.0)
     run.step(1, 5.0)
-    assert run.clock.left() == pytest.approx(first - 6.0 - 6.0 + first)
+    assert run.monitor.left() == pytest.approx(first - 6.0 - 6.0 + first)
     run.step(49, 4.9)
     # 150 steps and two measurements, and a batch.
-    assert run.clock.left() == pytest.approx(15.0 + 2 * 1.0 + first)
+    assert run.monitor.left() == pytest.approx(15.0 + 2 * 1.0 + first)
 
 
 def test_what_takes_as_long_as_it_takes_is_named_without_share_and_time(run):
-    run.clock.begin_batch(run.batches[0], 0, 3)
-    run.clock.doing("compiling")
-    run.clock.begin_phase(0, [0, 1], 0)
+    run.monitor.begin_batch(run.batches[0], 0, 3)
+    run.monitor.set_status("compiling")
+    run.monitor.begin_phase(0, [0, 1], 0)
     run.step(1, 1.0)
-    run.clock.begin_phase(1, [0, 20], 0)
+    run.monitor.begin_phase(1, [0, 20], 0)
     run.step(5, 1.0)
     assert run.reporter.lines == [
         ("compiling", None, None),
@@ -108,8 +108,8 @@ def test_what_takes_as_long_as_it_takes_is_named_without_share_and_time(run):
 
 def test_a_flow_says_how_far_its_path_has_come_and_no_time_of_its_own(monkeypatch, study):
     run = Run(monkeypatch, study("flow"))
-    run.clock.begin_batch(run.batches[0], 0, 3)
-    run.clock.begin_phase(1, [0, 1, 2, 11], 0)
+    run.monitor.begin_batch(run.batches[0], 0, 3)
+    run.monitor.begin_phase(1, [0, 1, 2, 11], 0)
     run.measure(0.1, p_norm=0.0)
     run.step(1, 20.0)
     run.measure(0.1, p_norm=123.4)
@@ -118,71 +118,72 @@ def test_a_flow_says_how_far_its_path_has_come_and_no_time_of_its_own(monkeypatc
     shown += ["query ‖p‖ = 123 of 10000"] * 2
     assert [what for what, _, _ in run.reporter.lines] == shown
     # Its rows take from nothing to minutes.
-    assert run.clock.left() is None
-    assert run.clock.block(9) == 1
+    assert run.monitor.left() is None
+    assert run.monitor.block(9) == 1
 
 
 def test_a_later_flow_says_how_long_those_before_it_took_and_never_too_little(monkeypatch, study):
     run = Run(monkeypatch, study("flow"))
 
     def follow(seconds):
-        run.clock.begin_phase(1, [0, 1], 0)
+        run.monitor.begin_phase(1, [0, 1], 0)
         before = run.reporter.lines[-1]
         run.now += seconds
         return before
 
     for number, expected in ((0, None), (1, pytest.approx(2 * 30.0 + 6.0)), (2, pytest.approx(30.0))):
-        run.clock.begin_batch(run.batches[number], number, 3)
+        run.monitor.begin_batch(run.batches[number], number, 3)
         run.embed()
         what, share, left = follow(29.0)
         assert (what, left) == ("query runs until ‖p‖ = 10000", expected)
         assert (share is None) == (left is None)
         assert run.entries[-1]["left"] == left
         run.step(1, 1.0)
-        run.clock.end_phase()
+        run.monitor.end_phase()
     follow(31.0)
-    assert run.clock.left() is None  # longer than any before
+    assert run.monitor.left() is None  # longer than any before
 
 
 def test_blocks_take_as_long_as_is_wanted_and_saves_their_share(monkeypatch, study):
     run = Run(monkeypatch, study(), block_s=2.0, checkpoint_s=10.0, checkpoint_share=0.1)
-    run.clock.begin_batch(run.batches[0], 0, 3)
-    run.clock.begin_phase(1, [0, 100], 0)
-    assert run.clock.block(100) == 1
+    run.monitor.begin_batch(run.batches[0], 0, 3)
+    run.monitor.begin_phase(1, [0, 100], 0)
+    assert run.monitor.block(100) == 1
     run.step(1, 0.5)
-    assert run.clock.block(99) == 4
-    assert run.clock.block(3) == 3
+    assert run.monitor.block(99) == 4
+    assert run.monitor.block(3) == 3
     run.step(1, 30.0)
-    assert run.clock.block(98) == 1
-    assert run.clock.is_time_to_save
-    with run.clock.saving():
+    assert run.monitor.block(98) == 1
+    assert run.monitor.is_time_to_save
+    with run.monitor.saving():
         run.now += 3.0
     run.now += 29.0
-    assert not run.clock.is_time_to_save
+    assert not run.monitor.is_time_to_save
     run.now += 2.0
-    assert run.clock.is_time_to_save
+    assert run.monitor.is_time_to_save
 
 
-@pytest.mark.skipif(clock.peak_mib() is None, reason="no /proc on this system")
+@pytest.mark.skipif(monitor.peak_mib() is None, reason="no /proc on this system")
 def test_the_peak_grows_with_what_is_held_and_is_forgotten():
-    clock.forget_peak()
-    before = clock.peak_mib()
+    monitor.forget_peak()
+    before = monitor.peak_mib()
     held = np.ones(2**27, np.uint8)
-    largest = clock.peak_mib()
+    largest = monitor.peak_mib()
     # Parts of the process may have been paged out or freed in between.
     assert 100 <= largest - before <= 160
     del held
-    assert clock.peak_mib() >= largest - 10
-    clock.forget_peak()
-    assert clock.peak_mib() <= largest - 100
+    assert monitor.peak_mib() >= largest - 10
+    monitor.forget_peak()
+    assert monitor.peak_mib() <= largest - 100
 
 
 def test_the_last_account_counts_whether_or_not_the_process_came_to_its_end():
     stopped = {"wall_time_s": 50.0, "peak_memory_mib": None}
     killed = {"wall_time_s": 70.0, "peak_memory_mib": 1e6}
-    going_on = Clock(Reporter(quiet=True))
-    going_on.resume_from(stopped, killed)
-    assert 70 <= going_on.spent()["wall_time_s"] < 71
-    assert going_on.spent()["peak_memory_mib"] == 1e6
-    going_on.resume_from(stopped, {})
-    assert 50 <= going_on.spent()["wall_time_s"] < 51
+
+    def spent(*earlier):
+        return RunMonitor(Reporter(quiet=True), lambda entry, series: None, earlier=earlier).spent()
+
+    assert 70 <= spent(stopped, killed)["wall_time_s"] < 71
+    assert spent(stopped, killed)["peak_memory_mib"] == 1e6
+    assert 50 <= spent(stopped, {})["wall_time_s"] < 51

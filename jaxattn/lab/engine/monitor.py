@@ -1,4 +1,4 @@
-"""The clock of a run: current work, times to save and to stop, estimated time left, and time spent."""
+"""Monitor of a run: status, times to save and to stop, estimated time left, and resources spent."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxattn.base import Goal
-from jaxattn.lab.engine.batches import Batch, describe
+from jaxattn.lab.engine.batches import Batch, describe_batch
 from jaxattn.lab.engine.progress import Reporter
 
 _PROCESS = Path("/proc/self")
@@ -37,37 +37,42 @@ class Intervals(NamedTuple):
     checkpoint_share: float = 0.03
 
 
-class Clock:
-    """Progress of a run in time.
-
-    Attributes:
-        write: callback that gets an entry for every long operation and every measurement.
-    """
+class RunMonitor:
+    """Progress of a run in time. The time left leaves out compilation and checkpoints, unlike rich's."""
 
     _batch: Batch
     _probes: Sequence[int]
 
-    def __init__(self, reporter: Reporter, intervals: Intervals = Intervals()) -> None:  # noqa: B008  frozen
-        """Start the clock, and reset the peak of memory if the system supports it."""
-        self.write: Write = lambda entry, series: None
-        self._reporter, self._intervals = reporter, intervals
-        self._started, self._start_time = time.monotonic(), time.time()
-        self._earlier_s, self._earlier_mib = 0.0, 0.0
+    def __init__(
+        self,
+        reporter: Reporter,
+        write: Write,
+        intervals: Intervals = Intervals(),  # noqa: B008  frozen
+        *,
+        earlier: Iterable[Mapping[str, Any]] = (),
+        started: float | None = None,
+    ) -> None:
+        """Start the monitor.
+
+        Args:
+            reporter: shows the progress.
+            write: callback that gets an entry for every status and every measurement.
+            intervals: time intervals of progress and checkpoints.
+            earlier: records of the resources of earlier processes of this run. The largest ones count,
+                because they are cumulative.
+            started: `time.monotonic()` at the start of this process; now by default.
+        """
+        self._reporter, self._write, self._intervals = reporter, write, intervals
+        self._started = time.monotonic() if started is None else started
+        self._start_time = time.time() - (time.monotonic() - self._started)
+        self._earlier_s = max((each.get("wall_time_s") or 0.0 for each in earlier), default=0.0)
+        self._earlier_mib = max((each.get("peak_memory_mib") or 0.0 for each in earlier), default=0.0)
         self._stop = threading.Event()
         self._save_at = self._started + intervals.checkpoint_s
-        # Seconds per vmapped run, by the numbers of the group and the phase.
+        # Seconds per vmapped run, and number of vmapped runs that have not started, by group and phase.
         self._costs: dict[tuple[int, int], float] = {}
-        # Numbers of vmapped runs that have not started, by the same keys.
-        self._lanes: Counter[tuple[int, int]] = Counter()
+        self._waiting: Counter[tuple[int, int]] = Counter()
         self._per_step: float | None = None
-        forget_peak()
-
-    # Resources spent.
-
-    def resume_from(self, *earlier: Mapping[str, Any]) -> None:
-        """Add the resources of earlier processes: the largest of the records, because they are cumulative."""
-        self._earlier_s = max(each.get("wall_time_s") or 0.0 for each in earlier)
-        self._earlier_mib = max(each.get("peak_memory_mib") or 0.0 for each in earlier)
 
     def spent(self) -> dict[str, float | None]:
         """Return seconds, and the peak of memory in MiB, over all processes; None for an unknown peak."""
@@ -126,23 +131,22 @@ class Clock:
     def expect(self, batches: Iterable[Batch]) -> None:
         """Add batches that have not started."""
         for batch in batches:
-            for phase in range(len(batch.group.setting.phases)):
-                self._lanes[batch.group.number, phase] += batch.width
+            self._waiting.update(_runs(batch))
 
     def begin_batch(self, batch: Batch, number: int, whole: int) -> None:
         """Record that a batch starts, its number and the number of all batches."""
         self._batch, self._number, self._whole = batch, number, whole
-        for phase in range(len(self._phases)):
-            self._lanes[batch.group.number, phase] -= batch.width
+        self._phases = batch.group.setting.phases
+        self._waiting.subtract(_runs(batch))
         self._phase, self._step, self._probes = 0, 0, [0]
         self._metrics: dict[str, float | None] = {}
 
-    def doing(self, what: str, left: float | None = None) -> None:
+    def set_status(self, status: str, left: float | None = None) -> None:
         """Show an operation without steps; its share is shown only if the time left is known."""
         share = None if left is None else self._overall()
-        self._reporter.update(f"{describe(self._batch)}{what}", share, left=left)
-        nothing: dict[str, Any] = {"left": left, "metrics": {}, "losses": {}, "failures": []}
-        self.write(self._entry() | nothing | {"doing": what}, {})
+        self._reporter.update(f"{describe_batch(self._batch)}{status}", share, left=left)
+        nothing: dict[str, Any] = {"metrics": {}, "losses": {}, "failures": []}
+        self._write(self._entry(left) | nothing | {"doing": status}, {})
 
     def begin_phase(self, number: int, probes: Sequence[int], step: int) -> None:
         """Record that a phase starts or resumes at a step, and the steps at which it is measured."""
@@ -151,7 +155,7 @@ class Clock:
         self._blocks, self._measured, self._measuring_s, self._saving_s = 0, 0, 0.0, 0.0
         self._phase_began = self._since = time.monotonic()
         begins = f"runs until {goal.label} = {goal.value:g}" if (goal := self._goal) else "begins"
-        self.doing(f"{self._phases[number].name} {'resumes' if step else begins}", self.left())
+        self.set_status(f"{self._phases[number].name} {'resumes' if step else begins}", self.left())
 
     def block(self, remaining: int) -> int:
         """Return how many of the remaining steps to take in the next block."""
@@ -167,33 +171,28 @@ class Clock:
         self._per_step = (time.perf_counter() - begin) / steps
         self._step, self._blocks = self._step + steps, self._blocks + 1
         self._show()
-        self._since = time.monotonic()
 
-    def measured(self, found: dict[str, Any], series: dict[str, dict[str, float]]) -> None:
+    def record(self, measured: dict[str, Any], series: dict[str, dict[str, float]]) -> None:
         """Write the measurement of a step; see `records.log_entry`."""
-        now = time.monotonic()
-        self._measuring_s, self._measured = self._measuring_s + now - self._since, self._measured + 1
-        self._metrics = found["metrics"]
-        self.write(self._entry() | {"left": self.left()} | found, series)
+        self._measuring_s += time.monotonic() - self._since
+        self._measured += 1
+        self._metrics = measured["metrics"]
+        self._write(self._entry(self.left()) | measured, series)
         self._show()
-        self._since = time.monotonic()
 
     def end_phase(self) -> None:
         """Record the time of the phase per vmapped run, as an estimate for other batches of the group."""
         if self._is_whole:
-            seconds = time.monotonic() - self._phase_began - self._saving_s
-            self._costs[self._batch.group.number, self._phase] = seconds / self._batch.width
+            self._costs[self._batch.group.number, self._phase] = self._in_phase() / self._batch.width
 
     def left(self) -> float | None:
         """Estimate the seconds left; None if some phase has not been timed yet."""
+        later = _runs(self._batch, self._phase + 1)
+        wanted = self._waiting + Counter(later)  # without entries that are zero
         here = self._left_of_phase()
-        lanes = Counter(self._lanes)
-        for phase in range(self._phase + 1, len(self._phases)):
-            lanes[self._batch.group.number, phase] += self._batch.width
-        wanted = {place: count for place, count in lanes.items() if count}
         if here is None or wanted.keys() - self._costs.keys():
             return None
-        return here + sum(self._costs[place] * count for place, count in wanted.items())
+        return here + sum(self._costs[place] * runs for place, runs in wanted.items())
 
     def _left_of_phase(self) -> float | None:
         """Estimate the seconds left of the phase, from its own steps or from earlier batches."""
@@ -206,12 +205,11 @@ class Clock:
         cost = self._costs.get((self._batch.group.number, self._phase))
         if cost is None or not self._is_whole:
             return None
-        left = cost * self._batch.width - (time.monotonic() - self._phase_began - self._saving_s)
+        left = cost * self._batch.width - self._in_phase()
         return left if left > 0 else None  # it takes longer than earlier batches did
 
-    @property
-    def _phases(self) -> Sequence[Any]:
-        return self._batch.group.setting.phases
+    def _in_phase(self) -> float:
+        return time.monotonic() - self._phase_began - self._saving_s
 
     @property
     def _goal(self) -> Goal | None:
@@ -233,11 +231,11 @@ class Clock:
         if (goal := self._goal) and (reached := self._metrics.get(goal.metric)) is not None:
             place = f"{goal.label} = {reached:.3g} of {goal.value:g}"
         state = "" if loss is None else f"loss {loss:.4g}"
-        self._reporter.update(
-            f"{describe(self._batch)}{phase.name} {place}", self._overall(), state, self.left()
-        )
+        text = f"{describe_batch(self._batch)}{phase.name} {place}"
+        self._reporter.update(text, self._overall(), state, self.left())
+        self._since = time.monotonic()
 
-    def _entry(self) -> dict[str, Any]:
+    def _entry(self, left: float | None) -> dict[str, Any]:
         return {
             "time": time.time(),
             "start": self._start_time,
@@ -248,7 +246,14 @@ class Clock:
             "share": self._share(),
             "overall": self._overall(),
             **self.spent(),
+            "left": left,
         }
+
+
+def _runs(batch: Batch, first: int = 0) -> dict[tuple[int, int], int]:
+    """Return the number of vmapped runs of a batch, by its group and each phase from the first one on."""
+    phases = range(first, len(batch.group.setting.phases))
+    return {(batch.group.number, phase): batch.width for phase in phases}
 
 
 def forget_peak() -> None:

@@ -1,0 +1,203 @@
+"""Run of one batch: compile, sample the data, run the phases with checkpoints, and save the tables."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pandas as pd
+
+from jaxattn.base.probe import concluded
+from jaxattn.core.pytrees import get, names
+from jaxattn.data.splits import Loaded
+from jaxattn.lab.engine import devices
+from jaxattn.lab.engine.batches import Batch
+from jaxattn.lab.engine.lift import Program, ProgramCache, seed_keys
+from jaxattn.lab.engine.monitor import Interrupted, RunMonitor
+from jaxattn.lab.engine.records import Records, log_entry, seed_series
+from jaxattn.lab.engine.store import Store
+from jaxattn.lab.storage.batch_state import BatchState
+from jaxattn.lab.study.seed import merged_metrics
+from jaxattn.lab.study.setting import Hyperparameters
+
+_Tables = Callable[[], dict[str, pd.DataFrame]]
+
+
+def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMonitor) -> list[dict[str, Any]]:
+    """Run the phases of a batch, or those that are left, and write its tables.
+
+    Args:
+        batch: the batch.
+        cache: programs of its group.
+        folder: folder of its checkpoints and tables.
+        monitor: shows progress, and decides when to save and stop.
+
+    Returns:
+        Cell, seed, phase, step and reason of every failed seed.
+
+    Raises:
+        Interrupted: the run was asked to stop, and has saved a checkpoint.
+        RunError: the folder cannot be written.
+    """
+    group, phases = batch.group, batch.group.setting.phases
+    lanes = devices.pad_to_devices(batch.lanes, group.setting.data.shared)
+    saved, tables = folder.resume(batch.name)
+    first = saved.phase if saved else 0
+    records = Records(batch, tables, saved.failures if saved else ())
+
+    monitor.set_status("compiling")
+    programs = cache.of(group)
+    programs.compile(group, len(lanes), first, resumed=saved is not None)
+
+    monitor.set_status("drawing")
+    data_keys, keys = seed_keys([seed for _, seed in lanes])
+    numbers = group.hyperparameters([cell for cell, _ in lanes])
+    loaded = programs.draw(data_keys, numbers)
+    params = programs.start(loaded, keys, numbers)
+
+    here = _BatchRun(batch, loaded, numbers, records, folder, monitor, {})
+    for index in range(first, len(phases)):
+        program = programs.phase(index, loaded)
+        monitor.begin_phase(index, program.probe_steps, saved.step if saved else 0)
+        params, saved = here.phase(program, index, params, keys, saved), None
+        if params is None:  # the checkpoint was damaged and has been set aside
+            return run_batch(batch, cache, folder, monitor)
+        monitor.end_phase()
+
+    monitor.set_status("writing")
+    here.save(here.kept, records.whole, len(phases), 0, finished=True)
+    return records.failures
+
+
+@dataclass
+class _State:
+    """State of a phase: steps taken, state of the programs, and observations of its phase probes."""
+
+    index: int
+    step: int
+    carried: Any
+    history: dict[str, np.ndarray]
+
+
+class _BatchRun(NamedTuple):
+    """A running batch; `kept` holds the parameters after each earlier phase, as far as it trained them."""
+
+    batch: Batch
+    loaded: Loaded
+    numbers: Hyperparameters
+    records: Records
+    folder: Store
+    monitor: RunMonitor
+    kept: dict[str, dict[str, Any]]
+
+    def phase(self, program: Program, index: int, params: Any, keys: Any, saved: BatchState | None) -> Any:
+        """Run a phase, or the rest of it; return its final parameters, or None for a damaged checkpoint."""
+        start = program, index, params, keys
+        state = self.initial_state(*start) if saved is None else self.restored_state(*start, saved)
+        if state is None:
+            return None
+        self.steps(program, state, measured=saved is not None)
+        self.conclude(program, state)
+        return state.carried.state.params
+
+    def steps(self, program: Program, state: _State, measured: bool) -> None:
+        """Take the remaining steps of a phase, with measurements and checkpoints.
+
+        Args:
+            program: functions of the phase.
+            state: state of the phase; it is changed in place.
+            measured: True if the current step has been measured already.
+        """
+        monitor, last_measured = self.monitor, state.step if measured else -1
+        for step in (step for step in program.probe_steps if step > last_measured):
+            while state.step < step and not monitor.is_stopped:
+                taken = monitor.block(step - state.step)
+                with monitor.stepping(taken):
+                    arguments = self.loaded.splits, self.numbers, np.int32(taken)
+                    state.carried = jax.block_until_ready(program.advance(state.carried, *arguments))
+                state.step += taken
+                if monitor.is_time_to_save and state.step < step:
+                    self.save_so_far(state)
+            if state.step == step:
+                self.measure(program, state)
+            if monitor.is_stopped or (monitor.is_time_to_save and step < program.probe_steps[-1]):
+                self.save_so_far(state)
+            if monitor.is_stopped:
+                raise Interrupted
+
+    def measure(self, program: Program, state: _State) -> None:
+        """Measure the current step, and add the result to the records and the log."""
+        batch, step, carried = self.batch, state.step, state.carried
+        by_probe = program.measure(carried, self.loaded.splits, self.numbers)
+        found = merged_metrics(batch.group.setting, by_probe, step) | program.state_metrics(carried)
+        for values, (_, observe) in zip(state.history.values(), program.observe, strict=True):
+            values[:, program.probe_steps.index(step)] = observe(carried)
+        measured = {name: np.asarray(x)[: len(batch.lanes)] for name, x in found.items()}
+        self.records.add(program.phase.name, step, measured)
+        self.records.note_failures(program.phase, step, carried.state.failed_at, measured["loss"])
+        entry = log_entry(measured, batch, self.records.failures)
+        self.monitor.record(entry, seed_series(measured, batch))
+
+    def conclude(self, program: Program, state: _State) -> None:
+        """Compute phase metrics and the token table at the end of a phase; keep its trained parameters."""
+        name, steps, params = program.phase.name, program.probe_steps, state.carried.state.params
+        model = self.batch.group.setting.model
+        for (probe, _), seen in zip(program.observe, state.history.values(), strict=True):
+            found = probe.conclude(seen, params, model, self.loaded)
+            on_the_way, at_the_end = concluded(probe, found, len(seen), len(steps))
+            for row, step in enumerate(steps):
+                self.records.add(name, step, {metric: x[:, row] for metric, x in on_the_way.items()})
+            self.records.add(name, steps[-1], at_the_end)
+        columns = jax.device_get(program.tokens(params, self.loaded.splits, self.numbers))
+        self.records.add_tokens(name, columns, self.loaded)
+        self.kept[name] = {moved: get(params, moved) for moved in _moved(params, program.phase, state.index)}
+
+    def save_so_far(self, state: _State) -> None:
+        """Save a checkpoint of the batch."""
+        arrays = {"state": {"carried": state.carried, "kept": self.kept}, "history": state.history}
+        with self.monitor.saving():
+            self.save(arrays, self.records.so_far, state.index, state.step)
+
+    def save(self, arrays: Any, tables: _Tables, phase: int, step: int, finished: bool = False) -> None:
+        """Save the state of the batch."""
+        cells = {str(cell.number): cell.config_hash for cell in self.batch.cells}
+        self.folder.save(
+            self.batch.name,
+            arrays,
+            tables,
+            cells=cells,
+            phase=phase,
+            step=step,
+            failures=self.records.failures,
+            finished=finished,
+        )
+
+    def initial_state(self, program: Program, index: int, params: Any, keys: Any) -> _State:
+        """Return the state at the start of a phase."""
+        carried = program.begin(params, self.loaded.splits, self.numbers, keys)
+        return _State(index, 0, carried, program.histories(carried))
+
+    def restored_state(
+        self, program: Program, index: int, params: Any, keys: Any, saved: BatchState
+    ) -> _State | None:
+        """Return the state of a checkpoint; None if it is damaged."""
+        like = program.begin.shapes(params, self.loaded.splits, self.numbers, keys)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+        kept = {
+            phase.name: {name: get(shapes, name) for name in _moved(params, phase, number)}
+            for number, phase in enumerate(self.batch.group.setting.phases[:index])
+        }
+        wanted = {"state": {"carried": like, "kept": kept}, "history": program.histories(like)}
+        if (found := self.folder.restore(self.batch.name, saved, wanted)) is None:
+            return None
+        lanes = jax.tree.leaves(shapes)[0].shape[0]
+        found = devices.padded_again(found, len(self.batch.lanes), lanes)
+        self.kept.update(found["state"]["kept"])
+        carried = devices.put(found["state"]["carried"], self.loaded.shared)
+        return _State(index, saved.step, carried, found["history"])
+
+
+def _moved(params: Any, phase: Any, index: int) -> Sequence[str]:
+    """Return the parameters to keep after a phase: all after the first one, else those that it trains."""
+    return names(params) if index == 0 else phase.train

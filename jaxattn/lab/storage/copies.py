@@ -1,0 +1,48 @@
+"""Paths of the local copies of results folders in buckets, and their addresses in messages."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from jaxattn.core.errors import InputError, RunError
+from jaxattn.lab.storage import files
+from jaxattn.lab.storage.objects import address_text, is_address
+
+
+def root(role: str) -> Path:
+    """Return the local folder of all copies of runs ("run") or of readers ("read")."""
+    return Path(os.path.abspath(files.cache_folder() / "buckets" / role))
+
+
+def local_path(place: str | Path, role: str = "read") -> Path:
+    """Return the local path of a folder; a folder that is not in a bucket is returned unchanged."""
+    if not is_address(place):
+        return Path(place)
+    return root(role) / address_text(place).replace("://", "/")
+
+
+def address_of(folder: Path) -> str | None:
+    """Return the bucket address that a local folder is the copy of; None if it is not a copy."""
+    for role in ("run", "read"):
+        if folder.is_relative_to(root(role)):
+            return re.sub("/", "://", folder.relative_to(root(role)).as_posix(), count=1)
+    return None
+
+
+def renamed(text: str) -> str:
+    """Replace the paths of local copies in a text by their addresses."""
+    bases = "|".join(re.escape(str(root(role))) for role in ("run", "read"))
+    return re.sub(rf"(?:{bases})/(s3|gs)/", r"\1://", text)
+
+
+@contextmanager
+def naming() -> Iterator[None]:
+    """Replace the paths of local copies in error messages by their addresses."""
+    try:
+        yield
+    except (InputError, RunError) as error:
+        if (text := renamed(str(error))) == str(error):
+            raise
+        raise type(error)(text) from None

@@ -1,0 +1,104 @@
+"""Results folders that a process reads: folders of this machine, and folders in buckets, by one protocol."""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxattn.lab.storage import batch_state, lock, manifest, run_log
+from jaxattn.lab.storage.batch_state import BatchState
+from jaxattn.lab.storage.bucket import Bucket
+from jaxattn.lab.storage.copies import address_of, local_path, root
+from jaxattn.lab.storage.objects import Objects, address_text, is_address
+
+SHARD = re.compile(r"shard-\d+-of-\d+")
+Kind = Literal["tables", "log", "report", "checkpoints"]
+
+
+class ResultsFolder:
+    """A results folder of this machine, and the protocol of results folders elsewhere.
+
+    Attributes:
+        name: the path or the address, for messages.
+        absolute: the absolute path, or the address.
+        local: the folder, or its local copy.
+        is_remote: True if the folder is not on this machine.
+        look_s: seconds between two looks of a process that waits for the folder.
+    """
+
+    is_remote, look_s = False, 0.5
+
+    def __init__(self, place: str | Path) -> None:
+        """Store the path or the address; raises InputError for an invalid address."""
+        self.name, self.absolute, self.local = str(place), os.path.abspath(place), Path(place)
+
+    def fetch(self, *kinds: Kind) -> Path:
+        """Make the files that a reader needs available on this machine, and return the local path.
+
+        Args:
+            kinds: files in addition to the manifest and the commit records. With checkpoints, the local copy
+                is discarded first.
+
+        Raises:
+            InputError: the folder cannot be read.
+        """
+        return self.local
+
+    def send_report(self, paths: Iterable[Path], directory: Path) -> None:
+        """Store the files of a report that was written in a local directory; the list of figures last."""
+
+    def shards(self) -> list[str]:
+        """Return the names of the shards with a manifest in the folder; empty if it is a run itself."""
+        is_run = (self.local / manifest.MANIFEST).exists()
+        return [] if is_run else [x.parent.name for x in self.local.glob(f"shard-*-of-*/{manifest.MANIFEST}")]
+
+    def trace(self) -> tuple[bool, list[Any]]:
+        """Return whether a local process holds the folder, and a value that every write changes."""
+        locked = lock.is_locked(self.local)
+        paths = [self.local / x for x in (".", run_log.RUN_LOG, manifest.MANIFEST, "parts", "checkpoints")]
+        return locked, [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
+
+
+class _BucketFolder(ResultsFolder):
+    is_remote, look_s = True, 5.0
+
+    def __init__(self, place: str | Path) -> None:
+        self.name = self.absolute = address_text(place)
+        self.local = local_path(place)
+
+    def fetch(self, *kinds: Kind) -> Path:
+        Bucket(self.name, "read").look(set(kinds), fresh="checkpoints" in kinds)
+        return self.local
+
+    def send_report(self, paths: Iterable[Path], directory: Path) -> None:
+        bucket = Bucket(self.name, "read")
+        bucket.folder = directory
+        bucket.send(path.relative_to(directory).as_posix() for path in paths)
+        bucket.send(["figures/drawn.json"])
+
+    def shards(self) -> list[str]:
+        objects = Objects(self.name)
+        entries, folders = objects.top()
+        if manifest.MANIFEST in entries:
+            return []
+        found = filter(SHARD.fullmatch, folders)
+        return [name for name in found if objects.read(f"{name}/{manifest.MANIFEST}") is not None]
+
+    def trace(self) -> tuple[bool, list[Any]]:
+        # The lock is an object too, whose replacements change the listing.
+        return False, sorted(Objects(self.name).top()[0].items())
+
+
+def fetch_batch(directory: Path, batch: str, saved: BatchState) -> None:
+    """Fetch a batch into the local copy of a bucket folder, if its checkpoint is missing there."""
+    if (address := address_of(directory)) is None:
+        return
+    if not batch_state.checkpoint_path(directory, batch, saved.checkpoint.number).is_dir():
+        role = "run" if directory.is_relative_to(root("run")) else "read"
+        Bucket(address, role).fetch_batch(batch, saved)
+
+
+def results_folder(place: str | Path) -> ResultsFolder:
+    """Return the results folder at a path or an address."""
+    return _BucketFolder(place) if is_address(place) else ResultsFolder(place)

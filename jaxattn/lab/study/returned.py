@@ -1,0 +1,135 @@
+"""Checks of values that custom code returns; each raises InputError with the value and its remedy."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxattn.base import Dataset, Model
+from jaxattn.core.errors import InputError, at, shown
+from jaxattn.data.corpus import Corpus, class_labels
+from jaxattn.data.sequences import Sequences
+from jaxattn.losses import PerSequence
+
+NOT_REAL = "records are real; return its real and imaginary parts, or its absolute value"
+
+
+def check_examples(data: Dataset, name: str) -> None:
+    """Check the shapes of data, and that `take` keeps its structure, dtypes and other axes."""
+    with at(name):
+        data.check_shapes()
+        size = min(2, data.num_examples)
+        taken = data.take(jnp.arange(size))
+        # Arrays of bags have one row per entry, not per example.
+        pairs = [("targets", data.targets, taken.targets)]
+        if not isinstance(data, Corpus):
+            if _structure(data) != _structure(taken):
+                raise InputError(
+                    f"take returns a {shown(taken)} of another structure; return the same type of data"
+                )
+            pairs = [(field, x, y) for (field, x), (_, y) in zip(data.arrays(), taken.arrays(), strict=True)]
+        for field, x, y in pairs:
+            if (y.shape, y.dtype) != ((size, *x.shape[1:]), x.dtype):
+                raise InputError(
+                    f"take returns {shown(y)} for {field}, {shown(x)}, with {size} examples; keep all axes "
+                    "except the first"
+                )
+
+
+def check_vocabulary(data: Dataset, vocab_size: int | None) -> None:
+    """Check that data have the vocabulary of their settings."""
+    found = data.vocab_size if isinstance(data, Corpus | Sequences) else None
+    if found != vocab_size:
+        raise InputError(
+            f"vocab_size: {vocab_size}, but the sampled data have V = {found}; return data of vocab_size "
+            "tokens, because the vocabulary is padded"
+        )
+
+
+def check_scores(model: Model[Any], params: Any, corpus: Corpus) -> None:
+    """Check the scores and values of every token, (V,) and (V,), (V, K) or (V, 1)."""
+    name = f"{model.kind or type(model).__name__}.scores_and_values"
+    vocab, classes = corpus.vocab_size, corpus.num_classes
+    columns = () if classes == 2 else (classes,)
+    found: Any = model.scores_and_values(params)
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise InputError(f"{name} returns {shown(found)}; return scores and values")
+    check_floats(name, found[0], {(vocab,)}, "the score of every token")
+    check_floats(name, found[1], {(vocab, *columns), (vocab, 1)}, "the values of every token")
+
+
+def check_floats(name: str, value: Any, shapes: set[tuple[int, ...]], why: str) -> None:
+    """Check that a value is a float array of one of some shapes; `why` describes it."""
+    if not is_floats(value) or value.shape not in shapes:
+        raise InputError(f"{name} returns {shown(value)}; return {min(shapes, key=len)} floats, {why}")
+
+
+def is_floats(value: Any) -> bool:
+    """Return True for a float array."""
+    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def check_like(wanted: Any, found: Any, what: str) -> None:
+    """Check that a tree has the structure, shapes and dtypes of another."""
+    if _structure(wanted) != _structure(found):
+        raise InputError(f"{what} a {shown(found)}, whose structure differs from its input {shown(wanted)}")
+    for (path, x), y in zip(jax.tree.leaves_with_path(wanted), jax.tree.leaves(found), strict=True):
+        if (jnp.shape(x), jnp.result_type(x)) != (jnp.shape(y), jnp.result_type(y)):
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise InputError(
+                f"{what} {shown(y)}{f' for {name}' if name else ''}; return {shown(x)}, like its input"
+            )
+
+
+def _structure(tree: Any) -> Any:
+    return jax.tree.structure(tree)
+
+
+def metric_names(what: str, metrics: Any, axes: int) -> list[str]:
+    """Return the names of metrics, and of the entries of vectors; check that they are real numbers."""
+    if not isinstance(metrics, dict):
+        raise InputError(f"{what} returns {shown(metrics)}; return a dictionary of numbers by name")
+    names = []
+    for name, value in metrics.items():
+        number = isinstance(value, int | float | complex | Array) and jnp.ndim(value) <= axes
+        if number and jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
+            raise InputError(f"{what} returns {shown(value)} for {name!r}; {NOT_REAL}")
+        if not (isinstance(name, str) and number):
+            kinds = "a number, or numbers (m,)" if axes else "a number"
+            raise InputError(f"{what} returns {shown(value)} for {name!r}; return {kinds}")
+        names += [name, *(f"{name}_{k:02d}" for k in range(len(value) if jnp.ndim(value) else 0))]
+    return names
+
+
+def couples(loss: PerSequence, sequences: int, classes: int) -> bool:
+    """Return True if the loss of a sequence changes when other sequences are replaced, on random data.
+
+    Args:
+        loss: function (outputs, targets) -> (n,).
+        sequences: number of sequences to use if the loss does not accept 8.
+        classes: number of classes.
+    """
+
+    def moves(n: int) -> bool:
+        rng = np.random.default_rng(0)
+        outputs = 2 * rng.standard_normal((2, n) if classes == 2 else (2, n, classes))
+        labels = class_labels(rng.integers(0, classes, (2, n)), classes)
+        compute = jax.jit(lambda f, y: loss(f.astype(jnp.result_type(float)), y.astype(jnp.int32)))
+        before, place = np.asarray(compute(outputs[0], labels[0])), np.arange(n)
+        for others in (place % 2 == 0, place % 2 == 1, place < n // 2, place >= n // 2):
+            mixed = [
+                np.where(others.reshape(-1, *(1,) * (x.ndim - 2)), x[1], x[0]) for x in (outputs, labels)
+            ]
+            after = np.asarray(compute(*mixed))
+            # Subtracting the largest logit cancels only up to rounding.
+            same = np.isclose(before, after, rtol=1e-4, atol=1e-5, equal_nan=True)
+            if not same[~others].all():
+                return True
+        return False
+
+    try:
+        return moves(8)
+    except Exception:  # the loss may require the number of examples
+        return moves(sequences)
