@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import AbstractArray
 
-from jaxattn.base.model import Loss, Start
+from jaxattn.base.model import Loss, Model, Params, Start
 from jaxattn.base.probe import Figure, Probe, ProbeContext
 from jaxattn.core.errors import InputError, nearest
 from jaxattn.core.settings import Spec
@@ -56,6 +56,19 @@ class OfFunction(Spec, frozen=True, kw_only=True):
 
     def _call(self, *given: Any, **changed: Any) -> Any:
         return type(self).function(*given, **self._settings() | changed)
+
+
+class ModelOfFunction(OfFunction, Model[Any], frozen=True, kw_only=True):
+    """Model from a function `(*, settings) -> model` with `init` and `outputs`, such as `ja.models.of_linen`."""
+
+    def init(self, key: Array, like: Any, *, dtype: Any) -> Params:
+        """Sample the parameters of one seed."""
+        return self._call().init(key, like, dtype=dtype)
+
+    def outputs(self, params: Params, data: Any) -> Array:
+        """Compute the outputs."""
+        found: Array = self._call().outputs(params, data)
+        return found
 
 
 class LossOfFunction(OfFunction, Loss, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from jaxattn.base.probe import concluded
-from jaxattn.core.pytrees import get, names
+from jaxattn.core.pytrees import get, names, selected
 from jaxattn.data.splits import Loaded
 from jaxattn.lab.engine import devices
 from jaxattn.lab.engine.batches import Batch
@@ -200,4 +200,4 @@ class _BatchRun(NamedTuple):
 
 def _moved(params: Any, phase: Any, index: int) -> Sequence[str]:
     """Return the parameters to keep after a phase: all after the first one, else those that it trains."""
-    return names(params) if index == 0 else phase.train
+    return names(params) if index == 0 else tuple(selected(params, phase.train))

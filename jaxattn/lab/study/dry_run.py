@@ -11,7 +11,7 @@ from jax import Array
 from jaxattn.base import Dataset, Measurement, Phase, PhaseProbe, Probe, Progress, SharedData, silent
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError, at, from_user_code, in_user_code, remedy, shown
-from jaxattn.core.pytrees import get, names
+from jaxattn.core.pytrees import get, names, selected
 from jaxattn.core.settings import Spec
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded, Splits
@@ -183,15 +183,10 @@ class _Rehearsal:
 
     def phase(self, setting: Setting, index: int, params: Any, data: Splits, key: Array) -> Any:
         phase, place = setting.phases[index], f"phases[{index}]"
-        name, known = _name(phase), names(params)
-        for parameter in phase.train:
-            if parameter not in known:
-                raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
-            if not jax.tree_util.treedef_is_leaf(jax.tree.structure(x := get(params, parameter))):
-                raise InputError(
-                    f"{place}.train: {parameter!r} is a {shown(x)}, not an array; return its arrays from "
-                    "init as separate parameters"
-                )
+        name = _name(phase)
+        with at(f"{place}.train"):
+            trained = selected(params, phase.train)
+        for parameter, x in trained.items():
             if not jnp.issubdtype(x.dtype, jnp.floating):
                 raise InputError(f"{place}.train: {parameter!r} is {shown(x)}, not a float")
         with jax.enable_x64(_is_double(setting, phase)), self.at(place, registry.PHASE):

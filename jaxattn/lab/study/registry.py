@@ -30,6 +30,7 @@ from jaxattn.base import (
 from jaxattn.base.functions import (
     FigureOfFunction,
     LossOfFunction,
+    ModelOfFunction,
     OfFunction,
     ProbeOfFunction,
     StartOfFunction,
@@ -371,7 +372,14 @@ DATA = Concept[Data](
     data_class,
     ("(key, *, settings) -> Dataset", "(*, settings) -> Dataset"),
 )
-MODEL = Concept[Model[Any]]("a model", "`[model]`", MODELS, {Model: ("init", "outputs")})
+MODEL = Concept[Model[Any]](
+    "a model",
+    "`[model]`",
+    MODELS,
+    {Model: ("init", "outputs")},
+    functools.partial(settings_class, base=ModelOfFunction),
+    ("(*, settings) -> model",),
+)
 LOSS = Concept[Loss](
     "a loss",
     "`loss`",

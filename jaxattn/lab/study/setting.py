@@ -14,6 +14,7 @@ from jax import Array
 
 from jaxattn.base import Data, Dataset, Loss, Measurement, Model, Phase, Start
 from jaxattn.core.errors import InputError, at
+from jaxattn.core.pytrees import selected
 from jaxattn.core.settings import STATIC, Spec, has_mark
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.study import registry
@@ -238,9 +239,9 @@ def _check(setting: Setting) -> None:
         place = f"phases[{index}]"
         if names.count(phase.name) > 1:
             raise InputError(f"phases: two phases are named {phase.name!r}; give each a different name")
-        for parameter in phase.train:
-            if known and parameter not in known:
-                raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
+        if known:
+            with at(f"{place}.train"):
+                selected(dict.fromkeys(known, 0.0), phase.train)
         _ask(phase, place, setting)
     setting.probes.check_phases(setting.phases)
     gives = setting.data.gives
