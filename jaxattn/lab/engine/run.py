@@ -69,8 +69,7 @@ def run_study(
         reporter: reporter of progress.
         shard: I and N for shard I of N of the batches, in a separate folder.
         max_memory: memory limit in bytes per device; by default that of the device.
-        on_failure: reaction to a batch that fails by NaN, by an error of the machine or of custom code:
-            `stop`, `continue` with the next one, or `retry` it before continuing.
+        on_failure: reaction to a batch that ends in NaN or raises: stop, continue, or retry it first.
         accept_code: resume although custom code has changed since the run started.
         profile: write a JAX trace of the run into the folder.
         log: dashboards that get every measurement, in addition to metrics.jsonl.
@@ -80,25 +79,24 @@ def run_study(
         The outcome; records.parquet, tokens.parquet and manifest.json are in the folder.
 
     Raises:
-        InputError: the data cannot be used, a cell does not fit in memory, or the folder holds results of
-            another config.
-        RunError: the folder cannot be written, the limit of open files is too low, or a batch failed and
-            `on_failure` is `stop`.
+        InputError: the data, the memory or the config of the folder does not allow the run.
+        RunError: the folder cannot be written, there are too few file handles, or a batch stops the run.
         Interrupted: SIGINT or SIGTERM was received; the same command resumes the run.
     """
     started = time.monotonic()
     _check_machine(reporter)
     folder = Store(directory, reporter.warn)
     with folder.locked(), backend.precision(study.dtype):
-        planned = _plan(study, folder, reporter, command, shard, max_memory, on_failure, accept_code)
-        cache, batches, known = planned
+        cache, batches, known = _plan(
+            study, folder, reporter, command, shard, max_memory, on_failure, accept_code
+        )
         todo = _unfinished(batches, folder, reporter)
         if not todo and known["status"] == "finished" and folder.is_merged(known):
             if renewed := known != find_manifest(folder.directory):
                 folder.write_manifest(known)
             return Outcome(folder.directory, known["failures"], [], len(batches), True, renewed)
         with loggers.open_loggers(folder, study.name, log, profile) as write:
-            # A killed process has not updated its manifest; the last line of its log is newer.
+            # The log of a killed process is newer than its manifest.
             earlier = known, *run_log.latest(folder.directory)[-1:]
             monitor = RunMonitor(reporter, write, intervals, earlier=earlier, started=started)
             queue = _Queue(study, folder, cache, reporter, monitor, on_failure, batches, known, [])
