@@ -59,7 +59,7 @@ class OfFunction(Spec, frozen=True, kw_only=True):
 
 
 class ModelOfFunction(OfFunction, Model[Any], frozen=True, kw_only=True):
-    """Model from a function `(*, settings) -> model` with `init` and `outputs`, such as `ja.models.of_linen`."""
+    """Model from a function `(*, settings) -> model` with `init` and `outputs`, as `ja.models.of_linen`."""
 
     def init(self, key: Array, like: Any, *, dtype: Any) -> Params:
         """Sample the parameters of one seed."""
