@@ -405,7 +405,7 @@ def test_python_may_give_functions_and_arrays_wherever_a_sweep_file_has_names_an
             {"probes": [lambda params, corpus: 1.0, lambda params, corpus: 2.0]},
             "tests.test_own:<lambda>: two objects",
         ),
-        ({"model": norm}, "is a function; a model must be a class derived from jaxattn.Model with init"),
+        ({"model": norm}, "has the argument 'params'; a model function has settings only, after a"),
     ],
 )
 def test_what_python_gives_wrongly_is_one_line(changes, message):

@@ -412,6 +412,19 @@ def test_the_page_of_the_checker_writes_a_certificate_that_is_accepted(tmp_path,
     assert names["gap"] < 1e-14
 
 
+def test_the_page_of_modules_trains_three_models(tmp_path, monkeypatch):
+    (code,) = blocks("howto/modules.md", "python")
+    names = {}
+    monkeypatch.chdir(tmp_path)
+    exec(code, names)
+    for each in names["results"].values():
+        final = (
+            each.records.query("metric == 'train_accuracy' and phase == 'head'").groupby("seed").value.last()
+        )
+        assert len(final) == 4
+        assert final.mean() > 0.9
+
+
 def test_every_page_with_python_is_run_by_a_test():
     """Runs of the gallery are long, the measure of books has tests of its own, chips need compilers."""
     elsewhere = {f"howto/{name}.md" for name in ("extending", "books", "accelerators")}

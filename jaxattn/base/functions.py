@@ -71,6 +71,18 @@ class ModelOfFunction(OfFunction, Model[Any], frozen=True, kw_only=True):
         return found
 
 
+def model_class(function: Function, **attributes: Any) -> type[Any]:
+    """Return the class of a model function; raises InputError if it has arguments that are not settings."""
+    for name, p in _parameters(function).items():
+        if p.kind is not p.KEYWORD_ONLY:
+            place = attributes.get("kind") or function.__name__
+            raise InputError(
+                f"{place} has the argument {name!r}; a model function has settings only, after a *, and "
+                "returns a model"
+            )
+    return settings_class(function, ModelOfFunction, **attributes)
+
+
 class LossOfFunction(OfFunction, Loss, frozen=True, kw_only=True):
     """Loss from a function `(outputs, targets, *, settings) -> (n,)`."""
 

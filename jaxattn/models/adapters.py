@@ -50,7 +50,8 @@ def of_linen(module: Any, *, inputs: Inputs = first_array, per_example: bool = F
     from flax.errors import InvalidRngError
 
     def init(key: Array, like: Dataset, *, dtype: DTypeLike) -> Any:
-        x = inputs(like)
+        # Only shapes of the data are known here.
+        x = inputs(jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), like))
         variables = module.init(key, _first(x) if per_example else x)
         for name in variables:
             if name != "params":

@@ -12,7 +12,7 @@ from jaxattn.attention.scores import Scores
 from jaxattn.base import Goal, Params, Phase, Task
 from jaxattn.base.functions import Function, OfFunction, settings_class
 from jaxattn.core.errors import InputError, shown
-from jaxattn.core.pytrees import Brief, Leaf, get, replaced
+from jaxattn.core.pytrees import Brief, Leaf, get, replaced, selected
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.arc_length import Ends, FlowPath, Stop
 from jaxattn.dynamics.flows.exact_flow import Path, begin_path, continue_path, ends_of, exact_flow
@@ -128,14 +128,14 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         failed = (path.status == Stop.FAILED) & (row >= path.reached)
         moved = {
             name: x.reshape(get(params, name).shape).astype(get(params, name).dtype)
-            for name, x in path.params_at(row, self.train).items()
+            for name, x in path.params_at(row, tuple(selected(params, self.train))).items()
         }
         failed_at = jnp.where(failed, path.reached, -1).astype(jnp.int32)
         return FlowState(replaced(params, **moved), path, row, failed_at)
 
     def parameter(self, state: FlowState, name: str) -> Array:
         """Return a parameter at the state's row; trained ones in full precision, as one row."""
-        moved = state.path.params_at(state.step, self.train)
+        moved = state.path.params_at(state.step, tuple(selected(state.params, self.train)))
         return moved[name] if name in moved else super().parameter(state, name)
 
     def metrics(self, state: FlowState) -> dict[str, Array]:
@@ -151,10 +151,11 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
             raise InputError(f"it returns {shown(path)}; return a ja.dynamics.RecordedPath")
         if not isinstance(path, RecordedPath):
             return path
-        if path.params.keys() != set(self.train):
+        trained = selected(params, self.train)
+        if path.params.keys() != trained.keys():
             names = ", ".join(path.params) or "no parameters"
-            raise InputError(f"it returns a path of {names}; train has {', '.join(self.train)}")
-        wanted = [(name, path.params[name], np.shape(get(params, name))) for name in self.train]
+            raise InputError(f"it returns a path of {names}; train has {', '.join(trained)}")
+        wanted = [(name, path.params[name], np.shape(x)) for name, x in trained.items()]
         for name, x, shape in [*wanted, *((name, x, ()) for name, x in path.metrics.items())]:
             if np.shape(x) != (rows := (self.points, *shape)):
                 raise InputError(

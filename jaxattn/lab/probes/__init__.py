@@ -4,6 +4,7 @@ from jaxattn.base import Measurement
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core.scales import Scale
 from jaxattn.lab.probes.directions import FlowLimit, MaxMarginDirection, RelaxedDirection
+from jaxattn.lab.probes.exact import ExactGap
 from jaxattn.lab.probes.importance import Importance, OneStepEmbeddings, OneStepError
 from jaxattn.lab.probes.parameters import Alignments, Conservation, Norms, Sharpness
 from jaxattn.lab.probes.selection import (
@@ -26,6 +27,7 @@ PROBES: dict[str, type[Measurement]] = {
     "conservation": Conservation,
     "sharpness": Sharpness,
     "max_margin_direction": MaxMarginDirection,
+    "exact_gap": ExactGap,
     "one_step_embeddings": OneStepEmbeddings,
     "relevant_tokens": RelevantTokens,
     "cover": Cover,
@@ -41,6 +43,7 @@ __all__ = [
     "AttentionEntropy",
     "Conservation",
     "Cover",
+    "ExactGap",
     "Fit",
     "FlowLimit",
     "HeadsSelected",

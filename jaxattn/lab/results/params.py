@@ -32,7 +32,7 @@ _AGAIN = "load another folder, or run the sweep again"
 
 @jax.tree_util.register_pytree_with_keys_class
 class Parameters:
-    """Named arrays as a frozen pytree: `parameters.E` is the array of that name."""
+    """Named arrays as a frozen pytree: `parameters.E`, or `parameters.head.kernel` for "head.kernel"."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         """Store the arrays by name."""
@@ -41,9 +41,11 @@ class Parameters:
     def __getattr__(self, name: str) -> Any:
         # Copying accesses attributes before they are set.
         arrays = self.__dict__.get("_arrays", {})
-        if name not in arrays:
-            raise AttributeError(f"no parameter {name!r}; the parameters are {', '.join(arrays)}")
-        return arrays[name]
+        if name in arrays:
+            return arrays[name]
+        if part := {key[len(name) + 1 :]: x for key, x in arrays.items() if key.startswith(f"{name}.")}:
+            return Parameters(part)
+        raise AttributeError(f"no parameter {name!r}; the parameters are {', '.join(arrays)}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{name}: parameters are immutable; create new ones with `replace`")

@@ -30,11 +30,11 @@ from jaxattn.base import (
 from jaxattn.base.functions import (
     FigureOfFunction,
     LossOfFunction,
-    ModelOfFunction,
     OfFunction,
     ProbeOfFunction,
     StartOfFunction,
     as_default,
+    model_class,
     settings_class,
     without_arrays,
 )
@@ -377,7 +377,7 @@ MODEL = Concept[Model[Any]](
     "`[model]`",
     MODELS,
     {Model: ("init", "outputs")},
-    functools.partial(settings_class, base=ModelOfFunction),
+    model_class,
     ("(*, settings) -> model",),
 )
 LOSS = Concept[Loss](

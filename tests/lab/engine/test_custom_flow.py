@@ -49,7 +49,7 @@ def test_a_flow_as_a_function_runs_in_a_study_and_resumes_bitwise(
     whole, _ = go(tmp_path / "whole", made)
     assert not whole.failures
     stop(tmp_path / "stopped", made, 8, intervals=every_step)
-    mark = batch_state.read(tmp_path / "stopped", store.Store(tmp_path / "stopped").batches()[0])
+    mark = batch_state.read_state(tmp_path / "stopped", store.Store(tmp_path / "stopped").batches()[0])
     assert (mark.phase, mark.step) == (1, 2)
     go(tmp_path / "stopped", made)
     assert_same(tmp_path / "whole", tmp_path / "stopped")
@@ -164,7 +164,7 @@ def misspelt(params, task, *, points: int = 3):
             r"phases\[1\]: 'steps' of .*with_steps is an attribute of every .*; choose another name",
         ),
         (misspelt, r"phases\[1\]: declare: FlowPhase has no attribute 'trains'; did you mean 'train'"),
-        (returning(None, train=["q"]), r"phases\[1\].train: 'q' is not one of E, p, v"),
+        (returning(None, train=["q"]), r"phases\[1\].train: q: not a parameter of the model; known: E, p, v"),
         (returning(lambda params: params.p), r"phases\[1\]: it returns float32\[16\]; return a ja.dynamics"),
         (
             returning(lambda x: RecordedPath(params={"v": rows(x.v)}, status=1)),

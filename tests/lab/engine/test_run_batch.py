@@ -43,13 +43,19 @@ def test_records_and_tokens_have_every_seed_phase_and_step(small_run, read):
     assert set(tokens.columns) >= {"token", "count", "alpha", "posterior_difference", "Ep", "Ev"}
 
 
+def generate(data, key, sequences):
+    """Call the data's generator itself, as a user does."""
+    settings = {name: getattr(data, name) for name in data.arguments} | {"sequences": sequences}
+    return data.function(key, **settings)
+
+
 def test_numbers_equal_the_phases_written_out_seed_by_seed(small_run, read, study):
     records, tokens = read(small_run)
     data = study().base.data
     data_keys, model_keys = seed_keys([0, 1])
     for seed in (0, 1):
         train_key, test_key = jax.random.split(data_keys[seed])
-        train, test = (data.generate(key, n) for key, n in ((train_key, 30), (test_key, 20)))
+        train, test = (generate(data, key, n) for key, n in ((train_key, 30), (test_key, 20)))
         params = ja.models.one_layer.init(model_keys[seed], vocab_size=20, dim=16)
         params = jax.jit(lambda x, train: ja.dynamics.one_step(x, train, step_size=50.0))(params, train)
         gradient, loss = jax.jit(jax.grad(ja.dynamics.loss)), jax.jit(ja.dynamics.loss)
@@ -235,7 +241,7 @@ def test_flow_records_equal_the_path_and_its_limit_worked_out_alone(flow_run, x6
     data_keys, model_keys = seed_keys([0, 1, 2])
     for seed in (0, 2):
         train_key, _ = jax.random.split(data_keys[seed])
-        corpus = data.generate(train_key, 20)
+        corpus = generate(data, train_key, 20)
         params = ja.models.one_layer.init(model_keys[seed], vocab_size=12, dim=32, dtype=jnp.float64)
         params = ja.dynamics.one_step(params, corpus, step_size=100.0)
         path = ja.dynamics.exact_flow(

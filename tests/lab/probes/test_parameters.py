@@ -136,7 +136,7 @@ def test_it_is_measured_where_all_three_are_trained(x64, corpus, show, draw, app
     assert not applies(Conservation(), model, None, ("p",))
     assert applies(Conservation(), model, None, ("v", "E", "p"))
     assert Conservation().measure(show(model, params, corpus, memory=memory)) == {"conservation_drift": 0}
-    with pytest.raises(InputError, match="E: not a parameter of the model; it has W"):
+    with pytest.raises(InputError, match="E: not a parameter of the model; known: W"):
         Conservation().remember({"W": params.E})
 
 

@@ -110,7 +110,7 @@ def test_hash_does_not_depend_on_the_names_of_classes(load):
         ("axes.seeds=[1, 2]", r"seeds cannot be an axis"),
         ("phases.other.steps=3", r"phases.other.steps: no entry 'other' in the list; there are embed, query"),
         ("phases.1.name=embed", r"two phases are named 'embed'"),
-        ("phases.1.train=['q']", r"phases\[1\].train: 'q' is not one of E, p, v"),
+        ("phases.1.train=['q']", r"phases\[1\].train: q: not a parameter of the model; known: E, p, v"),
         ("probes.low=2.0", r"probes.low: 2.0 is not below"),
         ("probes.own=['nosuch']", r"probes.own\[0\].kind: unknown 'nosuch'"),
         ("name=../up", r"name: expected letters, digits"),

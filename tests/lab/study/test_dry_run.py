@@ -73,7 +73,7 @@ class Model(ja.Model):
 
 class Unnamed(Model):
     def init(self, key, like, *, dtype):
-        return [jnp.zeros(3)]
+        return jnp.zeros(3)
 
 class Keyless(Model):
     def init(self, key, like):
@@ -330,7 +330,7 @@ WRONG = {
     "no code": ({"model": "mine.py:number"}, "mine.py:number is neither a class nor a function"),
     "a function": (
         {"model": "mine.py:loss"},
-        "model.kind: mine.py:loss is a function; a model must be a class derived from jaxattn.Model with",
+        "model: mine.py:loss has the argument 'params'; a model function has settings only, after a *",
     ),
     # what lacks something
     "no data": (
@@ -380,11 +380,11 @@ WRONG = {
     ),
     "plain class": (
         {"model": model("Plain", dim=3)},
-        "model.kind: mine.py:Plain does not derive from jaxattn.Model; a model must be a class",
+        "model.kind: mine.py:Plain does not derive from jaxattn.Model; a model must be a function (*, settings)",
     ),
     "named tuple": (
         {"model": model("Pair", dim=3)},
-        "model.kind: mine.py:Pair does not derive from jaxattn.Model; a model must be a class",
+        "model.kind: mine.py:Pair does not derive from jaxattn.Model; a model must be a function (*, settings)",
     ),
     "array setting": (
         {"probes": {"own": [{"kind": "mine.py:array_setting", "weights": [1.0]}]}},
@@ -401,7 +401,7 @@ WRONG = {
     ),
     "unnamed": (
         {"model": model("Unnamed")},
-        "model.init: parameters: a list has no names; Model.init must return a dataclass",
+        "model.init: parameters: an array float32[3] has no names; Model.init must return arrays in a dataclass",
     ),
     "keyless": (
         {"model": model("Keyless")},
@@ -441,7 +441,7 @@ WRONG = {
     ),
     "training nothing": (
         {"phases": phase("Stays", train=["q"])},
-        "phases[0].train: 'q' is not one of E, p, v",
+        "phases[0].train: q: not a parameter of the model; known: E, p, v",
     ),
     "no state": (
         {"phases": phase("NoState")},
@@ -522,8 +522,8 @@ WRONG = {
         "data.kind: unknown 'jaxattn.data.assumption1'; an import path is written 'jaxattn.data:assumption1'",
     ),
     "nested parameters": (
-        {"model": model("Nested"), "phases": [{**BATCHED[0], "train": ["head"]}]},
-        "phases[0].train: 'head' is a dict, not an array; return its arrays from init as separate parameters",
+        {"model": model("Nested"), "phases": [{**BATCHED[0], "train": ["head.w"]}]},
+        "phases[0].train: head.w: not a parameter of the model; did you mean 'head.v'?",
     ),
     "an annotation": (
         {"probes": {"own": ["mine.py:no_setting"]}},

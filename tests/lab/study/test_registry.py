@@ -132,7 +132,7 @@ def test_defaults_are_written_down(names):
         (
             "model",
             "mine.py:pairs",
-            "model.kind: mine.py:pairs is a function; a model must be a class derived from",
+            "model: mine.py:pairs has the argument 'key'; a model function has settings only, after a *",
         ),
         (
             "phase",
@@ -147,7 +147,7 @@ def test_defaults_are_written_down(names):
         (
             "model",
             {"kind": "mine.py:Underived", "dim": 3},
-            "mine.py:Underived does not derive from jaxattn.Model; a model must be a class derived",
+            "mine.py:Underived does not derive from jaxattn.Model; a model must be a function",
         ),
         (
             "model",

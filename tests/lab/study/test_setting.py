@@ -21,8 +21,11 @@ def descent(train, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"phases": [descent(["W1"])]}, "'W1' is not one of E, p, v"),
-        ({"model": {"kind": "mlp", "dim": 8}, "phases": [descent(["W1"])]}, "is not one of E, p, v, W, b"),
+        ({"phases": [descent(["W1"])]}, "train: W1: not a parameter of the model; known: E, p, v"),
+        (
+            {"model": {"kind": "mlp", "dim": 8}, "phases": [descent(["W1"])]},
+            "train: W1: not a parameter of the model; did you mean 'W'",
+        ),
         ({"phases": [descent(["p"], patience=3)]}, "no validation corpus; give data.validation_sequences"),
         (
             {"model": {"kind": "two_layer", "dim": 8}, "phases": [{"name": "flow", "kind": "exact_flow"}]},

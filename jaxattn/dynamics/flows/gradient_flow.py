@@ -1,0 +1,150 @@
+"""Gradient flow of any model and loss, dθ/dt = -∂L/∂θ, by the solvers of diffrax."""
+
+import math
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import msgspec
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from jaxattn.base import Goal, Params, Task
+from jaxattn.base.functions import declare, settings_class
+from jaxattn.core.errors import InputError
+from jaxattn.core.pytrees import gradients_by_name, replaced, selected
+from jaxattn.core.settings import Names, Positive, PositiveInt, Static
+from jaxattn.dynamics.flows.arc_length import Stop
+from jaxattn.dynamics.flows.flow_phase import FlowPhase, RecordedPath
+from jaxattn.losses import mean
+
+Tolerance = Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]]
+
+
+@declare(
+    failure="gradient flow took max_steps steps; raise max_steps, try solver = 'implicit', or use exact_flow "
+    "where scores are linear in the trained parameter",
+    rotation_invariant=True,
+    refines=("log_gradient_norm",),
+    goal=property(lambda settings: Goal("time", "t", settings.until_time)),
+)
+def gradient_flow(
+    params: Params,
+    task: Task,
+    *,
+    train: Names,
+    until_time: Static[Positive],
+    until_norm: Static[Positive] | None = None,
+    until_log_loss: Static[float] | None = None,
+    solver: Literal["explicit", "implicit"] = "explicit",
+    rtol: Tolerance = 1e-8,
+    atol: Tolerance = 1e-10,
+    max_steps: PositiveInt = 100_000,
+    points: Annotated[int, msgspec.Meta(ge=2)] = 64,
+) -> RecordedPath:
+    """Follow gradient flow on the parameters in `train`, for any model and loss.
+
+        dθ/dt = -∂L/∂θ,   integrated in log(1 + t)
+
+    The full training data are used, in float64. Row k is at time t_k = (1 + until_time)^(k/(points - 1)) - 1.
+
+    Args:
+        params: the initial parameters.
+        task: the model, the loss and the data of one seed.
+        train: names or patterns of the trained parameters.
+        until_time: stop at this time t.
+        until_norm: stop when the norm of all trained parameters together reaches this value.
+        until_log_loss: stop when log L falls to this value.
+        solver: "explicit" (Tsit5), or "implicit" (Kvaerno5) for stiff problems, such as a loss near its
+            minimum. An implicit step solves a linear system of the size of the trained parameters.
+        rtol: relative error tolerance of a step.
+        atol: absolute error tolerance of a step.
+        max_steps: largest number of steps, accepted or rejected.
+        points: number of rows of the path, including its start.
+
+    Returns:
+        The path, with the metrics time, log_time, log_loss, log_gradient_norm, trained_norm and solver_steps.
+
+    Raises:
+        InputError: `until_time` is infinite.
+
+    Source:
+        Tsitouras 2011 and Kværnø 2004, as implemented by diffrax.
+    """
+    import diffrax  # slow to import
+
+    if not math.isfinite(until_time):
+        raise InputError(f"until_time: {until_time}; give a finite time")
+    params, data = _in_float64(params), _in_float64(task.data.train)
+    start, unravel = ravel_pytree(selected(params, train))
+
+    def evaluate(theta: Array) -> tuple[Array, Array]:
+        def loss(params: Params) -> Array:
+            return mean(task.loss, task.model.outputs(params, data), data.targets)
+
+        value, gradients = gradients_by_name(loss, replaced(params, **unravel(theta)), train)
+        return value, ravel_pytree(gradients)[0]
+
+    def ended(t: Array, theta: Array, args: Any, **others: Any) -> Array:
+        reached = jnp.asarray(False)
+        if until_norm is not None:
+            reached |= jnp.linalg.norm(theta) >= until_norm
+        if until_log_loss is not None:
+            reached |= jnp.log(evaluate(theta)[0]) <= until_log_loss
+        return reached
+
+    end = math.log1p(until_time)
+    marks = jnp.linspace(0, end, points)
+    solution = diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, theta, args: -jnp.exp(t) * evaluate(theta)[1]),
+        diffrax.Tsit5() if solver == "explicit" else diffrax.Kvaerno5(),
+        0.0,
+        end,
+        None,
+        start,
+        saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=marks), diffrax.SubSaveAt(t1=True)]),
+        stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol),
+        event=diffrax.Event(ended),
+        max_steps=max_steps,
+        throw=False,
+    )
+    return _recorded(solution, marks, evaluate, unravel, until_norm)
+
+
+def _recorded(solution: Any, marks: Array, evaluate: Any, unravel: Any, until_norm: float | None) -> Any:
+    """Return the rows of a solution; rows after its end repeat the last state."""
+    import diffrax
+
+    (times, rows), (last_time, last_row) = zip(solution.ts, solution.ys, strict=True)
+    known = jnp.isfinite(times)
+    rows = jnp.where(known[:, None], rows, last_row)
+    log_times = jnp.where(known, times, last_time)
+    losses, gradients = jax.lax.map(evaluate, rows)
+    by_event = diffrax.is_event(solution.result)
+    norm = jnp.linalg.norm(rows[-1])
+    by_norm = norm >= (jnp.inf if until_norm is None else until_norm)
+    status = jnp.where(diffrax.is_successful(solution.result), Stop.TIME, Stop.FAILED)
+    status = jnp.where(by_event, jnp.where(by_norm, Stop.NORM, Stop.LOSS), status)
+    time = jnp.expm1(log_times)
+    return RecordedPath(
+        params=jax.vmap(unravel)(rows),
+        status=status,
+        metrics={
+            "time": time,
+            "log_time": jnp.log(time),
+            "log_loss": jnp.log(losses),
+            "log_gradient_norm": jnp.log(jnp.linalg.norm(gradients, axis=1)),
+            "trained_norm": jnp.linalg.norm(rows, axis=1),
+            "solver_steps": jnp.full(len(marks), solution.stats["num_steps"], float),
+        },
+        last=jnp.minimum(known.sum(), len(marks) - 1),
+    )
+
+
+GradientFlow = settings_class(gradient_flow, FlowPhase, "GradientFlow")
+
+
+def _in_float64(tree: Any) -> Any:
+    return jax.tree.map(
+        lambda x: jnp.asarray(x, jnp.float64) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x, tree
+    )

@@ -1,0 +1,80 @@
+"""Certificates of max-margin directions in exact arithmetic, for the final selection of every seed."""
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxattn.base import Model
+from jaxattn.core.errors import InputError, writing
+from jaxattn.core.settings import FilePath, NotNegative, Static
+from jaxattn.data.splits import Loaded
+from jaxattn.lab.probes.directions import MaxMarginDirection
+from jaxattn.lab.probes.selection import attended
+from jaxattn.theory import Scores, certify_exactly, max_margin
+from jaxattn.theory.check_certificate import check
+from jaxattn.theory.exact_certificate import ExactCertificate
+
+
+class ExactGap(MaxMarginDirection, frozen=True, kw_only=True):
+    """The duality gap of the max-margin direction, proven in exact arithmetic and checked independently.
+
+    The keys are those of the phase, which in span coordinates are coordinates of the embeddings. The metrics
+    are NaN for a seed without a certificate, see `ja.theory.certify_exactly`.
+
+    Attributes:
+        nats: see `max_margin_direction`.
+        folder: folder for the certificates, which are named by the SHA-256 of their data; none by default.
+    """
+
+    labels: ClassVar[dict[str, str]] = {
+        "proven_gap": "proven relative duality gap",
+        "accepted": "certificate accepted by the independent checker",
+    }
+    metrics: ClassVar[tuple[str, ...]] = ("proven_gap", "accepted")
+
+    nats: Static[NotNegative] | None = None
+    folder: FilePath | None = None
+
+    def conclude(
+        self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Certify the max-margin direction of every seed's final selection, and run the checker."""
+        params, data = jax.device_get((params, loaded.splits.train))
+        found = np.full((2, len(history)), np.nan)
+        for seed, path in enumerate(history):
+            own = jax.tree.map(lambda x, seed=seed: np.asarray(x[seed]), params)
+            bags = data if loaded.shared else jax.tree.map(lambda x, seed=seed: x[seed], data)
+            with jax.enable_x64(True):
+                found[:, seed] = self._certified(path[-1], model.scores(own, bags))
+        return {}, dict(zip(self.metrics, found, strict=True))
+
+    def _certified(self, p: np.ndarray, scores: Any) -> tuple[float, float]:
+        keys = np.asarray(scores.keys, np.float64)
+        if not (np.isfinite(p).all() and np.isfinite(keys).all()):
+            return np.nan, np.nan
+        problem = Scores(keys, scores.corpus)
+        chosen = attended(jnp.asarray(keys @ p), scores.corpus, self.nats)
+        try:
+            certificate = certify_exactly(problem, chosen, max_margin(problem, chosen))
+        except InputError:
+            return np.nan, np.nan
+        if self.folder is not None:
+            _write(Path(self.folder), certificate)
+        try:
+            check(certificate.claim, certificate.data)
+        except ValueError:
+            return certificate.gap, 0.0
+        return certificate.gap, 1.0
+
+
+def _write(folder: Path, certificate: ExactCertificate) -> None:
+    name = certificate.claim["sha256"][:16]
+    path = folder / f"{name}.json"
+    with writing(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".bin").write_bytes(certificate.data)
+        path.write_text(json.dumps({"data": f"{name}.bin"} | certificate.claim), encoding="utf-8")

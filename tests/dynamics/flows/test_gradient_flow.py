@@ -1,0 +1,152 @@
+"""Gradient flow of any model, against SciPy's Radau, the exact flow and descent with small steps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen
+from jax.flatten_util import ravel_pytree
+from scipy.integrate import solve_ivp
+
+import jaxattn as ja
+from jaxattn.base import Task
+from jaxattn.core import pytrees
+from jaxattn.core.errors import InputError
+from jaxattn.data.splits import Splits
+from jaxattn.dynamics import Stop
+from jaxattn.dynamics.flows.gradient_flow import GradientFlow, gradient_flow
+from jaxattn.models.adapters import of_linen
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+class Points(ja.Dataset):
+    X: jax.Array
+
+
+class Mlp(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(1)(jnp.tanh(linen.Dense(3)(x)))
+
+
+def one_layer(classes):
+    corpus = ja.data.independent(
+        jax.random.key(0), vocab_size=12, relevant=6, length=5, sequences=30, num_classes=classes
+    )
+    model = ja.models.OneLayer(dim=6)
+    return corpus, model, ja.losses.classification, ("p", "v")
+
+
+def regression():
+    rng = np.random.default_rng(0)
+    X = jnp.asarray(rng.normal(size=(20, 4)))
+    data = Points(targets=jnp.sin(X[:, 0]), X=X)
+    return data, of_linen(Mlp()), ja.losses.squared_error, ("Dense_0", "Dense_1.kernel")
+
+
+PROBLEMS = {"two classes": lambda: one_layer(2), "three classes": lambda: one_layer(3), "MLP": regression}
+
+
+def problem(name):
+    data, model, loss, train = PROBLEMS[name]()
+    params = model.init(jax.random.key(1), data, dtype=jnp.float64)
+    return params, Task(model, loss, Splits(data)), train
+
+
+def radau(params, task, train, times):
+    """The same flow in t itself, by SciPy with the Jacobian from finite differences."""
+    start, unravel = ravel_pytree(pytrees.selected(params, train))
+    data = task.data.train
+
+    @jax.jit
+    def gradient(theta):
+        def loss(theta):
+            outputs = task.model.outputs(pytrees.replaced(params, **unravel(theta)), data)
+            return task.loss(outputs, data.targets).mean()
+
+        return jax.grad(loss)(theta)
+
+    done = solve_ivp(
+        lambda t, theta: -np.asarray(gradient(jnp.asarray(theta))),
+        (0, times[-1]),
+        np.asarray(start),
+        method="Radau",
+        t_eval=times,
+        rtol=1e-9,
+        atol=1e-11,
+    )
+    return done.y.T
+
+
+def flat(path, row):
+    return np.asarray(ravel_pytree({name: x[row] for name, x in path.params.items()})[0])
+
+
+@pytest.mark.parametrize("solver", ["explicit", "implicit"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_paths_equal_those_of_radau(name, solver):
+    params, task, train = problem(name)
+    flow = jax.jit(lambda params: gradient_flow(params, task, train=train, until_time=300.0, solver=solver))
+    path = flow(params)
+    assert int(path.status) == Stop.TIME
+    times = np.asarray(path.metrics["time"])
+    np.testing.assert_allclose(times, 301.0 ** (np.arange(64) / 63) - 1, rtol=1e-9, atol=1e-12)
+    wanted = radau(params, task, train, times)
+    for row in range(0, 64, 7):
+        assert np.linalg.norm(flat(path, row) - wanted[row]) <= 1e-6 * np.linalg.norm(wanted[row])
+
+
+def test_the_path_of_p_is_that_of_the_exact_flow():
+    params, task, _ = problem("two classes")
+    path = gradient_flow(params, task, train=("p",), until_time=1e5)
+    scores = ja.theory.scores.one_layer(params, task.data.train)
+    end = float(np.linalg.norm(path.params["p"][-1]))
+    exact = ja.dynamics.exact_flow(scores, params.p, until_norm=end, rtol=1e-9)
+    p, q = np.asarray(path.params["p"][-1]), np.asarray(exact.p[-1])
+    assert ja.theory.one_minus_cosine(p, q) < 1e-10
+    assert abs(float(path.metrics["log_time"][-1] - exact.log_time[-1])) < 1e-4
+
+
+def test_descent_with_small_steps_comes_to_the_same_point():
+    params, task, train = problem("MLP")
+    path = gradient_flow(params, task, train=train, until_time=2.0)
+    errors = []
+    for steps in (200, 400):
+        moving = ja.dynamics.descent(
+            ja.dynamics.optimizer("sgd", 2.0 / steps),
+            train=train,
+            outputs=task.model.outputs,
+            per_sequence=task.loss,
+        )
+        moved = ja.dynamics.run(moving, moving.init(params), task.data.train, steps).params
+        here = ravel_pytree(pytrees.selected(moved, train))[0]
+        errors.append(float(jnp.linalg.norm(here - flat(path, -1))))
+    # Euler's method is of first order.
+    assert errors[1] < 2e-3
+    np.testing.assert_allclose(errors[0] / errors[1], 2, rtol=0.05)
+
+
+def test_a_path_ends_at_the_loss_and_at_the_norm_that_are_asked_for():
+    params, task, train = problem("two classes")
+    whole = gradient_flow(params, task, train=train, until_time=1e3)
+    log_loss, norm = whole.metrics["log_loss"], whole.metrics["trained_norm"]
+    path = gradient_flow(params, task, train=train, until_time=1e3, until_log_loss=float(log_loss[40]))
+    assert int(path.status) == Stop.LOSS
+    assert 40 <= int(path.reached) <= 42
+    assert path.metrics["log_loss"][-1] <= log_loss[40]
+    np.testing.assert_array_equal(path.params["p"][int(path.reached) :] - path.params["p"][-1], 0)
+    np.testing.assert_allclose(path.params["p"][:40], whole.params["p"][:40], rtol=1e-6)
+    assert norm[-1] > norm[0]
+    path = gradient_flow(params, task, train=train, until_time=1e3, until_norm=float(norm[50]))
+    assert int(path.status) == Stop.NORM
+    assert path.metrics["trained_norm"][-1] >= norm[50]
+
+
+def test_a_path_that_is_too_stiff_fails_with_the_remedy():
+    params, task, train = problem("MLP")
+    path = gradient_flow(params, task, train=train, until_time=1e9, max_steps=50)
+    assert int(path.status) == Stop.FAILED
+    assert "use exact_flow" in GradientFlow.failure
+    with pytest.raises(InputError, match="until_time: inf; give a finite time"):
+        gradient_flow(params, task, train=train, until_time=np.inf)

@@ -1,0 +1,131 @@
+"""Modules of Flax and Equinox in studies: trained, stopped, resumed bitwise, read back."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+import jaxattn as ja
+from jaxattn.core import pytrees
+from jaxattn.core.errors import InputError
+
+
+class Points(ja.Dataset):
+    X: jax.Array
+
+    @property
+    def num_classes(self):
+        return 2
+
+
+def points(key, *, sequences: int = 32):
+    X = jax.random.normal(key, (sequences, 3))
+    return Points(targets=jnp.where(X[:, 0] * X[:, 1] > 0, 1, -1), X=X)
+
+
+class Mlp(linen.Module):
+    width: int
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(1, name="head")(jnp.tanh(linen.Dense(self.width, name="hidden")(x)))
+
+
+class NnxMlp(nnx.Module):
+    def __init__(self, width, rngs):
+        self.hidden, self.head = nnx.Linear(3, width, rngs=rngs), nnx.Linear(width, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(jnp.tanh(self.hidden(x)))
+
+
+class EqxMlp(eqx.Module):
+    hidden: eqx.nn.Linear
+    head: eqx.nn.Linear
+
+    def __init__(self, width, key):
+        self.hidden = eqx.nn.Linear(3, width, key=key)
+        self.head = eqx.nn.Linear(width, 1, key=jax.random.fold_in(key, 1))
+
+    def __call__(self, x):
+        return self.head(jnp.tanh(self.hidden(x)))
+
+
+def with_linen(*, width: int = 4):
+    return ja.models.of_linen(Mlp(width))
+
+
+def with_nnx(*, width: int = 4):
+    return ja.models.of_nnx(lambda rngs: NnxMlp(width, rngs))
+
+
+def with_equinox(*, width: int = 4):
+    return ja.models.of_equinox(lambda key: EqxMlp(width, key))
+
+
+def phases(**phase):
+    return [
+        {"name": "all", "kind": "descent", "train": ["*"], "optimizer": "adam", "step_size": 0.1, "steps": 8},
+        {"name": "head", "kind": "gradient_flow", "train": ["head"], "until_time": 3.0, "points": 5} | phase,
+    ]
+
+
+def study(model, **phase):
+    return ja.Study(name="modules", data=points, model=model, phases=phases(**phase), seeds=2)
+
+
+@pytest.mark.parametrize("model", [with_linen, with_nnx, with_equinox])
+def test_a_module_trains_and_resumes_bitwise(model, go, stop, every_step, assert_same, tmp_path):
+    made = study(model)
+    whole, _ = go(tmp_path / "whole", made)
+    assert not whole.failures
+    for after in (5, 10):
+        place = tmp_path / f"stopped{after}"
+        stop(place, made, after, intervals=every_step)
+        go(place, made)
+        assert_same(tmp_path / "whole", place)
+    records = ja.load(tmp_path / "whole").records
+    losses = records.query("metric == 'loss' and seed == 1")
+    assert losses.query("phase == 'all'").value.iloc[-1] < losses.query("phase == 'all'").value.iloc[0]
+    assert losses.query("phase == 'head'").value.is_monotonic_decreasing
+
+
+def test_parameters_are_read_back_by_their_paths(go, tmp_path):
+    made = study(with_linen)
+    go(tmp_path / "run", made)
+    results = ja.load(tmp_path / "run")
+    before, after = (results.params(seed=1, phase=phase) for phase in ("all", "head"))
+    assert pytrees.names(after) == ("head.bias", "head.kernel", "hidden.bias", "hidden.kernel")
+    np.testing.assert_array_equal(pytrees.get(after, "hidden.kernel"), pytrees.get(before, "hidden.kernel"))
+    assert (pytrees.get(after, "head.kernel") != pytrees.get(before, "head.kernel")).all()
+
+
+def test_a_width_is_swept(go, tmp_path):
+    made = ja.Study(
+        name="widths",
+        data=points,
+        model={"kind": with_nnx},
+        phases=phases(),
+        axes={"model.width": [2, 3]},
+        seeds=2,
+    )
+    go(tmp_path / "run", made)
+    shapes = [ja.load(tmp_path / "run").params(seed=0, cell=cell).hidden for cell in (0, 1)]
+    assert [x.kernel.shape for x in shapes] == [(3, 2), (3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (
+            ["hiden.*"],
+            r"phases\[1\].train: hiden.\*: not a parameter of the model; did you mean 'hidden.\w+'",
+        ),
+        (["head", "tail"], r"phases\[1\].train: tail: not a parameter of the model"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_named_before_the_run(train, words, tmp_path):
+    with pytest.raises(InputError, match=words):
+        study(with_linen, train=train).run(tmp_path / "run", quiet=True)
