@@ -359,11 +359,12 @@ def test_certificates_of_mixtures_are_confirmed_or_not(made):
 
 def test_every_claim_is_reported_in_words_and_has_a_promise():
     assert [item.name for item in CLAIMS.items] == [
-        *("L4.1", "MC", "L4.2", "T4.3", "L4.4/4.5", "V", "MR", "label", "cover", "mixture")
+        *("L4.1", "MC", "L4.2", "T4.3", "certificate", "L4.4/4.5", "V", "MR", "label", "cover", "mixture")
     ]
     for item in CLAIMS.items:
         assert len(item.reports.split()) > 10
-        assert any(measure.basis == "promised" for measure in item.measured)
+        # The theory says nothing of solvers.
+        assert item.name == "certificate" or any(measure.basis == "promised" for measure in item.measured)
 
 
 def test_studies_of_texts_and_of_mixtures_have_a_limit_of_seeds():

@@ -114,7 +114,7 @@ def test_the_files_say_what_the_table_says(one):
         assert f"| {typeset(finding.text)} |" in text
         assert typeset(found.item.label(finding.setting)) in text
     assert text.startswith(
-        "# The claims of the theory, measured\n\n**2 numbers in 1 of 10 items are promised by the theory: "
+        "# The claims of the theory, measured\n\n**2 numbers in 1 of 11 items are promised by the theory: "
     )
     assert "36\xa0seeds or more" in text
     assert "Made by" not in text

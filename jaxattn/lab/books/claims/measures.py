@@ -131,6 +131,23 @@ def converges(results: Run, item: Item) -> Measured:
     )
 
 
+def checked(results: Run, item: Item) -> Measured:
+    """Measure how many max-margin directions the independent checker accepts, and the gap that is proven.
+
+    Source:
+        Weak duality; `ja.theory.certify_exactly`.
+    """
+    (cell,) = cells(results)
+    accepted, gap = cell.last("accepted"), cell.last("proven_gap")
+    of: dict[str, Any] = {
+        "statement": "max-margin directions are certified in exact arithmetic",
+        "setting": cell.setting,
+        "certificate": f"proven gap at most {round_up(np.nanmax(gap))}",
+    }
+    known = np.isfinite(accepted)
+    return Measured([share("accepted by the independent checker", accepted == 1, known=known, **of)], {})
+
+
 def direction_elsewhere(results: Run, item: Item) -> Measured:
     """Measure the limit direction where no theory promises it, for the seeds that reach the final norm.
 
