@@ -34,7 +34,6 @@ Smoothing = Share | Array
 
 
 def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | None:
-    """Return a reason if targets are not classes, or outputs do not have one logit for each class."""
     n, classes = data.num_examples, data.num_classes
     if classes is None or data.targets.shape != (n,):
         return f"it requires targets that are classes, one for each example, not {shown(data.targets)}"
@@ -45,7 +44,6 @@ def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | Non
 
 
 def _requires_numbers(settings: Any, outputs: Array, data: Dataset) -> str | None:
-    """Return a reason if targets are not numbers of the shape of the outputs."""
     if outputs.shape == data.targets.shape and jnp.issubdtype(data.targets.dtype, jnp.floating):
         return None
     return (
@@ -59,7 +57,6 @@ def _is_zero(smoothing: Smoothing) -> bool:
 
 
 def _is_logistic(settings: Any) -> bool:
-    """True for the paper's loss: two classes without label smoothing."""
     return _is_zero(settings.smoothing)
 
 
@@ -69,15 +66,12 @@ _logistic = declare(skip_reason=_requires_classes, is_logistic=property(_is_logi
 
 @_logistic
 def classification(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the logistic loss for two classes, and the cross-entropy for K > 2 classes.
+    """Return the logistic loss for two classes and the cross-entropy for K > 2 classes, (n,).
 
     Args:
         logits: f, (n,) or (n, K).
         labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
         smoothing: ε, the weight of the uniform distribution over classes in the target.
-
-    Returns:
-        The loss of every example, (n,), of the logits' dtype.
     """
     if logits.ndim == 1:
         return logistic(logits, labels, smoothing=smoothing)
@@ -86,7 +80,7 @@ def classification(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0
 
 @_logistic
 def logistic(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the logistic loss of two classes.
+    """Return the logistic loss of every example of two classes, (n,).
 
         log(1 + e^(-y f))
 
@@ -94,9 +88,6 @@ def logistic(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> F
         logits: f, (n,).
         labels: y = ±1, (n,).
         smoothing: ε, the weight of the uniform distribution over classes in the target.
-
-    Returns:
-        The loss of every example, (n,), of the logits' dtype.
 
     Raises:
         InputError: the logits are those of K classes.
@@ -111,7 +102,7 @@ def logistic(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> F
 
 @_logistic
 def cross_entropy(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the cross-entropy of K classes.
+    """Return the cross-entropy of every example of K classes, (n,).
 
         log Σ_k e^(f_k) - f_y
 
@@ -119,9 +110,6 @@ def cross_entropy(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0)
         logits: f, (n, K).
         labels: y = 0 .. K-1, (n,).
         smoothing: ε, the weight of the uniform distribution over classes in the target.
-
-    Returns:
-        The loss of every example, (n,), of the logits' dtype.
 
     Raises:
         InputError: there is one logit for two classes.
@@ -136,7 +124,7 @@ def cross_entropy(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0)
 
 @_of_classes
 def exponential(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the exponential loss.
+    """Return the exponential loss of every example, (n,).
 
         e^(-y f) for two classes,   Σ_(j ≠ y) e^(f_j - f_y) for K classes
 
@@ -144,9 +132,6 @@ def exponential(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -
         logits: f, (n,) or (n, K).
         labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
         smoothing: ε, the weight of the uniform distribution over classes in the target.
-
-    Returns:
-        The loss of every example, (n,), of the logits' dtype.
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
@@ -158,19 +143,14 @@ def exponential(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -
 
 @_of_classes
 def squared(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the squared loss of classes.
+    """Return the squared loss of every example with a class as its target, (n,).
 
-        (y - f)²/2 for two classes,   ½ ‖f - e_y‖² for K classes
-
-    with the unit vector e_y of class y.
+        (y - f)²/2 for two classes,   ½ ‖f - e_y‖² for K classes, with the unit vector e_y
 
     Args:
         logits: f, (n,) or (n, K).
         labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
         smoothing: ε, the weight of the uniform distribution over classes in the target.
-
-    Returns:
-        The loss of every example, (n,), of the logits' dtype.
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
@@ -181,7 +161,7 @@ def squared(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Fl
 
 @_of_classes
 def hinge(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the hinge loss, in the form of Crammer and Singer for K classes.
+    """Return the hinge loss of every example, (n,), in the form of Crammer and Singer for K classes.
 
         max(0, 1 - y f) for two classes,   max(0, 1 + max_(j ≠ y) f_j - f_y) for K classes
 
@@ -189,9 +169,6 @@ def hinge(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Floa
         logits: f, (n,) or (n, K).
         labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
         smoothing: ε, the weight of the uniform distribution over classes in the target.
-
-    Returns:
-        The loss of every example, (n,), of the logits' dtype.
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
@@ -202,16 +179,11 @@ def hinge(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Floa
 
 @declare(skip_reason=_requires_numbers)
 def squared_error(outputs: Float[Array, " n *m"], targets: Float[Array, " n *m"]) -> Float[Array, " n"]:
-    """Compute the squared error of targets that are numbers or vectors, with the shape of the outputs.
-
-        ½ ‖f - y‖²
+    """Return the squared error ½ ‖f - y‖² of every example, (n,), for targets that are numbers or vectors.
 
     Args:
         outputs: f, (n, ...).
         targets: y, (n, ...).
-
-    Returns:
-        The loss of every example, (n,), of the outputs' dtype.
     """
     return ((outputs - targets.astype(outputs.dtype)) ** 2).reshape(len(outputs), -1).sum(axis=1) / 2
 
@@ -247,16 +219,13 @@ def _above(logits: Float[Array, "n K"]) -> Float[Array, "n K K"]:
 
 
 def mean(loss: PerSequence, outputs: Array, targets: Array, weights: Weights = None) -> Float[Array, ""]:
-    """Average a loss over examples, L = (1/n) Σ ℓ(f, y) or Σ w ℓ(f, y).
+    """Return the mean loss L = (1/n) Σ ℓ(f, y), or Σ w ℓ(f, y), a scalar of the outputs' dtype.
 
     Args:
         loss: ℓ, (outputs, targets) -> (n,); or -> () for all examples together, which takes no weights.
         outputs: f, (n, ...).
         targets: y, (n, ...).
         weights: (n,) weights of the examples; 1/n for each by default.
-
-    Returns:
-        The loss, a scalar of the outputs' dtype.
     """
     each = loss(outputs, targets)
     if each.ndim == 0:
@@ -265,7 +234,7 @@ def mean(loss: PerSequence, outputs: Array, targets: Array, weights: Weights = N
 
 
 def accuracy(logits: Array, labels: Int[Array, " n"]) -> Float[Array, ""]:
-    """Compute the share of correct predictions, from the sign of logits (n,) or the largest logit (n, K).
+    """Return the share of correct predictions, from the sign of logits (n,) or the largest logit (n, K).
 
     A logit of exactly 0 counts as wrong.
     """

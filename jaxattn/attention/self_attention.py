@@ -5,8 +5,8 @@ sequence. It mixes scalars x and never rows. The backward pass recomputes G_X if
 
     ∂L/∂Q_X = D K_X,   ∂L/∂K_X = Dᵀ Q_X,   D_sr = w_sr Σ_x x̄'_s (x_r - x'_s),
 
-are again products, whose rows are summed by token. No array of V² numbers is ever formed, nor one of all
-pairs of a large corpus, and on accelerators nothing is added by a scatter.
+are again products, whose rows are summed by token. No array of V² numbers, or of all pairs of a large corpus,
+is ever formed, and accelerators use no scatter.
 
 A block contains sequences of about the same size, sorted by their number of rows of the bags. Sizes are
 rounded up to one of a few, each with a separate program whose number of blocks is known only at run time.
@@ -88,16 +88,13 @@ def largest(bags: Ragged, width: int) -> int:
 
 
 def fold(bags: Ragged, width: int, visit: Callable[[Any, Block], Any], carry: Any) -> Any:
-    """Fold over all sequences by blocks: carry = visit(carry, block).
+    """Fold over all sequences by blocks: carry = visit(carry, block); return the last carry.
 
     Args:
         bags: n sequences.
         width: numbers that are stored for an entry in addition to its pairs; it limits the size of blocks.
         visit: function of the carry and a block; entries of some of its sequences may be missing.
         carry: initial carry.
-
-    Returns:
-        The last carry.
     """
     sizes = _sizes(bags, width)
     start = positions(bags.owner, jnp.arange(bags.num_segments + 1)).astype(jnp.int32)
@@ -230,7 +227,7 @@ attend_within.defvjp(_forward, _backward)
 def _one_by_one_if_many_blocks(
     function: Callable[..., Any], corpus: Corpus, queries: Array
 ) -> Callable[..., Any]:
-    """Make `jax.vmap` loop if the function has loops, because batched loops run as long as the longest."""
+    # A vmapped loop would run as long as the longest one.
     return function if is_one(corpus.bags, queries.shape[1]) else sequential_vmap(function)
 
 
@@ -265,7 +262,6 @@ def _cotangents(
     residual: bool,
 ) -> Any:
     def again(block: Block, q: Array, k: Array) -> Array:
-        """Return G, recomputed or from the kept products."""
         shape = (*block.tokens.shape, block.tokens.shape[1])
         if most == 0:
             return _products(q, k)
@@ -310,7 +306,6 @@ def _most_kept(corpus: Corpus, queries: Array) -> int:
 
 
 def _rows(block: Block, queries: Array, keys: Array | None) -> tuple[Array, Array]:
-    """Gather rows (B, U, d) of Q and K."""
     q = optimization_barrier(take(queries, block.tokens))
     return q, q if keys is None else optimization_barrier(take(keys, block.tokens))
 
@@ -333,7 +328,6 @@ def _attention(block: Block, gram: Array, columns: tuple[Array, ...]) -> tuple[A
 
 
 def _add_by_token(totals: tuple[Array, ...], block: Block, rows: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Add rows (B, U, .) to the rows (V, .) of their tokens."""
     vocab_size = len(totals[0])
     token = jnp.where(block.counts > 0, block.tokens, vocab_size).ravel()
     flat = [x.reshape(len(token), -1) for x in rows]

@@ -59,7 +59,7 @@ def local_devices() -> Sequence[Any]:
 def mesh_of(devices: tuple[Any, ...]) -> Mesh:
     """Return a one-dimensional mesh of devices."""
     # `jax.make_mesh` is not used because it requires a rectangle of a TPU's chips.
-    return Mesh(np.array(devices), ("lanes",), axis_types=(AxisType.Auto,))
+    return Mesh(np.array(devices), ("items",), axis_types=(AxisType.Auto,))
 
 
 def platform() -> str:
@@ -94,7 +94,6 @@ def pinned() -> Iterator[None]:
 
 
 def _option(name: str, value: Any) -> AbstractContextManager[Any]:
-    """Set a JAX option in this thread, or in the whole process if JAX has no context manager for it."""
     manager = getattr(jax, name.removeprefix("jax_"), None)
     return _updated(name, value) if manager is None else manager(value)
 

@@ -77,7 +77,7 @@ def hint(package: str, name: str) -> str:
 
 
 class Finder:
-    """Importer that finds no module. It raises an error with the new name of a module that moved."""
+    """Importer that finds no module and raises an error with the new name of a module that moved."""
 
     @staticmethod
     def find_spec(

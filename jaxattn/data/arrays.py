@@ -14,13 +14,10 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def read_array(place: str | Path) -> np.ndarray:
-    """Read an array of floating-point numbers.
+    """Return an array of floating-point numbers from a file.
 
     Args:
-        place: FILE.npy, or FILE.safetensors:KEY.
-
-    Returns:
-        The array. From a .safetensors file only the bytes of this array are read.
+        place: FILE.npy, or FILE.safetensors:KEY, of which only the bytes of this array are read.
 
     Raises:
         InputError: the file or key does not exist, the file cannot be read or has a wrong size, or the

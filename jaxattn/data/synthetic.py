@@ -71,9 +71,6 @@ def check_room(vocab_size: int, length: int, sequences: int, special: int, held:
         sequences: number of sequences.
         special: number of tokens of the vocabulary that the label depends on.
         held: number of those in a sequence.
-
-    Raises:
-        InputError: a size is too small or too large; the message gives the size.
     """
     if (tokens := sequences * length) > MOST:
         raise InputError(
@@ -102,9 +99,9 @@ def independent(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample tokens that are independent given the label.
+    """Sample a corpus of tokens that are independent given the label.
 
-    P(s | y) = base_s (1 + δ_s c(s, y)),  c = 1 if s belongs to class y, else -1/(K-1),
+        P(s | y) = base_s (1 + δ_s c(s, y)),  c = 1 if s belongs to class y, else -1/(K-1),
 
     where base is uniform over the relevant tokens and over the irrelevant ones. The j-th of the m relevant
     tokens of a class has δ = max_posterior_difference · j/m, and irrelevant tokens have δ = 0. For two
@@ -122,9 +119,6 @@ def independent(
         num_classes: K, number of classes.
         used: number of tokens to sample from, as if V were this number; V by default. It may be traced, so
             that corpora with different vocabularies have the same shapes.
-
-    Returns:
-        The corpus.
 
     Raises:
         InputError: no corpus has these sizes; for example, `sequences` is not a multiple of K.
@@ -166,15 +160,15 @@ def topics(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences of topic words, whose topic is the label, and common words.
+    """Sample a corpus of sequences of topic words, whose topic is the label, and common words.
 
-    P(s | y) = (1 - π_s + K π_s 1[s belongs to y]) / relevant   for each topic word.
+        P(s | y) = (1 - π_s + K π_s 1[s belongs to y]) / relevant   for each topic word.
 
     That is, with probability π_s, the purity of s, a topic word comes from the topic of the sequence, else
-    from any topic. The posterior difference of a topic word is its purity in expectation for every K; for
-    two classes it is ±π_s. The purities of a topic's words are evenly spaced from `min_purity` to
-    `max_purity`. Common words are uniform and sampled independently for every sequence, so their α_s is 0 in
-    expectation only. Topics are balanced.
+    from any topic. The posterior difference of a topic word is its purity in expectation for every K; for two
+    classes it is ±π_s. The purities of a topic's words are evenly spaced from `min_purity` to `max_purity`.
+    Common words are uniform and sampled independently for every sequence, so their α_s is 0 in expectation
+    only. Topics are balanced.
 
     Args:
         key: PRNG key.
@@ -183,22 +177,18 @@ def topics(
         topic_words: number of topic words in a sequence, repetitions included.
         length: T, tokens per sequence.
         sequences: n, number of sequences.
-        min_purity: smallest purity of a topic word, in [0, 1]. The purity is the probability that the word
-            was sampled from its own topic.
+        min_purity: smallest purity of a topic word, in [0, 1].
         max_purity: largest purity of a topic word, in [0, 1].
         num_classes: K, number of classes.
         used: number of tokens to sample from, as in `independent`.
-
-    Returns:
-        The corpus.
 
     Raises:
         InputError: no corpus has these sizes; for example, `sequences` is not a multiple of K.
 
     Source:
         Topic and common words as in Lu, Mao & Nayak, arXiv 2011.10036, whose task has one pure topic word in
-        a sentence (`topic_words` 1, both purities 1); the distribution of words with other purities is
-        chosen here.
+        a sentence (`topic_words` 1, both purities 1); the distribution of words with other purities is chosen
+        here.
     """
     check_topics(vocab_size, relevant, topic_words, length, sequences, num_classes)
     used = vocab_size if used is None else used
@@ -215,7 +205,7 @@ def topics(
 
 
 def _invert(cumulative: Array, uniform: Array) -> Array:
-    """Invert one distribution function per row, (n, M) up to a factor, at numbers in [0, 1), (n, N)."""
+    """Return the quantiles at numbers in [0, 1), (n, N), of one distribution per row, (n, M)."""
     position = uniform * cumulative[:, -1:]
     picked = jax.vmap(lambda row, x: jnp.searchsorted(row, x, side="right"))(cumulative, position)
     return jnp.minimum(picked, cumulative.shape[1] - 1)
@@ -234,7 +224,7 @@ def multi_relevant(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences with r distinct relevant tokens of their class.
+    """Sample a corpus of sequences with r distinct relevant tokens of their class.
 
     All other tokens are irrelevant. Sequences come in groups of K, one for each class, that share their
     irrelevant tokens: α_s = 0 holds exactly for every irrelevant token, while relevant tokens occur under one
@@ -249,9 +239,6 @@ def multi_relevant(
         sequences: n, number of sequences.
         num_classes: K, number of classes.
         used: number of tokens to sample from, as in `independent`.
-
-    Returns:
-        The corpus.
 
     Raises:
         InputError: no corpus has these sizes; for example, `sequences` is not a multiple of K.
@@ -280,7 +267,7 @@ def assumption1(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences with exactly one relevant token, which satisfy Assumption 1 exactly.
+    """Sample a corpus of sequences with exactly one relevant token, which satisfies Assumption 1 exactly.
 
     The relevant token occurs under one label only. All other tokens are irrelevant with α_s = 0 exactly.
 
@@ -292,9 +279,6 @@ def assumption1(
         sequences: n, number of sequences.
         num_classes: K, number of classes.
         used: number of tokens to sample from, as in `independent`.
-
-    Returns:
-        The corpus.
 
     Raises:
         InputError: no corpus has these sizes; for example, `sequences` is not a multiple of K.

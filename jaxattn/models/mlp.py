@@ -46,21 +46,10 @@ def init(
     dtype: DTypeLike = jnp.float32,
     weights: Weights = "normal",
 ) -> Params:
-    """Sample E, p and v as for the one-layer model; W has entries N(0, 1/d), or is the identity; b = 0.
-
-    Args:
-        key: PRNG key.
-        vocab_size: V. A larger V does not change the rows of a smaller one.
-        dim: d.
-        num_classes: K; two classes share one head.
-        dtype: dtype of all parameters.
-        weights: initial W, "normal" or "identity".
-
-    Returns:
-        The parameters; E, p and v are those of the one-layer model for this key.
+    """Sample E, p and v as `one_layer.init`; W has entries N(0, 1/d) or is the identity; b = 0.
 
     Raises:
-        InputError: a size is below 1, there are fewer than two classes, or `weights` is unknown.
+        InputError: as for `one_layer.init`, or `weights` is neither "identity" nor "normal".
 
     Source:
         The initial values of W and b are not published; they are chosen here.
@@ -76,18 +65,13 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
 
 
 def outputs(params: Params, data: Corpus) -> Array:
-    """Compute f(X) = v·relu(Σ_i q_i E_{x_i} W + b) with q = softmax(E_X p) for every sequence.
+    """Return f(X) = v·relu(Σ_i q_i E_{x_i} W + b) with q = softmax(E_X p) for every sequence, (n,) or (n, K).
 
-    Args:
-        params: E (V, d), p (d,), v (d,) or (d, K), W (d, d), b (d,).
-        data: n sequences over V tokens.
-
-    Returns:
-        (n,) for two classes, (n, K) for K heads. Intermediate arrays have n d numbers.
+    Intermediate arrays have n d numbers.
 
     Source:
-        The experiment with one MLP layer after the softmax, hidden width d, in the public review of
-        arXiv 2505.17282; the activation is not published and is a ReLU here.
+        The experiment with one MLP layer after the softmax, hidden width d, in the public review of arXiv
+        2505.17282; the activation is not published and is a ReLU here.
     """
     scores = params.E @ params.p
     # A minibatch has fewer averages than the vocabulary has tokens, so W multiplies the averages.

@@ -48,21 +48,12 @@ def init(
     dtype: DTypeLike = jnp.float32,
     weights: Weights = "identity",
 ) -> Params:
-    """Sample E, p and v as for the one-layer model; W1 and W2 are the identity or have entries N(0, 1/d).
+    """Sample E, p and v as `one_layer.init`; W1 and W2 are the identity or have entries N(0, 1/d).
 
-    Args:
-        key: PRNG key.
-        vocab_size: V. A larger V does not change the rows of a smaller one.
-        dim: d.
-        num_classes: K; two classes share one head.
-        dtype: dtype of all parameters.
-        weights: "identity" for a model that starts as the two-layer model without weights, or "normal".
-
-    Returns:
-        The parameters; E, p and v are those of the one-layer model for this key.
+    With `weights` "identity" the model starts as the two-layer model without weights.
 
     Raises:
-        InputError: a size is below 1, there are fewer than two classes, or `weights` is unknown.
+        InputError: as for `one_layer.init`, or `weights` is neither "identity" nor "normal".
 
     Source:
         The initial values of W1 and W2 are not published; they are chosen here.
@@ -78,15 +69,9 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
 
 
 def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
-    """Compute f(X) = Σ_i q_i (H_i·v) with q = softmax(H W2 p), H = Softmax(E_X W1 E_Xᵀ) E_X.
+    """Return f(X) = Σ_i q_i (H_i·v), q = softmax(H W2 p), H = Softmax(E_X W1 E_Xᵀ) E_X (+ E_X if `residual`).
 
-    Args:
-        params: E (V, d), p (d,), v (d,) or (d, K), W1 and W2 (d, d).
-        corpus: n sequences over V tokens.
-        residual: True for H = Softmax(E_X W1 E_Xᵀ) E_X + E_X.
-
-    Returns:
-        (n,) for two classes, (n, K) for K heads.
+    The shape is (n,) for two classes and (n, K) for K heads.
 
     Source:
         The two-layer experiment with weights in the public review of arXiv 2505.17282.
@@ -129,16 +114,9 @@ ROWS = 512
 def held_token_product(
     corpus: Corpus, table: Float[Array, "V d"], matrix: Float[Array, "d m"]
 ) -> Float[Array, "V m"]:
-    """Multiply the embeddings of the tokens of a corpus with a matrix, E W.
+    """Return E W, (V, m), with rows of 0 for tokens that a minibatch does not contain.
 
-    Args:
-        corpus: n sequences over V tokens.
-        table: E, (V, d).
-        matrix: W, (d, m).
-
-    Returns:
-        (V, m), with rows of 0 for tokens that a minibatch does not contain. For other corpora, which contain
-        most tokens, and for small tables all rows are multiplied.
+    All rows are computed for other corpora, which contain most tokens, and for small tables.
     """
     if corpus.mean_entries is None or len(table) <= ROWS:
         return table @ matrix
@@ -180,7 +158,6 @@ _held_product.defvjp(_forward, _backward)
 
 
 def _fold(corpus: Corpus, visit: Any, carry: Any) -> Any:
-    """Fold over blocks of the tokens of a corpus: carry = visit(tokens, tokens clipped to V - 1, carry)."""
     bags, size = corpus.bags, corpus.vocab_size
     token = jnp.where(bags.count > 0, bags.index.astype(jnp.int32), size)
     # Integers, because a GPU has no atomic operation on booleans.
