@@ -66,7 +66,7 @@ _logistic = declare(skip_reason=_requires_classes, is_logistic=property(_is_logi
 
 @_logistic
 def classification(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Return the logistic loss for two classes and the cross-entropy for K > 2 classes, (n,).
+    """Compute the logistic loss for two classes and the cross-entropy for K > 2 classes, (n,).
 
     Args:
         logits: f, (n,) or (n, K).
@@ -80,7 +80,7 @@ def classification(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0
 
 @_logistic
 def logistic(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Return the logistic loss of every example of two classes, (n,).
+    """Compute the logistic loss of two classes for every example, (n,).
 
         log(1 + e^(-y f))
 
@@ -102,7 +102,7 @@ def logistic(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> F
 
 @_logistic
 def cross_entropy(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Return the cross-entropy of every example of K classes, (n,).
+    """Compute the cross-entropy of K classes for every example, (n,).
 
         log Σ_k e^(f_k) - f_y
 
@@ -124,7 +124,7 @@ def cross_entropy(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0)
 
 @_of_classes
 def exponential(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Return the exponential loss of every example, (n,).
+    """Compute the exponential loss of every example, (n,).
 
         e^(-y f) for two classes,   Σ_(j ≠ y) e^(f_j - f_y) for K classes
 
@@ -143,9 +143,9 @@ def exponential(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -
 
 @_of_classes
 def squared(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Return the squared loss of every example with a class as its target, (n,).
+    """Compute the squared loss of classes for every example, (n,).
 
-        (y - f)²/2 for two classes,   ½ ‖f - e_y‖² for K classes, with the unit vector e_y
+        (y - f)²/2 for two classes,   ½ ‖f - e_y‖² for K classes
 
     Args:
         logits: f, (n,) or (n, K).
@@ -161,7 +161,7 @@ def squared(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Fl
 
 @_of_classes
 def hinge(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Return the hinge loss of every example, (n,), in the form of Crammer and Singer for K classes.
+    """Compute the hinge loss of every example, (n,), in the Crammer-Singer form for K classes.
 
         max(0, 1 - y f) for two classes,   max(0, 1 + max_(j ≠ y) f_j - f_y) for K classes
 
@@ -179,7 +179,7 @@ def hinge(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Floa
 
 @declare(skip_reason=_requires_numbers)
 def squared_error(outputs: Float[Array, " n *m"], targets: Float[Array, " n *m"]) -> Float[Array, " n"]:
-    """Return the squared error ½ ‖f - y‖² of every example, (n,), for targets that are numbers or vectors.
+    """Compute the squared error ½ ‖f - y‖² of every example, (n,), for targets that are numbers or vectors.
 
     Args:
         outputs: f, (n, ...).

@@ -154,7 +154,7 @@ def cleared():
 
 
 @pytest.fixture
-def assert_equals_textbook():
+def assert_matches_reference():
     """Compare logits and all gradients of a model with those of its textbook form, in float64."""
 
     def compare(logits, textbook, params, corpus, rtol=1e-10, atol=1e-12):

@@ -58,7 +58,7 @@ def copied(own, tmp_path):
     return tmp_path / "own"
 
 
-def test_the_lab_is_short_and_everything_is_its_own():
+def test_the_custom_study_is_short_and_uses_custom_classes_only():
     lines = (SHIPPED / "lab.py").read_text(encoding="utf-8").splitlines()
     assert len([line for line in lines if line.strip()]) <= 120
     study = ja.Study.read(SHIPPED / "study.toml")
@@ -68,7 +68,7 @@ def test_the_lab_is_short_and_everything_is_its_own():
 
 
 @pytest.mark.more
-def test_cells_that_differ_in_a_float_of_its_own_share_a_program(own):
+def test_cells_that_differ_in_a_custom_float_share_a_program(own):
     plan = ja.Study.read(own / "study.toml").plan(own / "finished", quick=True)
     assert plan.groups["vmapped"].tolist() == ["seed, loss.power"]
     assert plan.groups["lanes"].tolist() == [20]
@@ -76,7 +76,7 @@ def test_cells_that_differ_in_a_float_of_its_own_share_a_program(own):
 
 
 @pytest.mark.more
-def test_numbers_equal_the_study_written_out_for_one_seed(own):
+def test_results_match_a_manual_implementation_of_one_seed(own):
     """The same seed by hand: textbook attention over rows of E, and autodiff through it."""
     lab = sys.modules[ImportPaths(own).load("lab.py:needle").__module__]
     seed, power = 3, 4.0
@@ -118,7 +118,7 @@ def test_numbers_equal_the_study_written_out_for_one_seed(own):
 
 
 @pytest.mark.more
-def test_a_killed_run_continues_to_the_same_bits(own, call, tmp_path):
+def test_a_killed_run_resumes_bitwise_identically(own, call, tmp_path):
     environment = os.environ | {
         "JAX_NUM_CPU_DEVICES": str(jax.local_device_count()),
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
@@ -146,7 +146,7 @@ def test_a_killed_run_continues_to_the_same_bits(own, call, tmp_path):
 
 
 @pytest.mark.more
-def test_seeds_are_topped_up_without_touching_those_that_are_there(copied, call):
+def test_adding_seeds_does_not_change_existing_seeds(copied, call):
     before = ja.load(copied / "finished")
     words = ("run", copied / "study.toml", "--seeds", "0:20", "--out", copied / "finished", "--quiet")
     assert call(*words)[0] == 0
@@ -169,7 +169,7 @@ def test_seeds_are_topped_up_without_touching_those_that_are_there(copied, call)
 
 
 @pytest.mark.more
-def test_an_optimiser_of_its_own_steps_as_far_as_it_may(own, tmp_path):
+def test_a_custom_optimiser_limits_its_step_length(own, tmp_path):
     """The gradient is longer than the limit, so that one step is of the limit's length times the step size."""
     overrides = ["phases.query.steps=1", "phases.query.step_size=1e3", "seeds=2"]
     study = ja.Study.read(own / "clipped.toml", overrides, ["phases.query.limit=[1e-5, 1e-4]"])
@@ -183,7 +183,7 @@ def test_an_optimiser_of_its_own_steps_as_far_as_it_may(own, tmp_path):
 
 
 @pytest.mark.more
-def test_its_figure_is_in_the_report_also_when_it_is_drawn_again(own, call):
+def test_a_custom_figure_is_in_the_report_after_redrawing(own, call):
     assert (own / "finished" / "figures" / "attended.png").is_file()
     page = (own / "finished" / "report.html").read_text(encoding="utf-8")
     assert "Effective number of attended tokens, mean over seeds with 95 % intervals." in page.replace(
@@ -197,7 +197,7 @@ def test_its_figure_is_in_the_report_also_when_it_is_drawn_again(own, call):
     assert "reading results never executes code from a folder" in again
 
 
-def test_trained_parameters_have_the_type_of_its_own_model(own):
+def test_trained_parameters_have_the_type_of_the_custom_model(own):
     study = ja.Study.read(own / "study.toml")
     params = study.run(own / "finished", quiet=True).params(cell=1, seed=3, phase="query")
     assert type(params).__name__ == "Params"
@@ -206,7 +206,7 @@ def test_trained_parameters_have_the_type_of_its_own_model(own):
 
 
 @pytest.mark.more
-def test_changed_code_is_refused_and_can_be_accepted(copied, call):
+def test_changed_code_is_rejected_unless_accepted(copied, call):
     with (copied / "lab.py").open("a", encoding="utf-8") as file:
         file.write("\n# a change\n")
     words = ("run", copied / "study.toml", "--out", copied / "finished", "--quiet")
@@ -253,7 +253,7 @@ def attention_entropy(params, corpus):
 
 
 @pytest.mark.more
-def test_a_study_of_a_notebook(tmp_path, monkeypatch):
+def test_a_study_in_a_notebook(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     study = ja.Study(
         name="temperature", seeds=10,
@@ -340,7 +340,7 @@ def p4(params, corpus, *, power: float = 4.0):
 
 
 @pytest.mark.more
-def test_a_sweep_file_with_functions_of_a_file_beside_it(tmp_path):
+def test_a_sweep_file_may_use_functions_of_a_file_in_its_folder(tmp_path):
     (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
     (tmp_path / "mine.toml").write_text(FILE, encoding="utf-8")
     results = ja.Study.read(tmp_path / "mine.toml").run(tmp_path / "out", quiet=True)
@@ -355,7 +355,7 @@ def test_a_sweep_file_with_functions_of_a_file_beside_it(tmp_path):
     np.testing.assert_allclose(first["loss"], 1, atol=0.02)
 
 
-def test_what_is_given_by_its_name_alone_can_be_swept_and_helpers_beside_a_file_are_found(tmp_path):
+def test_import_paths_can_be_swept_and_helper_modules_are_found(tmp_path):
     (tmp_path / "helper.py").write_text("SCALE = 2.0\n", encoding="utf-8")
     code = "from helper import SCALE\n" + MINE.replace("power: float = 4.0", "power: float = SCALE")
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
@@ -390,9 +390,7 @@ SMALL = {
         ({"axes": {"model.dim": 2 ** np.arange(2, 4)}, "seeds": range(3, 6)}, ["seed", "seed"]),
     ],
 )
-def test_python_may_give_functions_and_arrays_wherever_a_sweep_file_has_names_and_lists(
-    tmp_path, changes, vmapped
-):
+def test_python_accepts_functions_and_arrays_for_names_and_lists(tmp_path, changes, vmapped):
     assert ja.Study(**SMALL | changes).plan(tmp_path, quick=True).groups["vmapped"].tolist() == vmapped
 
 
@@ -408,7 +406,7 @@ def test_python_may_give_functions_and_arrays_wherever_a_sweep_file_has_names_an
         ({"model": norm}, "is a function; a model must be a class derived from jaxattn.Model with init"),
     ],
 )
-def test_what_python_gives_wrongly_is_one_line(changes, message):
+def test_invalid_python_arguments_raise_one_line_errors(changes, message):
     with pytest.raises(InputError) as raised:
         ja.Study(**SMALL | changes)
     assert message.removeprefix("tests.test_own") in str(raised.value)

@@ -43,7 +43,7 @@ def public(module):
     return {name: getattr(module, name) for name in names if not name.startswith("_")}
 
 
-def test_every_public_module_has_its_page():
+def test_every_public_module_has_a_page():
     """Under its own name, wherever it is public."""
     below = {
         f"{package}.{name}": x.__name__
@@ -56,7 +56,7 @@ def test_every_public_module_has_its_page():
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_every_public_name_says_what_it_is(name):
+def test_every_public_name_has_a_docstring(name):
     module = importlib.import_module(name)
     assert inspect.getdoc(module)
     missing = []
@@ -107,7 +107,7 @@ def private(module, names):
     return None
 
 
-def test_code_of_sweeps_uses_public_names_alone():
+def test_code_in_sweeps_uses_public_names_only():
     found = {
         (private(module, names), f"{path.relative_to(ROOT)}: {'.'.join([module, *names])}")
         for path in (ROOT / "sweeps").rglob("*.py")

@@ -57,7 +57,7 @@ def one_layer(params: Any, corpus: Corpus) -> Scores:
     if not fits or (classes > 2 and shape[-1] != classes):
         wanted = "v (d,)" if classes == 2 else f"v (d, {classes})"
         raise InputError(
-            f"shapes do not fit: E {np.shape(params.E)}, v {shape}, {classes} classes; "
+            f"shapes do not match: E {np.shape(params.E)}, v {shape}, {classes} classes; "
             f"give E (V, d) and {wanted}"
         )
     with backend.float64():
@@ -100,7 +100,7 @@ def of_vectors(
         if x is not None and np.shape(x) != wanted:
             raise InputError(f"{name}: shape {np.shape(x)}; give {wanted}, one for each token of X")
     if not traced and not mask.any(axis=1).all():
-        raise InputError(f"mask: sequence {int(np.argmin(mask.any(axis=1)))} holds no token; remove it")
+        raise InputError(f"mask: sequence {int(np.argmin(mask.any(axis=1)))} has no token; remove it")
     corpus = from_bags(
         xp.repeat(xp.arange(n), length),
         xp.arange(n * length),

@@ -209,7 +209,7 @@ def hints_of(function: Function) -> dict[str, Any]:
     except NameError as error:
         raise InputError(f"an annotation of {function.__name__} cannot be read: {error}") from None
     except TypeError as error:
-        raise InputError(f"no function with readable arguments: {error}") from None
+        raise InputError(f"its arguments cannot be read: {error}") from None
 
 
 def without_arrays(annotation: Any) -> Any:

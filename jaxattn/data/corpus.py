@@ -120,7 +120,7 @@ class Corpus(Dataset):
         # The layout by token has no entries for tokens beyond the vocabulary.
         held = np.asarray(self.occurrences.count).sum() == np.asarray(self.lengths).sum()
         if not held or np.asarray(self.bags.index).max() >= self.vocab_size:
-            raise InputError(f"a sequence holds a token that is not one of 0 to {self.vocab_size - 1}")
+            raise InputError(f"a sequence contains a token id outside 0 to {self.vocab_size - 1}")
 
 
 def check_classes(targets: Array | np.ndarray, num_classes: int) -> None:
@@ -256,14 +256,14 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
     if len(labels) != len(lengths):
         raise InputError(f"labels: {len(labels)} labels for {len(lengths)} sequences; give one for each")
     if vocab_size < 1:
-        raise InputError(f"vocab_size: {vocab_size}; a vocabulary holds at least one token")
+        raise InputError(f"vocab_size: {vocab_size}; give at least 1")
     check_positions("corpus", max(vocab_size, len(tokens)))
     if num_classes < 2:
-        raise InputError(f"num_classes: {num_classes}; classification needs at least 2")
+        raise InputError(f"num_classes: {num_classes}; give at least 2")
     if len(lengths) == 0:
         raise InputError("sequences: the corpus is empty; give at least one sequence")
     if (lengths < 1).any():
-        raise InputError(f"sequence {int(np.argmin(lengths))}: it holds no token; remove it from the corpus")
+        raise InputError(f"sequence {int(np.argmin(lengths))}: it has no token; remove it from the corpus")
     if lengths.sum() != len(tokens):
         raise InputError(
             f"lengths: their sum is {lengths.sum()} for {len(tokens)} tokens; give one per sequence"

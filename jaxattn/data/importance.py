@@ -11,8 +11,8 @@ from jaxattn.data.corpus import Corpus
 def average_signed_frequency(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V K"]:
     """Return the average signed frequency of every token, (V,) for two classes, else (V, K).
 
-        α_s = (1/n) Σ_X y count_s(X) / T(X); for K > 2 classes
-        α_{s,k} = (1/n) Σ_X count_s(X)/T(X) ((K-1)/K 1[y=k] - (1/K) 1[y≠k]).
+    α_s = (1/n) Σ_X y count_s(X) / T(X); for K > 2 classes
+    α_{s,k} = (1/n) Σ_X count_s(X)/T(X) ((K-1)/K 1[y=k] - (1/K) 1[y≠k]).
 
     It is exactly 0 where equally long sequences cancel.
 
@@ -47,8 +47,8 @@ def token_counts(corpus: Corpus) -> Float[Array, " V"]:
 def posterior_difference(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V K"]:
     """Return the posterior difference of every token from its occurrences, (V,) for two classes, else (V, K).
 
-        P(1|s) - P(-1|s) = (n⁺_s - n⁻_s) / (n⁺_s + n⁻_s); for K > 2 classes
-        P(k|s) - mean_{j≠k} P(j|s).
+    P(1|s) - P(-1|s) = (n⁺_s - n⁻_s) / (n⁺_s + n⁻_s); for K > 2 classes
+    P(k|s) - mean_{j≠k} P(j|s).
 
     It is NaN for a token that never occurs.
 

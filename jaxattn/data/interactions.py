@@ -42,12 +42,12 @@ def xor(
     pairs: PositiveInt = 1,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample a corpus whose label is the XOR of two tokens, so α_s = 0 for every token.
+    """Sample sequences whose label is the XOR of two tokens, so α_s = 0 for every token.
 
     Tokens 4j, 4j+1 are a_0, a_1 and tokens 4j+2, 4j+3 are b_0, b_1 of the j-th XOR problem. A sequence
     contains one a and one b of the same problem, and irrelevant tokens otherwise:
 
-        y = +1 if it contains (a_0, b_0) or (a_1, b_1), else -1.
+    y = +1 if it contains (a_0, b_0) or (a_1, b_1), else -1.
 
     Sequences come in groups of four, one for each choice of a and b, that share their irrelevant tokens; the
     problems alternate from group to group.
@@ -90,11 +90,11 @@ def negation(
     negated: Share | Array = 0.5,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample a corpus of sequences with one relevant token, whose class a negation token flips.
+    """Sample sequences with one relevant token, whose class a negation token flips.
 
     Even tokens below `relevant` are negative, odd ones positive, and token `relevant` is the negation:
 
-        y = sign(relevant token) · (-1)^[the negation is in the sequence].
+    y = sign(relevant token) · (-1)^[the negation is in the sequence].
 
     Sequences come in pairs, one with a negative and one with a positive token. Both or none are negated, and
     they share all other tokens: α_s = 0 holds exactly for the negation and every irrelevant token. Two

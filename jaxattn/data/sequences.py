@@ -67,7 +67,7 @@ class Sequences(Dataset):
             check_classes(self.targets, self.classes)
         ids, mask = np.asarray(self.ids), np.asarray(self.mask)
         if not mask.any(axis=1).all():
-            raise InputError(f"sequence {int(np.argmin(mask.any(axis=1)))}: it holds no token; remove it")
+            raise InputError(f"sequence {int(np.argmin(mask.any(axis=1)))}: it has no token; remove it")
         outside = mask & ((ids < 0) | (ids >= self.vocab_size))
         if outside.any():
             sequence, position = np.argwhere(outside)[0]

@@ -51,7 +51,7 @@ def check_topics(
 
 def _check_classes(relevant: int, sequences: int, num_classes: int) -> None:
     if num_classes < 2:
-        raise InputError(f"num_classes: {num_classes}; classification needs at least 2")
+        raise InputError(f"num_classes: {num_classes}; give at least 2")
     check_multiple("sequences", sequences, num_classes, f"num_classes = {num_classes}")
     check_multiple("relevant", relevant, num_classes, f"num_classes = {num_classes}")
 
@@ -78,10 +78,10 @@ def check_room(vocab_size: int, length: int, sequences: int, special: int, held:
             "fewer or shorter sequences"
         )
     if length < held:
-        raise InputError(f"length: {length} tokens cannot hold {held} relevant ones")
+        raise InputError(f"length: {length} is too short for {held} relevant tokens; give at least {held}")
     if vocab_size < special or (vocab_size == special and length > held):
         raise InputError(
-            f"vocab_size: {vocab_size} leaves no irrelevant token in addition to the {special} relevant ones"
+            f"vocab_size: {vocab_size} leaves no irrelevant token in addition to the {special} relevant ones; raise it"
         )
 
 
@@ -99,9 +99,9 @@ def independent(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample a corpus of tokens that are independent given the label.
+    """Sample tokens that are independent given the label.
 
-        P(s | y) = base_s (1 + δ_s c(s, y)),  c = 1 if s belongs to class y, else -1/(K-1),
+    P(s | y) = base_s (1 + δ_s c(s, y)),  c = 1 if s belongs to class y, else -1/(K-1),
 
     where base is uniform over the relevant tokens and over the irrelevant ones. The j-th of the m relevant
     tokens of a class has δ = max_posterior_difference · j/m, and irrelevant tokens have δ = 0. For two
@@ -160,9 +160,9 @@ def topics(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample a corpus of sequences of topic words, whose topic is the label, and common words.
+    """Sample sequences of topic words, whose topic is the label, and common words.
 
-        P(s | y) = (1 - π_s + K π_s 1[s belongs to y]) / relevant   for each topic word.
+    P(s | y) = (1 - π_s + K π_s 1[s belongs to y]) / relevant   for each topic word.
 
     That is, with probability π_s, the purity of s, a topic word comes from the topic of the sequence, else
     from any topic. The posterior difference of a topic word is its purity in expectation for every K; for two
@@ -224,7 +224,7 @@ def multi_relevant(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample a corpus of sequences with r distinct relevant tokens of their class.
+    """Sample sequences with r distinct relevant tokens of their class.
 
     All other tokens are irrelevant. Sequences come in groups of K, one for each class, that share their
     irrelevant tokens: α_s = 0 holds exactly for every irrelevant token, while relevant tokens occur under one
@@ -267,7 +267,7 @@ def assumption1(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample a corpus of sequences with exactly one relevant token, which satisfies Assumption 1 exactly.
+    """Sample sequences with exactly one relevant token, which satisfy Assumption 1 exactly.
 
     The relevant token occurs under one label only. All other tokens are irrelevant with α_s = 0 exactly.
 

@@ -164,7 +164,7 @@ def certify_limit(
         tolerance: largest relative duality gap of a solved problem.
 
     Raises:
-        InputError: the scores have no values, an array holds NaN or inf, a sequence has no selected token, or
+        InputError: the scores have no values, an array contains NaN or inf, a sequence has no selected token, or
             shapes do not match.
 
     Source:
@@ -175,7 +175,7 @@ def certify_limit(
     require_finite(keys=scores.keys, p=p, values=scores.values)
     E, p, values = (np.asarray(x, np.float64) for x in (scores.keys, p, scores.values))
     if E.shape != (corpus.vocab_size, len(p)):
-        raise InputError(f"shapes do not fit: keys {E.shape}, p {p.shape}; give (m, D) and (D,)")
+        raise InputError(f"shapes do not match: keys {E.shape}, p {p.shape}; give (m, D) and (D,)")
     values = values.reshape(len(E), -1)
     found = constraints(corpus, selection)
     entries = _entries(corpus, selection, E @ p, values)

@@ -83,7 +83,7 @@ def max_margin(
         The direction, its margin and its certificate.
 
     Raises:
-        InputError: Φ holds NaN or inf, a sequence has no selected token, or shapes do not match.
+        InputError: Φ contains NaN or inf, a sequence has no selected token, or shapes do not match.
 
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the max-margin problem; ties as in Tarzanagh et al. 2023
         (arXiv 2308.16898).
@@ -108,7 +108,7 @@ def max_margin_from_constraints(
         tolerance: largest relative duality gap of a solved problem.
 
     Raises:
-        InputError: Φ holds NaN or inf, or its number of rows differs from the number of tokens.
+        InputError: Φ contains NaN or inf, or its number of rows differs from the number of tokens.
     """
     keys, tokens = np.asarray(keys, np.float64), len(constraints.leader)
     if keys.ndim != 2 or len(keys) != tokens:

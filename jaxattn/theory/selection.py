@@ -94,7 +94,7 @@ def selection(
         tie: tolerance for ties, relative to the spread of the scores.
 
     Raises:
-        InputError: p or Φ holds NaN or inf, shapes do not match, or `tie` is negative (outside of jit).
+        InputError: p or Φ contains NaN or inf, shapes do not match, or `tie` is negative (outside of jit).
 
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the set S_X(p).
     """
@@ -154,10 +154,10 @@ def require_keys(keys: Any, corpus: Corpus) -> None:
 
 
 def require_finite(**arrays: Any) -> None:
-    """Raise InputError if an array holds NaN or inf, with the name of the first one."""
+    """Raise InputError if an array contains NaN or inf, with the name of the first one."""
     for name, x in arrays.items():
         if not np.isfinite(x).all():
-            raise InputError(f"{name} holds NaN or inf; lower the step size or drop this run")
+            raise InputError(f"{name} contains NaN or inf; lower the step size or drop this run")
 
 
 def _tie(dtype: Any) -> float:

@@ -69,7 +69,7 @@ SPREADS = {
     "classes",
     [pytest.param((), marks=pytest.mark.more, id="one value"), pytest.param((3,), id="three values")],
 )
-def test_batches_equal_the_textbook_and_single_calls(rng, x64, corpus, spreads, classes):
+def test_batches_match_the_reference_and_single_calls(rng, x64, corpus, spreads, classes):
     scores, values = batch_of(rng, 512 * np.array(spreads), np.float64, *classes)
     together = ours(corpus, scores, values)
     apart = zip(*(alone(corpus, *x) for x in zip(scores, values, strict=True)), strict=True)
@@ -79,14 +79,14 @@ def test_batches_equal_the_textbook_and_single_calls(rng, x64, corpus, spreads, 
 
 
 @pytest.mark.parametrize("spreads", SPREADS.values(), ids=SPREADS)
-def test_batches_equal_the_textbook_in_float32(rng, corpus, spreads):
+def test_batches_match_the_reference_in_float32(rng, corpus, spreads):
     scores, values = batch_of(rng, 64 * np.array(spreads), np.float32)
     for mine, exact in zip(ours(corpus, scores, values), textbook(corpus, scores, values), strict=True):
         np.testing.assert_allclose(mine, exact, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("spreads", [SPREADS["two bands"], SPREADS["mixed"]], ids=["two bands", "mixed"])
-def test_products_with_the_whole_matrix_of_a_tpu_give_the_textbook(rng, corpus, monkeypatch, spreads):
+def test_dense_products_of_a_tpu_match_the_reference(rng, corpus, monkeypatch, spreads):
     monkeypatch.setattr("jaxattn.data.ragged.backend.platform", lambda: "tpu")
     bags = [np.asarray(corpus.bags.count), np.asarray(corpus.bags.index)]
     owner = np.broadcast_to(np.asarray(corpus.bags.owner)[:, None], bags[0].shape)
@@ -129,7 +129,7 @@ def test_nested_vmaps_share_one_product(rng, x64, corpus):
 
 @pytest.mark.more
 @pytest.mark.parametrize("spread", [1.0, 700.0])
-def test_jacobians_of_batches_equal_those_of_single_calls(rng, x64, corpus, spread):
+def test_jacobians_of_batches_match_single_calls(rng, x64, corpus, spread):
     scores, values = batch_of(rng, [spread, spread / 2], np.float64)
     jacobian = jax.jacrev(partial(attend, corpus))
     gradient = jax.grad(lambda a, g: (attend(corpus, a, g) ** 2).sum())
@@ -144,7 +144,7 @@ def test_jacobians_of_batches_equal_those_of_single_calls(rng, x64, corpus, spre
         np.testing.assert_allclose(columns[i] @ step, difference, atol=1e-13)
 
 
-def test_batches_that_do_not_fit_are_taken_in_chunks(rng, x64, corpus, monkeypatch):
+def test_large_batches_are_split_into_chunks(rng, x64, corpus, monkeypatch):
     scores, values = batch_of(rng, [1, 700, 2000, 3, 1e4, 5, 0], np.float64)
     whole = ours(corpus, scores, values)
     monkeypatch.setattr(batched, "COLUMNS", 6)
@@ -155,7 +155,7 @@ def test_batches_that_do_not_fit_are_taken_in_chunks(rng, x64, corpus, monkeypat
         np.testing.assert_allclose(part, all_at_once, rtol=1e-12, atol=1e-13)
 
 
-def test_corpora_may_be_vmapped_as_well(rng, x64, corpus):
+def test_corpora_can_be_vmapped(rng, x64, corpus):
     sequences = [[[0, 1, 1], [2, 0]], [[2, 1, 1], [0, 2]]]
     each = [ja.data.from_sequences(s, [1, -1], vocab_size=3) for s in sequences]
     both = jax.tree.map(lambda *x: jnp.stack(x), *each)
@@ -165,7 +165,7 @@ def test_corpora_may_be_vmapped_as_well(rng, x64, corpus):
         np.testing.assert_allclose(result[i], attend(each[i], scores[i], values[i]), rtol=1e-12)
 
 
-def test_nan_stays_where_it_is_in_the_batch(rng, corpus):
+def test_nan_does_not_spread_to_other_members_of_a_batch(rng, corpus):
     scores, values = batch_of(rng, [10, 10, 100], np.float32)
     f, d_scores, _ = ours(corpus, scores.at[1, 7].set(jnp.nan), values)
     expected, d_expected, _ = ours(corpus, scores, values)
@@ -174,7 +174,7 @@ def test_nan_stays_where_it_is_in_the_batch(rng, corpus):
     assert np.isnan(f[1]).any()
 
 
-def test_compiled_batches_have_no_scatter_and_run_twice_alike(rng, corpus):
+def test_compiled_batches_use_no_scatter_and_are_deterministic(rng, corpus):
     scores, values = batch_of(rng, [10, 100, 1e4], np.float32)
     compiled = jax.jit(partial(ours, corpus)).lower(scores, values).compile()
     assert " scatter(" not in compiled.as_text()

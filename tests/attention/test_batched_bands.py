@@ -57,7 +57,7 @@ def both_ways(corpus, scores, columns, weights, num_bands):
 
 @pytest.mark.parametrize("spread", [0.9, 1.0, 1.7, 150.0])
 @pytest.mark.parametrize("classes", [1, 3])
-def test_any_number_of_bands_equals_the_textbook(rng, x64, corpus, spread, classes):
+def test_any_number_of_bands_matches_the_reference(rng, x64, corpus, spread, classes):
     scores, columns = batch_of(rng, [512 * spread, 512 * spread / 2, 0], classes, np.float64)
     weights = rng.normal(size=(3, classes, corpus.num_examples))
     num_bands = count(scores)
@@ -68,7 +68,7 @@ def test_any_number_of_bands_equals_the_textbook(rng, x64, corpus, spread, class
 
 
 @pytest.mark.parametrize("spread", [30, 64, 300, 1e4])
-def test_float32_loses_nothing_to_underflow(rng, corpus, spread):
+def test_float32_does_not_underflow(rng, corpus, spread):
     scores, columns = batch_of(rng, [spread, 20], 1, np.float32)
     weights = np.asarray(rng.normal(size=(2, 1, corpus.num_examples)), np.float32)
     num_bands = count(scores)
@@ -77,7 +77,7 @@ def test_float32_loses_nothing_to_underflow(rng, corpus, spread):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=5e-6)
 
 
-def test_scores_too_large_for_a_band_beside_others(rng, corpus):
+def test_a_batch_with_scores_too_large_for_bands(rng, corpus):
     scores, columns = batch_of(rng, [0, 150], 1, np.float32)
     scores[0] = 2.0**31
     weights = np.asarray(rng.normal(size=(2, 1, corpus.num_examples)), np.float32)
@@ -86,7 +86,7 @@ def test_scores_too_large_for_a_band_beside_others(rng, corpus):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=5e-6)
 
 
-def test_cancellation_is_noticed(corpus, rng, x64):
+def test_cancellation_is_detected(corpus, rng, x64):
     scores = np.linspace(0, 1, 90)[rng.permutation(90)] * np.array([[1.0], [1e6]])
     columns, weights = rng.normal(size=(2, 1, 90)), np.ones((2, 1, corpus.num_examples))
     f, shift, normaliser = batched.banded_forward(corpus, *map(jnp.asarray, (scores, columns)), 2000)
@@ -97,7 +97,7 @@ def test_cancellation_is_noticed(corpus, rng, x64):
     np.testing.assert_array_equal(cancelled, [False, True])
 
 
-def test_first_derivatives_pass_through(rng, x64, corpus):
+def test_first_derivatives_match_the_reference(rng, x64, corpus):
     scores, columns = map(jnp.asarray, batch_of(rng, [5, 700], 1, np.float64))
     along = jnp.asarray(rng.normal(size=scores.shape))
     weights = jnp.ones((2, 1, corpus.num_examples))

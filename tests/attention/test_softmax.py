@@ -43,7 +43,7 @@ def textbook(corpus, scores, values):
         ),
     ],
 )
-def test_values_and_derivatives_equal_the_textbook(rng, x64, corpus, shape, spread):
+def test_values_and_derivatives_match_the_reference(rng, x64, corpus, shape, spread):
     scores, values = jnp.asarray(spread * rng.normal(size=90)), jnp.asarray(rng.normal(size=shape))
     weight = jnp.asarray(rng.normal(size=(corpus.num_examples, *shape[1:])))
     for form in (attend, lambda c, a, g: textbook(c, a, g)):
@@ -66,7 +66,7 @@ def test_derivative_agrees_with_finite_differences(rng, x64, corpus):
     [(0, "cpu"), *(pytest.param((1 << 60, on), marks=pytest.mark.more) for on in ("cpu", "gpu"))],
     indirect=True,
 )
-def test_second_derivative_equals_the_textbook(rng, x64, corpus):
+def test_second_derivative_matches_the_reference(rng, x64, corpus):
     scores, values = map(jnp.asarray, rng.normal(size=(2, 90)))
 
     def hessian(form):
@@ -75,7 +75,7 @@ def test_second_derivative_equals_the_textbook(rng, x64, corpus):
     np.testing.assert_allclose(hessian(attend), hessian(textbook), atol=1e-11)
 
 
-def test_scores_of_any_size_are_right_in_float32(rng, corpus):
+def test_large_scores_are_accurate_in_float32(rng, corpus):
     scores = jnp.asarray(rng.choice([-1e4, 1e4, 9.9e3, 0.0], 90) + rng.normal(size=90), jnp.float32)
     values = jnp.asarray(rng.normal(size=90), jnp.float32)
 
@@ -94,7 +94,7 @@ def test_scores_of_any_size_are_right_in_float32(rng, corpus):
         np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
 
 
-def test_vmapped_equals_looped(rng, corpus):
+def test_vmap_matches_a_loop(rng, corpus):
     scores, values = jnp.asarray(rng.normal(size=(2, 5, 90)), jnp.float32)
     vmapped = jax.jit(jax.vmap(lambda a, g: attend(corpus, a, g)))(scores, values)
     one = jax.jit(attend)
@@ -102,13 +102,13 @@ def test_vmapped_equals_looped(rng, corpus):
     np.testing.assert_allclose(vmapped, looped, rtol=1e-5, atol=1e-6)
 
 
-def test_shift_of_all_scores_changes_nothing(rng, x64, corpus):
+def test_adding_a_constant_to_all_scores_changes_nothing(rng, x64, corpus):
     scores, values = map(jnp.asarray, rng.normal(size=(2, 90)))
     one = jax.jit(attend)
     np.testing.assert_allclose(one(corpus, scores, values), one(corpus, scores + 300, values), rtol=1e-10)
 
 
-def test_another_number_of_tokens_is_refused(corpus):
+def test_a_wrong_number_of_tokens_is_rejected(corpus):
     """A gather would take the last token's number for those that are not there."""
     few = jnp.zeros(corpus.vocab_size - 1)
     for average in (attend, lambda corpus, a, x: ja.attention.pool(corpus, a, x[:, None])):

@@ -15,7 +15,7 @@ from jaxattn.core.mapping import map_in_equal_parts, map_on_cores, sum_of_outer_
 
 
 @pytest.mark.parametrize(("size", "most"), [(8, 3), (7, 7), (5, 1), (6, 4), (3, 2), (9, 8)])
-def test_items_equal_those_of_a_loop_and_are_traced_in_one_part(rng, size, most):
+def test_map_in_equal_parts_matches_a_loop_and_traces_once(rng, size, most):
     together = []
 
     @custom_vmap
@@ -55,26 +55,26 @@ for size, used in ((1, 1), (6, 2), (7, 1)):
 """
 
 
-def test_one_by_one_on_two_cores_is_as_in_a_loop_to_the_bit():
+def test_map_one_by_one_on_two_devices_is_bitwise_equal_to_a_loop():
     devices = {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", CHILD]
     done = subprocess.run(command, env=os.environ | devices, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_what_comes_back_is_in_the_order_of_the_items():
+def test_map_on_cores_keeps_the_order_of_the_items():
     assert map_on_cores(lambda x, y: x - y, range(50), range(50, 100)) == [-50] * 50
     assert map_on_cores(str, []) == []
 
 
-def test_two_items_are_worked_on_at_once(monkeypatch):
+def test_map_on_cores_runs_two_items_concurrently(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     # A barrier is passed by two together only.
     meeting = threading.Barrier(2, timeout=600)
     assert sorted(map_on_cores(lambda _: meeting.wait(), range(2))) == [0, 1]
 
 
-def test_blas_has_one_thread_meanwhile_and_its_own_number_again():
+def test_map_on_cores_limits_blas_to_one_thread_and_restores_it():
     def threads(_=None):
         return [one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"]
 
@@ -84,12 +84,12 @@ def test_blas_has_one_thread_meanwhile_and_its_own_number_again():
     assert threads()[: len(before)] == before
 
 
-def test_an_error_comes_out_as_it_is():
+def test_map_on_cores_propagates_exceptions():
     with pytest.raises(ZeroDivisionError):
         map_on_cores(lambda x: 1 / x, [1, 0])
 
 
-def test_outer_products_are_summed_over_items_alone_and_lifted(rng):
+def test_sum_of_outer_products_matches_numpy(rng):
     left, right = rng.normal(size=(3, 7, 4)), rng.normal(size=(3, 7, 5))
     wanted = np.stack(
         [sum(np.outer(x, y) for x, y in zip(*each, strict=True)) for each in zip(left, right, strict=True)]

@@ -22,7 +22,7 @@ def corpus(request, rng, ragged):
 
 
 @pytest.fixture
-def assert_vmapped_equals_looped(rng):
+def assert_vmap_matches_loop(rng):
     """Compare gradients of three seeds, vmapped and one by one, with a shared corpus and with one each."""
 
     def compare(init, logits):

@@ -60,7 +60,7 @@ def pairs_of(scores, bags):
     ]
 
 
-def test_what_a_certificate_claims_is_true_in_rational_arithmetic(instances, separable, loops, tmp_path):
+def test_claims_of_certificates_hold_in_rational_arithmetic(instances, separable, loops, tmp_path):
     bags, _ = loops
     scores_of = {id(E): scores for _, E, scores, _ in instances}
     for number, (scores, chosen, answer) in enumerate(separable):
@@ -85,7 +85,7 @@ def test_what_a_certificate_claims_is_true_in_rational_arithmetic(instances, sep
         assert check(path) == ""
 
 
-def test_the_checker_runs_without_this_library_or_any_other(separable, tmp_path):
+def test_the_checker_needs_the_standard_library_only(separable, tmp_path):
     ja.theory.write_certificate(tmp_path / "a.json", *separable[0])
     run = [sys.executable, "-I", "-S", CHECKER, "a.json"]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
@@ -234,7 +234,7 @@ class Forger:
         return self.written(data_bytes=self.data[:words] + entries.tobytes(), sealed=True)
 
 
-def test_forged_certificates_are_refused(separable, tmp_path):
+def test_forged_certificates_are_rejected(separable, tmp_path):
     rng, refused = np.random.default_rng(5), 0
     kinds = [
         "entry_of_p", "multiplier", "pair", "left_out", "key", "key_without_seal", "negative", "smaller_gap",
@@ -252,7 +252,7 @@ def test_forged_certificates_are_refused(separable, tmp_path):
 
 
 @pytest.mark.parametrize("scale", [1e-100, 1e-12, 1.0, 1e12, 1e100])
-def test_keys_of_any_size_and_of_single_precision(separable, scale, tmp_path):
+def test_keys_of_any_scale_and_of_float32(separable, scale, tmp_path):
     scores, chosen, _ = separable[0]
     rounded = scores.keys.astype(np.float32).astype(float)
     for keys in (scale * scores.keys, scale * rounded):
@@ -262,7 +262,7 @@ def test_keys_of_any_size_and_of_single_precision(separable, scale, tmp_path):
         assert check(tmp_path / "a.json") == ""
 
 
-def test_what_has_no_exact_certificate_is_refused(instances, separable, tmp_path):
+def test_problems_without_an_exact_certificate_are_rejected(instances, separable, tmp_path):
     path = tmp_path / "a.json"
     with_ties = [
         x for x in instances if ja.theory.max_margin(ja.theory.Scores(x.E, x.corpus), x.selection).ties.size
@@ -300,7 +300,7 @@ def infeasible(rng, dim, cycles):
 
 
 @pytest.mark.parametrize(("dim", "cycles"), [(2, True), (64, True), (2, False), (5, False), (16, False)])
-def test_infeasible_selections_have_multipliers_with_a_sum_of_exactly_zero(dim, cycles, rng, tmp_path):
+def test_infeasible_certificates_sum_to_exactly_zero(dim, cycles, rng, tmp_path):
     path = tmp_path / "a.json"
     scores, chosen = infeasible(rng, dim, cycles)
     answer = ja.theory.max_margin(scores, chosen)
@@ -347,7 +347,7 @@ def pairs_with(corpus, selection):
         yield from ((int(s), int(t)) for s in index[here & mask] for t in index[here & ~mask])
 
 
-def test_a_certificate_without_p_proves_nothing_for_a_selection_that_is_separated(separable, rng, tmp_path):
+def test_an_infeasibility_certificate_is_rejected_for_a_separable_selection(separable, rng, tmp_path):
     for number, problem in enumerate(separable):
         path = tmp_path / f"{number}.json"
         ja.theory.write_certificate(path, *problem)
@@ -356,7 +356,7 @@ def test_a_certificate_without_p_proves_nothing_for_a_selection_that_is_separate
         assert "is not 0" in check(forger.written())
 
 
-def test_equal_keys_of_a_selected_and_another_token(tmp_path):
+def test_equal_keys_of_a_selected_and_an_unselected_token(tmp_path):
     corpus = ja.data.from_sequences([[0, 1], [1, 2]], [1, -1], vocab_size=3)
     scores = ja.theory.Scores(np.array([[1.0, 0.3], [1.0, 0.3], [0.0, 1.0]]), corpus)
     chosen = ja.theory.selection_of(jax.numpy.asarray([True, False, True]), corpus)
@@ -367,7 +367,7 @@ def test_equal_keys_of_a_selected_and_another_token(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text())["multipliers"] == [[0, 1, 1]]
 
 
-def test_an_infeasible_selection_whose_multipliers_are_not_exact_is_refused(rng, tmp_path):
+def test_inexact_multipliers_of_an_infeasible_selection_are_rejected(rng, tmp_path):
     scores, chosen = infeasible(rng, 5, cycles=False)
     answer = ja.theory.max_margin(scores, chosen)
     wrong = answer.replace(pairs=answer.pairs[:-1], multipliers=answer.multipliers[:-1])

@@ -120,7 +120,7 @@ def draw(rng):
 @pytest.mark.more
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_whatever_the_lengths_no_answer_is_false(way, dtype):
+def test_answers_are_correct_for_differences_of_any_length(way, dtype):
     count = 150
     settled = 0
     for seed in range(count):
@@ -142,7 +142,7 @@ def test_whatever_the_lengths_no_answer_is_false(way, dtype):
     assert settled > 0.85 * count
 
 
-def test_an_independent_solver_of_the_normalised_problem_agrees(rng):
+def test_the_normalised_problem_matches_an_independent_solver(rng):
     count = [0, 0]
     for _ in range(60):
         m, dim = (int(x) for x in (rng.integers(3, 12), rng.integers(2, 5)))
@@ -173,7 +173,7 @@ def test_orthogonal_differences_of_very_different_lengths(way, rng):
 
 @pytest.mark.parametrize("way", WAYS[:2])
 @pytest.mark.parametrize("small", [1e-6, 1e-9, 1e-12])
-def test_a_small_margin_is_found_to_what_float64_leaves_of_it(way, small, rng):
+def test_a_small_margin_is_accurate_to_float64_rounding(way, small, rng):
     """Differences ±e + ε f: p = f/ε, whose entries are rounded by 1e-16 / ε of what they have to reach."""
     e, f = np.linalg.qr(rng.normal(size=(10, 10)))[0][:2]
     answer, _ = solve(*posed(np.stack([e + small * f, small * f - e])), way, rng)
@@ -182,7 +182,7 @@ def test_a_small_margin_is_found_to_what_float64_leaves_of_it(way, small, rng):
     np.testing.assert_allclose(answer.margin, small, rtol=1e-14 / small)
 
 
-def test_a_pair_within_the_ties_contradicts_itself():
+def test_a_pair_in_the_span_of_the_ties_is_infeasible():
     """One embedding twice beside a tie; and a difference that is a multiple of the tie's."""
     for rows in ([[0.0, 0.0, 0.0], [1e-9, 0.0, 0.0]], [[1e-9, 0.0, 0.0], [3e9, -6e9, 9e9]]):
         answer = max_margin(*posed(np.array(rows), [[1.0, -2.0, 3.0]]))
