@@ -1,4 +1,4 @@
-"""One contract: built-in things and the user's derive from the same bases, and nobody guesses."""
+"""Built-in and custom classes derive from the same base classes."""
 
 import ast
 import inspect
@@ -15,7 +15,7 @@ from jaxattn.lab.study.registry import CONCEPTS, _check_class, _check_settings, 
 
 PACKAGE = Path(ja.__file__).parent
 EXTENDING = Path(__file__).parents[1] / "docs" / "howto" / "extending.md"
-# Where something is asked for an attribute that it may lack: all of it is made by others.
+# Modules that use hasattr, or getattr with a default, on objects of other packages.
 FOREIGN = {
     "jaxattn/lab/cli/console.py": "exceptions of any kind",
     "jaxattn/dynamics/descents/descent_phase.py": "functions of optax and of users",
@@ -51,7 +51,7 @@ def test_hasattr_and_getattr_are_used_for_foreign_objects_only():
         if (number := guesses(path))
     }
     assert found.keys() <= FOREIGN.keys()
-    # What hashes code reads nothing but foreign objects.
+    # The module that hashes code reads objects of other packages only.
     assert sum(number for path, number in found.items() if not path.endswith("code_hash.py")) <= 28
 
 

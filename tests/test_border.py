@@ -1,4 +1,4 @@
-"""The library stands alone: it works where the lab and all that only the lab needs cannot be imported."""
+"""The library works if the lab and the dependencies of the lab cannot be imported."""
 
 import os
 import re
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Most modules of the package that README's Python may load.
+# Largest number of modules that the Python code in README may load.
 MOST = 62
-# Flax imports rich for its own use: it is imported before.
+# Flax itself imports rich, so it is imported first.
 BLOCKED = """
 import sys
 import flax, optax

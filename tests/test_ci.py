@@ -1,4 +1,4 @@
-"""What .ci/run builds on: the lowest versions, the newest Python, README's commands."""
+"""Minimum versions, Python versions and commands that .ci/run uses."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ def test_every_requirement_has_a_minimum_version():
 
 @pytest.mark.skipif(BASH is None, reason="no bash")
 def test_the_newest_python_is_found_without_pyenv(tmp_path):
-    # As pyenv answers for a version that is not active.
+    # The output of pyenv for a version that is not active.
     (tmp_path / "python3.14").write_text("#!/bin/sh\nexit 127\n")
     (tmp_path / "python3.14").chmod(0o755)
     (tmp_path / "python3").symlink_to(sys.executable)

@@ -1,4 +1,4 @@
-"""The page on citing names every entry of its BibTeX file, and every neighbour has its paper."""
+"""The citation page lists every BibTeX entry, and every reproduction cites its paper."""
 
 import re
 from pathlib import Path

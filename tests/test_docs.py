@@ -1,4 +1,4 @@
-"""Every example of the documentation runs, holds what it asserts, and is short."""
+"""Every example of the documentation runs and is short."""
 
 import re
 from pathlib import Path

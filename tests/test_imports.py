@@ -1,4 +1,4 @@
-"""Imports point one way: to earlier rooms, never from the library to the lab, never in a circle."""
+"""Imports point from higher to lower subpackages, without circles."""
 
 import importlib.util
 from pathlib import Path
@@ -11,7 +11,7 @@ _spec = importlib.util.spec_from_file_location(
 size = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(size)
 
-# A module imports from its own room and from rooms before it in this list. So the library, all rooms before
+# A module imports from its own subpackage and from earlier ones in this list. So the library, all before
 # the lab, imports nothing of the lab.
 LIBRARY = ("core", "base", "data", "losses", "attention", "theory", "models", "dynamics")
 LAB = (

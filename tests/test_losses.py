@@ -96,7 +96,7 @@ def test_derivatives_agree_with_finite_differences(rng, x64, name, classes, smoo
 
     @jax.jit
     def slopes(f):
-        """The mean loss, its gradient, and the derivatives of both along a way, in every mode."""
+        """Return the mean loss, its gradient, and the derivatives of both along a line, in every mode."""
 
         def value(f):
             return losses.mean(loss, f, y)
@@ -120,7 +120,7 @@ def test_derivatives_agree_with_finite_differences(rng, x64, name, classes, smoo
 
 @pytest.mark.parametrize("name", sorted(losses.LOSSES.keys() - {"squared_error"}))
 def test_traced_smoothing_is_finite_for_large_margins(name):
-    """e^100 overflows in float32: a weight of 0 must keep it out, of the gradient too."""
+    """e^100 overflows in float32, so a weight of 0 must remove it, also from the gradient."""
     loss = losses.LOSSES[name]()
     f, y = (
         (np.float32([[200, 100, 0]]), jnp.array([0]))

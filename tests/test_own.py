@@ -1,5 +1,5 @@
 # ruff: noqa: E501  messages and snippets stay as they are printed
-"""A study of nothing but the user's own code: as shipped in sweeps/own, and as a notebook or a file has it."""
+"""Studies made of custom code only: the example in sweeps/own, notebooks and single files."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.study.import_paths import ImportPaths
 
 SHIPPED = Path(__file__).parents[1] / "sweeps" / "own"
-# Saves a checkpoint as soon as it may, and is killed as soon as it has.
+# Saves a checkpoint as early as possible, and is killed right after it.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -43,7 +43,7 @@ with Reporter(quiet=True) as reporter:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """The shipped files, in a folder that tests may change, and a finished run of them."""
+    """A copy of the example files, with a finished run."""
     folder = tmp_path_factory.mktemp("own")
     for name in ("lab.py", "study.toml", "clipped.toml"):
         shutil.copy(SHIPPED / name, folder)
@@ -53,7 +53,7 @@ def own(tmp_path_factory):
 
 @pytest.fixture
 def copied(own, tmp_path):
-    """A copy of code, sweep file and results."""
+    """Return a copy of the code, the sweep file and the results."""
     shutil.copytree(own, tmp_path / "own")
     return tmp_path / "own"
 
@@ -77,7 +77,7 @@ def test_cells_that_differ_in_a_custom_float_share_a_program(own):
 
 @pytest.mark.more
 def test_results_match_a_manual_implementation_of_one_seed(own):
-    """The same seed by hand: textbook attention over rows of E, and autodiff through it."""
+    """Train one seed with attention over rows of E and automatic differentiation."""
     lab = sys.modules[ImportPaths(own).load("lab.py:needle").__module__]
     seed, power = 3, 4.0
     data_key, model_key = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
@@ -135,7 +135,7 @@ def test_a_killed_run_resumes_bitwise_identically(own, call, tmp_path):
     log = tmp_path / "killed" / "metrics.jsonl"
     killed = log.read_text(encoding="utf-8").splitlines()
     assert call("run", own / "study.toml", "--out", tmp_path / "killed", "--quiet")[0] == 0
-    # What the killed process took counts as well.
+    # The recorded time includes that of the killed process.
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     earlier_s = lines[len(killed) - 1]["wall_time_s"]
     assert all(line["wall_time_s"] >= earlier_s > 0 for line in lines[len(killed) :])
@@ -158,7 +158,7 @@ def test_adding_seeds_does_not_change_existing_seeds(copied, call):
     )
     assert first.equals(old)
     assert set(after.records.groupby(["cell", "phase", "step", "metric"])["seed"].nunique()) == {20}
-    # A pair of cells, seed by seed, on the command line and in Python.
+    # Compare two cells by seed, on the command line and in Python.
     words = ("aggregate", copied / "finished", "--pair", "loss.power=1.0,4.0", "--metrics", "tokens_attended")
     status, out, _ = call(*words)
     assert status == 0
@@ -170,7 +170,7 @@ def test_adding_seeds_does_not_change_existing_seeds(copied, call):
 
 @pytest.mark.more
 def test_a_custom_optimiser_limits_its_step_length(own, tmp_path):
-    """The gradient is longer than the limit, so that one step is of the limit's length times the step size."""
+    """The gradient exceeds the limit, so one step has the length of the limit times the step size."""
     overrides = ["phases.query.steps=1", "phases.query.step_size=1e3", "seeds=2"]
     study = ja.Study.read(own / "clipped.toml", overrides, ["phases.query.limit=[1e-5, 1e-4]"])
     assert "lab.py:clipped" in study.own_kinds
@@ -231,7 +231,7 @@ class Params:
 
 
 class Temperature(ja.Model):
-    """A user's own class, in a notebook."""
+    """A custom class of a notebook."""
 
     dim: int
 
@@ -245,7 +245,7 @@ class Temperature(ja.Model):
 
 
 def attention_entropy(params, corpus):
-    """-Σ_i q_i log q_i, averaged over sequences."""
+    """Return the mean of -Σ_i q_i log q_i over sequences."""
     scores = params.E @ params.p / jnp.exp(params.log_temperature)
     weights = jnp.exp(scores - scores.max())
     normaliser = corpus.lengths / ja.attention.attend(corpus, scores, 1 / weights)
@@ -278,7 +278,7 @@ def test_a_study_in_a_notebook(tmp_path, monkeypatch):
 
 
 class Local:
-    """Where a class is that no file can import."""
+    """A class that cannot be imported from a file."""
 
     def make():
         class Inner(Temperature):
@@ -351,7 +351,7 @@ def test_a_sweep_file_may_use_functions_of_a_file_in_its_folder(tmp_path):
         np.testing.assert_allclose(last["p3"][seed], (jnp.abs(p) ** 3).sum(), rtol=1e-5)
     first = results.records.query("step == 0").pivot(index="seed", columns="metric", values="value")
     assert (first["p_norm"] == 0).all()
-    # E v has a tenth of its size, and p = 0 averages it over eight tokens: the loss is e^0 nearly.
+    # E v has a tenth of its size, and p = 0 averages it over eight tokens, so the loss is about e^0.
     np.testing.assert_allclose(first["loss"], 1, atol=0.02)
 
 

@@ -1,4 +1,4 @@
-"""Three tasks of one's own, as shipped in sweeps/own: all that the machine gives, and numbers written out."""
+"""The three custom tasks in sweeps/own, compared with manual implementations."""
 
 import itertools
 import shutil
@@ -37,12 +37,12 @@ AXES = {
 
 
 class KilledError(BaseException):
-    """The process ends here."""
+    """Raised in place of the end of the process."""
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """Run a shipped sweep made small, once; give its study and its results."""
+    """Run a reduced example study once; return the study and its results."""
     folder, known = tmp_path_factory.mktemp("tasks"), {}
 
     def run(name):

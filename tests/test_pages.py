@@ -1,4 +1,4 @@
-"""Pages made of classes are those that are there, and tell all that is to be told."""
+"""Generated pages are up to date and complete."""
 
 import importlib.util
 import re
@@ -46,7 +46,7 @@ def test_the_page_on_texts_lists_every_kind():
 
 
 def test_the_page_on_sweep_keys_lists_every_key():
-    """In the table of its kind, or in that of all kinds of its concept."""
+    """Return True if a key is in the table of its kind, or of all kinds of its concept."""
     text, texts = pages.sweep_keys(), pages.texts()
     for concept in CONCEPTS:
         of_concept = text.partition(f": {concept.place}\n")[2].partition("\n## ")[0]

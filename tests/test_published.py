@@ -1,4 +1,4 @@
-"""What README and pages say was measured is in results/published, to the digits that they print."""
+"""Measured numbers in README and pages match results/published to the printed digits."""
 
 import csv
 import importlib.util
@@ -30,7 +30,7 @@ def page(name):
 
 
 def intervals(line):
-    """Printed values, lows and highs with the errors of their last digits; counts and percents are shares."""
+    """Return printed values and intervals with their rounding errors; counts and percents as shares."""
     for found in INTERVAL.finditer(line):
         count, *numbers = found.groups()
         printed = []
@@ -60,7 +60,7 @@ def test_every_published_interval_was_measured(name, file):
 
 
 def test_every_row_of_the_claims_table_matches_its_source():
-    """The code of the claim is in brackets at the end. No two rows are the same: many are 1,000 of 1,000."""
+    """The code of a claim is in brackets at the end of its row."""
     measured, wrong = rows("claims/claims.csv"), []
     names = {row["claim"] for row in measured}
     lines = [line.strip("|") for line in page("explanation/theory_holds").splitlines() if "|" in line]
@@ -114,7 +114,7 @@ def test_the_list_of_numbers_is_formatted_and_refers_to_pages():
 
 @pytest.mark.parametrize("name", LISTED)
 def test_a_changed_number_on_a_page_is_detected(name):
-    """Each is found at its own place: one wrong digit there is refused, and so is a number less."""
+    """Each number is found in its place: a wrong digit and a missing number are both detected."""
     text = (ROOT / name).read_text(encoding="utf-8")
     found = list(numbers.places(text, LISTED[name]))
     assert all(one.end <= two.start for one, two in itertools.pairwise(found))
@@ -201,7 +201,7 @@ def test_verdicts_of_a_table_match_their_rows(name, least):
 
 
 def test_published_texts_contain_no_absolute_paths():
-    """Commands of pages hold for every reader: a folder from the root of a disk is somebody's own."""
+    """Commands on pages must work for every reader, so they contain no absolute paths."""
     texts = [
         path for path in PUBLISHED.rglob("*") if path.suffix in (".html", ".md", ".json", ".csv", ".toml")
     ]

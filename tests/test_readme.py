@@ -24,7 +24,7 @@ PAGES = {page: page.read_text(encoding="utf-8") for page in FILES}
 
 
 def blocks(page, language):
-    """Blocks of code of a page of docs/."""
+    """Return the code blocks of a page of docs/."""
     return re.findall(rf"```{language}\n(.*?)```", PAGES[ROOT / "docs" / page], re.DOTALL)
 
 
@@ -33,7 +33,7 @@ def git(folder, *words):
 
 
 def printed():
-    """Commands of jaxattn and of its benchmarks that pages print, in blocks or in a cell of a table."""
+    """Return the commands of jaxattn and its benchmarks that pages show, in blocks or table cells."""
     lines = []
     for text in PAGES.values():
         for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
@@ -48,7 +48,7 @@ def is_study(words):
 
 
 def written(words):
-    """Say where a command writes; None if it prints alone."""
+    """Return the folder that a command writes to; None if it only prints."""
     if "--out" in words:
         return Path(words[words.index("--out") + 1])
     if is_study(words):
@@ -60,7 +60,7 @@ def written(words):
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
-    """What git tracks, in a repository of its own."""
+    """Return the tracked files, in a separate repository."""
     listed = git(ROOT, "ls-files", "-z")
     if listed.returncode:
         pytest.skip("not a checkout of git")
@@ -99,7 +99,7 @@ def test_studies_on_pages_are_valid_in_a_fresh_clone(sweep, clone, call, monkeyp
 
 
 def visible(text):
-    """Words that a reader sees: addresses of links and tags of HTML are not seen."""
+    """Return the visible words, without link addresses and HTML tags."""
     text = re.sub(r"<[^>]*>|^\[[^]]*\]: .*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"\]\([^)]*\)", "]", text)
     return [word for word in text.split() if re.search(r"\w", word)]
@@ -109,7 +109,7 @@ LIMIT = 25_000
 
 
 def test_the_site_has_at_most_25_000_words():
-    """Prose and tables of all pages and notebooks; code, formulas, docstrings and notes are not counted."""
+    """Count words of prose and tables in all pages and notebooks, without code, formulas and notes."""
     pages = [
         text
         for page, text in PAGES.items()
@@ -123,7 +123,7 @@ def test_the_site_has_at_most_25_000_words():
 
 
 def outputs():
-    """Lines that README says are printed: by the first command, and by the Python."""
+    """Return the output that README shows for the first command and for the Python code."""
     command, python = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
     return command.splitlines(), python.splitlines()
 
@@ -156,7 +156,7 @@ def test_the_commands_in_readme_are_the_tested_ones():
 
 
 def test_the_figure_in_readme_matches_its_command():
-    """At twice the pixels that it is shown at, and named by the figure of the sweep file that it is."""
+    """The image has twice the pixels of its displayed size and the name of its figure."""
     ((name, width, words),) = re.findall(r'<img src="(.*?)" width="(\d+)" alt="(.*?)">', README)
     assert words.startswith("jaxattn run sweeps/quickstart.toml draws ")
     run = ROOT / "results" / "published" / "quickstart"
@@ -282,7 +282,7 @@ def test_every_linked_path_exists(page):
 
 
 def test_every_link_in_readme_has_an_address():
-    """Addresses are below the text, whose lines are short in a terminal then."""
+    """Addresses are below the text, so that lines are short in a terminal."""
     text, addresses = re.sub(r"```.*?```", "", README, flags=re.DOTALL), {}
     for name, address in re.findall(r"^\[([^]]+)\]: (\S+)$", text, re.MULTILINE):
         assert (ROOT / address).exists(), name
@@ -307,7 +307,7 @@ def test_the_model_of_the_diagnosis_page_is_diagnosed(call, tmp_path, monkeypatc
 
 
 class Lookalike(np.ndarray):
-    """An array with the methods of a tensor that the tutorial calls."""
+    """An array with the tensor methods that the tutorial calls."""
 
     def unflatten(self, axis, sizes):
         axis %= self.ndim
@@ -330,11 +330,11 @@ class Lookalike(np.ndarray):
         return self.astype(np.int64)
 
     def backward(self):
-        """Leave the model untrained: what is taken out of it is the same."""
+        """Skip training, because the exported arrays do not depend on it."""
 
 
 def lookalike(seed=0):
-    """What the tutorial uses of torch, without gradients."""
+    """The part of torch that the tutorial uses, without gradients."""
     rng = np.random.default_rng(seed)
 
     def randn(*shape):
@@ -383,7 +383,7 @@ def lookalike(seed=0):
 
 @pytest.mark.slow
 def test_the_arrays_of_the_transformer_page_reproduce_its_logits(tmp_path, monkeypatch, capsys):
-    """With torch as it is, or else with a look-alike that trains nothing."""
+    """Use torch if it is installed, else a replacement without training."""
     text = "\n".join(blocks("tutorials/transformer.md", "python"))
     trained = importlib.util.find_spec("torch") is not None
     if not trained:
@@ -413,7 +413,7 @@ def test_the_certificate_page_writes_an_accepted_certificate(tmp_path, monkeypat
 
 
 def test_every_page_with_python_code_is_tested():
-    """Runs of the gallery are long, the measure of books has tests of its own, chips need compilers."""
+    """Runs of the gallery are long; other tests cover books; chips require compilers."""
     elsewhere = {f"howto/{name}.md" for name in ("extending", "books", "accelerators")}
     elsewhere |= {"reference/gallery.md", "notes/accelerators.md"}
     with_code = {

@@ -1,4 +1,4 @@
-"""Recipes for clusters: as far as it can be told without one, their systems and jaxattn take them."""
+"""Recipes for clusters, tested as far as possible without a cluster."""
 
 import itertools
 import re
@@ -12,12 +12,12 @@ from jaxattn.lab.engine.distributed import read_process
 from jaxattn.lab.storage.objects import address_text
 
 RECIPES = Path(__file__).parents[1] / "docs" / "howto" / "recipes"
-# Options of sbatch, by its manual, as far as they are of use here; those with = take a value.
+# Relevant options of sbatch from its manual; those with = take a value.
 SBATCH = {
     "--job-name=", "--array=", "--ntasks=", "--gpus-per-task=", "--time=", "--requeue", "--signal=",
     "--open-mode=", "--output=", "--nodes=", "--partition=", "--mem=", "--cpus-per-task=",
 }  # fmt: skip
-# What stands in for srun and scontrol, and for jaxattn beneath srun.
+# Replacements of srun and scontrol, and of jaxattn when srun runs it.
 STAND_INS = {
     "srun": 'printf "%s\\n" "$@" > "$CALLS/srun"; exit $STATUS',
     "scontrol": 'printf "%s\\n" "$@" > "$CALLS/scontrol"',
@@ -29,7 +29,7 @@ def test_sbatch_accepts_the_options_of_the_recipe():
     assert lines[0] == "#!/bin/bash"
     given = [word for line in lines if line.startswith("#SBATCH ") for word in shlex.split(line)[1:]]
     assert {re.sub(r"=.*", "=", word) for word in given} <= SBATCH
-    # What comes after the first command is no longer read by sbatch.
+    # sbatch reads no options after the first command.
     first = next(k for k, line in enumerate(lines) if line and not line.startswith("#"))
     assert not any(line.startswith("#SBATCH") for line in lines[first:])
     signal = next(word for word in given if word.startswith("--signal"))

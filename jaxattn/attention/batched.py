@@ -272,8 +272,8 @@ def banded_backward(
 ) -> tuple[Array, Array, Array]:
     """Compute `backward` with products for `num_bands` bands.
 
-    Also return where cancellation lost a third of the digits of ∂L/∂a, (S,) bool. The sums Σ_X q_s ḡ_X γ_s
-    and Σ_X q_s ḡ_X f_X are nearly equal if almost every sequence attends to a single token.
+    Also return where cancellation lost a third of the digits of ∂L/∂a, (S,) bool: Σ_X q_s ḡ_X γ_s and Σ_X q_s
+    ḡ_X f_X are nearly equal if almost every sequence attends to a single token.
     """
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
     own_shift, d_sums_by_sequence = shift.T, d_sums.transpose(2, 1, 0)

@@ -67,7 +67,7 @@ class _Size(NamedTuple):
     together: int
 
 
-def is_one(bags: Ragged, width: int) -> bool:
+def is_single_block(bags: Ragged, width: int) -> bool:
     """Return True if all sequences are in one block; see `fold`."""
     (first, *others) = _sizes(bags, width)
     return not others and first.together == bags.num_segments
@@ -77,12 +77,12 @@ def most_pairs(bags: Ragged, width: int) -> int:
     """Return an upper bound on the total number of pairs of all blocks; see `fold`."""
     # The last block of every size may be padded.
     every = [(size, (size.rows * bags.index.shape[1]) ** 2) for size in _sizes(bags, width)]
-    if is_one(bags, width):
+    if is_single_block(bags, width):
         return bags.num_segments * every[0][1]
     return bags.num_segments * every[-1][1] + sum(size.together * pairs for size, pairs in every)
 
 
-def largest(bags: Ragged, width: int) -> int:
+def largest_block(bags: Ragged, width: int) -> int:
     """Return the number of pairs of the largest block; see `fold`."""
     return max(size.together * (size.rows * bags.index.shape[1]) ** 2 for size in _sizes(bags, width))
 
@@ -111,7 +111,7 @@ def fold(bags: Ragged, width: int, visit: Callable[[Any, Block], Any], carry: An
         return before + block.tokens.size * block.tokens.shape[1], visit(carry, block)
 
     carried = jnp.int32(0), carry
-    if is_one(bags, width):
+    if is_single_block(bags, width):
         return step(sizes[0], bounds[0], bounds[1], 0, carried)[1]
     for size, begin, end in zip(sizes, bounds[:-1], bounds[1:], strict=True):
         blocks = -(-(end - begin) // size.together)
@@ -228,7 +228,7 @@ def _one_by_one_if_many_blocks(
     function: Callable[..., Any], corpus: Corpus, queries: Array
 ) -> Callable[..., Any]:
     # A vmapped loop would run as long as the longest one.
-    return function if is_one(corpus.bags, queries.shape[1]) else sequential_vmap(function)
+    return function if is_single_block(corpus.bags, queries.shape[1]) else sequential_vmap(function)
 
 
 def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, residual: bool) -> Any:
@@ -245,7 +245,7 @@ def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, 
         return out, jax.lax.dynamic_update_slice(kept, gram.ravel(), place) if most else kept
 
     most, width = _most_kept(corpus, queries), queries.shape[1]
-    end = 0 if is_one(corpus.bags, width) else largest(corpus.bags, width)
+    end = 0 if is_single_block(corpus.bags, width) else largest_block(corpus.bags, width)
     start = tuple(jnp.zeros(corpus.bags.index.shape, x.dtype) for x in columns)
     kept = jnp.zeros(most and most + end, queries.dtype)
     return fold(corpus.bags, width, visit, (start, kept))
@@ -298,7 +298,7 @@ def _cotangents(
 def _most_kept(corpus: Corpus, queries: Array) -> int:
     """Return the number of kept products: twice those for sequences of equal size, or 0."""
     most, width = most_pairs(corpus.bags, queries.shape[1]), queries.shape[1]
-    if is_one(corpus.bags, width):
+    if is_single_block(corpus.bags, width):
         return most
     expected = min(most, 2 * corpus.num_pairs)
     fits = backend.platform() == "cpu" and expected <= KEPT and most < MOST_POSITIONS

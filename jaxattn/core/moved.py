@@ -1,4 +1,4 @@
-"""Names that version 0.3 moved, and their new locations. The old names raise errors that name the new ones."""
+"""Names that version 0.3 moved, with their new locations, which the errors of old names give."""
 
 import sys
 from collections.abc import Sequence

@@ -240,7 +240,7 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
     """Build a corpus from the token ids of all sequences end to end; faster than `from_sequences`.
 
     Args:
-        tokens: (Σ T,) int; the token ids of all sequences, one sequence after the other.
+        tokens: (Σ T,) int; token ids of all sequences, end to end.
         lengths: (n,) int; tokens per sequence.
         labels: (n,) int; see `from_sequences`.
         vocab_size: V.

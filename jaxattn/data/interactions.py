@@ -12,23 +12,23 @@ from jax import Array
 from jaxattn.base.functions import declare
 from jaxattn.core.settings import PositiveInt, Share
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.synthetic import check_multiple, check_room, labelled
+from jaxattn.data.synthetic import check_capacity, check_multiple, labelled
 
 
 def check_xor(vocab_size: int, length: int, sequences: int, pairs: int = 1) -> None:
     """Raise InputError with the size and the remedy if `xor` has no corpus of these sizes."""
     check_multiple("pairs", pairs, 1, "1")
     check_multiple("sequences", sequences, 4, "4, one for each choice of the two tokens")
-    check_room(vocab_size, length, sequences, special=4 * pairs, held=2)
+    check_capacity(vocab_size, length, sequences, special=4 * pairs, held=2)
 
 
 def check_negation(vocab_size: int, relevant: int, length: int, sequences: int) -> None:
     """Raise InputError with the size and the remedy if `negation` has no corpus of these sizes."""
     check_multiple("relevant", relevant, 2, "2, the classes")
     check_multiple("sequences", sequences, 4, "4, for both classes with and without negation")
-    check_room(vocab_size, length, sequences, special=relevant + 1, held=2)
+    check_capacity(vocab_size, length, sequences, special=relevant + 1, held=2)
     # Sequences without the negation have an irrelevant token in its position.
-    check_room(vocab_size, length, sequences, special=relevant + 1, held=1)
+    check_capacity(vocab_size, length, sequences, special=relevant + 1, held=1)
 
 
 @declare(check=check_xor)

@@ -97,7 +97,7 @@ def from_flat(
     """Build sequences from the token ids of all sequences end to end, without any check.
 
     Args:
-        tokens: token ids of all sequences, one sequence after the other.
+        tokens: token ids of all sequences, end to end.
         lengths: tokens per sequence.
         targets: (n, ...), see `Sequences`.
         vocab_size: V.

@@ -37,7 +37,7 @@ def check_sizes(
             f"relevant_per_sequence: {relevant_per_sequence} is not between 1 and the "
             f"{relevant // num_classes} relevant tokens of a class"
         )
-    check_room(vocab_size, length, sequences, special=relevant, held=relevant_per_sequence)
+    check_capacity(vocab_size, length, sequences, special=relevant, held=relevant_per_sequence)
 
 
 def check_topics(
@@ -46,7 +46,7 @@ def check_topics(
     """Raise InputError with the size and the remedy if `topics` has no corpus of these sizes."""
     _check_classes(relevant, sequences, num_classes)
     check_multiple("topic_words", topic_words, 1, "1")
-    check_room(vocab_size, length, sequences, special=relevant, held=topic_words)
+    check_capacity(vocab_size, length, sequences, special=relevant, held=topic_words)
 
 
 def _check_classes(relevant: int, sequences: int, num_classes: int) -> None:
@@ -62,7 +62,7 @@ def check_multiple(name: str, value: int, of: int, unit: str) -> None:
         raise InputError(f"{name}: {value} is not a positive multiple of {unit}")
 
 
-def check_room(vocab_size: int, length: int, sequences: int, special: int, held: int) -> None:
+def check_capacity(vocab_size: int, length: int, sequences: int, special: int, held: int) -> None:
     """Raise InputError if the vocabulary or the sequences are too small, or the corpus is too large.
 
     Args:
@@ -81,7 +81,7 @@ def check_room(vocab_size: int, length: int, sequences: int, special: int, held:
         raise InputError(f"length: {length} is too short for {held} relevant tokens; give at least {held}")
     if vocab_size < special or (vocab_size == special and length > held):
         raise InputError(
-            f"vocab_size: {vocab_size} leaves no irrelevant token in addition to the {special} relevant ones; raise it"
+            f"vocab_size: {vocab_size} leaves no irrelevant token in addition to the {special} relevant ones"
         )
 
 

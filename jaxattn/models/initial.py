@@ -51,7 +51,7 @@ def sizes(like: Corpus) -> dict[str, int]:
     return {"vocab_size": like.vocab_size, "num_classes": like.num_classes}
 
 
-def square(key: Array, dim: int, dtype: DTypeLike, weights: Weights = "normal") -> Array:
+def square_matrix(key: Array, dim: int, dtype: DTypeLike, weights: Weights = "normal") -> Array:
     """Return a (d, d) matrix: the identity, or entries N(0, 1/d), which preserve length on average.
 
     Raises:

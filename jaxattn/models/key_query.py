@@ -14,7 +14,7 @@ from jaxattn.base import Model
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.initial import Weights, embeddings_query_head, sizes, square
+from jaxattn.models.initial import Weights, embeddings_query_head, sizes, square_matrix
 
 
 @struct.dataclass(repr=False)
@@ -22,9 +22,7 @@ class Params(Brief):
     """Parameters of the one-layer model with a key-query matrix.
 
     Attributes:
-        E: (V, d) embeddings.
-        p: (d,) embedding of `<cls>`, the only query.
-        v: (d,) head, or (d, K) heads for K > 2 classes; unit norm each at initialisation.
+        E, p, v: as in `one_layer.Params`.
         W: (d, d) key-query matrix.
     """
 
@@ -52,7 +50,7 @@ def init(
         InputError: as for `one_layer.init`, or `weights` is neither "identity" nor "normal".
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
-    return Params(E=E, p=p, v=v, W=square(jax.random.fold_in(key, 1), dim, dtype, weights))
+    return Params(E=E, p=p, v=v, W=square_matrix(jax.random.fold_in(key, 1), dim, dtype, weights))
 
 
 def scores_and_values(params: Params) -> tuple[Array, Array]:

@@ -16,7 +16,7 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.models.initial import Weights, embeddings_query_head, sizes, square
+from jaxattn.models.initial import Weights, embeddings_query_head, sizes, square_matrix
 
 
 @struct.dataclass(repr=False)
@@ -24,9 +24,7 @@ class Params(Brief):
     """Parameters of the two-layer model with weights.
 
     Attributes:
-        E: (V, d) embeddings.
-        p: (d,) embedding of `<cls>`.
-        v: (d,) head, or (d, K) heads for K > 2 classes; unit norm each at initialisation.
+        E, p, v: as in `one_layer.Params`.
         W1: (d, d) key-query matrix of the first layer.
         W2: (d, d) key-query matrix of the read-out.
     """
@@ -59,7 +57,7 @@ def init(
         The initial values of W1 and W2 are not published; they are chosen here.
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
-    W1, W2 = (square(jax.random.fold_in(key, number), dim, dtype, weights) for number in (1, 2))
+    W1, W2 = (square_matrix(jax.random.fold_in(key, number), dim, dtype, weights) for number in (1, 2))
     return Params(E=E, p=p, v=v, W1=W1, W2=W2)
 
 
@@ -77,7 +75,7 @@ def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
         The two-layer experiment with weights in the public review of arXiv 2505.17282.
     """
     scores, values = scores_and_values(params)
-    queries = held_token_product(corpus, params.E, params.W1)
+    queries = _embedding_product(corpus, params.E, params.W1)
     return two_layer_attention(corpus, queries, params.E, scores, values, residual=residual)
 
 
@@ -111,7 +109,7 @@ class TwoLayerWeights(Model[Corpus], frozen=True, kw_only=True):
 ROWS = 512
 
 
-def held_token_product(
+def _embedding_product(
     corpus: Corpus, table: Float[Array, "V d"], matrix: Float[Array, "d m"]
 ) -> Float[Array, "V m"]:
     """Return E W, (V, m), with rows of 0 for tokens that a minibatch does not contain.
@@ -120,11 +118,11 @@ def held_token_product(
     """
     if corpus.mean_entries is None or len(table) <= ROWS:
         return table @ matrix
-    return _held_product(corpus, table, matrix)
+    return _vmappable_product(corpus, table, matrix)
 
 
 @jax.custom_vjp
-def _held_product(corpus: Corpus, table: Array, matrix: Array) -> Array:
+def _vmappable_product(corpus: Corpus, table: Array, matrix: Array) -> Array:
     return _forward(corpus, table, matrix)[0]
 
 
@@ -154,7 +152,7 @@ def _backward(residuals: Any, cotangent: Array) -> tuple[Any, ...]:
     return None, *sequential_vmap(compute)(*residuals, cotangent)
 
 
-_held_product.defvjp(_forward, _backward)
+_vmappable_product.defvjp(_forward, _backward)
 
 
 def _fold(corpus: Corpus, visit: Any, carry: Any) -> Any:

@@ -94,8 +94,7 @@ def active_set(
     Returns:
         The multipliers; if the problem is infeasible, those of the proof.
 
-    Source: Goldfarb and Idnani, A numerically stable dual method for solving strictly convex quadratic
-        programs, Mathematical Programming 27 (1983), with partial pricing.
+    Source: Goldfarb and Idnani, Mathematical Programming 27 (1983), with partial pricing.
     """
     factor, required = _Factor(rows.shape[1]), np.broadcast_to(required, len(better))
     p, multipliers, steps, fresh = np.zeros(rows.shape[1]), np.zeros(0), 0, False

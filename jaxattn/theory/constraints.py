@@ -100,7 +100,7 @@ def distinct_tokens(
     return present, sequence, np.asarray(bags.index)[present].astype(int)
 
 
-def circle(constraints: Constraints) -> np.ndarray:
+def find_cycle(constraints: Constraints) -> np.ndarray:
     """Return the indices (k,) of pairs that form a cycle a > b ≥ ... ≥ a up to ties, empty if there is none.
 
     Such pairs contradict each other for all embeddings.
@@ -128,7 +128,7 @@ def circle(constraints: Constraints) -> np.ndarray:
     return np.array(around)
 
 
-def coinciding(E: np.ndarray, constraints: Constraints) -> int | None:
+def find_equal_keys(E: np.ndarray, constraints: Constraints) -> int | None:
     """Return the index of a pair that contradicts itself, or None.
 
     Its tokens have equal embeddings and a positive required margin.

@@ -52,11 +52,11 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
 
     Raises:
         InputError: `answer` is a batch or undecided, the selection has ties, p does not separate the
-            selection in exact arithmetic, or no exact multipliers are found for an infeasible selection of
-            more than 128 pairs with a multiplier.
+            selection exactly, or no exact multipliers are found for an infeasible selection of more than 128
+            pairs.
 
     Source:
-        Weak duality and Gordan's theorem; the format and its checker are this library's.
+        Weak duality and Gordan's theorem.
     """
     if np.ndim(answer.margin) != 0 or len(answer.pairs) == 0 or np.isnan(answer.decided):
         raise InputError(f"answer: no single direction to certify ({answer.reason})")

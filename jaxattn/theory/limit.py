@@ -164,8 +164,8 @@ def certify_limit(
         tolerance: largest relative duality gap of a solved problem.
 
     Raises:
-        InputError: the scores have no values, an array contains NaN or inf, a sequence has no selected token, or
-            shapes do not match.
+        InputError: the scores have no values, an array contains NaN or inf, a sequence has no selected token,
+            or shapes do not match.
 
     Source:
         docs/notes/exact_flow_ties.md.

@@ -22,7 +22,7 @@ from jaxattn.theory.certificate import (
     lengths,
     unsolved,
 )
-from jaxattn.theory.constraints import Constraints, circle, coinciding, constraints
+from jaxattn.theory.constraints import Constraints, constraints, find_cycle, find_equal_keys
 from jaxattn.theory.normalised import solve_normalised
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
@@ -175,11 +175,11 @@ def _problem(E: np.ndarray, found: Constraints) -> _Problem | MaxMargin:
         return unsolved(Status.INVALID, E.shape[1], ties=ties)
     if not required.any():
         return unsolved(Status.NOTHING, E.shape[1], ties=ties)
-    same = coinciding(E, found)
+    same = find_equal_keys(E, found)
     if same is not None:
         alone = 1.0 * (np.arange(len(better)) == same)
         return certify_max_margin(E, found, alone, np.zeros(len(ties)), tolerance=0.0)
-    around = circle(found)
+    around = find_cycle(found)
     if len(around):
         multipliers = np.zeros(len(better))
         multipliers[around] = 1

@@ -150,8 +150,8 @@ def relaxed_max_margin(
 def max_margin_head(E: np.ndarray, token: np.ndarray, labels: np.ndarray, *, tolerance: float) -> MaxMargin:
     """Return the shortest v with y E_s·v ≥ 1 for given tokens and labels.
 
-    It is the max-margin problem of p with one extra token V, whose embedding is 0: pairs (s, V) for y = 1 and
-    (V, s) for y = -1.
+    It solves the max-margin problem with one extra token V of embedding 0: pairs (s, V) for y = 1, (V, s) for
+    y = -1.
 
     Args:
         E: (V, d) float64.

@@ -7,7 +7,7 @@ from jaxattn.attention import bands
 
 
 def exactly(x):
-    """Floats as integers, in units that no float32 of these tests is finer than."""
+    """Convert floats exactly to integers, in a unit that divides every float32 of these tests."""
     return [int(float(value) * 2**80) for value in np.ravel(x)]
 
 

@@ -13,7 +13,7 @@ from jaxattn.data.ragged import Ragged
 
 @pytest.fixture
 def corpus(rng, monkeypatch):
-    """A corpus that counts as large: repeated and unused tokens, a sequence of the lowest token only."""
+    """A large corpus with repeated and unused tokens, and a sequence of the lowest token only."""
     monkeypatch.setattr("jaxattn.data.ragged.LARGE", 0)
     monkeypatch.setattr("jaxattn.data.ragged.RUN", 4)
     lengths = [1, 2, 3, 150, *rng.integers(1, 60, 25)]
@@ -37,15 +37,15 @@ def by_positions(ids, mask, scores, values):
     return jax.vmap(f)(scores, values), *squares
 
 
-def textbook(corpus, scores, values):
-    """f position by position, and the gradient of Σ f² by autodiff, in float64."""
+def reference(corpus, scores, values):
+    """Return f by position, and the gradient of Σ f² by automatic differentiation, in float64."""
     ids, mask = ja.models.reference.padded_sequences(corpus)
     with jax.enable_x64(True):
         return by_positions(ids, mask, *(jnp.asarray(np.asarray(x, np.float64)) for x in (scores, values)))
 
 
 def single(corpus, scores, values):
-    """f and the gradient of Σ f²."""
+    """Return f and the gradient of Σ f²."""
     f, back = jax.vjp(partial(attend, corpus), scores, values)
     return f, *back(2 * f)
 
@@ -54,7 +54,7 @@ ours = jax.jit(jax.vmap(single, in_axes=(None, 0, 0)))
 alone = jax.jit(single)
 
 
-# For a batch of five up to seven bands are worth it; what needs more, or most, is computed apart.
+# A batch of five uses at most seven bands. Members that require more are computed separately.
 SPREADS = {
     "one band": [0.5] * 5,
     "two bands": [1.2, 1.9, 1.5, 1.1, 1.7],
@@ -73,7 +73,7 @@ def test_batches_match_the_reference_and_single_calls(rng, x64, corpus, spreads,
     scores, values = batch_of(rng, 512 * np.array(spreads), np.float64, *classes)
     together = ours(corpus, scores, values)
     apart = zip(*(alone(corpus, *x) for x in zip(scores, values, strict=True)), strict=True)
-    for mine, looped, exact in zip(together, apart, textbook(corpus, scores, values), strict=True):
+    for mine, looped, exact in zip(together, apart, reference(corpus, scores, values), strict=True):
         np.testing.assert_allclose(mine, exact, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(mine, looped, rtol=1e-12, atol=1e-12)
 
@@ -81,7 +81,7 @@ def test_batches_match_the_reference_and_single_calls(rng, x64, corpus, spreads,
 @pytest.mark.parametrize("spreads", SPREADS.values(), ids=SPREADS)
 def test_batches_match_the_reference_in_float32(rng, corpus, spreads):
     scores, values = batch_of(rng, 64 * np.array(spreads), np.float32)
-    for mine, exact in zip(ours(corpus, scores, values), textbook(corpus, scores, values), strict=True):
+    for mine, exact in zip(ours(corpus, scores, values), reference(corpus, scores, values), strict=True):
         np.testing.assert_allclose(mine, exact, rtol=2e-5, atol=2e-5)
 
 
@@ -95,11 +95,11 @@ def test_dense_products_of_a_tpu_match_the_reference(rng, corpus, monkeypatch, s
     lengths = np.bincount(owner[present], weights=bags[0][present]).astype(int)
     whole = ja.data.from_flat(tokens, lengths, corpus.targets, vocab_size=90)
     assert len(whole.bags.dense) == len(whole.occurrences.dense) == 1
-    # What a TPU calls; the platform of this process chooses another form.
+    # A TPU calls this function; the platform of this process would choose another one.
     monkeypatch.setattr(Ragged, "matmul", Ragged._matmul_dense)
     scores, values = batch_of(rng, 64 * np.array(spreads), np.float32)
     found = jax.jit(jax.vmap(single, in_axes=(None, 0, 0)))(whole, scores, values)
-    for mine, exact in zip(found, textbook(corpus, scores, values), strict=True):
+    for mine, exact in zip(found, reference(corpus, scores, values), strict=True):
         np.testing.assert_allclose(mine, exact, rtol=2e-5, atol=2e-5)
     assert "bcsr_dot_general" not in str(jax.make_jaxpr(jax.vmap(partial(attend, whole)))(scores, values))
 

@@ -9,14 +9,14 @@ from jaxattn.attention import bands, batched
 
 @pytest.fixture
 def corpus(rng):
-    """Sequences of some tokens each, repetitions included; three of them hold low tokens only."""
+    """Short sequences with repeated tokens; three of them contain low tokens only."""
     sequences = [rng.integers(0, 80, length).tolist() for length in rng.integers(1, 40, 20)]
     sequences += [[85], [85, 85, 86], [89, 88, 88]]
     return ja.data.from_sequences(sequences, [1] * len(sequences), vocab_size=90)
 
 
 def batch_of(rng, spreads, classes, dtype):
-    """Scores of given spreads whose last ten tokens lie at the bottom, and values."""
+    """Return values, and scores of given spreads whose last ten tokens are the lowest."""
     scores = rng.uniform(0.3, 1, (len(spreads), 90))
     scores[:, 0], scores[:, 80:] = 1, rng.uniform(0, 0.05, (len(spreads), 10))
     scores[:, 89] = 0
@@ -24,8 +24,8 @@ def batch_of(rng, spreads, classes, dtype):
     return scores, np.asarray(rng.normal(size=(len(spreads), classes, 90)), dtype)
 
 
-def textbook(corpus, scores, columns, weights):
-    """f, and the gradient of Σ weights · f, sequence by sequence in float64."""
+def reference(corpus, scores, columns, weights):
+    """Return f, and the gradient of Σ weights · f, by sequence in float64."""
     scores, columns, weights = (np.asarray(x, np.float64) for x in (scores, columns, weights))
     counts = np.zeros((corpus.num_examples, corpus.vocab_size))
     ids, mask = ja.models.reference.padded_sequences(corpus)
@@ -63,7 +63,7 @@ def test_any_number_of_bands_matches_the_reference(rng, x64, corpus, spread, cla
     num_bands = count(scores)
     assert num_bands == int(spread) + 1
     mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), num_bands)
-    for one, other in zip(mine, textbook(corpus, scores, columns, weights), strict=True):
+    for one, other in zip(mine, reference(corpus, scores, columns, weights), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=2e-13)
 
 
@@ -73,7 +73,7 @@ def test_float32_does_not_underflow(rng, corpus, spread):
     weights = np.asarray(rng.normal(size=(2, 1, corpus.num_examples)), np.float32)
     num_bands = count(scores)
     mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), num_bands)
-    for one, other in zip(mine, textbook(corpus, scores, columns, weights), strict=True):
+    for one, other in zip(mine, reference(corpus, scores, columns, weights), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=5e-6)
 
 
@@ -82,7 +82,7 @@ def test_a_batch_with_scores_too_large_for_bands(rng, corpus):
     scores[0] = 2.0**31
     weights = np.asarray(rng.normal(size=(2, 1, corpus.num_examples)), np.float32)
     mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), 3)
-    for one, other in zip(mine, textbook(corpus, scores, columns, weights), strict=True):
+    for one, other in zip(mine, reference(corpus, scores, columns, weights), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=5e-6)
 
 
@@ -115,5 +115,5 @@ def test_derivatives_of_a_normaliser_whose_square_underflows(rng, corpus):
     along = np.asarray(rng.normal(size=scores.shape), np.float32)
     call = lambda a: batched.banded_forward(corpus, a, jnp.asarray(columns), 1)[0].sum()  # noqa: E731
     slope = jax.jit(lambda a, along: jax.jvp(call, (a,), (along,))[1])(scores, along)
-    _, d_scores, _ = textbook(corpus, scores, columns, np.ones((2, 1, corpus.num_examples)))
+    _, d_scores, _ = reference(corpus, scores, columns, np.ones((2, 1, corpus.num_examples)))
     np.testing.assert_allclose(slope, (d_scores * along).sum(), rtol=2e-5)

@@ -13,14 +13,14 @@ N, T, D, Q = 6, 4, 5, 3
 
 @pytest.fixture
 def tokens(rng):
-    """X, z, a mask that leaves some tokens out, targets."""
+    """Return X, z, a mask that drops some tokens, and targets."""
     mask = np.ones((N, T), bool)
     mask[1, 3] = mask[4, 0] = False
     return rng.normal(size=(N, T, D)), rng.normal(size=(N, Q)), mask, rng.choice([-1, 1], N)
 
 
 def tops(scores, chosen):
-    """The selected tokens of every sequence, by number."""
+    """Return the indices of the selected tokens of every sequence."""
     index, mask = np.asarray(scores.corpus.bags.index), np.asarray(chosen.mask)
     return [sorted(index[x][mask[x]].tolist()) for x in range(N)]
 
@@ -47,7 +47,7 @@ def test_scores_of_a_query_match_the_matrix_product(tokens, rng):
 
 
 def test_max_margin_of_a_matrix_matches_nnls(tokens, rng):
-    """min ‖W‖_F s.t. (x_top - x_t)ᵀ W z ≥ 1, by scipy's NNLS on the dual written out pair by pair."""
+    """Solve min ‖W‖_F s.t. (x_top - x_t)ᵀ W z ≥ 1 by SciPy's NNLS on the dual problem."""
     from scipy.optimize import nnls
 
     X, z, mask, targets = tokens
@@ -67,7 +67,7 @@ def test_max_margin_of_a_matrix_matches_nnls(tokens, rng):
 
 
 def test_equivalent_bags_and_vectors_have_the_same_margin(rng):
-    """A corpus in which no token occurs twice is a set of vectors."""
+    """A corpus without repeated tokens is equivalent to a set of vectors."""
     E = rng.normal(size=(12, 20))
     corpus = ja.data.from_sequences(np.arange(12).reshape(3, 4).tolist(), [1, -1, 1], vocab_size=12)
     bags, vectors = Scores(E, corpus), of_vectors(E.reshape(3, 4, 20), np.array([1, -1, 1]))

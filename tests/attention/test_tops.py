@@ -1,4 +1,4 @@
-"""Highest tokens of sequences and averages near them, against loops in NumPy and mpmath."""
+"""Highest tokens of sequences and averages near them, compared with NumPy and mpmath."""
 
 import jax.numpy as jnp
 import mpmath

@@ -1,4 +1,4 @@
-"""What the environment sets reaches neither the numbers of a study nor the programs that compute them."""
+"""JAX options of the environment change neither the numbers nor the programs of a study."""
 
 from contextlib import ExitStack
 
@@ -23,7 +23,7 @@ HOSTILE = {
 
 @pytest.fixture
 def hostile():
-    """Settings of a user that change random numbers, or raise in programs that are right."""
+    """JAX options that change random numbers, or that raise errors in correct programs."""
     before = jax.config.jax_random_seed_offset
     with ExitStack() as stack:
         for name, value in HOSTILE.items():

@@ -1,4 +1,4 @@
-"""Mapping in equal parts: every item as in a loop, and the function traced once."""
+"""Tests of maps over many items, compared with loops."""
 
 import os
 import subprocess
@@ -40,7 +40,7 @@ def test_map_in_equal_parts_matches_a_loop_and_traces_once(rng, size, most):
     assert all(each <= most for each in together)
 
 
-# In a process of its own, where the CPU counts as two devices.
+# Runs in a separate process, in which the CPU has two devices.
 CHILD = """
 import jax, numpy as np
 from jaxattn.core.mapping import map_one_by_one
@@ -69,7 +69,7 @@ def test_map_on_cores_keeps_the_order_of_the_items():
 
 def test_map_on_cores_runs_two_items_concurrently(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    # A barrier is passed by two together only.
+    # Two threads must reach the barrier at the same time.
     meeting = threading.Barrier(2, timeout=600)
     assert sorted(map_on_cores(lambda _: meeting.wait(), range(2))) == [0, 1]
 

@@ -1,4 +1,4 @@
-"""What moved in version 0.3: every old name has an error that names the new place, which is there."""
+"""Old names of version 0.2 raise errors that give the new location, which exists."""
 
 import importlib
 from pathlib import Path

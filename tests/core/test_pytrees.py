@@ -1,4 +1,4 @@
-"""Frozen pytrees: parameters by name, and short texts of them."""
+"""Access to parameters by name, and short printed forms of pytrees."""
 
 import dataclasses
 import re

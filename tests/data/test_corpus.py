@@ -11,12 +11,12 @@ from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus, from_counted, from_draws
 from jaxattn.models.reference import padded_sequences
 
-# As it is without the checks of types that the tests put around it.
+# The function without the type checks that the tests add.
 from_sequences = inspect.unwrap(ja.data.from_sequences)
 
 
 def counts(corpus):
-    """The dense n × V matrix of counts, from each of the two layouts."""
+    """Return the dense n × V matrix of counts from each of the two layouts."""
     by_sequence, by_token = both_counts(corpus)
     np.testing.assert_array_equal(by_sequence, by_token)
     return by_sequence

@@ -1,4 +1,4 @@
-"""Datasets: what all have in common, examples that are taken, leaves that disagree."""
+"""Tests of datasets: examples, frozen subclasses and arrays with wrong shapes."""
 
 import jax
 import jax.numpy as jnp

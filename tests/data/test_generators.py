@@ -1,4 +1,4 @@
-"""Every kind of generator from the data table of a study to corpora."""
+"""Tests of every kind of generator, from the data table of a study to the corpus."""
 
 import jax
 import jax.numpy as jnp
@@ -99,7 +99,7 @@ def test_two_class_flows_reject_three_classes(kind, study, tables):
 
 @pytest.mark.more
 def test_a_padded_vocabulary_gives_the_samples_of_the_small_one(generator):
-    """Lanes of different V share a program: tokens beyond the own ones never occur, nor change the others."""
+    """Seeds with different V share a program. Tokens beyond V do not occur and do not change samples."""
     key = seed.keys(1)[0]
     for kind in KINDS:
         small, large = (generator(kind, vocab_size=size) for size in (16, 20))

@@ -79,7 +79,7 @@ def test_average_signed_frequency_shrinks_with_the_negated_share(negated):
     corpus = ja.data.negation(jax.random.key(3), **sizes, negated=negated)
     found = alpha(corpus)
     assert (found[2:] == 0).all()
-    # Either token is in half the sequences, one of seven tokens.
+    # Each of the two tokens is in half of the sequences, as one of seven tokens.
     np.testing.assert_allclose(found[:2], np.array([-1, 1]) * (1 - 2 * negated) / 14, rtol=1e-6)
 
 

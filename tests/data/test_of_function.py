@@ -1,4 +1,4 @@
-"""Data that are made from functions: splits, fresh batches and the keys that they share."""
+"""Data sources made from functions: splits, new batches and shared keys."""
 
 import jax
 import numpy as np
@@ -32,13 +32,13 @@ def test_arguments_of_a_data_function_determine_its_base_class(study):
 
 
 def planted(key, task_key, *, sequences: int = 6, dim: int = 3):
-    """Targets of a teacher that all draws of a seed share."""
+    """Sample targets of a teacher that all samples of a seed share."""
     X = jax.random.normal(key, (sequences, 1, dim))
     return Vectors(targets=X[:, 0] @ jax.random.normal(task_key, (dim,)), X=X)
 
 
 class Planted(DrawnData):
-    """`planted` as a class of its own."""
+    """The same data as `planted`, as a custom class."""
 
     def draw(self, key, used=None):
         task_key = jax.random.fold_in(key, 17)

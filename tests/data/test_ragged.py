@@ -10,7 +10,7 @@ from jaxattn.data.ragged import ragged
 
 
 def draw(rng, segments, indices, longest, xp=np):
-    """Random sorted entries and the dense matrix of counts they stand for."""
+    """Return random sorted entries and the dense matrix of their counts."""
     sizes = rng.integers(0, longest + 1, segments)
     sizes[0] = longest
     segment = np.repeat(np.arange(segments), sizes)
@@ -86,13 +86,13 @@ def test_matmul_matches_the_dense_product(rng, x64, monkeypatch, columns, large)
     made, x = jax.tree.map(jnp.asarray, made), rng.normal(size=(503, columns))
     assert (made.factors is None) == (large > 0)
     np.testing.assert_allclose(jax.jit(module.Ragged.matmul)(made, x), dense @ x, atol=1e-11)
-    # What devices other than CPUs run.
+    # The method of devices other than CPUs.
     np.testing.assert_allclose(jax.jit(module.Ragged._matmul_in_rows)(made, x), dense @ x, atol=1e-11)
 
 
 @pytest.fixture
 def for_tpu(monkeypatch):
-    """Lay out as for a TPU, whatever is small too."""
+    """Use the layout for a TPU, also for small matrices."""
     monkeypatch.setattr(module, "LARGE", 0)
     monkeypatch.setattr(module.backend, "platform", lambda: "tpu")
 
@@ -100,14 +100,14 @@ def for_tpu(monkeypatch):
 @pytest.mark.parametrize("columns", [1, 8])
 def test_a_tpu_multiplies_the_dense_matrix(rng, x64, for_tpu, columns):
     segment, index, count, dense = draw(rng, 9, 53, 40)
-    # Entries to leave out, whose index is one of another entry.
+    # Entries to drop; each has the index of another entry.
     segment, index, count = (np.append(x, [y, y]) for x, y in ((segment, 9), (index, 3), (count, 7)))
     made, _ = ragged(segment, index, count, segments=9, indices=53, longest=40)
     assert made.dense[0].dtype == np.uint8
     np.testing.assert_array_equal(made.dense[0], dense)
     made, x = jax.tree.map(jnp.asarray, made), jnp.asarray(rng.normal(size=(53, columns)))
     np.testing.assert_allclose(made._matmul_dense(x), dense @ x, atol=1e-13)
-    # A host that such a corpus is moved to.
+    # The same corpus, moved to a CPU.
     np.testing.assert_allclose(made.matmul(x), dense @ x, atol=1e-13)
 
 
@@ -141,7 +141,7 @@ def test_compressed_factors_limit_rounding_of_long_sums(rng, monkeypatch):
     made, _ = ragged(0 * ones, np.arange(1 << 16), ones, segments=1, indices=1 << 16, longest=1 << 16)
     x = np.full((1 << 16, 8), 1.1, np.float32)
     exact = x.astype(float).sum(axis=0)
-    # Half a unit in the last place for each of the terms that are added one after the other.
+    # Half a unit in the last place for each term of a sequential sum.
     tolerance = (module.RUN + 3 * module.FAN) * np.finfo(np.float32).eps / 2
     np.testing.assert_allclose(made.matmul(jnp.asarray(x))[0], exact, rtol=tolerance)
     assert not np.allclose(np.cumsum(x, axis=0)[-1], exact, rtol=tolerance)

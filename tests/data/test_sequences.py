@@ -1,4 +1,4 @@
-"""Sequences in order: bags of them, what a position sees, and what is refused."""
+"""Tests of ordered sequences: bags, causal masks and rejected input."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def sequences(**changes):
 
 
 def counted(corpus, vocab_size=5):
-    """Counts (n, V) by a loop over the entries of the bags."""
+    """Return the counts (n, V), computed by a loop over the entries of the bags."""
     table = np.zeros((corpus.num_examples, vocab_size), int)
     bags = corpus.bags
     for row, owner in enumerate(np.asarray(bags.owner)):

@@ -115,7 +115,7 @@ def test_the_number_of_flipped_labels_is_binomial(classes, noise):
         for other in range(classes):
             expected = 1 - noise if k == other else noise / (classes - 1)
             share = (after[before == k] == other).mean()
-            # Of the 87 shares of all cases together, one passes 4.5 deviations by chance in 1,700 runs.
+            # One of the 87 shares of all cases exceeds 4.5 deviations by chance in 1 of 1,700 runs.
             assert abs(share - expected) < 4.5 * np.sqrt(expected * (1 - expected) / number)
     for part in ("bags", "occurrences", "occurrence_to_bag", "lengths"):
         assert getattr(corpus, part) is getattr(noisy, part)

@@ -100,7 +100,7 @@ def test_the_posterior_difference_of_a_topic_word_is_its_purity(classes):
     ids, mask = padded_sequences(corpus)
     assert mask.all()
     assert ((ids < 12).sum(axis=1) == 6).all()
-    # A word of any purity is as frequent as any other: 12 words share 6 places of 12,000 sequences.
+    # All words are equally frequent: 12 words share 6 positions in each of 12,000 sequences.
     assert np.abs(number[:12] - 6_000).max() < 4.5 * np.sqrt(6_000)
     assert np.abs(number[12:] - 1_000).max() < 4.5 * np.sqrt(1_000)
 

@@ -1,4 +1,4 @@
-"""Gathers of lanes laid end to end, as on a GPU, against NumPy's."""
+"""Batched gathers from a concatenated array, as on a GPU, compared with NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def on_gpu(monkeypatch):
 
 @pytest.fixture
 def flat(monkeypatch):
-    """Count gathers that see the lanes laid end to end."""
+    """Record the gathers that read a concatenated batch."""
     sizes = []
     plain = ragged._take
 
@@ -71,7 +71,7 @@ def test_batches_beyond_32_bit_positions_are_not_concatenated(on_gpu, monkeypatc
 
 
 def test_gpu_products_match_the_dense_product(rng, monkeypatch):
-    """The product as a GPU computes it, against a dense one."""
+    """Compare the product that a GPU computes with the dense product."""
     monkeypatch.setattr(ragged, "LARGE", 1)
     segment = np.sort(rng.integers(0, 9, 400))
     index, count = rng.integers(0, 11, 400), rng.integers(1, 5, 400)

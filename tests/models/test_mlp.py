@@ -22,7 +22,7 @@ def reference_outputs(params, ids, mask):
 
 @pytest.fixture(params=[0, pooling.DENSE], ids=["gathers", "dense"])
 def way(request, monkeypatch):
-    """Either way to average rows: small corpora are dense, unless that is ruled out."""
+    """Each method of averaging rows: dense products for small corpora, or gathers."""
     monkeypatch.setattr(pooling, "DENSE", request.param)
     pooling.pool.clear_cache()
     yield request.param
@@ -101,7 +101,7 @@ def test_initial_parameters_match_the_one_layer_model_and_preserve_length():
     for name in ("E", "p", "v"):
         np.testing.assert_array_equal(getattr(params, name), getattr(plain, name))
     for mine, theirs in zip(mlp.scores_and_values(params), one_layer.scores_and_values(plain), strict=True):
-        # Two products of float32 with their sums in another order: entries of 0.1 to some 1e-8.
+        # Float32 products with sums in another order agree to about 1e-8 for entries of 0.1.
         np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose((params.W**2).sum() / 300, 1, atol=0.02)
     assert not params.b.any()

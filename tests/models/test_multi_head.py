@@ -39,7 +39,7 @@ def test_three_classes_match_the_reference(x64, ragged, assert_matches_reference
 
 @pytest.mark.more
 def test_a_large_corpus_batches_heads_and_seeds(x64, ragged, monkeypatch):
-    """Products with the count matrix equal the gathers, for heads within seeds."""
+    """Products with the count matrix match gathers, for batches of heads and seeds."""
     monkeypatch.setattr(layout, "LARGE", 1)
     corpus = ragged(2)
     assert corpus.bags.is_large

@@ -31,22 +31,22 @@ def test_logits_and_gradients_match_the_reference(rng, x64, classes):
         params = params.replace(p=8 * params.p)
         ids, mask = ja.models.reference.padded_sequences(corpus)
 
-        def textbook(params, ids=ids, mask=mask):
+        def reference_outputs(params, ids=ids, mask=mask):
             return ja.models.reference.outputs(params, ids, mask)
 
-        def textbook_loss(params, textbook=textbook, labels=corpus.targets):
-            return ja.losses.classification(textbook(params), labels).mean()
+        def reference_loss(params, reference_outputs=reference_outputs, labels=corpus.targets):
+            return ja.losses.classification(reference_outputs(params), labels).mean()
 
         logits = jax.jit(ja.models.one_layer.outputs)(params, corpus)
-        np.testing.assert_allclose(logits, jax.jit(textbook)(params), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(logits, jax.jit(reference_outputs)(params), rtol=1e-10, atol=1e-12)
         ours = jax.jit(jax.grad(ja.dynamics.loss))(params, corpus)
-        theirs = jax.jit(jax.grad(textbook_loss))(params)
+        theirs = jax.jit(jax.grad(reference_loss))(params)
         for name in ("E", "p", "v"):
             np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-10, atol=1e-12)
 
 
 def test_gradients_match_the_closed_form(rng, x64):
-    """-∂L/∂E_s = mean[y g Σ q_i (v + (E_s·v - f) p)], and so on, summed token by token in NumPy."""
+    """-∂L/∂E_s = mean[y g Σ q_i (v + (E_s·v - f) p)] and the other gradients, summed in NumPy."""
     sequences = [rng.integers(0, 6, rng.integers(1, 8)).tolist() for _ in range(20)]
     labels = rng.choice([-1, 1], 20)
     corpus = ja.data.from_sequences(sequences, labels.tolist(), vocab_size=6)
@@ -96,7 +96,7 @@ def plain(E, p, v):
 
 
 def weighted(project, weights):
-    """A function of E, p and v whose derivatives by each differ from token to token."""
+    """Return a function of E, p and v whose derivatives differ between tokens."""
 
     def call(*arrays):
         return sum((jnp.sin(x) * w).sum() for x, w in zip(project(*arrays), weights, strict=True))

@@ -1,4 +1,4 @@
-"""Bags written out as padded sequences, inside jit and under vmap too."""
+"""Conversion of bags to padded sequences, also inside jit and under vmap."""
 
 import jax
 import jax.numpy as jnp

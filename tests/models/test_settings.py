@@ -11,7 +11,7 @@ from jaxattn.attention import attend
 from jaxattn.core import pytrees
 from jaxattn.data.corpus import shapes
 
-# Settings, what the module's functions are given for them, and the parameters.
+# Settings, the corresponding arguments of the module's functions, and the parameters.
 SETTINGS = {
     "one_layer": (models.OneLayer(dim=6), {}, {}, ("E", "p", "v")),
     "mlp": (models.Mlp(dim=6, weights="identity"), {"weights": "identity"}, {}, ("E", "p", "v", "W", "b")),
@@ -49,7 +49,7 @@ def test_a_model_class_matches_the_functions_of_its_module(ragged, name, classes
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_declared_abilities_of_models_are_correct(ragged, name):
-    """Attention over tokens does not depend on the values; parameters in token_rows have a row per token."""
+    """Attention does not depend on the values, and parameters in `token_rows` have one row per token."""
     model = SETTINGS[name][0]
     corpus = ragged(3)
     params, larger = (

@@ -43,7 +43,7 @@ def test_start_keeps_inner_products_in_span_coordinates(dim, classes):
 
 @pytest.mark.parametrize(("dim", "rtol"), [(11, 2e-6), (22, 2e-6), (200, 2e-6)])
 def test_start_is_accurate_in_float32_for_nearly_square_matrices(dim, rtol):
-    """Ten rows: a product of them would lose half the digits where d is hardly larger."""
+    """A product of the ten rows with themselves would lose half the digits if d is hardly larger."""
     sizes = SIZES | {"dtype": jnp.float32}
     short, full = start(dim=dim, **sizes), full_start(dim=dim, **sizes)
     assert (jnp.diagonal(jnp.concatenate([short.p[None], short.v[None], short.E])) > 0).all()
@@ -88,7 +88,7 @@ def test_start_sampled_in_the_span_has_the_distribution_of_the_full_space():
     for i in range(m):
         for j in range(i + 1):
             if i != j or i not in heads:
-                # 33 comparisons: one in 300 such tests would fail by chance alone.
+                # With 33 comparisons, one in 300 such tests fails by chance.
                 assert stats.ks_2samp(ours[:, i, j], theirs[:, i, j]).pvalue > 1e-4, (i, j)
 
 
@@ -97,7 +97,7 @@ def test_infinite_dimension_is_the_limit_of_large_dimensions():
     sizes = SIZES | {"num_classes": 3}
     limit = products(start(dim="inf", **sizes))
     np.testing.assert_array_equal(limit, np.eye(12))
-    # An inner product is normal with variance 1/d, and there are 78: none lies five deviations out.
+    # The 78 inner products are normal with variance 1/d, so none exceeds five deviations.
     np.testing.assert_allclose(products(start(dim=10**8, **sizes)), limit, atol=5 * 2**0.5 * 1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Where parameters start, if not where the model draws them."""
+"""Tests of initial values that replace those of the model."""
 
 import jax
 import jax.numpy as jnp

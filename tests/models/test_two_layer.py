@@ -16,18 +16,18 @@ from jaxattn.models.initial import sizes
 
 @pytest.fixture(params=["without weights", "with weights"])
 def model(request):
-    """A two-layer model, its textbook form and a start at which its weights are of no special form."""
+    """A two-layer model with its `init` function; weights are not the identity."""
     if request.param == "with weights":
         return two_layer_weights, partial(two_layer_weights.init, weights="normal")
     return two_layer, two_layer.init
 
 
-# Where a model makes no difference to what is asked.
+# For tests that do not depend on the model.
 ONE_MODEL = pytest.mark.parametrize(
     "model", [pytest.param("without weights", marks=pytest.mark.more), "with weights"], indirect=True
 )
 
-# Sequences of a minibatch, out of twelve.
+# Sequences of a minibatch, from a corpus of twelve.
 FEW, MANY = (3, 0, 7, 11), tuple(range(12))
 SUMS = [("with weights", "gpu", "ragged")]
 
@@ -77,11 +77,11 @@ def test_three_classes_match_the_reference(x64, ragged, assert_matches_reference
 def test_the_block_size_does_not_change_results(
     x64, ragged, assert_matches_reference, model, cleared, monkeypatch, numbers
 ):
-    """Blocks of one sequence and of a few, the last one filled up; elsewhere most blocks hold them all."""
+    """Use blocks of one sequence and of a few; in other tests most blocks contain all sequences."""
     module, init = model
     corpus = ragged(2)
     monkeypatch.setattr(self_attention, "NUMBERS", numbers)
-    assert not self_attention.is_one(corpus.bags, 7)
+    assert not self_attention.is_single_block(corpus.bags, 7)
     assert_matches_reference(module.outputs, reference.two_layer_outputs, draw(init, corpus), corpus)
 
 
@@ -101,7 +101,7 @@ def test_the_block_size_does_not_change_results(
 def test_a_minibatch_matches_the_reference(
     x64, ragged, assert_matches_reference, model, cleared, monkeypatch, classes, kept, own
 ):
-    """Also where products of pairs are kept for the first block only; products with W1 take several."""
+    """Also test products of pairs that are kept for the first block only."""
     module, init = model
     corpus = ragged(classes)
     monkeypatch.setattr(two_layer_weights, "ROWS", 16)
@@ -173,7 +173,7 @@ def test_derivative_agrees_with_finite_differences(x64, ragged, model):
 
 
 def test_two_tokens_match_a_manual_calculation(x64):
-    """E = (1, 0), (0, 2): token 0 twice, token 1 once. Row 0 mixes by 2 e : 1, row 1 by 2 : e⁴."""
+    """E = (1, 0), (0, 2); token 0 twice, token 1 once; row weights 2 e : 1 and 2 : e⁴."""
     corpus = ja.data.from_sequences([[0, 1, 0]], [1], vocab_size=2)
     params = two_layer.Params(
         E=jnp.diag(jnp.array([1.0, 2.0])), p=jnp.array([3.0, 0.0]), v=jnp.array([0.0, 1.0])
@@ -223,7 +223,7 @@ def test_vmap_matches_a_loop(x64, assert_vmap_matches_loop, model):
 
 @pytest.mark.more
 def test_padded_corpora_match_corpora_without_padding(rng, x64, model):
-    """Draws reserve rows for distinct tokens that do not come; the rows that stay unused change nothing."""
+    """`from_draws` allocates rows for the largest number of distinct tokens; unused rows change nothing."""
     module, init = model
     tokens, labels = rng.integers(0, 20, (6, 70)), rng.choice([-1, 1], 6)
     reserved = from_draws(jnp.asarray(tokens), jnp.asarray(labels), vocab_size=90, num_classes=2)
@@ -253,7 +253,7 @@ def test_scores_of_size_1e3_are_finite_and_accurate(x64, ragged, assert_matches_
     results = jax.jit(jax.value_and_grad(lambda x: two_layer.outputs(x, corpus).sum()))(params)
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(results))
     if dtype == jnp.float64:
-        # Products of size 1e5 in the exponent are rounded to 1e-11.
+        # Products of size 1e5 in an exponent have rounding errors of 1e-11.
         assert_matches_reference(
             two_layer.outputs, reference.two_layer_outputs, params, corpus, rtol=1e-7, atol=1e-7
         )

@@ -8,12 +8,12 @@ from jaxattn.theory.certificate import bounds
 
 @pytest.fixture(params=["every pair", "pools"])
 def pricing(request, monkeypatch):
-    """Look at every pair in each step, or at pools of pairs."""
+    """Scan all pairs in each step, or pools of pairs."""
     monkeypatch.setattr(module, "_WHOLE", 0 if request.param == "pools" else 10**9)
 
 
 def many_pairs(rng, margin):
-    """160 tokens in 12 dimensions, each of 80 above each of the 80 others: more pairs than are sorted."""
+    """Each of 80 tokens above each of 80 others, in 12 dimensions: more pairs than are sorted."""
     rows = rng.normal(size=(160, 12))
     rows[:, 0] = margin * np.where(np.arange(160) < 80, 1, -1) * (1 + rng.exponential(size=160))
     better, worse = (x.ravel() for x in np.meshgrid(np.arange(80), np.arange(80, 160), indexing="ij"))

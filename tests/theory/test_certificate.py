@@ -10,7 +10,7 @@ from jaxattn.theory.constraints import Constraints, constraints
 
 
 class Solved(NamedTuple):
-    """A problem, its exact answer, and the multipliers of every pair, not only of the support."""
+    """Problems with their exact answers, and a multiplier for every pair."""
 
     E: np.ndarray
     constraints: Any
@@ -43,7 +43,7 @@ def infeasible(problems):
 
 
 def keep_ties(E, found, multipliers):
-    """The multipliers of the ties that leave p orthogonal to the differences of tied tokens."""
+    """Return multipliers of the ties for which p is orthogonal to the differences of tied tokens."""
     w = multipliers @ (E[found.better] - E[found.worse])
     return -np.linalg.pinv((E[found.ties[:, 0]] - E[found.ties[:, 1]]).T, rcond=1e-12) @ w
 
@@ -51,7 +51,7 @@ def keep_ties(E, found, multipliers):
 def test_any_multipliers_bound_the_margin_and_the_distance_to_the_solution(feasible, rng):
     for E, found, multipliers, exact in feasible:
         noise = np.abs(rng.normal(size=len(multipliers))) * multipliers.max()
-        # Multipliers from a pseudo-inverse are exact to its condition number times rounding.
+        # Multipliers from a pseudoinverse have errors of its condition number times rounding.
         for size, least, most in [(0.0, 0.0, 1e-12), (1e-6, 1e-9, 0.01), (1e-4, 1e-7, 0.9)]:
             off = multipliers + size * noise
             answer = certify_max_margin(E, found, off, keep_ties(E, found, off), tolerance=1e-10)
@@ -113,7 +113,7 @@ def test_bounds_contain_the_margin_of_two_orthogonal_differences():
     lower, upper = bounds(rows, np.array([1.0, 1.0]))
     np.testing.assert_allclose([lower, upper], [9 / 5, 5 / 2])
     assert bounds(np.array([[1.0], [-1.0]]), np.ones(2)) == (0, 0)
-    # Required 2 of the first and nothing of the second, the margin is 3 / 2; sinking below 0 is none.
+    # The required margins are 2 and 0, so the margin is 3 / 2; a negative value has no margin.
     np.testing.assert_allclose(bounds(rows, np.array([1.0, 0.0]), np.array([2.0, 0.0])), 3 / 2, rtol=1e-14)
     lower, upper = bounds(np.array([[3.0, -1.0], [0.0, 1.0]]), np.array([1.0, 0.0]), np.array([1.0, 0.0]))
     assert lower < 0
@@ -139,7 +139,7 @@ def test_each_seed_has_a_reason():
 
 
 def test_rounded_multipliers_prove_the_margin_of_nearly_opposite_differences():
-    """Differences (±1, δ) have the margin δ along (0, 1); multipliers off by ε alone lose ε/(2 δ²) of it."""
+    """Differences (±1, δ) have margin δ along (0, 1); errors ε of multipliers reduce it by ε/(2 δ²)."""
     found = Constraints(
         better=np.array([0, 1], np.int32),
         worse=np.array([2, 2], np.int32),
@@ -161,7 +161,7 @@ def test_a_wrong_number_of_multipliers_is_rejected(feasible):
 
 
 def test_custom_constraints_have_a_certified_answer(shortest, rng):
-    """Required 1 and 2, and a tie of which one token is in both pairs."""
+    """Required margins 1 and 2, and a tie with a token of both pairs."""
     E = rng.normal(size=(5, 4))
     leader = ja.theory.tie_classes(np.array([3]), np.array([1]), 5)
     assert leader.tolist() == [0, 1, 2, 1, 4]

@@ -4,12 +4,12 @@ import pytest
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.theory import Selection, selection_of
-from jaxattn.theory.constraints import circle, constraints
+from jaxattn.theory.constraints import constraints, find_cycle
 
 
 @pytest.fixture
 def arbitrary(rng):
-    """Corpora with selections that need not come from any scores; every sequence selects something."""
+    """Corpora with arbitrary selections of at least one token in every sequence."""
     made = []
     for vocab, sequences in [(6, 3), (6, 8), (12, 5), (30, 12)] * 3:
         lists = [rng.integers(0, vocab, rng.integers(1, 7)).tolist() for _ in range(sequences)]
@@ -22,7 +22,7 @@ def arbitrary(rng):
 
 
 def tie_classes(vocab, lists):
-    """The smallest token of each token's class, by merging until nothing changes."""
+    """Return the smallest token of each token's class, by merging until nothing changes."""
     leader = list(range(vocab))
     changed = True
     while changed:
@@ -36,7 +36,7 @@ def tie_classes(vocab, lists):
 
 
 def has_circle(edges):
-    """Take away tokens that outrank nothing until none is left, or a circle remains."""
+    """Remove tokens that outrank no other token until none or a cycle is left."""
     edges = set(edges)
     while edges:
         above = {a for a, _ in edges}
@@ -70,9 +70,9 @@ def test_a_cycle_is_found_if_there_is_one(arbitrary):
         found = constraints(corpus, chosen)
         leader = found.leader
         edges = list(zip(leader[found.better].tolist(), leader[found.worse].tolist(), strict=True))
-        around = circle(found)
+        around = find_cycle(found)
         assert (len(around) > 0) == has_circle(edges)
-        # What every token outranks on the way round is what outranks the next one.
+        # Each token of the cycle outranks the next one.
         assert sorted(edges[k][0] for k in around) == sorted(edges[k][1] for k in around)
         answers.append(len(around))
     assert 0 in answers
@@ -81,21 +81,21 @@ def test_a_cycle_is_found_if_there_is_one(arbitrary):
 
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_a_cycle_of_known_length(length):
-    """Sequences (k, k+1) around a circle, each selecting its first token, and tails that lead nowhere."""
+    """A cycle of sequences (k, k+1) that select their first token, and chains outside of the cycle."""
     around = [[k, (k + 1) % length] for k in range(length)] if length > 1 else []
     lists = [*around, [5, 6], [6, 7], [0, 8]]
     corpus = ja.data.from_sequences(lists, [1] * len(lists), vocab_size=9)
     first = np.array([row[0] for row in lists])
     mask = np.asarray(corpus.bags.index) == first[:, None]
-    assert len(circle(constraints(corpus, Selection(mask)))) == (length if length > 1 else 0)
+    assert len(find_cycle(constraints(corpus, Selection(mask)))) == (length if length > 1 else 0)
 
 
 def test_an_unselected_token_tied_to_the_selected_one_is_a_cycle():
-    """0 and 1 tie in one sequence; in another 0 should outrank 1."""
+    """Tokens 0 and 1 tie in one sequence, and 0 must outrank 1 in another."""
     corpus = ja.data.from_sequences([[0, 1], [0, 1]], [1, 1], vocab_size=2)
     found = constraints(corpus, Selection(np.array([[True, True], [True, False]])))
     assert found.ties.tolist() == [[0, 1]]
-    assert circle(found).tolist() == [0]
+    assert find_cycle(found).tolist() == [0]
 
 
 def test_repeated_sequences_and_tokens_add_no_constraints():
@@ -107,7 +107,7 @@ def test_repeated_sequences_and_tokens_add_no_constraints():
 
 
 def test_equivalent_pairs_keep_the_largest_required_margin():
-    """0 over 1 in both sequences, and 0 over 2, which ties with nothing."""
+    """Token 0 outranks 1 in both sequences, and 2, which has no tie."""
     corpus = ja.data.from_sequences([[0, 1], [0, 1, 2]], [1, -1], vocab_size=3)
     chosen = selection_of(np.array([True, False, False]), corpus)
     for required in (np.array([[9, 0.2, 9], [9, 0.7, 0]]), np.array([[9, 0.7, 9], [9, 0.2, 0]])):
@@ -120,7 +120,7 @@ def test_a_cycle_without_required_margins_is_feasible():
     corpus = ja.data.from_sequences([[0, 1], [1, 0]], [1, 1], vocab_size=2)
     first = Selection(np.asarray(corpus.bags.index) == np.array([[0], [1]]))
     for required, size in ((np.zeros((2, 2)), 0), (np.array([[0, 0], [0.1, 0]]), 2)):
-        assert len(circle(constraints(corpus, first, required))) == size
+        assert len(find_cycle(constraints(corpus, first, required))) == size
 
 
 def test_invalid_selections_are_rejected():

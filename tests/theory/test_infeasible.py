@@ -1,4 +1,4 @@
-"""Proofs of infeasibility: sums that are zero in rational numbers, against sums that are only small."""
+"""Proofs of infeasibility: sums that are exactly zero are distinguished from small ones."""
 
 from fractions import Fraction
 
@@ -13,7 +13,7 @@ NO_TIES = np.zeros((0, 2), int), np.zeros(0)
 
 
 def solve(rows):
-    """The max-margin problem of p·row ≥ 1 for all rows: every row is a token, and one token is 0."""
+    """Build the max-margin problem p·row ≥ 1 for all rows: every row is a token, and one token is 0."""
     n = len(rows)
     corpus = ja.data.from_sequences([[k, n] for k in range(n)], [1] * n, vocab_size=n + 1)
     E = np.concatenate([rows, np.zeros((1, rows.shape[1]))])
@@ -25,7 +25,7 @@ def solve(rows):
 @pytest.mark.parametrize("tilt", [1e-15, 1e-17, 1e-30, 1e-100])
 @pytest.mark.parametrize("dim", [2, 5])
 def test_a_barely_separable_selection_is_not_infeasible(tilt, dim):
-    """Opposite rows that lean the same way by `tilt`, which p = (0, 1/tilt, 0 ...) separates."""
+    """Opposite rows with a common component `tilt`, which p = (0, 1/tilt, 0 ...) separates."""
     rows = np.zeros((2, dim))
     rows[:, 0], rows[:, 1] = [3, -3], tilt
     assert [Fraction(x) / Fraction(tilt) for x in rows[:, 1]] == [1, 1]
@@ -66,7 +66,7 @@ def test_systems_are_solved_exactly(rng):
         x = [Fraction(int(n), 7) for n in rng.integers(-9, 9, size=size)]
         b = [sum(p * q for p, q in zip(row, x, strict=True)) for row in a]
         assert _solve_integers([[*row, right] for row, right in zip(a, b, strict=True)]) == x
-    # The first pivot is zero; and a singular system.
+    # A system whose first pivot is zero, and a singular one.
     one, zero = Fraction(1), Fraction(0)
     assert _solve_integers([[zero, one, one], [one, zero, zero]]) == [zero, one]
     assert _solve_integers([[one, one, one], [one, one, zero]]) is None

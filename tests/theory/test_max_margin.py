@@ -13,7 +13,7 @@ from jaxattn.theory.certificate import Status
 
 @pytest.fixture(params=["every pair", "pools"])
 def pricing(request, monkeypatch):
-    """Small problems look at every pair in each step; large ones, and here these too, at pools of pairs."""
+    """Scan all pairs in each step, as for small problems, or pools of pairs, as for large ones."""
     if request.param == "pools":
         monkeypatch.setattr(importlib.import_module("jaxattn.theory.active_set"), "_WHOLE", 0)
 
@@ -23,7 +23,7 @@ def length(x):
 
 
 def constraints_by_loop(instance, bags):
-    """The pairs and ties of every sequence, by its scores."""
+    """Return the pairs and ties of every sequence."""
     pairs, ties = set(), set()
     for tokens in bags(instance.corpus):
         highest = max(instance.scores[s] for s in tokens)
@@ -49,7 +49,7 @@ def check(instance, answer, bags, shortest):
     assert (answer.multipliers >= 0).all()
     assert set(map(tuple, answer.pairs[real].tolist())) <= set(pairs)
     if not answer.feasible:
-        # The proof: a combination with non-negative weights of things that ought to be positive vanishes.
+        # A non-negative combination of the differences is zero, so they cannot all be positive.
         assert answer.status == Status.INFEASIBLE
         np.testing.assert_allclose(answer.multipliers.sum(), 1, rtol=1e-14)
         np.testing.assert_allclose(combine(E, answer), 0, atol=1e-13 * np.abs(E).max())
@@ -57,7 +57,7 @@ def check(instance, answer, bags, shortest):
         assert answer.margin == 0
         return
     assert answer.status == Status.SOLVED
-    # The independent p is itself off by up to 3e-11.
+    # The independent solution has an error of up to 3e-11.
     assert length(answer.p - expected) < 1e-8 * length(expected)
     assert min((E[s] - E[t]) @ answer.p for s, t in pairs) > 1 - 1e-12
     assert all(abs((E[s] - E[t]) @ answer.p) < 1e-11 for s, t in ties)
@@ -81,7 +81,7 @@ def test_the_solver_matches_an_independent_solver(instances, loops, shortest):
 
 
 def stacked(instances):
-    """Problems of one size as a batch."""
+    """Combine problems of the same size into a batch."""
     corpora = jax.tree.map(lambda *x: jnp.stack(x), *(x.corpus for x in instances))
     mask = np.stack([np.asarray(x.selection.mask) for x in instances])
     return np.stack([x.E for x in instances]), corpora, Selection(mask)
@@ -112,7 +112,7 @@ def test_failed_seeds_do_not_affect_other_seeds(instances):
     group = [x for x in instances if x.E.shape[1] > len(x.E)]
     E, corpora, chosen = stacked(group)
     healthy = max_margin_batch(Scores(E, corpora), chosen)
-    # Between the others: NaN in E; a sequence without selected token; every token selected.
+    # Seeds with NaN in E, with a sequence without selected token, and with every token selected.
     where, count = [0, 4, len(E)], len(E) + 3
     order = np.insert(np.arange(len(E)), where, 0)
     E, corpora, mask = jax.tree.map(lambda x: np.array(x)[order], (E, corpora, chosen.mask))
@@ -153,7 +153,7 @@ def test_a_batch_without_pairs(instances):
 
 @pytest.mark.usefixtures("pricing")
 def test_orthogonal_embeddings_match_a_manual_calculation():
-    """Token 0 above tokens 1 and 2, lengths l = 2, 1, 3: minimise Σ a_s² / l_s² with a_0 = 1 + a_1 = 1 + a_2.
+    """Token 0 above 1 and 2, lengths l = 2, 1, 3: minimise Σ a_s² / l_s² with a_0 = 1 + a_1 = 1 + a_2.
 
     So a_0 = (w_1 + w_2) / (w_0 + w_1 + w_2) with w = 1 / l², and λ_s = -w_s a_s for the lower tokens.
     """
@@ -185,7 +185,7 @@ def test_a_tie_matches_a_manual_calculation():
 
 @pytest.mark.usefixtures("pricing")
 def test_an_implied_pair_has_no_multiplier():
-    """0 above 1 above 2 on a line: 0 is above 2 by itself, and p = 1/2 by the pair that is close."""
+    """Tokens 0, 1, 2 on a line: the pair (0, 2) is implied, and p = 1/2 by the closest pair."""
     corpus = ja.data.from_sequences([[0, 1], [1, 2], [0, 2]], [1, 1, 1], vocab_size=3)
     first = Selection(np.asarray(corpus.bags.index) == np.array([[0], [1], [0]]))
     answer = max_margin(Scores(np.array([[7.0], [3.0], [1.0]]), corpus), first)
@@ -229,7 +229,7 @@ def test_tokens_in_a_cycle_are_infeasible_for_any_embeddings(rng):
 
 
 def test_identical_embeddings_are_infeasible(rng, instances):
-    """If all are the same any p selects everything; a selection that tells them apart is infeasible."""
+    """If all are equal, any p selects every token, and any other selection is infeasible."""
     corpus, E, scores, chosen = instances[0]
     same = np.tile(E[:1], (12, 1))
     answer = max_margin(Scores(same, corpus), selection(rng.normal(size=16), Scores(same, corpus)))
@@ -241,7 +241,7 @@ def test_identical_embeddings_are_infeasible(rng, instances):
         answer = max_margin(Scores(alike, corpus), chosen)
         assert answer.status == Status.INFEASIBLE
         np.testing.assert_allclose(combine(alike, answer), 0, atol=1e-13)
-    # Nothing has to tell the two lowest apart.
+    # The two lowest tokens need not be separated.
     lowest = E.copy()
     lowest[np.argsort(scores)[:2]] = 5.0 * (np.arange(16) == 3)
     E = np.stack([same, lowest, twins] + [E] * 7)

@@ -1,4 +1,4 @@
-"""Derivatives of the max-margin direction, against problems solved anew."""
+"""Derivatives of the max-margin direction, compared with new solutions."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def jvp(E, moved, answer):
 
 
 def problem(rng, dim, tied=False):
-    """Sequences of five of 12 tokens; one of 0 .. 3 is selected, in some two of them tie."""
+    """Sequences of five of 12 tokens with one selected token of 0 .. 3, or two tied ones."""
     E = rng.normal(size=(12, dim))
     E[:4] += 3 * np.eye(dim)[0]
     if tied:
@@ -68,7 +68,7 @@ def test_the_derivative_matches_finite_differences_of_new_solutions(rng, dim, ti
 
 
 def test_linearly_dependent_pairs_are_supported(rng):
-    """Either selected token beats both others: four tight pairs, three of them independent."""
+    """Both selected tokens outrank both others: four tight pairs, three of them independent."""
     E = np.eye(4, 6) + 0.05 * rng.normal(size=(4, 6))
     corpus = ja.data.from_sequences([[0, 2], [0, 3], [1, 2], [1, 3]], [1, -1, 1, -1], vocab_size=4)
     chosen = Selection(np.asarray(corpus.bags.index) < 2)

@@ -1,4 +1,4 @@
-"""Advice on the size of one step, against numbers known by hand and training in NumPy."""
+"""Advice on the size of one step, compared with manual calculations and training in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ def test_logits_bound_the_step_size_without_noise():
 
 
 def with_stop_words(delta, n=1000, length=24):
-    """80 words with posterior differences up to 0.9, 20 stop words, half the mass, ± delta, 200 others."""
+    """80 words with posterior differences up to 0.9, 20 stop words with half of the mass, 200 others."""
     rng = np.random.default_rng(0)
     difference = np.concatenate([np.linspace(-0.9, 0.9, 80), delta * (-1.0) ** np.arange(20), np.zeros(200)])
     mass = np.concatenate([np.full(80, 0.1 / 80), np.full(20, 0.5 / 20), np.full(200, 0.4 / 200)])
@@ -73,7 +73,7 @@ def with_stop_words(delta, n=1000, length=24):
 
 
 def trained(counts, labels, step_size, dim, steps=150):
-    """One step by its law, then Adam on p: attention on every token's occurrences, and scores."""
+    """Take one step by its law, then train p by Adam; return the attention on every occurrence."""
     rng = np.random.default_rng(1)
     alpha = (labels[:, None] * counts / counts.sum(1, keepdims=True)).mean(0)
     E, p, v = rng.normal(size=(300, dim)) / dim**0.5, rng.normal(size=dim) / dim**0.5, rng.normal(size=dim)
@@ -92,7 +92,7 @@ def trained(counts, labels, step_size, dim, steps=150):
 
 
 def test_stop_words_can_make_one_step_insufficient():
-    """The frequent words are the largest of α from a difference of 0.1 on."""
+    """From a difference of 0.1 the stop words have the largest α."""
     gained = {}
     for delta in (0.0, 0.4):
         corpus, counts, labels = with_stop_words(delta)
@@ -104,6 +104,6 @@ def test_stop_words_can_make_one_step_insufficient():
         weights = trained(counts, labels, found.step_size, 256)
         before = (counts[:, important].sum(1) / counts.sum(1)).mean()
         gained[delta] = weights[:, important].sum(1).mean() / before
-    # Attention goes to important words only where the advice says that it can.
+    # Attention concentrates on important words only if the advice predicts it.
     assert gained[0.0] > 2
     assert gained[0.4] < 1

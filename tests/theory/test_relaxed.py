@@ -9,7 +9,7 @@ from jaxattn.theory.certificate import Status
 
 
 def by_loop(shortest, E, lists, labels, tied=1.0):
-    """Both programs written out sequence by sequence; every sequence selects its first token."""
+    """Solve both problems by sequence; every sequence selects its first token."""
     v = shortest([y * E[s[0]] for s, y in zip(lists, labels, strict=True)], np.ones(len(lists)))
     if v is None:
         return None, None
@@ -33,7 +33,7 @@ def posed(E, corpus, chosen):
 
 
 def draw(rng, dim, sequences):
-    """Tokens 0 .. 4 carry labels, one a sequence, at several distances from the margin; 5 .. 11 do not."""
+    """Tokens 0 .. 4 determine labels, at several distances from the margin; 5 .. 11 do not."""
     E = rng.normal(size=(12, dim)) / 3
     sign = np.array([1, -1, 1, -1, 1])
     E[:5, 0] += sign * np.array([1.0, 1.0, 1.5, 2.0, 2.5])
@@ -57,7 +57,7 @@ def test_both_problems_match_an_independent_solver(rng, shortest, dim):
         assert answer.duality_gap < 1e-11
         assert answer.query.primal_residual < 1e-11
         np.testing.assert_allclose(answer.p, p, rtol=0, atol=1e-7 * np.linalg.norm(p))
-        # p is the sum of its pairs, and v that of its tokens.
+        # p is the sum over its pairs, and v the sum over its tokens.
         s, t = answer.query.pairs.T
         np.testing.assert_allclose(answer.multipliers @ (E[s] - E[t]), answer.p, atol=1e-10)
         margins = np.array(labels) * (E[[s[0] for s in lists]] @ answer.v)
@@ -98,7 +98,7 @@ def test_full_support_gives_the_max_margin_problem(rng):
 
 
 def test_pairs_with_both_tokens_on_the_margin(shortest):
-    """Tokens 0 and 1 support v = (1, 0, 0); one sequence holds both."""
+    """Tokens 0 and 1 support v = (1, 0, 0); one sequence contains both."""
     E = np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [0.0, 0.0, -2.0]])
     lists, labels = [[0, 1], [1, 2], [0, 2]], [1, 1, 1]
     problem = selecting_first(lists, labels, 3)
@@ -110,7 +110,7 @@ def test_pairs_with_both_tokens_on_the_margin(shortest):
 
 
 def test_p_is_zero_without_pairs_to_separate():
-    """Only the second sequence has another token, and v's margin is not tight on it."""
+    """Only the second sequence has another token, and the margin of v is not tight there."""
     E = np.array([[1.0, 0.0], [4.0, 1.0], [0.0, 1.0]])
     answer = relaxed_max_margin(*posed(E, *selecting_first([[0], [1, 2]], [1, 1], 3)))
     assert answer.feasible
@@ -135,7 +135,7 @@ def test_cycles_are_ties_without_required_margins_and_infeasible_with_them(short
 
 
 def test_an_infeasible_head_is_reported():
-    """The same token under both labels; and points that nothing separates."""
+    """The same token with both labels, and points that are not separable."""
     E = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
     for lists, labels, status in (
         ([[0, 2], [0, 1]], [1, -1], Status.CIRCLE),

@@ -56,7 +56,7 @@ def test_ties_are_relative_to_the_spread_of_all_scores(loops, tie, dtype, ties, 
     corpus = ja.data.from_sequences([[0, 1], [2], [3]], [1, -1, 1], vocab_size=6)
     p = np.ones(1, dtype)
     for share, expected in ((ties, [0, 1]), (differs, [0])):
-        # The last two tokens occur nowhere: their scores do not count.
+        # The scores of the last two tokens are ignored, because these tokens do not occur.
         E = np.array([[1.0], [1 - 4 * share], [3.0], [-1.0], [-1e6], [1e6]])
         for scale in (1.0, 1e3):
             assert selected(corpus, selection(dtype(scale) * p, Scores(E, corpus), tie=tie)) == [
@@ -121,7 +121,7 @@ def test_invalid_input_is_rejected(corpus, rng):
 
 
 def test_selects_matches_a_loop(corpus, rng, loops):
-    """Rounded scores tie often: with others, among important tokens, over a whole sequence."""
+    """Rounded scores have many ties of important tokens, other tokens and whole sequences."""
     bags, selected = loops
     seen = set()
     for _ in range(30):
