@@ -34,6 +34,7 @@ Smoothing = Share | Array
 
 
 def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | None:
+    """Return a reason if targets are not classes, or outputs do not have one logit for each class."""
     n, classes = data.num_examples, data.num_classes
     if classes is None or data.targets.shape != (n,):
         return f"it requires targets that are classes, one for each example, not {shown(data.targets)}"
@@ -44,6 +45,7 @@ def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | Non
 
 
 def _requires_numbers(settings: Any, outputs: Array, data: Dataset) -> str | None:
+    """Return a reason if targets are not numbers of the shape of the outputs."""
     if outputs.shape == data.targets.shape and jnp.issubdtype(data.targets.dtype, jnp.floating):
         return None
     return (
@@ -57,6 +59,7 @@ def _is_zero(smoothing: Smoothing) -> bool:
 
 
 def _is_logistic(settings: Any) -> bool:
+    """True for the paper's loss: two classes without label smoothing."""
     return _is_zero(settings.smoothing)
 
 
@@ -66,12 +69,12 @@ _logistic = declare(skip_reason=_requires_classes, is_logistic=property(_is_logi
 
 @_logistic
 def classification(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the logistic loss for two classes and the cross-entropy for K > 2 classes, (n,).
+    """Compute the logistic loss for two classes and the cross-entropy for K > 2 classes.
 
     Args:
         logits: f, (n,) or (n, K).
         labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
-        smoothing: ε, the weight of the uniform distribution over classes in the target.
+        smoothing: ε, weight of the uniform distribution in the target.
     """
     if logits.ndim == 1:
         return logistic(logits, labels, smoothing=smoothing)
@@ -80,14 +83,14 @@ def classification(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0
 
 @_logistic
 def logistic(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the logistic loss of two classes for every example, (n,).
+    """Compute the logistic loss of two classes.
 
         log(1 + e^(-y f))
 
     Args:
         logits: f, (n,).
         labels: y = ±1, (n,).
-        smoothing: ε, the weight of the uniform distribution over classes in the target.
+        smoothing: ε, weight of the uniform distribution in the target.
 
     Raises:
         InputError: the logits are those of K classes.
@@ -102,14 +105,14 @@ def logistic(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> F
 
 @_logistic
 def cross_entropy(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the cross-entropy of K classes for every example, (n,).
+    """Compute the cross-entropy of K classes.
 
         log Σ_k e^(f_k) - f_y
 
     Args:
         logits: f, (n, K).
         labels: y = 0 .. K-1, (n,).
-        smoothing: ε, the weight of the uniform distribution over classes in the target.
+        smoothing: ε, weight of the uniform distribution in the target.
 
     Raises:
         InputError: there is one logit for two classes.
@@ -124,14 +127,14 @@ def cross_entropy(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0)
 
 @_of_classes
 def exponential(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the exponential loss of every example, (n,).
+    """Compute the exponential loss of every example.
 
         e^(-y f) for two classes,   Σ_(j ≠ y) e^(f_j - f_y) for K classes
 
     Args:
         logits: f, (n,) or (n, K).
         labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
-        smoothing: ε, the weight of the uniform distribution over classes in the target.
+        smoothing: ε, weight of the uniform distribution in the target.
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
@@ -143,14 +146,14 @@ def exponential(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -
 
 @_of_classes
 def squared(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the squared loss of classes for every example, (n,).
+    """Compute the squared loss of classes.
 
         (y - f)²/2 for two classes,   ½ ‖f - e_y‖² for K classes
 
     Args:
         logits: f, (n,) or (n, K).
         labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
-        smoothing: ε, the weight of the uniform distribution over classes in the target.
+        smoothing: ε, weight of the uniform distribution in the target.
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
@@ -161,14 +164,14 @@ def squared(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Fl
 
 @_of_classes
 def hinge(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the hinge loss of every example, (n,), in the Crammer-Singer form for K classes.
+    """Compute the hinge loss of every example, in the Crammer-Singer form for K classes.
 
         max(0, 1 - y f) for two classes,   max(0, 1 + max_(j ≠ y) f_j - f_y) for K classes
 
     Args:
         logits: f, (n,) or (n, K).
         labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
-        smoothing: ε, the weight of the uniform distribution over classes in the target.
+        smoothing: ε, weight of the uniform distribution in the target.
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
@@ -179,7 +182,7 @@ def hinge(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Floa
 
 @declare(skip_reason=_requires_numbers)
 def squared_error(outputs: Float[Array, " n *m"], targets: Float[Array, " n *m"]) -> Float[Array, " n"]:
-    """Compute the squared error ½ ‖f - y‖² of every example, (n,), for targets that are numbers or vectors.
+    """Compute the squared error ½ ‖f - y‖² for targets that are numbers or vectors.
 
     Args:
         outputs: f, (n, ...).

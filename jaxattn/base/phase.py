@@ -75,8 +75,8 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     Attributes:
         name: name of the phase in tables and figures.
-        train: names of the parameters that are trained, or patterns such as `attention.*`; a name of a part
-            of the model selects all its parameters.
+        train: names of the trained parameters, or patterns such as `attention.*`; the name of a part of the
+            model selects all its parameters.
         steps: number of steps.
         failure: reason that is recorded for a failed seed.
         dtype: dtype of the state in every study; None for the dtype of the study.

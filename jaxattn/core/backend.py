@@ -59,7 +59,7 @@ def local_devices() -> Sequence[Any]:
 def mesh_of(devices: tuple[Any, ...]) -> Mesh:
     """Return a one-dimensional mesh of devices."""
     # `jax.make_mesh` is not used because it requires a rectangle of a TPU's chips.
-    return Mesh(np.array(devices), ("items",), axis_types=(AxisType.Auto,))
+    return Mesh(np.array(devices), ("lanes",), axis_types=(AxisType.Auto,))
 
 
 def platform() -> str:

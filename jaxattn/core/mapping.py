@@ -1,15 +1,14 @@
-"""Maps over many items: as a compiled loop over parts, one item per core, or on threads."""
+"""Maps over many items: as a compiled loop over equal parts, or on threads."""
 
 import math
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 from threadpoolctl import ThreadpoolController
 
@@ -36,30 +35,6 @@ def map_in_equal_parts(function: Callable[[Any], Any], items: Any, most: int) ->
         items = jax.tree.map(lambda x: jnp.concatenate([x, x[-again:]]), items)
     found = jax.lax.map(function, items, batch_size=each if each > 1 else None)
     return jax.tree.map(lambda x: x[:size], found) if again else found
-
-
-def map_one_by_one(function: Callable[[Any], Any], items: Any) -> Any:
-    """Map a function over the leading axis of a pytree, one item at a time on each core.
-
-    Call it inside jit. On an accelerator all items are vmapped.
-
-    Args:
-        function: pure function of one item whose working set fits a core's cache.
-        items: pytree of arrays (S, ...). The number of cores used is the largest one that divides S.
-
-    Returns:
-        Pytree of arrays (S, ...).
-    """
-    if backend.platform() != "cpu":
-        return jax.vmap(function)(items)
-    devices, size = backend.local_devices(), jax.tree.leaves(items)[0].shape[0]
-    used = max(k for k in range(1, len(devices) + 1) if size % k == 0)
-    # Batched LAPACK routines that run on several devices at once would deadlock.
-    each = partial(jax.lax.map, function)
-    if used == 1:
-        return each(items)
-    mesh, specs = backend.mesh_of(tuple(devices[:used])), PartitionSpec("items")
-    return jax.shard_map(each, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False)(items)
 
 
 def map_on_cores(function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:

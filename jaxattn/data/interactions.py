@@ -105,11 +105,11 @@ def negation(
     Args:
         key: PRNG key.
         vocab_size: V, number of tokens.
-        relevant: number of relevant tokens, a multiple of 2; the negation token is not counted.
+        relevant: number of relevant tokens without the negation, a multiple of 2.
         length: T, tokens per sequence.
         sequences: n, number of sequences.
-        negated: share of the sequences that contain the negation token, in [0, 1]; the number of sequences is
-            rounded down to an even number.
+        negated: share of the sequences that contain the negation token, in [0, 1], rounded
+            down to an even number of sequences.
         used: number of tokens to sample from, as in `independent`.
 
     Raises:

@@ -40,8 +40,8 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
     `vocab_size` then share a program.
 
     Attributes:
-        test_sequences: number of test sequences, whose labels are free of noise.
-        validation_sequences: number of validation sequences, with the label noise of the training sequences.
+        test_sequences: number of test sequences, without label noise.
+        validation_sequences: number of validation sequences, with label noise.
         label_noise: probability that a training label is replaced by another class.
         has_task_key: True if the function has the argument `task_key`.
     """

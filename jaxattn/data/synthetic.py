@@ -234,7 +234,7 @@ def multi_relevant(
         key: PRNG key.
         vocab_size: V, number of tokens.
         relevant: number of relevant tokens, a multiple of K.
-        relevant_per_sequence: r, the number of relevant tokens in a sequence; at most `relevant / K`.
+        relevant_per_sequence: r, relevant tokens per sequence, at most `relevant / K`.
         length: T, tokens per sequence.
         sequences: n, number of sequences.
         num_classes: K, number of classes.

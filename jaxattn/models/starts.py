@@ -46,8 +46,7 @@ def from_file(
         drawn: the value that the model samples.
         tokens: names of the V tokens.
         file: path of the file, relative to the sweep file.
-        vocabulary: path of a text file that lists the token of each row; by default, the rows must follow the
-            order of the corpus vocabulary.
+        vocabulary: text file with the token of each row; by default, rows follow the corpus vocabulary.
 
     Raises:
         InputError: a file cannot be read, or its shape or its tokens do not fit.

@@ -1,8 +1,5 @@
 """Tests of maps over many items, compared with loops."""
 
-import os
-import subprocess
-import sys
 import threading
 
 import jax
@@ -38,28 +35,6 @@ def test_map_in_equal_parts_matches_a_loop_and_traces_once(rng, size, most):
     np.testing.assert_array_equal(drawn, [jax.random.bits(key) for key in keys])
     assert len(together) == (most > 1)
     assert all(each <= most for each in together)
-
-
-# Runs in a separate process, in which the CPU has two devices.
-CHILD = """
-import jax, numpy as np
-from jaxattn.core.mapping import map_one_by_one
-factors = jax.jit(lambda x: jax.lax.linalg.lu(x)[0])
-every = jax.jit(lambda items: map_one_by_one(factors, items))
-assert len(jax.local_devices()) == 2
-for size, used in ((1, 1), (6, 2), (7, 1)):
-    matrices = np.random.default_rng(size).normal(size=(size, 5, 5)).astype(np.float32)
-    found = every(matrices)
-    np.testing.assert_array_equal(found, [factors(x) for x in matrices])
-    assert len(found.sharding.device_set) == used
-"""
-
-
-def test_map_one_by_one_on_two_devices_is_bitwise_equal_to_a_loop():
-    devices = {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", CHILD]
-    done = subprocess.run(command, env=os.environ | devices, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_map_on_cores_keeps_the_order_of_the_items():

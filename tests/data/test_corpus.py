@@ -96,7 +96,7 @@ def test_padded_sequences_recover_the_tokens(rng):
         ([[0], [1]], [[1], [1]], {}, r"labels: int64\[2, 1\]"),
         ([[0], [1]], [1, "a"], {}, "label 1 of sequence 0"),
         ([[0]], [1], {"num_classes": 1}, "give at least 2"),
-        ([[0]], [1], {"vocab_size": 0}, "at least one token"),
+        ([[0]], [1], {"vocab_size": 0}, "vocab_size: 0; give at least 1"),
         ([[0]], [1], {"vocab_size": 10**30}, "32-bit positions"),
     ],
 )

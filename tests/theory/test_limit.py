@@ -266,7 +266,7 @@ def test_invalid_input_is_rejected():
     three = ja.data.from_sequences([[0, 1]], [2], vocab_size=3, num_classes=3)
     with pytest.raises(InputError, match="3 classes"):
         certify_limit(one_layer(params, three), params.p, both)
-    with pytest.raises(InputError, match="do not fit"):
+    with pytest.raises(InputError, match="do not match"):
         certify_limit(one_layer(params, corpus), params.p[:2], both)
     with pytest.raises(InputError, match="p contains NaN"):
         certify_limit(one_layer(params, corpus), params.p * np.nan, both)

@@ -71,7 +71,7 @@ def test_what_is_missing_is_named(tmp_path):
     path = write_safetensors(tmp_path / "m.safetensors", {"E": np.zeros(2), "ids": np.zeros(2, np.int32)})
     assert "no array 'p'; it contains E, ids" in message(f"{path}:p")
     assert f"{path}:KEY; it contains E, ids" in message(path)
-    assert "holds I32" in message(f"{path}:ids")
+    assert "contains I32" in message(f"{path}:ids")
     assert "there is no such file" in message(tmp_path / "E.npy")
     assert "there is no such file" in message(f"{tmp_path / 'x.safetensors'}:E")
     assert "expected FILE.npy" in message(tmp_path / "E.pt")
