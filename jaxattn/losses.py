@@ -69,15 +69,12 @@ _logistic = declare(skip_reason=_requires_classes, is_logistic=property(_is_logi
 
 @_logistic
 def classification(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the logistic loss for two classes, and the cross-entropy for K > 2 classes.
+    """Compute the logistic loss for two classes and the cross-entropy for K > 2 classes.
 
     Args:
         logits: f, (n,) or (n, K).
         labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
-        smoothing: ε, the weight of the uniform distribution over classes in the target.
-
-    Returns:
-        The loss of every example, (n,), of the logits' dtype.
+        smoothing: ε, weight of the uniform distribution in the target.
     """
     if logits.ndim == 1:
         return logistic(logits, labels, smoothing=smoothing)
@@ -93,10 +90,7 @@ def logistic(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> F
     Args:
         logits: f, (n,).
         labels: y = ±1, (n,).
-        smoothing: ε, the weight of the uniform distribution over classes in the target.
-
-    Returns:
-        The loss of every example, (n,), of the logits' dtype.
+        smoothing: ε, weight of the uniform distribution in the target.
 
     Raises:
         InputError: the logits are those of K classes.
@@ -118,10 +112,7 @@ def cross_entropy(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0)
     Args:
         logits: f, (n, K).
         labels: y = 0 .. K-1, (n,).
-        smoothing: ε, the weight of the uniform distribution over classes in the target.
-
-    Returns:
-        The loss of every example, (n,), of the logits' dtype.
+        smoothing: ε, weight of the uniform distribution in the target.
 
     Raises:
         InputError: there is one logit for two classes.
@@ -136,17 +127,14 @@ def cross_entropy(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0)
 
 @_of_classes
 def exponential(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the exponential loss.
+    """Compute the exponential loss of every example.
 
         e^(-y f) for two classes,   Σ_(j ≠ y) e^(f_j - f_y) for K classes
 
     Args:
         logits: f, (n,) or (n, K).
         labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
-        smoothing: ε, the weight of the uniform distribution over classes in the target.
-
-    Returns:
-        The loss of every example, (n,), of the logits' dtype.
+        smoothing: ε, weight of the uniform distribution in the target.
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
@@ -162,15 +150,10 @@ def squared(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Fl
 
         (y - f)²/2 for two classes,   ½ ‖f - e_y‖² for K classes
 
-    with the unit vector e_y of class y.
-
     Args:
         logits: f, (n,) or (n, K).
         labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
-        smoothing: ε, the weight of the uniform distribution over classes in the target.
-
-    Returns:
-        The loss of every example, (n,), of the logits' dtype.
+        smoothing: ε, weight of the uniform distribution in the target.
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
@@ -181,17 +164,14 @@ def squared(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Fl
 
 @_of_classes
 def hinge(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the hinge loss, in the form of Crammer and Singer for K classes.
+    """Compute the hinge loss of every example, in the Crammer-Singer form for K classes.
 
         max(0, 1 - y f) for two classes,   max(0, 1 + max_(j ≠ y) f_j - f_y) for K classes
 
     Args:
         logits: f, (n,) or (n, K).
         labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
-        smoothing: ε, the weight of the uniform distribution over classes in the target.
-
-    Returns:
-        The loss of every example, (n,), of the logits' dtype.
+        smoothing: ε, weight of the uniform distribution in the target.
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
@@ -202,16 +182,11 @@ def hinge(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Floa
 
 @declare(skip_reason=_requires_numbers)
 def squared_error(outputs: Float[Array, " n *m"], targets: Float[Array, " n *m"]) -> Float[Array, " n"]:
-    """Compute the squared error of targets that are numbers or vectors, with the shape of the outputs.
-
-        ½ ‖f - y‖²
+    """Compute the squared error ½ ‖f - y‖² for targets that are numbers or vectors.
 
     Args:
         outputs: f, (n, ...).
         targets: y, (n, ...).
-
-    Returns:
-        The loss of every example, (n,), of the outputs' dtype.
     """
     return ((outputs - targets.astype(outputs.dtype)) ** 2).reshape(len(outputs), -1).sum(axis=1) / 2
 
@@ -247,16 +222,13 @@ def _above(logits: Float[Array, "n K"]) -> Float[Array, "n K K"]:
 
 
 def mean(loss: PerSequence, outputs: Array, targets: Array, weights: Weights = None) -> Float[Array, ""]:
-    """Average a loss over examples, L = (1/n) Σ ℓ(f, y) or Σ w ℓ(f, y).
+    """Return the mean loss L = (1/n) Σ ℓ(f, y), or Σ w ℓ(f, y), a scalar of the outputs' dtype.
 
     Args:
         loss: ℓ, (outputs, targets) -> (n,); or -> () for all examples together, which takes no weights.
         outputs: f, (n, ...).
         targets: y, (n, ...).
         weights: (n,) weights of the examples; 1/n for each by default.
-
-    Returns:
-        The loss, a scalar of the outputs' dtype.
     """
     each = loss(outputs, targets)
     if each.ndim == 0:
@@ -265,7 +237,7 @@ def mean(loss: PerSequence, outputs: Array, targets: Array, weights: Weights = N
 
 
 def accuracy(logits: Array, labels: Int[Array, " n"]) -> Float[Array, ""]:
-    """Compute the share of correct predictions, from the sign of logits (n,) or the largest logit (n, K).
+    """Return the share of correct predictions, from the sign of logits (n,) or the largest logit (n, K).
 
     A logit of exactly 0 counts as wrong.
     """

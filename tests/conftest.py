@@ -147,17 +147,17 @@ def ragged(rng):
 
 @pytest.fixture
 def cleared():
-    """Trace functions anew that a test changes the settings of, and again after it."""
+    """Clear traced functions before and after a test that changes their constants."""
     jax.clear_caches()
     yield
     jax.clear_caches()
 
 
 @pytest.fixture
-def assert_equals_textbook():
-    """Compare logits and all gradients of a model with those of its textbook form, in float64."""
+def assert_matches_reference():
+    """Compare logits and all gradients of a model with those of a reference, in float64."""
 
-    def compare(logits, textbook, params, corpus, rtol=1e-10, atol=1e-12):
+    def compare(logits, reference, params, corpus, rtol=1e-10, atol=1e-12):
         ids, mask = ja.models.reference.padded_sequences(corpus)
 
         def loss(form, *data):
@@ -168,7 +168,7 @@ def assert_equals_textbook():
             return jax.jit(jax.grad(compute, has_aux=True))
 
         ours, mine = loss(logits, corpus)(params)
-        theirs, expected = loss(textbook, ids, mask)(params)
+        theirs, expected = loss(reference, ids, mask)(params)
         np.testing.assert_allclose(mine, expected, rtol=rtol, atol=atol)
         assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(theirs)) > 1e-4
         for name, expected in vars(theirs).items():
@@ -201,7 +201,7 @@ def selected(corpus, selection):
 
 @pytest.fixture(scope="session")
 def loops():
-    """`bags` and `selected`."""
+    """Return helpers that compute bags and selections by loops."""
     return bags, selected
 
 

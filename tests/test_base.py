@@ -1,4 +1,4 @@
-"""One contract: built-in things and the user's derive from the same bases, and nobody guesses."""
+"""Built-in and custom classes derive from the same base classes."""
 
 import ast
 import inspect
@@ -15,7 +15,7 @@ from jaxattn.lab.study.registry import CONCEPTS, _check_class, _check_settings, 
 
 PACKAGE = Path(ja.__file__).parent
 EXTENDING = Path(__file__).parents[1] / "docs" / "howto" / "extending.md"
-# Where something is asked for an attribute that it may lack: all of it is made by others.
+# Modules that use hasattr, or getattr with a default, on objects of other packages.
 FOREIGN = {
     "jaxattn/lab/cli/console.py": "exceptions of any kind",
     "jaxattn/dynamics/descents/descent_phase.py": "functions of optax and of users",
@@ -44,26 +44,26 @@ def guesses(path):
     return sum(name == "hasattr" or (name == "getattr" and size == 3) for name, size in named)
 
 
-def test_only_readers_of_foreign_objects_ask_for_attributes_that_may_be_missing():
+def test_hasattr_and_getattr_are_used_for_foreign_objects_only():
     found = {
         path.relative_to(PACKAGE.parent).as_posix(): number
         for path in PACKAGE.rglob("*.py")
         if (number := guesses(path))
     }
     assert found.keys() <= FOREIGN.keys()
-    # What hashes code reads nothing but foreign objects.
+    # The module that hashes code reads objects of other packages only.
     assert sum(number for path, number in found.items() if not path.endswith("code_hash.py")) <= 28
 
 
 @pytest.mark.parametrize("concept", CONCEPTS, ids=lambda concept: concept.name)
-def test_built_in_classes_keep_what_is_asked_of_the_users(concept):
+def test_built_in_classes_follow_the_rules_for_custom_classes(concept):
     for kind, target in concept.known.items():
         _check_class(concept, target, kind)
         _check_settings(target, kind)
 
 
 @pytest.mark.parametrize("concept", CONCEPTS, ids=lambda concept: concept.name)
-def test_what_a_class_has_to_write_is_in_its_base_and_raises_there(concept):
+def test_required_methods_of_base_classes_raise_not_implemented(concept):
     for of, names in concept.bases.items():
         for name in names:
             written = vars(of)[name]
@@ -71,7 +71,7 @@ def test_what_a_class_has_to_write_is_in_its_base_and_raises_there(concept):
             assert "raise NotImplementedError" in source
 
 
-def test_settings_of_a_class_need_no_decorator():
+def test_settings_classes_need_no_decorator():
     class Mine(ja.Model):
         width: int = 3
 
@@ -82,7 +82,7 @@ def test_settings_of_a_class_need_no_decorator():
     assert ja.models.TwoLayer(dim=3).has_scores
 
 
-def test_the_table_of_the_docs_is_made_of_the_bases():
+def test_the_table_of_the_docs_is_generated_from_the_bases():
     assert table() in EXTENDING.read_text(encoding="utf-8")
     for concept in CONCEPTS:
         for of, names in concept.bases.items():
@@ -115,7 +115,7 @@ class Concludes(ja.PhaseProbe):
         ),
     ],
 )
-def test_what_a_probe_concludes_has_a_number_for_every_seed(found, message):
+def test_conclude_must_return_one_row_per_seed(found, message):
     with pytest.raises(InputError, match=message):
         concluded(Concludes(), found, seeds=6, points=3)
     fine = {"turned": np.zeros((6, 3))}, {"ended": [0.0] * 6}

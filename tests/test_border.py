@@ -1,4 +1,4 @@
-"""The library stands alone: it works where the lab and all that only the lab needs cannot be imported."""
+"""The library works if the lab and the dependencies of the lab cannot be imported."""
 
 import os
 import re
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Most modules of the package that README's Python may load.
+# Largest number of modules that the Python code in README may load.
 MOST = 62
-# Flax imports rich for its own use: it is imported before.
+# Flax itself imports rich, so it is imported first.
 BLOCKED = """
 import sys
 import flax, optax
@@ -49,7 +49,7 @@ def readme():
     ]
 
 
-def test_a_flow_and_its_certificate_need_nothing_of_the_lab():
+def test_the_library_runs_without_the_dependencies_of_the_lab():
     done = run(BLOCKED + readme() + AFTER)
     assert done.returncode == 0, done.stderr
     angle, certified, loaded = done.stdout.splitlines()
@@ -60,11 +60,11 @@ def test_a_flow_and_its_certificate_need_nothing_of_the_lab():
 
 
 @pytest.mark.parametrize("name", ["pandas", "jaxattn.lab.study"])
-def test_what_is_blocked_cannot_be_imported(name):
+def test_blocked_packages_cannot_be_imported(name):
     assert f"blocked: {name.rpartition('.study')[0] or name}" in run(f"{BLOCKED}import {name}").stderr
 
 
-def test_names_of_the_lab_are_there_without_importing_it():
+def test_names_of_the_lab_are_listed_without_importing_it():
     code = "import sys, jaxattn as ja\n"
     code += "print(*(name in dir(ja) for name in ('Study', 'load', 'probes', 'explore')))"
     code += "\nprint('Csv' in dir(ja.data), any(name.startswith('jaxattn.lab') for name in sys.modules))"

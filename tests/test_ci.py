@@ -1,4 +1,4 @@
-"""What .ci/run builds on: the lowest versions, the newest Python, README's commands."""
+"""Minimum versions, Python versions and commands that .ci/run uses."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 BASH = shutil.which("bash")
 
 
-def test_every_requirement_has_a_lowest_version():
+def test_every_requirement_has_a_minimum_version():
     command = [sys.executable, str(ROOT / ".ci" / "lowest.py"), "test"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert all(re.fullmatch(r"[\w.-]+==[\d.]+", line) for line in lines)
@@ -23,7 +23,7 @@ def test_every_requirement_has_a_lowest_version():
 
 @pytest.mark.skipif(BASH is None, reason="no bash")
 def test_the_newest_python_is_found_without_pyenv(tmp_path):
-    # As pyenv answers for a version that is not active.
+    # The output of pyenv for a version that is not active.
     (tmp_path / "python3.14").write_text("#!/bin/sh\nexit 127\n")
     (tmp_path / "python3.14").chmod(0o755)
     (tmp_path / "python3").symlink_to(sys.executable)
@@ -36,7 +36,7 @@ def test_the_newest_python_is_found_without_pyenv(tmp_path):
     assert tuple(map(int, version.split())) >= sys.version_info[:2]
 
 
-def test_constraints_name_one_version_of_a_package_for_each_python():
+def test_constraints_pin_one_version_per_package_and_python():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()[1:]
     places = {}
     for line in lines:

@@ -1,4 +1,4 @@
-"""The page on citing names every entry of its BibTeX file, and every neighbour has its paper."""
+"""The citation page lists every BibTeX entry, and every reproduction cites its paper."""
 
 import re
 from pathlib import Path
@@ -22,14 +22,14 @@ ROWS = [
 NEIGHBOURS = sorted((ROOT / "sweeps" / "neighbours").glob("*/README.md"))
 
 
-def test_entries_are_well_formed():
+def test_bibtex_entries_are_well_formed():
     assert list(ENTRIES)[:2] == ["jaxattn", "wu2025attention"]
     for entry in ENTRIES.values():
         assert re.match(r"@\w+\{\w+,\n(  \w+ = \{.*\},\n)+\}$", entry), entry
         assert entry.count("{") == entry.count("}")
 
 
-def test_the_page_shows_the_software_and_its_paper_and_names_all_other_entries():
+def test_the_citation_page_lists_all_entries():
     shown = PAGE.partition(':end-before: "')[2].partition('"')[0]
     assert BIBTEX.partition(shown)[0].strip().split("\n\n") == [
         ENTRIES["jaxattn"],
@@ -38,7 +38,7 @@ def test_the_page_shows_the_software_and_its_paper_and_names_all_other_entries()
     assert {key for _, keys in ROWS for key in keys} == ENTRIES.keys() - {"jaxattn", "wu2025attention"}
 
 
-def test_settings_that_the_page_names_are_there():
+def test_settings_on_the_citation_page_exist():
     kinds = {kind for concept in CONCEPTS for kind in concept.known}
     assert {"joint_flow", "topics"} <= kinds
     named = {name.strip('"') for names, _ in ROWS for name in names if name.startswith('"')}
@@ -47,14 +47,14 @@ def test_settings_that_the_page_names_are_there():
 
 
 @pytest.mark.parametrize("readme", NEIGHBOURS, ids=lambda path: path.parent.name)
-def test_a_neighbour_has_the_paper_that_its_page_names(readme):
+def test_readmes_of_reproductions_cite_their_papers(readme):
     keys = [key for names, keys in ROWS if readme.parent.name in names for key in keys]
     known = set(re.findall(r"eprint = \{(.*)\}", "\n".join(ENTRIES[key] for key in keys)))
     assert known
     assert known <= set(re.findall(r"arXiv (\d{4}\.\d{5})", readme.read_text(encoding="utf-8")))
 
 
-def test_files_that_name_the_version_name_this_one():
+def test_all_files_give_the_same_version():
     assert f"version = {{{jaxattn.__version__}}}" in ENTRIES["jaxattn"]
     cff = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {jaxattn.__version__}\n" in cff

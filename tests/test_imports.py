@@ -1,4 +1,4 @@
-"""Imports point one way: to earlier rooms, never from the library to the lab, never in a circle."""
+"""Imports point from higher to lower subpackages, without circles."""
 
 import importlib.util
 from pathlib import Path
@@ -11,7 +11,7 @@ _spec = importlib.util.spec_from_file_location(
 size = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(size)
 
-# A module imports from its own room and from rooms before it in this list. So the library, all rooms before
+# A module imports from its own subpackage and from earlier ones in this list. So the library, all before
 # the lab, imports nothing of the lab.
 LIBRARY = ("core", "base", "data", "losses", "attention", "theory", "models", "dynamics")
 LAB = (
@@ -43,15 +43,15 @@ def graph():
     return size.imports()
 
 
-def test_modules_import_each_other_in_no_circle(graph):
+def test_there_are_no_circular_imports(graph):
     assert size.circle(graph) == []
 
 
-def test_every_room_has_its_place(graph):
+def test_every_subpackage_has_a_level(graph):
     assert {size.room(name) for name in graph} == set(ORDER)
 
 
-def test_imports_point_to_earlier_rooms(graph):
+def test_imports_point_to_lower_levels(graph):
     place = {room: number for number, room in enumerate(ORDER)}
     forward = [
         f"{name} -> {other}"
@@ -71,19 +71,19 @@ def _package(directory, **sources):
     return root
 
 
-def test_a_circle_is_found_also_through_an_import_inside_a_function(tmp_path):
+def test_circular_imports_inside_functions_are_found(tmp_path):
     root = _package(tmp_path, a="from small import b", b="def f():\n    import small.a")
     assert set(size.circle(size.imports(root))) == {"small.a", "small.b"}
 
 
-def test_an_import_for_types_alone_is_one(tmp_path):
+def test_imports_for_type_checking_count(tmp_path):
     root = _package(
         tmp_path, a="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from small import b", b=""
     )
     assert size.imports(root)["small.a"] == {"small.b"}
 
 
-def test_what_an_init_names_for_types_alone_is_no_import(tmp_path):
+def test_lazy_imports_of_an_init_do_not_count(tmp_path):
     lazy = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from small import b"
     root = _package(tmp_path, a="", b="from small import a")
     (root / "__init__.py").write_text(lazy)
@@ -98,6 +98,6 @@ def test_levels_are_one_above_the_highest_import(tmp_path):
     assert (level["small.a"], level["small.b"], level["small.c"], level["small.d"]) == (3, 2, 1, 2)
 
 
-def test_docstrings_comments_and_blank_lines_are_no_code():
+def test_docstrings_comments_and_blank_lines_are_not_counted():
     documented = '"""A module."""\n\n# why\ndef f():\n    """One\n\n    and another."""\n'
     assert size.code_lines(documented + '    return """two\nlines"""\n') == 3

@@ -9,7 +9,7 @@ from jaxattn import losses
 from jaxattn.core.errors import InputError
 
 
-def test_logistic_equals_the_formula_and_survives_large_logits(rng, x64):
+def test_logistic_matches_the_formula_for_large_logits(rng, x64):
     logits, labels = rng.normal(size=30), rng.choice([-1, 1], 30)
     expected = np.log(1 + np.exp(-labels * logits))
     np.testing.assert_allclose(
@@ -18,14 +18,14 @@ def test_logistic_equals_the_formula_and_survives_large_logits(rng, x64):
     np.testing.assert_allclose(losses.logistic(jnp.array([-1e5, 1e5]), jnp.array([1, 1])), [1e5, 0])
 
 
-def test_cross_entropy_equals_the_formula(rng, x64):
+def test_cross_entropy_matches_the_formula(rng, x64):
     logits, labels = 5 * rng.normal(size=(30, 4)), rng.integers(0, 4, 30)
     expected = -log_softmax(logits, axis=1)[np.arange(30), labels]
     got = losses.cross_entropy(jnp.asarray(logits), jnp.asarray(labels))
     np.testing.assert_allclose(got, expected, rtol=1e-13)
 
 
-def test_two_class_cross_entropy_of_f_and_0_is_the_logistic_loss(rng, x64):
+def test_two_class_cross_entropy_is_the_logistic_loss(rng, x64):
     f, y = jnp.asarray(rng.normal(size=20)), jnp.asarray(rng.choice([-1, 1], 20))
     both = jnp.stack([jnp.zeros(20), f], axis=1)
     np.testing.assert_allclose(losses.cross_entropy(both, (y + 1) // 2), losses.logistic(f, y), rtol=1e-13)
@@ -61,7 +61,7 @@ K_CLASSES = {
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("name", TWO_CLASSES)
-def test_two_class_losses_equal_their_expectation_sequence_by_sequence(rng, x64, name, smoothing):
+def test_two_class_losses_match_their_expectation(rng, x64, name, smoothing):
     f, y = 2 * rng.normal(size=20), rng.choice([-1, 1], 20)
     loss, formula = losses.LOSSES[name](smoothing=smoothing), TWO_CLASSES[name]
     expected = [
@@ -76,7 +76,7 @@ def test_two_class_losses_equal_their_expectation_sequence_by_sequence(rng, x64,
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("name", K_CLASSES)
-def test_k_class_losses_equal_their_expectation_sequence_by_sequence(rng, x64, name, smoothing):
+def test_multiclass_losses_match_their_expectation(rng, x64, name, smoothing):
     f, y = 2 * rng.normal(size=(20, 4)), rng.integers(0, 4, 20)
     loss, formula = losses.LOSSES[name](smoothing=smoothing), K_CLASSES[name]
     expected = [
@@ -96,7 +96,7 @@ def test_derivatives_agree_with_finite_differences(rng, x64, name, classes, smoo
 
     @jax.jit
     def slopes(f):
-        """The mean loss, its gradient, and the derivatives of both along a way, in every mode."""
+        """Return the mean loss, its gradient, and the derivatives of both along a line, in every mode."""
 
         def value(f):
             return losses.mean(loss, f, y)
@@ -119,8 +119,8 @@ def test_derivatives_agree_with_finite_differences(rng, x64, name, classes, smoo
 
 
 @pytest.mark.parametrize("name", sorted(losses.LOSSES.keys() - {"squared_error"}))
-def test_smoothing_may_be_traced_and_large_margins_stay_finite(name):
-    """e^100 overflows in float32: a weight of 0 must keep it out, of the gradient too."""
+def test_traced_smoothing_is_finite_for_large_margins(name):
+    """e^100 overflows in float32, so a weight of 0 must remove it, also from the gradient."""
     loss = losses.LOSSES[name]()
     f, y = (
         (np.float32([[200, 100, 0]]), jnp.array([0]))
@@ -140,21 +140,21 @@ def test_smoothing_may_be_traced_and_large_margins_stay_finite(name):
     np.testing.assert_allclose(many[1], np.sum(alone), rtol=1e-6)
 
 
-def test_a_loss_for_other_logits_names_the_right_one():
+def test_a_loss_for_other_logits_suggests_the_right_one():
     with pytest.raises(InputError, match="not 3; choose cross_entropy"):
         losses.Logistic()(jnp.zeros((2, 3)), jnp.zeros(2, jnp.int32))
     with pytest.raises(InputError, match="choose logistic"):
         losses.CrossEntropy()(jnp.zeros(2), jnp.ones(2, jnp.int32))
 
 
-def test_settings_are_checked_when_they_are_read():
+def test_settings_are_validated_when_they_are_read():
     assert msgspec.convert({"smoothing": 0.1}, losses.Hinge) == losses.Hinge(smoothing=0.1)
     for wrong in ({"smoothing": 1.5}, {"smoothing": -0.1}, {"smooth": 0.1}):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert(wrong, losses.Hinge)
 
 
-def test_the_squared_error_of_numbers_and_vectors_is_half_the_squared_distance(rng):
+def test_squared_error_is_half_the_squared_distance(rng):
     for shape in ((7,), (7, 3), (7, 3, 2)):
         f, y = rng.normal(size=(2, *shape))
         expected = [0.5 * np.sum((a - b) ** 2) for a, b in zip(f, y, strict=True)]

@@ -1,5 +1,5 @@
 # ruff: noqa: E501  messages and snippets stay as they are printed
-"""A study of nothing but the user's own code: as shipped in sweeps/own, and as a notebook or a file has it."""
+"""Studies made of custom code only: the example in sweeps/own, notebooks and single files."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.study.import_paths import ImportPaths
 
 SHIPPED = Path(__file__).parents[1] / "sweeps" / "own"
-# Saves a checkpoint as soon as it may, and is killed as soon as it has.
+# Saves a checkpoint as early as possible, and is killed right after it.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -43,7 +43,7 @@ with Reporter(quiet=True) as reporter:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """The shipped files, in a folder that tests may change, and a finished run of them."""
+    """A copy of the example files, with a finished run."""
     folder = tmp_path_factory.mktemp("own")
     for name in ("lab.py", "study.toml", "clipped.toml"):
         shutil.copy(SHIPPED / name, folder)
@@ -53,12 +53,12 @@ def own(tmp_path_factory):
 
 @pytest.fixture
 def copied(own, tmp_path):
-    """A copy of code, sweep file and results."""
+    """Return a copy of the code, the sweep file and the results."""
     shutil.copytree(own, tmp_path / "own")
     return tmp_path / "own"
 
 
-def test_the_lab_is_short_and_everything_is_its_own():
+def test_the_custom_study_is_short_and_uses_custom_classes_only():
     lines = (SHIPPED / "lab.py").read_text(encoding="utf-8").splitlines()
     assert len([line for line in lines if line.strip()]) <= 120
     study = ja.Study.read(SHIPPED / "study.toml")
@@ -68,7 +68,7 @@ def test_the_lab_is_short_and_everything_is_its_own():
 
 
 @pytest.mark.more
-def test_cells_that_differ_in_a_float_of_its_own_share_a_program(own):
+def test_cells_that_differ_in_a_custom_float_share_a_program(own):
     plan = ja.Study.read(own / "study.toml").plan(own / "finished", quick=True)
     assert plan.groups["vmapped"].tolist() == ["seed, loss.power"]
     assert plan.groups["lanes"].tolist() == [20]
@@ -76,8 +76,8 @@ def test_cells_that_differ_in_a_float_of_its_own_share_a_program(own):
 
 
 @pytest.mark.more
-def test_numbers_equal_the_study_written_out_for_one_seed(own):
-    """The same seed by hand: textbook attention over rows of E, and autodiff through it."""
+def test_results_match_a_manual_implementation_of_one_seed(own):
+    """Train one seed with attention over rows of E and automatic differentiation."""
     lab = sys.modules[ImportPaths(own).load("lab.py:needle").__module__]
     seed, power = 3, 4.0
     data_key, model_key = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
@@ -118,7 +118,7 @@ def test_numbers_equal_the_study_written_out_for_one_seed(own):
 
 
 @pytest.mark.more
-def test_a_killed_run_continues_to_the_same_bits(own, call, tmp_path):
+def test_a_killed_run_resumes_bitwise_identically(own, call, tmp_path):
     environment = os.environ | {
         "JAX_NUM_CPU_DEVICES": str(jax.local_device_count()),
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
@@ -135,7 +135,7 @@ def test_a_killed_run_continues_to_the_same_bits(own, call, tmp_path):
     log = tmp_path / "killed" / "metrics.jsonl"
     killed = log.read_text(encoding="utf-8").splitlines()
     assert call("run", own / "study.toml", "--out", tmp_path / "killed", "--quiet")[0] == 0
-    # What the killed process took counts as well.
+    # The recorded time includes that of the killed process.
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     earlier_s = lines[len(killed) - 1]["wall_time_s"]
     assert all(line["wall_time_s"] >= earlier_s > 0 for line in lines[len(killed) :])
@@ -146,7 +146,7 @@ def test_a_killed_run_continues_to_the_same_bits(own, call, tmp_path):
 
 
 @pytest.mark.more
-def test_seeds_are_topped_up_without_touching_those_that_are_there(copied, call):
+def test_adding_seeds_does_not_change_existing_seeds(copied, call):
     before = ja.load(copied / "finished")
     words = ("run", copied / "study.toml", "--seeds", "0:20", "--out", copied / "finished", "--quiet")
     assert call(*words)[0] == 0
@@ -158,7 +158,7 @@ def test_seeds_are_topped_up_without_touching_those_that_are_there(copied, call)
     )
     assert first.equals(old)
     assert set(after.records.groupby(["cell", "phase", "step", "metric"])["seed"].nunique()) == {20}
-    # A pair of cells, seed by seed, on the command line and in Python.
+    # Compare two cells by seed, on the command line and in Python.
     words = ("aggregate", copied / "finished", "--pair", "loss.power=1.0,4.0", "--metrics", "tokens_attended")
     status, out, _ = call(*words)
     assert status == 0
@@ -169,8 +169,8 @@ def test_seeds_are_topped_up_without_touching_those_that_are_there(copied, call)
 
 
 @pytest.mark.more
-def test_an_optimiser_of_its_own_steps_as_far_as_it_may(own, tmp_path):
-    """The gradient is longer than the limit, so that one step is of the limit's length times the step size."""
+def test_a_custom_optimiser_limits_its_step_length(own, tmp_path):
+    """The gradient exceeds the limit, so one step has the length of the limit times the step size."""
     overrides = ["phases.query.steps=1", "phases.query.step_size=1e3", "seeds=2"]
     study = ja.Study.read(own / "clipped.toml", overrides, ["phases.query.limit=[1e-5, 1e-4]"])
     assert "lab.py:clipped" in study.own_kinds
@@ -183,7 +183,7 @@ def test_an_optimiser_of_its_own_steps_as_far_as_it_may(own, tmp_path):
 
 
 @pytest.mark.more
-def test_its_figure_is_in_the_report_also_when_it_is_drawn_again(own, call):
+def test_a_custom_figure_is_in_the_report_after_redrawing(own, call):
     assert (own / "finished" / "figures" / "attended.png").is_file()
     page = (own / "finished" / "report.html").read_text(encoding="utf-8")
     assert "Effective number of attended tokens, mean over seeds with 95 % intervals." in page.replace(
@@ -197,7 +197,7 @@ def test_its_figure_is_in_the_report_also_when_it_is_drawn_again(own, call):
     assert "reading results never executes code from a folder" in again
 
 
-def test_trained_parameters_have_the_type_of_its_own_model(own):
+def test_trained_parameters_have_the_type_of_the_custom_model(own):
     study = ja.Study.read(own / "study.toml")
     params = study.run(own / "finished", quiet=True).params(cell=1, seed=3, phase="query")
     assert type(params).__name__ == "Params"
@@ -206,7 +206,7 @@ def test_trained_parameters_have_the_type_of_its_own_model(own):
 
 
 @pytest.mark.more
-def test_changed_code_is_refused_and_can_be_accepted(copied, call):
+def test_changed_code_is_rejected_unless_accepted(copied, call):
     with (copied / "lab.py").open("a", encoding="utf-8") as file:
         file.write("\n# a change\n")
     words = ("run", copied / "study.toml", "--out", copied / "finished", "--quiet")
@@ -231,7 +231,7 @@ class Params:
 
 
 class Temperature(ja.Model):
-    """A user's own class, in a notebook."""
+    """A custom class of a notebook."""
 
     dim: int
 
@@ -245,7 +245,7 @@ class Temperature(ja.Model):
 
 
 def attention_entropy(params, corpus):
-    """-Σ_i q_i log q_i, averaged over sequences."""
+    """Return the mean of -Σ_i q_i log q_i over sequences."""
     scores = params.E @ params.p / jnp.exp(params.log_temperature)
     weights = jnp.exp(scores - scores.max())
     normaliser = corpus.lengths / ja.attention.attend(corpus, scores, 1 / weights)
@@ -253,7 +253,7 @@ def attention_entropy(params, corpus):
 
 
 @pytest.mark.more
-def test_a_study_of_a_notebook(tmp_path, monkeypatch):
+def test_a_study_in_a_notebook(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     study = ja.Study(
         name="temperature", seeds=10,
@@ -278,7 +278,7 @@ def test_a_study_of_a_notebook(tmp_path, monkeypatch):
 
 
 class Local:
-    """Where a class is that no file can import."""
+    """A class that cannot be imported from a file."""
 
     def make():
         class Inner(Temperature):
@@ -340,7 +340,7 @@ def p4(params, corpus, *, power: float = 4.0):
 
 
 @pytest.mark.more
-def test_a_sweep_file_with_functions_of_a_file_beside_it(tmp_path):
+def test_a_sweep_file_may_use_functions_of_a_file_in_its_folder(tmp_path):
     (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
     (tmp_path / "mine.toml").write_text(FILE, encoding="utf-8")
     results = ja.Study.read(tmp_path / "mine.toml").run(tmp_path / "out", quiet=True)
@@ -351,11 +351,11 @@ def test_a_sweep_file_with_functions_of_a_file_beside_it(tmp_path):
         np.testing.assert_allclose(last["p3"][seed], (jnp.abs(p) ** 3).sum(), rtol=1e-5)
     first = results.records.query("step == 0").pivot(index="seed", columns="metric", values="value")
     assert (first["p_norm"] == 0).all()
-    # E v has a tenth of its size, and p = 0 averages it over eight tokens: the loss is e^0 nearly.
+    # E v has a tenth of its size, and p = 0 averages it over eight tokens, so the loss is about e^0.
     np.testing.assert_allclose(first["loss"], 1, atol=0.02)
 
 
-def test_what_is_given_by_its_name_alone_can_be_swept_and_helpers_beside_a_file_are_found(tmp_path):
+def test_import_paths_can_be_swept_and_helper_modules_are_found(tmp_path):
     (tmp_path / "helper.py").write_text("SCALE = 2.0\n", encoding="utf-8")
     code = "from helper import SCALE\n" + MINE.replace("power: float = 4.0", "power: float = SCALE")
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
@@ -390,9 +390,7 @@ SMALL = {
         ({"axes": {"model.dim": 2 ** np.arange(2, 4)}, "seeds": range(3, 6)}, ["seed", "seed"]),
     ],
 )
-def test_python_may_give_functions_and_arrays_wherever_a_sweep_file_has_names_and_lists(
-    tmp_path, changes, vmapped
-):
+def test_python_accepts_functions_and_arrays_for_names_and_lists(tmp_path, changes, vmapped):
     assert ja.Study(**SMALL | changes).plan(tmp_path, quick=True).groups["vmapped"].tolist() == vmapped
 
 
@@ -408,7 +406,7 @@ def test_python_may_give_functions_and_arrays_wherever_a_sweep_file_has_names_an
         ({"model": norm}, "has the argument 'params'; a model function has settings only, after a"),
     ],
 )
-def test_what_python_gives_wrongly_is_one_line(changes, message):
+def test_invalid_python_arguments_raise_one_line_errors(changes, message):
     with pytest.raises(InputError) as raised:
         ja.Study(**SMALL | changes)
     assert message.removeprefix("tests.test_own") in str(raised.value)

@@ -1,4 +1,4 @@
-"""Three tasks of one's own, as shipped in sweeps/own: all that the machine gives, and numbers written out."""
+"""The three custom tasks in sweeps/own, compared with manual implementations."""
 
 import itertools
 import shutil
@@ -37,12 +37,12 @@ AXES = {
 
 
 class KilledError(BaseException):
-    """The process ends here."""
+    """Raised in place of the end of the process."""
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """Run a shipped sweep made small, once; give its study and its results."""
+    """Run a reduced example study once; return the study and its results."""
     folder, known = tmp_path_factory.mktemp("tasks"), {}
 
     def run(name):
@@ -58,13 +58,13 @@ def ran(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_task_is_a_file_of_at_most_100_lines(name):
+def test_each_task_is_a_file_of_at_most_100_lines(name):
     assert len((SHIPPED / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= 100
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("name", SMALL)
-def test_a_killed_run_continues_to_the_same_bits_and_takes_more_seeds(ran, tmp_path, monkeypatch, name):
+def test_a_killed_run_resumes_bitwise_identically_and_accepts_more_seeds(ran, tmp_path, monkeypatch, name):
     study, finished = ran(name)
     save, killed = Store.save, tmp_path / "killed"
 
@@ -89,7 +89,7 @@ def test_a_killed_run_continues_to_the_same_bits_and_takes_more_seeds(ran, tmp_p
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "contrast" else pytest.mark.more) for name in SMALL]
 )
-def test_results_are_aggregated_paired_and_reported(ran, name):
+def test_results_can_be_aggregated_compared_and_reported(ran, name):
     _, results = ran(name)
     key, low, high = AXES[name]
     assert set(results.aggregate(metrics=["loss"])["n"]) == {2}
@@ -104,7 +104,7 @@ def of_metric(results, metric, cell, seed=1):
 
 
 @pytest.mark.more
-def test_the_flow_on_w_ends_in_the_max_margin_direction_that_slsqp_finds(ran):
+def test_the_flow_on_w_converges_to_the_max_margin_direction_of_slsqp(ran):
     study, results = ran("query")
     for cell, seed in itertools.product(range(2), range(2)):
         data, params = results.dataset(seed=seed, cell=cell).train, results.params(cell=cell, seed=seed)
@@ -128,7 +128,7 @@ def test_the_flow_on_w_ends_in_the_max_margin_direction_that_slsqp_finds(ran):
 
 
 @pytest.mark.more
-def test_causal_attention_with_positions_is_that_of_a_loop(ran):
+def test_causal_attention_with_positions_matches_a_loop(ran):
     study, results = ran("next_token")
     data, params = results.dataset(seed=0).train, results.params(seed=0)
     found = study.base.model.outputs(params, data)
@@ -164,7 +164,7 @@ def written_out(study, cell, batch_of):
 
 
 @pytest.mark.more
-def test_every_step_is_on_sequences_that_are_drawn_anew(ran):
+def test_every_step_uses_new_samples(ran):
     study, results = ran("next_token")
     for cell in range(2):
 
@@ -178,7 +178,7 @@ def test_every_step_is_on_sequences_that_are_drawn_anew(ran):
         np.testing.assert_allclose(of_metric(results, "loss", cell)[3], expected, rtol=1e-5)
 
 
-def test_a_contrastive_loss_sees_the_true_minibatch_alone(ran):
+def test_a_contrastive_loss_is_computed_on_the_minibatch_alone(ran):
     study, results = ran("contrast")
     for cell in range(2):
 
@@ -193,7 +193,7 @@ def test_a_contrastive_loss_sees_the_true_minibatch_alone(ran):
         np.testing.assert_allclose(of_metric(results, "loss", cell)[3], expected, rtol=1e-5)
 
 
-def test_shipped_files_stand_alone(tmp_path):
+def test_example_files_are_self_contained(tmp_path):
     for name in SMALL:
         for file in SHIPPED.glob(f"{name}.*"):
             shutil.copy(file, tmp_path)

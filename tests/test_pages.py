@@ -1,4 +1,4 @@
-"""Pages made of classes are those that are there, and tell all that is to be told."""
+"""Generated pages are up to date and complete."""
 
 import importlib.util
 import re
@@ -20,13 +20,13 @@ _spec.loader.exec_module(pages)
 
 
 @pytest.mark.parametrize("name", pages.PAGES)
-def test_a_page_is_made_of_what_is_there(name):
+def test_generated_pages_are_up_to_date(name):
     made = pages.PAGES[name]()
     assert (DOCS / "reference" / f"{name}.md").read_text(encoding="utf-8") == made, "python docs/pages.py"
 
 
 @pytest.mark.more
-def test_what_a_study_records_is_in_it(study, tmp_path):
+def test_the_page_lists_every_metric_of_a_study(study, tmp_path):
     text = pages.metrics()
     probes = {"own": ["attention_entropy", "sharpness"], "max_margin": True}
     recorded = set(study(probes=probes).run(tmp_path, quiet=True).records["metric"])
@@ -35,7 +35,7 @@ def test_what_a_study_records_is_in_it(study, tmp_path):
     assert {name for name in recorded - bins if f"`{name}`" not in text} == set()
 
 
-def test_the_page_of_texts_is_made_of_the_kinds_that_are_there():
+def test_the_page_on_texts_lists_every_kind():
     rows = [line.split(" | ") for line in pages.texts().splitlines() if line.startswith("| `")]
     for kind, target in READERS.items():
         for field in fields_of(target):
@@ -45,8 +45,8 @@ def test_the_page_of_texts_is_made_of_the_kinds_that_are_there():
             assert of_kind[0][-2] == written(field.default)
 
 
-def test_every_key_of_a_sweep_file_is_on_its_page():
-    """In the table of its kind, or in that of all kinds of its concept."""
+def test_the_page_on_sweep_keys_lists_every_key():
+    """Return True if a key is in the table of its kind, or of all kinds of its concept."""
     text, texts = pages.sweep_keys(), pages.texts()
     for concept in CONCEPTS:
         of_concept = text.partition(f": {concept.place}\n")[2].partition("\n## ")[0]
@@ -57,19 +57,19 @@ def test_every_key_of_a_sweep_file_is_on_its_page():
             assert [f.name for f in fields_of(target) if f"`{f.name}`" not in where] == [], kind
 
 
-def test_every_option_of_a_command_is_on_its_page_and_says_what_it_means():
+def test_the_command_line_page_describes_every_option():
     for name, call in commands().items():
         options = list(pages.options_of(call))
         assert [one.usage for one in options if not one.meaning] == [], name
 
 
-def test_the_page_of_the_command_line_has_the_options_that_the_parser_knows(call):
+def test_the_command_line_page_matches_the_parser(call):
     _, out, _ = call("run", "--help")
     helped = set(re.findall(r"--[a-z][a-z-]+", out)) - {"--help"}
     assert helped == {one.usage.split()[0] for one in pages.options_of(commands()["run"])} - {"SWEEP"}
 
 
-def test_the_gallery_has_every_kind_of_figure_as_it_was_drawn():
+def test_the_gallery_shows_every_kind_of_figure():
     shown = {each.study: [] for each in pages.GALLERY}
     for each in pages.GALLERY:
         asked = Study.read(DOCS.parent / "sweeps" / f"{each.study}.toml").config["figures"][each.number]

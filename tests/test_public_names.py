@@ -1,4 +1,4 @@
-"""Every public name is documented, and has its place in the reference; code under sweeps/ uses no others."""
+"""Every public name is documented in the reference; code in sweeps/ uses public names only."""
 
 import ast
 import importlib
@@ -22,7 +22,7 @@ PACKAGES = [
     "jaxattn.lab.books",
     "jaxattn.lab.results",
 ]
-# Modules that are not public, and what code under sweeps/ takes from them all the same.
+# Modules that are not public, and the names that code in sweeps/ uses from them.
 NOT_PUBLIC = {
     "jaxattn.lab.books.metrics": "names of cells, for a measure that is one of the package's and a row more",
     "jaxattn.lab.results.fits": "exponents of power laws, seed by seed",
@@ -34,7 +34,7 @@ NOT_PUBLIC = {
 
 
 def public(module):
-    """Names that a module calls its own, and what they are."""
+    """Return the public names of a module with their objects."""
     names = getattr(module, "__all__", None) or [
         name
         for name, x in vars(module).items()
@@ -43,8 +43,8 @@ def public(module):
     return {name: getattr(module, name) for name in names if not name.startswith("_")}
 
 
-def test_every_public_module_has_its_page():
-    """Under its own name, wherever it is public."""
+def test_every_public_module_has_a_page():
+    """Return the public names of an object."""
     below = {
         f"{package}.{name}": x.__name__
         for package in PACKAGES
@@ -56,7 +56,7 @@ def test_every_public_module_has_its_page():
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_every_public_name_says_what_it_is(name):
+def test_every_public_name_has_a_docstring(name):
     module = importlib.import_module(name)
     assert inspect.getdoc(module)
     missing = []
@@ -77,7 +77,7 @@ def test_every_public_name_says_what_it_is(name):
 
 
 def used(path):
-    """Yield what a Python file takes of jaxattn: a module, and the names that lead from it to an object."""
+    """Yield the jaxattn modules that a Python file uses, with the attribute names of each use."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     roots = set()
     for node in ast.walk(tree):
@@ -95,7 +95,7 @@ def used(path):
 
 
 def private(module, names):
-    """Return the first of the modules on the way to an object that is not public, None if all are."""
+    """Return the first module on the path to an object that is not public, or None."""
     for name in names:
         if module not in (*MODULES, *PACKAGES) or name not in public(importlib.import_module(module)):
             whole = f"{module}.{name}"
@@ -107,7 +107,7 @@ def private(module, names):
     return None
 
 
-def test_code_of_sweeps_uses_public_names_alone():
+def test_code_in_sweeps_uses_public_names_only():
     found = {
         (private(module, names), f"{path.relative_to(ROOT)}: {'.'.join([module, *names])}")
         for path in (ROOT / "sweeps").rglob("*.py")
@@ -115,7 +115,7 @@ def test_code_of_sweeps_uses_public_names_alone():
     }
     assert {what for where, what in found if where not in (None, *NOT_PUBLIC)} == set()
     assert {where for where, _ in found} - {None} == set(NOT_PUBLIC)
-    # Names are found at all, those that attributes lead to too.
+    # Names are found, also behind attributes.
     assert {what.partition(": ")[2] for where, what in found if where is None} >= {
         "jaxattn.theory.max_margin_from_constraints", "jaxattn.theory.selection"
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What README and pages say was measured is in results/published, to the digits that they print."""
+"""Measured numbers in README and pages match results/published to the printed digits."""
 
 import csv
 import importlib.util
@@ -30,7 +30,7 @@ def page(name):
 
 
 def intervals(line):
-    """Printed values, lows and highs with the errors of their last digits; counts and percents are shares."""
+    """Return printed values and intervals with their rounding errors; counts and percents as shares."""
     for found in INTERVAL.finditer(line):
         count, *numbers = found.groups()
         printed = []
@@ -53,14 +53,14 @@ def is_measured(printed, row):
     ("name", "file"),
     [("explanation/theory_holds", "claims/claims.csv"), ("explanation/paper_again", "paper/agreement.csv")],
 )
-def test_every_interval_was_measured(name, file):
+def test_every_published_interval_was_measured(name, file):
     measured, printed = rows(file), list(intervals(page(name)))
     assert len(printed) >= 10
     assert [text for text, numbers in printed if not any(is_measured(numbers, row) for row in measured)] == []
 
 
-def test_every_row_of_the_table_of_claims_is_one_of_that_claim_and_verdict():
-    """The code of the claim is in brackets at the end. No two rows are the same: many are 1,000 of 1,000."""
+def test_every_row_of_the_claims_table_matches_its_source():
+    """The code of a claim is in brackets at the end of its row."""
     measured, wrong = rows("claims/claims.csv"), []
     names = {row["claim"] for row in measured}
     lines = [line.strip("|") for line in page("explanation/theory_holds").splitlines() if "|" in line]
@@ -83,7 +83,7 @@ def test_every_row_of_the_table_of_claims_is_one_of_that_claim_and_verdict():
     assert wrong == []
 
 
-def test_a_promised_row_that_does_not_hold_is_not_left_out():
+def test_failed_promised_claims_are_listed():
     printed = [numbers for _, numbers in intervals(page("explanation/theory_holds"))]
     promised = [row for row in rows("claims/claims.csv") if row["promised"] == "True"]
     left_out = [row for row in promised if not any(is_measured(numbers, row) for numbers in printed)]
@@ -94,18 +94,18 @@ def test_a_promised_row_that_does_not_hold_is_not_left_out():
     ("name", "file"),
     [("explanation/token_space", "imdb_gradient.md"), ("notes/accelerators", "chips.md")],
 )
-def test_a_table_of_a_benchmark_is_the_one_in_its_file(name, file):
+def test_benchmark_tables_match_their_files(name, file):
     assert (PUBLISHED / "benchmarks" / file).read_text(encoding="utf-8").strip() in page(name)
 
 
 @pytest.mark.parametrize("path", numbers.PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_marked_number_is_the_one_in_its_file(path):
+def test_listed_numbers_match_their_sources(path):
     text, listed = path.read_text(encoding="utf-8"), LISTED.get(path.relative_to(ROOT).as_posix(), [])
     assert numbers.renewed(text, listed) == (text, listed), "python docs/marked_numbers.py"
     assert "<!--" not in text
 
 
-def test_the_list_of_numbers_is_of_pages_and_as_it_is_formatted():
+def test_the_list_of_numbers_is_formatted_and_refers_to_pages():
     assert len(LISTED) >= 10
     assert set(LISTED) <= {path.relative_to(ROOT).as_posix() for path in numbers.PAGES}
     assert sum(map(len, LISTED.values())) > 300
@@ -113,8 +113,8 @@ def test_the_list_of_numbers_is_of_pages_and_as_it_is_formatted():
 
 
 @pytest.mark.parametrize("name", LISTED)
-def test_no_number_of_the_list_can_change_in_its_page_unnoticed(name):
-    """Each is found at its own place: one wrong digit there is refused, and so is a number less."""
+def test_a_changed_number_on_a_page_is_detected(name):
+    """Each number is found in its place: a wrong digit and a missing number are both detected."""
     text = (ROOT / name).read_text(encoding="utf-8")
     found = list(numbers.places(text, LISTED[name]))
     assert all(one.end <= two.start for one, two in itertools.pairwise(found))
@@ -128,7 +128,7 @@ def test_no_number_of_the_list_can_change_in_its_page_unnoticed(name):
                 numbers.renewed(changed, LISTED[name])
 
 
-def test_every_number_that_was_measured_is_listed_in_readme():
+def test_every_measured_number_in_readme_is_listed():
     readme, bare, end = (ROOT / "README.md").read_text(encoding="utf-8"), "", 0
     found = list(numbers.places(readme, LISTED["README.md"]))
     for one in found:
@@ -162,7 +162,7 @@ SOURCE = "claims/claims.csv > claim=T4.3 & measured~1e-9 > value"  # 1
         ("a 0.9", [("a ", "one")], None),
     ],
 )
-def test_a_number_is_renewed_at_its_place_alone_or_refused(text, listed, expected):
+def test_updating_a_number_changes_only_its_own_place(text, listed, expected):
     entries = [numbers.Entry(after, number, SOURCE) for after, number in listed]
     if expected is None:
         with pytest.raises(SystemExit, match=r"docs/numbers\.toml"):
@@ -176,18 +176,18 @@ def test_a_number_is_renewed_at_its_place_alone_or_refused(text, listed, expecte
     "source",
     ["claims/claims.csv > claim=T4.3 > value", "claims/none.csv > 0", "benchmarks/imdb_gradient.json > x"],
 )
-def test_a_source_that_leads_nowhere_or_to_two_rows_is_refused(source):
+def test_missing_and_ambiguous_sources_are_rejected(source):
     with pytest.raises(SystemExit):
         numbers.renewed("a 1", [numbers.Entry("a ", "1", source)])
 
 
-def test_an_interval_of_one_value_is_refused():
+def test_an_interval_of_a_single_value_is_rejected():
     with pytest.raises(SystemExit, match="> interval"):
         numbers.measured("1.0 [0.9, 1.1]", SOURCE)
 
 
 @pytest.mark.parametrize(("name", "least"), [("README.md", 5), ("docs/reference/paper_map.md", 21)])
-def test_the_verdicts_of_a_table_are_those_of_their_rows(name, least):
+def test_verdicts_of_a_table_match_their_rows(name, least):
     text, sources = (ROOT / name).read_text(encoding="utf-8"), {}
     for place in numbers.places(text, LISTED[name]):
         if place.entry.source.endswith("> interval"):
@@ -200,8 +200,8 @@ def test_the_verdicts_of_a_table_are_those_of_their_rows(name, least):
             assert row["verdict"] in line, line
 
 
-def test_published_texts_name_no_folder_of_the_machine_that_made_them():
-    """Commands of pages hold for every reader: a folder from the root of a disk is somebody's own."""
+def test_published_texts_contain_no_absolute_paths():
+    """Commands on pages must work for every reader, so they contain no absolute paths."""
     texts = [
         path for path in PUBLISHED.rglob("*") if path.suffix in (".html", ".md", ".json", ".csv", ".toml")
     ]

@@ -24,7 +24,7 @@ PAGES = {page: page.read_text(encoding="utf-8") for page in FILES}
 
 
 def blocks(page, language):
-    """Blocks of code of a page of docs/."""
+    """Return the code blocks of a page of docs/."""
     return re.findall(rf"```{language}\n(.*?)```", PAGES[ROOT / "docs" / page], re.DOTALL)
 
 
@@ -33,7 +33,7 @@ def git(folder, *words):
 
 
 def printed():
-    """Commands of jaxattn and of its benchmarks that pages print, in blocks or in a cell of a table."""
+    """Return the commands of jaxattn and its benchmarks that pages show, in blocks or table cells."""
     lines = []
     for text in PAGES.values():
         for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
@@ -48,7 +48,7 @@ def is_study(words):
 
 
 def written(words):
-    """Say where a command writes; None if it prints alone."""
+    """Return the folder that a command writes to; None if it only prints."""
     if "--out" in words:
         return Path(words[words.index("--out") + 1])
     if is_study(words):
@@ -60,7 +60,7 @@ def written(words):
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
-    """What git tracks, in a repository of its own."""
+    """Return the tracked files, in a separate repository."""
     listed = git(ROOT, "ls-files", "-z")
     if listed.returncode:
         pytest.skip("not a checkout of git")
@@ -75,7 +75,7 @@ def clone(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", printed())
-def test_what_a_page_prints_writes_to_nothing_that_is_tracked(command, clone):
+def test_commands_on_pages_write_no_tracked_files(command, clone):
     place = written(command.split())
     if place and place.parts[0] == "results":
         assert not (clone / place).exists()
@@ -89,7 +89,7 @@ def test_what_a_page_prints_writes_to_nothing_that_is_tracked(command, clone):
         for sweep in sorted({line.split()[2] for line in printed() if is_study(line.split())})
     ],
 )
-def test_no_study_of_a_page_is_refused_in_a_fresh_clone(sweep, clone, call, monkeypatch):
+def test_studies_on_pages_are_valid_in_a_fresh_clone(sweep, clone, call, monkeypatch):
     if "imdb" in sweep:
         pytest.skip("needs data; that its folder is not there is tested above")
     monkeypatch.chdir(clone)
@@ -99,7 +99,7 @@ def test_no_study_of_a_page_is_refused_in_a_fresh_clone(sweep, clone, call, monk
 
 
 def visible(text):
-    """Words that a reader sees: addresses of links and tags of HTML are not seen."""
+    """Return the visible words, without link addresses and HTML tags."""
     text = re.sub(r"<[^>]*>|^\[[^]]*\]: .*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"\]\([^)]*\)", "]", text)
     return [word for word in text.split() if re.search(r"\w", word)]
@@ -109,7 +109,7 @@ LIMIT = 25_000
 
 
 def test_the_site_has_at_most_25_000_words():
-    """Prose and tables of all pages and notebooks; code, formulas, docstrings and notes are not counted."""
+    """Count words of prose and tables in all pages and notebooks, without code, formulas and notes."""
     pages = [
         text
         for page, text in PAGES.items()
@@ -123,12 +123,12 @@ def test_the_site_has_at_most_25_000_words():
 
 
 def outputs():
-    """Lines that README says are printed: by the first command, and by the Python."""
+    """Return the output that README shows for the first command and for the Python code."""
     command, python = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
     return command.splitlines(), python.splitlines()
 
 
-def test_readme_is_short_and_begins_with_a_result():
+def test_readme_is_short_and_starts_with_a_result():
     assert len(visible(README)) <= 500
     assert len(visible(README.partition("```python")[0])) <= 160
     assert README.partition(outputs()[0][0])[0].count("\n") < 25
@@ -139,13 +139,13 @@ def test_readme_is_short_and_begins_with_a_result():
 
 
 @pytest.mark.parametrize("name", ["PYPI.md", "docs/index.md"])
-def test_a_page_that_opens_the_project_begins_as_readme_does(name):
+def test_other_landing_pages_start_like_readme(name):
     opening = README.partition("\n## ")[0]
     assert len(opening) > 400
     assert (ROOT / name).read_text(encoding="utf-8").startswith(opening)
 
 
-def test_the_two_commands_of_readme_are_those_that_are_tried():
+def test_the_commands_in_readme_are_the_tested_ones():
     (block,) = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
     commands = [line.partition("#")[0].strip() for line in block.splitlines()]
     assert commands == [
@@ -155,8 +155,8 @@ def test_the_two_commands_of_readme_are_those_that_are_tried():
     assert README.partition("\n## Two commands\n")[2].partition("\n## ")[0].count(block) == 1
 
 
-def test_the_figure_of_readme_is_the_one_that_its_command_drew():
-    """At twice the pixels that it is shown at, and named by the figure of the sweep file that it is."""
+def test_the_figure_in_readme_matches_its_command():
+    """The image has twice the pixels of its displayed size and the name of its figure."""
     ((name, width, words),) = re.findall(r'<img src="(.*?)" width="(\d+)" alt="(.*?)">', README)
     assert words.startswith("jaxattn run sweeps/quickstart.toml draws ")
     run = ROOT / "results" / "published" / "quickstart"
@@ -171,7 +171,7 @@ def test_the_figure_of_readme_is_the_one_that_its_command_drew():
 
 
 @pytest.mark.slow
-def test_the_first_command_of_readme_prints_its_lines_and_draws_its_figure(call, tmp_path):
+def test_the_first_command_in_readme_prints_the_shown_output(call, tmp_path):
     status, out, error = call("run", ROOT / "sweeps" / "quickstart.toml", "--out", tmp_path / "run")
     assert status == 0, error
     printed = [line.split() for line in out.splitlines()]
@@ -183,7 +183,7 @@ def test_the_first_command_of_readme_prints_its_lines_and_draws_its_figure(call,
     assert abs(drawn - shown).mean() < 0.01
 
 
-def test_the_python_of_readme_runs_and_prints_its_line(capsys):
+def test_the_python_code_in_readme_prints_the_shown_output(capsys):
     (cell,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(compile(cell, "README.md", "exec"), {})
     out = capsys.readouterr().out
@@ -192,7 +192,7 @@ def test_the_python_of_readme_runs_and_prints_its_line(capsys):
 
 
 @pytest.mark.more
-def test_the_cell_of_the_page_on_python_runs_and_its_shapes_are_as_stated():
+def test_the_code_on_the_python_page_runs_with_the_stated_shapes():
     (cell,) = blocks("howto/python.md", "python")
     names: dict = {}
     exec(compile(cell, "python.md", "exec"), names)
@@ -207,7 +207,7 @@ def test_the_cell_of_the_page_on_python_runs_and_its_shapes_are_as_stated():
 
 
 @pytest.mark.more
-def test_the_study_of_the_tutorial_runs_and_attention_gets_sharper(tmp_path, monkeypatch):
+def test_the_tutorial_study_runs_and_attention_gets_sharper(tmp_path, monkeypatch):
     (cell,) = blocks("tutorials/own_model.md", "python")
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
@@ -221,7 +221,7 @@ def test_the_study_of_the_tutorial_runs_and_attention_gets_sharper(tmp_path, mon
     assert names["same"].records.equals(names["results"].records)
 
 
-def test_the_sweep_file_of_the_tutorial_names_the_model_in_its_file(tmp_path):
+def test_the_tutorial_sweep_file_refers_to_the_model_file(tmp_path):
     (cell,) = blocks("tutorials/own_model.md", "python")
     (text,) = blocks("tutorials/own_model.md", "toml")
     model, _, rest = cell.partition("\n\n\ndef ")
@@ -234,7 +234,7 @@ def test_the_sweep_file_of_the_tutorial_names_the_model_in_its_file(tmp_path):
 
 
 @pytest.mark.more
-def test_the_data_of_the_tutorial_are_learned(tmp_path, monkeypatch):
+def test_the_tutorial_model_learns_the_data(tmp_path, monkeypatch):
     (cell,) = blocks("tutorials/own_data.md", "python")
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
@@ -244,7 +244,7 @@ def test_the_data_of_the_tutorial_are_learned(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_figure_for_a_paper_is_drawn_and_its_table_written(call, tmp_path, monkeypatch):
+def test_the_paper_figure_and_its_table_are_written(call, tmp_path, monkeypatch):
     (cell,) = blocks("howto/paper_figures.md", "python")
     (command,) = blocks("howto/paper_figures.md", "bash")
     monkeypatch.chdir(tmp_path)
@@ -256,7 +256,7 @@ def test_the_figure_for_a_paper_is_drawn_and_its_table_written(call, tmp_path, m
 
 
 @pytest.mark.slow
-def test_the_diagram_of_its_page_finds_thresholds(tmp_path, monkeypatch):
+def test_the_phase_diagram_page_finds_thresholds(tmp_path, monkeypatch):
     (cell,) = blocks("howto/phase_diagrams.md", "python")
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
@@ -266,7 +266,7 @@ def test_the_diagram_of_its_page_finds_thresholds(tmp_path, monkeypatch):
     assert len(names["diagram"].thresholds) == 2
 
 
-def test_the_sweep_file_of_its_page_is_valid_with_its_points(tmp_path):
+def test_the_sweep_file_of_the_phase_diagram_page_is_valid(tmp_path):
     text, halton = blocks("howto/sweep_file.md", "toml")
     (tmp_path / "my_study.toml").write_text(f"{text}\n{halton}", encoding="utf-8")
     study = Study.read(tmp_path / "my_study.toml")
@@ -276,13 +276,13 @@ def test_the_sweep_file_of_its_page_is_valid_with_its_points(tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_path_that_a_page_links_to_exists(page):
+def test_every_linked_path_exists(page):
     links = re.findall(r"\]\(((?!http)[^)#]+)\)", PAGES[page])
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def test_every_link_of_readme_has_an_address():
-    """Addresses are below the text, whose lines are short in a terminal then."""
+def test_every_link_in_readme_has_an_address():
+    """Addresses are below the text, so that lines are short in a terminal."""
     text, addresses = re.sub(r"```.*?```", "", README, flags=re.DOTALL), {}
     for name, address in re.findall(r"^\[([^]]+)\]: (\S+)$", text, re.MULTILINE):
         assert (ROOT / address).exists(), name
@@ -295,7 +295,7 @@ def test_every_link_of_readme_has_an_address():
 
 
 @pytest.mark.slow
-def test_the_model_of_its_page_is_diagnosed(call, tmp_path, monkeypatch):
+def test_the_model_of_the_diagnosis_page_is_diagnosed(call, tmp_path, monkeypatch):
     (block,) = [block for block in blocks("howto/diagnose.md", "bash") if block.startswith("python -c")]
     program, command = re.fullmatch(r"python -c '\n(.*)'\n(jaxattn diagnose .*)\n", block, re.DOTALL).groups()
     monkeypatch.chdir(tmp_path)
@@ -307,7 +307,7 @@ def test_the_model_of_its_page_is_diagnosed(call, tmp_path, monkeypatch):
 
 
 class Lookalike(np.ndarray):
-    """An array with the methods of a tensor that the tutorial calls."""
+    """An array with the tensor methods that the tutorial calls."""
 
     def unflatten(self, axis, sizes):
         axis %= self.ndim
@@ -330,11 +330,11 @@ class Lookalike(np.ndarray):
         return self.astype(np.int64)
 
     def backward(self):
-        """Leave the model untrained: what is taken out of it is the same."""
+        """Skip training, because the exported arrays do not depend on it."""
 
 
 def lookalike(seed=0):
-    """What the tutorial uses of torch, without gradients."""
+    """The part of torch that the tutorial uses, without gradients."""
     rng = np.random.default_rng(seed)
 
     def randn(*shape):
@@ -382,8 +382,8 @@ def lookalike(seed=0):
 
 
 @pytest.mark.slow
-def test_the_arrays_of_the_transformer_of_its_page_are_its_logits(tmp_path, monkeypatch, capsys):
-    """With torch as it is, or else with a look-alike that trains nothing."""
+def test_the_arrays_of_the_transformer_page_reproduce_its_logits(tmp_path, monkeypatch, capsys):
+    """Use torch if it is installed, else a replacement without training."""
     text = "\n".join(blocks("tutorials/transformer.md", "python"))
     trained = importlib.util.find_spec("torch") is not None
     if not trained:
@@ -400,7 +400,7 @@ def test_the_arrays_of_the_transformer_of_its_page_are_its_logits(tmp_path, monk
         assert any("is above the null band" in line for line in names["found"].verdicts)
 
 
-def test_the_page_of_the_checker_writes_a_certificate_that_is_accepted(tmp_path, monkeypatch):
+def test_the_certificate_page_writes_an_accepted_certificate(tmp_path, monkeypatch):
     (cell,) = blocks("reference/checker.md", "python")
     command, _ = blocks("reference/checker.md", "bash")
     names = {}
@@ -425,8 +425,8 @@ def test_the_page_of_modules_trains_three_models(tmp_path, monkeypatch):
         assert final.mean() > 0.9
 
 
-def test_every_page_with_python_is_run_by_a_test():
-    """Runs of the gallery are long, the measure of books has tests of its own, chips need compilers."""
+def test_every_page_with_python_code_is_tested():
+    """Runs of the gallery are long; other tests cover books; chips require compilers."""
     elsewhere = {f"howto/{name}.md" for name in ("extending", "books", "accelerators")}
     elsewhere |= {"reference/gallery.md", "notes/accelerators.md"}
     with_code = {

@@ -1,4 +1,4 @@
-"""Recipes for clusters: as far as it can be told without one, their systems and jaxattn take them."""
+"""Recipes for clusters, tested as far as possible without a cluster."""
 
 import itertools
 import re
@@ -12,24 +12,24 @@ from jaxattn.lab.engine.distributed import read_process
 from jaxattn.lab.storage.objects import address_text
 
 RECIPES = Path(__file__).parents[1] / "docs" / "howto" / "recipes"
-# Options of sbatch, by its manual, as far as they are of use here; those with = take a value.
+# Relevant options of sbatch from its manual; those with = take a value.
 SBATCH = {
     "--job-name=", "--array=", "--ntasks=", "--gpus-per-task=", "--time=", "--requeue", "--signal=",
     "--open-mode=", "--output=", "--nodes=", "--partition=", "--mem=", "--cpus-per-task=",
 }  # fmt: skip
-# What stands in for srun and scontrol, and for jaxattn beneath srun.
+# Replacements of srun and scontrol, and of jaxattn when srun runs it.
 STAND_INS = {
     "srun": 'printf "%s\\n" "$@" > "$CALLS/srun"; exit $STATUS',
     "scontrol": 'printf "%s\\n" "$@" > "$CALLS/scontrol"',
 }
 
 
-def test_sbatch_knows_the_options_of_the_recipe():
+def test_sbatch_accepts_the_options_of_the_recipe():
     lines = (RECIPES / "slurm.sh").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "#!/bin/bash"
     given = [word for line in lines if line.startswith("#SBATCH ") for word in shlex.split(line)[1:]]
     assert {re.sub(r"=.*", "=", word) for word in given} <= SBATCH
-    # What comes after the first command is no longer read by sbatch.
+    # sbatch reads no options after the first command.
     first = next(k for k, line in enumerate(lines) if line and not line.startswith("#"))
     assert not any(line.startswith("#SBATCH") for line in lines[first:])
     signal = next(word for word in given if word.startswith("--signal"))
@@ -37,7 +37,7 @@ def test_sbatch_knows_the_options_of_the_recipe():
 
 
 @pytest.mark.parametrize(("status", "requeued"), [(0, False), (1, False), (2, False), (130, True)])
-def test_the_recipe_for_slurm_runs_a_shard_and_requeues_what_was_stopped(tmp_path, status, requeued):
+def test_the_slurm_recipe_runs_a_shard_and_requeues_stopped_jobs(tmp_path, status, requeued):
     for name, text in STAND_INS.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -62,7 +62,7 @@ def test_the_recipe_for_slurm_runs_a_shard_and_requeues_what_was_stopped(tmp_pat
     assert not requeued or again.read_text() == "requeue\n77_3\n"
 
 
-def test_kubernetes_takes_the_job_and_no_volume_is_shared():
+def test_the_kubernetes_job_is_valid_and_shares_no_volume():
     yaml, validate = pytest.importorskip("yaml"), pytest.importorskip("kubernetes_validate")
     job = yaml.safe_load((RECIPES / "kubernetes.yaml").read_text(encoding="utf-8"))
     for version in ("1.31", validate.latest_version()):

@@ -38,11 +38,11 @@ with Image.open(EXTENSIONS.parent / "images" / "quickstart.png") as figure:
         ("X ∖ S_X,  duality_gap", r"X ∖ S_{X}, \quad \text{ duality gap }"),
     ],
 )
-def test_a_formula_in_latex(line, expected):
+def test_formulas_are_converted_to_latex(line, expected):
     assert docstrings.latex(line) == expected
 
 
-def test_a_docstring_has_its_formulas_as_mathematics_and_its_words_as_they_are():
+def test_formulas_in_docstrings_become_mathematics():
     lines = ["Solve |x| = p_*, see `a*b`:", "", "    x = Σ_s p_s", "", "Args:", "    x: of p_*."]
     made = docstrings.written(lines)
     assert made[0] == r"Solve \|x\| = p\_\*, see `a*b`:"
@@ -51,7 +51,7 @@ def test_a_docstring_has_its_formulas_as_mathematics_and_its_words_as_they_are()
     assert made[-1] == r"    x: of p\_\*."
 
 
-def test_an_example_of_code_stays_code():
+def test_code_examples_stay_code():
     made = docstrings.written(["As in", "", "    class Pairs(ja.Dataset):", "        left: jax.Array"])
     assert "::" in made
     assert made[-2] == "        left: jax.Array"
@@ -66,11 +66,11 @@ def test_an_example_of_code_stays_code():
         ("(x: int)", "(x: int)"),
     ],
 )
-def test_a_signature_has_types_without_their_ranges(signature, expected):
+def test_signatures_show_types_without_ranges(signature, expected):
     assert docstrings._signature(None, "class", "", None, None, signature, None)[0] == expected
 
 
-def test_the_docstring_of_a_settings_class_has_all_settings_with_their_ranges():
+def test_settings_class_docstrings_list_all_settings_with_ranges():
     class Own(Assumption1, frozen=True, kw_only=True):
         """Data.
 
@@ -111,13 +111,13 @@ def test_the_docstring_of_a_settings_class_has_all_settings_with_their_ranges():
         ("![a](../images/quickstart.png)", f"![a](../images/quickstart.png){{width={SHOWN}px}}"),
     ],
 )
-def test_a_link_leads_to_where_its_file_is_on_the_site(text, expected):
+def test_links_point_to_pages_of_the_site(text, expected):
     page = links.DOCS / "explanation" / "limits.md"
     assert links.LINK.sub(lambda link: links.rewritten(link, page.parent, page), text) == expected
 
 
 @pytest.mark.parametrize("target", ["../../sweeps/own", "../reference/no_page.md"])
-def test_a_link_to_a_folder_or_to_no_file_is_refused(target):
+def test_links_to_folders_or_missing_files_are_rejected(target):
     page = links.DOCS / "explanation" / "limits.md"
     with pytest.raises(ValueError, match=r"explanation/limits\.md: \[a\].*leads to no file"):
         links.rewritten(links.LINK.fullmatch(f"[a]({target})"), page.parent, page)

@@ -4,9 +4,8 @@ The ceilings of the bands of width w are
 
     h_b = h - b w,    h = max a, rounded up,    b = 0, 1, ...
 
-A sequence uses the ceiling h_b of the band of its largest score as its shift. Wherever the ceilings are
-computed they are the same numbers: w is a power of two, and h is a multiple of the spacing of floats at
-max |a|, so no h_b is rounded.
+A sequence uses the ceiling h_b of the band of its largest score as its shift. Ceilings are exact: w is a
+power of two, and h is a multiple of the spacing of floats at max |a|.
 """
 
 import math
@@ -25,7 +24,7 @@ def width(dtype: jnp.dtype) -> float:
 
 
 def first_ceiling(scores: Array) -> Array:
-    """Compute the first ceiling h of scores (..., V): (...,), without derivative."""
+    """Return the first ceiling h of scores (..., V): (...,), without derivative."""
     scores = jax.lax.stop_gradient(scores)
     # For |a| below about 1 the spacing may underflow.
     largest = jnp.maximum(jnp.abs(scores).max(axis=-1), 1)
@@ -62,11 +61,9 @@ def split(scores: Array) -> tuple[Array, Array]:
 
 
 def factor(ceiling: Array, of_sequence: Array) -> Array:
-    """Compute exp(h_b - h_X) for tokens of a sequence X: 1 in its band, e^-w in the next, and 0 below.
+    """Return exp(h_b - h_X) for tokens of a sequence X: 1 in its band, e^-w in the next, and 0 below.
 
-    Args:
-        ceiling: h_b of tokens.
-        of_sequence: h_X, the ceiling of the largest score of each token's sequence.
+    `of_sequence` is h_X, the ceiling of the largest score of each token's sequence.
     """
     w = width(ceiling.dtype)
     next_band = jnp.where(ceiling == of_sequence - w, math.exp(-w), 0)

@@ -1,16 +1,20 @@
 """Attention on a large corpus, for one vector of scores or for a batch of them, such as those of many seeds.
 
-For one vector, gathers over the two layouts of the corpus are used. Exponentials are computed for the V
+For one vector, functions gather over the two layouts of the corpus. Exponentials are computed for the V
 tokens and not for the entries of the corpus: every token has exp(a - h_b) for its band of scores, and a
 sequence weights the tokens in the band of its largest score and in the next band.
 
 For a batch, one pass over the corpus takes about the same time for one member as for sixteen. All members are
 therefore combined into products of the count matrix with exp(a - h). With a single ceiling h this underflows
-for a sequence whose scores are all far below h, so there is a product for each band, with weights
-exp(a_s - h_b) if a_s ≤ h_b, else 0. A sequence takes its sums from the first band in which it has weight,
-which is the band of its largest score: none of its tokens is above the ceiling, its largest weight is at
-least e^-w, and the softmax is exact to rounding. Members that require too many bands are computed one after
-the other.
+for a sequence whose scores are all far below h, so there is a product for each band, with weights exp(a_s -
+h_b) if a_s ≤ h_b, else 0. A sequence takes its sums from the first band in which it has weight, the band of
+its largest score, where the softmax is exact to rounding. Members that require too many bands are computed
+one by one.
+
+Shapes for one vector; a batch adds a leading axis S:
+
+    scores a (V,), of any finite spread;   columns γ (K, V);   averages f (K, n);   shift h_X (n,)
+    d_sums, ∂L/∂f divided by the normaliser, (K, n);   ceiling h_b (V,);   below exp(a - h_b) (V,)
 """
 
 import math
@@ -30,15 +34,9 @@ from jaxattn.data.ragged import Ragged, take
 
 
 def forward_one(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
-    """Average values over every sequence, in half the time if all scores are in one band.
+    """Return f, h_X and the normaliser Σ_s count_s exp(a_s - h_X), (n,), for one vector of scores.
 
-    Args:
-        corpus: n sequences over V tokens.
-        scores: a, (V,); any finite spread.
-        columns: γ, (K, V).
-
-    Returns:
-        f (K, n); the ceiling h_X of each sequence, (n,); the normaliser Σ_s count_s exp(a_s - h_X), (n,).
+    It takes half the time if all scores are in one band.
     """
     # Computed outside the branches, so that XLA cannot fuse the vectors into the gathers that read them.
     ceiling, weighted = split(scores, columns)
@@ -57,19 +55,7 @@ def forward_one(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, A
 def backward_one(
     corpus: Corpus, scores: Array, columns: Array, averages: Array, shift: Array, d_sums: Array
 ) -> tuple[Array, Array]:
-    """Compute the cotangents ∂L/∂γ_s = Σ_X q_s ḡ_X and ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X).
-
-    Args:
-        corpus: n sequences over V tokens.
-        scores: a, (V,).
-        columns: γ, (K, V).
-        averages: f, (K, n).
-        shift: h_X, (n,).
-        d_sums: ∂L/∂f divided by the normaliser, (K, n).
-
-    Returns:
-        ∂L/∂a (V,), and ∂L/∂γ (K, V).
-    """
+    """Return the cotangents ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X), (V,), and ∂L/∂γ_s = Σ_X q_s ḡ_X, (K, V)."""
     ceiling, below = bands.split(scores)
     delta = (d_sums * averages).sum(axis=0)
 
@@ -85,11 +71,7 @@ def backward_one(
 
 
 def split(scores: Array, columns: Array) -> tuple[Array, Array]:
-    """Return the arrays that `forward_in_bands` gathers.
-
-    Returns:
-        The ceiling h_b of every token, (V,); exp(a - h_b), and its products with each γ, (1 + K, V).
-    """
+    """Return h_b of every token, (V,), and exp(a - h_b) with its products with each γ, (1 + K, V)."""
     ceiling, below = bands.split(scores)
     return ceiling, jnp.concatenate([below[None], below * columns])
 
@@ -114,17 +96,7 @@ def backward_in_bands(
     shift: Array,
     d_sums: Array,
 ) -> tuple[Array, Array]:
-    """Compute `backward_one` for any spread of the scores, without differences of large sums.
-
-    Args:
-        corpus: n sequences over V tokens.
-        ceiling: h_b of every token, (V,).
-        below: exp(a - h_b), (V,).
-        columns: γ, (K, V).
-        averages: f, (K, n).
-        shift: as returned by `forward_in_bands`, (n,).
-        d_sums: ∂L/∂f divided by the normaliser, (K, n).
-    """
+    """Compute `backward_one` for any spread of the scores, without differences of large sums."""
     layout = corpus.occurrences
     sequence = layout.index.astype(jnp.int32)
     weight = bands.factor(layout.spread(ceiling), take(shift, sequence))
@@ -139,10 +111,7 @@ def backward_in_bands(
 
 
 def _difference(value: Array, average: Array) -> Array:
-    """Compute γ_s - f_X, with 0 if the two differ only by rounding.
-
-    A token with all attention of many sequences would otherwise accumulate that rounding.
-    """
+    """Return γ_s - f_X, or 0 if the two differ only by rounding, which many sequences would accumulate."""
     difference = value - average
     rounding = 2 * float(jnp.finfo(value.dtype).eps) * jnp.abs(value)
     noise = jnp.where(jnp.abs(difference) <= rounding, difference, 0)
@@ -156,11 +125,10 @@ COLUMNS, COLUMNS_OF_DENSE = 64, 256
 def merged_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
     """Merge vmapped calls of a function with a batch axis into one call with a larger batch.
 
+    Vmapped corpora are processed one after the other.
+
     Args:
         function: (corpus, *arrays) -> arrays; the first axis of all arrays is the batch axis.
-
-    Returns:
-        The function with a custom rule for `jax.vmap`. Vmapped corpora are processed one after the other.
     """
     merging = custom_vmap(function)
 
@@ -186,8 +154,8 @@ def merged_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
 def sequential_vmap_if_large(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make `jax.vmap` of a function (corpus, *arrays) loop over the batch if the corpus is large.
 
-    Use it for functions whose arrays have a number for every entry of the corpus, because a batch of these
-    would not fit in memory.
+    Use it for functions with a number for every entry of the corpus, a batch of which would not fit in
+    memory.
     """
     sequential = sequential_vmap(function)
 
@@ -200,16 +168,7 @@ def sequential_vmap_if_large(function: Callable[..., Any]) -> Callable[..., Any]
 
 @merged_vmap
 def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
-    """Average values over every sequence of one large corpus.
-
-    Args:
-        corpus: n sequences over V tokens.
-        scores: a, (S, V); any finite spread.
-        columns: γ, (S, K, V).
-
-    Returns:
-        f (S, K, n); the shift of the scores of each sequence, (S, n); the normaliser, (S, n).
-    """
+    """Return f, the shift and the normaliser of every sequence, for a batch of scores on one large corpus."""
     if len(scores) > _max_batch(corpus, columns):
         return _in_chunks(forward, corpus, scores, columns)
     if len(scores) == 1:
@@ -224,19 +183,7 @@ def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array
 def backward(
     corpus: Corpus, scores: Array, columns: Array, averages: Array, shift: Array, d_sums: Array
 ) -> tuple[Array, Array]:
-    """Compute the cotangents of scores and values.
-
-    Args:
-        corpus: n sequences over V tokens.
-        scores: a, (S, V).
-        columns: γ, (S, K, V).
-        averages: f, (S, K, n).
-        shift: as returned by `forward`, (S, n).
-        d_sums: ∂L/∂f divided by the normaliser, (S, K, n).
-
-    Returns:
-        ∂L/∂a (S, V), and ∂L/∂γ (S, K, V).
-    """
+    """Return the cotangents ∂L/∂a (S, V) and ∂L/∂γ (S, K, V), given the shift that `forward` returns."""
     arrays = (scores, columns, averages, shift, d_sums)
     if len(scores) > _max_batch(corpus, columns):
         return _in_chunks(backward, corpus, *arrays)
@@ -250,8 +197,6 @@ def backward(
 
 
 def _recompute(function: Callable[..., Any], which: Array, results: Any, *arrays: Array) -> Any:
-    """Replace the results of some members of the batch by those of an unbatched function."""
-
     def one(member: Any) -> Any:
         again, results, arrays = member
         return jax.lax.cond(again, lambda: function(*arrays), lambda: results)
@@ -292,16 +237,9 @@ def _in_chunks(function: Callable[..., Any], corpus: Corpus, *arrays: Array) -> 
 def banded_forward(
     corpus: Corpus, scores: Array, columns: Array, num_bands: int | Array
 ) -> tuple[Array, Array, Array]:
-    """Average values over every sequence of one corpus, for a batch of scores and values.
+    """Compute `forward` with products for `num_bands` bands.
 
-    Args:
-        corpus: n sequences over V tokens.
-        scores: a, (S, V).
-        columns: γ, (S, K, V).
-        num_bands: () int; number of bands. Results for scores with more bands are wrong.
-
-    Returns:
-        f (S, K, n); the ceiling h of every sequence, (S, n); Σ_s count_s exp(a_s - h), (S, n).
+    Results for scores with more bands are wrong.
     """
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
     # All tokens of the first band without weight are below the next ceiling, also after rounding.
@@ -332,21 +270,10 @@ def banded_backward(
     d_sums: Array,
     num_bands: int | Array,
 ) -> tuple[Array, Array, Array]:
-    """Compute the cotangents ∂L/∂γ_s = Σ_X q_s ḡ_X and ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X).
+    """Compute `backward` with products for `num_bands` bands.
 
-    Args:
-        corpus: n sequences over V tokens.
-        scores: a, (S, V).
-        columns: γ, (S, K, V).
-        averages: f, (S, K, n).
-        shift: (S, n), ceiling of each sequence.
-        d_sums: ∂L/∂f divided by the normaliser, (S, K, n).
-        num_bands: () int; number of bands. Results for scores with more bands are wrong.
-
-    Returns:
-        ∂L/∂a (S, V); ∂L/∂γ (S, K, V); and (S,) bool, True where cancellation lost a third of the digits of
-        ∂L/∂a. The two sums Σ_X q_s ḡ_X γ_s and Σ_X q_s ḡ_X f_X are nearly equal if almost every sequence
-        attends to a single token.
+    Also return where cancellation lost a third of the digits of ∂L/∂a, (S,) bool: Σ_X q_s ḡ_X γ_s and Σ_X q_s
+    ḡ_X f_X are nearly equal if almost every sequence attends to a single token.
     """
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
     own_shift, d_sums_by_sequence = shift.T, d_sums.transpose(2, 1, 0)

@@ -20,15 +20,12 @@ HELD = 1 << 25
 
 @jax.jit
 def pool(corpus: Corpus, scores: Float[Array, " V"], table: Float[Array, "V m"]) -> Float[Array, "n m"]:
-    """Average rows of a table with softmax attention over every sequence.
+    """Average rows of a table with softmax attention over every sequence, (n, m).
 
     Args:
         corpus: n sequences over V tokens.
         scores: a, (V,); any finite spread.
         table: M, (V, m).
-
-    Returns:
-        h, (n, m). Its custom derivative uses gathers.
 
     Raises:
         InputError: scores or table have another number of tokens.
@@ -76,7 +73,6 @@ def _is_dense(corpus: Corpus) -> bool:
 
 
 def _matrix(bags: Ragged, weight: Array, num_indices: int) -> Array:
-    """Return entries (R, W) of S segments as a dense matrix (S, I)."""
     size = bags.num_segments * num_indices
     place = bags.owner[:, None] * num_indices + bags.index.astype(jnp.int32)
     place = jnp.where(bags.count > 0, place, size).ravel()
@@ -92,15 +88,12 @@ def _attention(bags: Ragged, scores: Array) -> tuple[Array, Array, Array]:
 
 @jax.jit
 def weighted_sums(layout: Ragged, weight: Array, table: Float[Array, "I m"]) -> Float[Array, "S m"]:
-    """Sum rows of a table per segment, Σ_e weight_e M[index_e], by blocks of columns and rows.
+    """Sum rows of a table per segment, Σ_e weight_e M[index_e], (S, m), by blocks of columns and rows.
 
     Args:
         layout: S segments of entries with indices of I rows.
         weight: (R, W).
         table: M, (I, m).
-
-    Returns:
-        (S, m).
     """
     columns = table.shape[1]
     each = max(1, HELD // weight.shape[0])

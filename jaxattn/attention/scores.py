@@ -25,8 +25,8 @@ _POINTS = 3
 class Scores(Brief):
     """Scores a = Φ p of m tokens, f(X) = Σ_{s ∈ X} q_s γ_s with q = softmax of a over X. A pytree.
 
-    The tokens of the one-layer model have keys E_s, so `Scores(E, corpus)` are its scores without a copy.
-    `of_vectors` and `of_query` make each vector of each sequence a token, and `linear` accepts any function.
+    `Scores(E, corpus)` are those of the one-layer model. `of_vectors` and `of_query` make each vector of each
+    sequence a token, and `linear` accepts any function.
 
     Attributes:
         keys: (m, D) float; Φ.
@@ -41,14 +41,11 @@ class Scores(Brief):
 
 
 def one_layer(params: Any, corpus: Corpus) -> Scores:
-    """Return the scores of the one-layer model: Φ = E, and γ = E v in float64.
+    """Return the scores of the one-layer model: Φ = E, which is not copied, and γ = E v in float64.
 
     Args:
         params: E (V, d) and v (d,), either with a leading axis of seeds, or v (d, K) for K > 2 classes.
         corpus: n sequences over V tokens.
-
-    Returns:
-        The scores; E is not copied.
 
     Raises:
         InputError: shapes do not match.
@@ -60,7 +57,7 @@ def one_layer(params: Any, corpus: Corpus) -> Scores:
     if not fits or (classes > 2 and shape[-1] != classes):
         wanted = "v (d,)" if classes == 2 else f"v (d, {classes})"
         raise InputError(
-            f"shapes do not fit: E {np.shape(params.E)}, v {shape}, {classes} classes; "
+            f"shapes do not match: E {np.shape(params.E)}, v {shape}, {classes} classes; "
             f"give E (V, d) and {wanted}"
         )
     with backend.float64():
@@ -87,7 +84,7 @@ def of_vectors(
         num_classes: K.
 
     Returns:
-        Scores over m = n T tokens; token t of sequence i is number i T + t. Pure: works under jit and vmap.
+        Scores over m = n T tokens; token t of sequence i is number i T + t. Works under jit and vmap.
 
     Raises:
         InputError: shapes do not match, or a sequence has no token (outside of jit).
@@ -103,7 +100,7 @@ def of_vectors(
         if x is not None and np.shape(x) != wanted:
             raise InputError(f"{name}: shape {np.shape(x)}; give {wanted}, one for each token of X")
     if not traced and not mask.any(axis=1).all():
-        raise InputError(f"mask: sequence {int(np.argmin(mask.any(axis=1)))} holds no token; remove it")
+        raise InputError(f"mask: sequence {int(np.argmin(mask.any(axis=1)))} has no token; remove it")
     corpus = from_bags(
         xp.repeat(xp.arange(n), length),
         xp.arange(n * length),
@@ -132,9 +129,9 @@ def of_query(
 
         x ᵀ W z = (x ⊗ z)·p,   p = vec W = W.reshape(-1)
 
-    The keys are n T rows of d e numbers. They depend only on inner products: if d or e is larger than the
-    number of distinct tokens or queries, first express X and z in orthonormal bases of their spans,
-    X = X' Q_xᵀ and z = z' Q_zᵀ. The W of the small problem then corresponds to Q_x W Q_zᵀ.
+    The keys are n T rows of d e numbers. If d or e is larger than the number of distinct tokens or queries,
+    first express X and z in orthonormal bases of their spans, X = X' Q_xᵀ and z = z' Q_zᵀ. The W of the small
+    problem then corresponds to Q_x W Q_zᵀ.
 
     Args:
         X: (n, T, d) float; the tokens of every sequence.
@@ -166,20 +163,17 @@ def linear(
     *,
     values: Float[Array | np.ndarray, " m *K"] | None = None,
 ) -> Scores:
-    """Return the scores a(p) = Φ p, Φ = ∂a/∂p, of a linear function of the parameter.
+    """Return the scores a(p) = Φ p, Φ = ∂a/∂p, in float64, of a linear function of the parameter.
 
-    The function is tested for linearity: it must be 0 at 0, have zero second derivatives at random points
-    along random directions, up to rounding of float64, and equal Φ p at these points. The last condition
-    excludes functions such as max(p, 0).
+    The function must be 0 at 0. At random points, it must equal Φ p, which excludes functions such as max(p,
+    0), and have zero second derivatives along random directions, up to rounding of float64.
 
     Args:
         function: from a parameter to the scores of m tokens, (m,); traceable by JAX.
-        like: a parameter, an array or a pytree of arrays, of which only the shapes are used.
+        like: a parameter, an array or a pytree of arrays, of which only the shapes are used. Its leaves are
+            flattened and concatenated to p, (D,).
         corpus: n sequences over m tokens.
         values: γ, (m,) for two classes and (m, K) for more.
-
-    Returns:
-        The scores in float64; their p is `like` with its leaves flattened and concatenated, (D,).
 
     Raises:
         InputError: the scores are not linear, or not one number for each token.

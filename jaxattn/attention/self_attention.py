@@ -5,8 +5,8 @@ sequence. It mixes scalars x and never rows. The backward pass recomputes G_X if
 
     ∂L/∂Q_X = D K_X,   ∂L/∂K_X = Dᵀ Q_X,   D_sr = w_sr Σ_x x̄'_s (x_r - x'_s),
 
-are again products, whose rows are summed by token. No array of V² numbers is ever formed, nor one of all
-pairs of a large corpus, and on accelerators nothing is added by a scatter.
+are again products, whose rows are summed by token. No array of V² numbers, or of all pairs of a large corpus,
+is ever formed, and accelerators use no scatter.
 
 A block contains sequences of about the same size, sorted by their number of rows of the bags. Sizes are
 rounded up to one of a few, each with a separate program whose number of blocks is known only at run time.
@@ -67,7 +67,7 @@ class _Size(NamedTuple):
     together: int
 
 
-def is_one(bags: Ragged, width: int) -> bool:
+def is_single_block(bags: Ragged, width: int) -> bool:
     """Return True if all sequences are in one block; see `fold`."""
     (first, *others) = _sizes(bags, width)
     return not others and first.together == bags.num_segments
@@ -77,27 +77,24 @@ def most_pairs(bags: Ragged, width: int) -> int:
     """Return an upper bound on the total number of pairs of all blocks; see `fold`."""
     # The last block of every size may be padded.
     every = [(size, (size.rows * bags.index.shape[1]) ** 2) for size in _sizes(bags, width)]
-    if is_one(bags, width):
+    if is_single_block(bags, width):
         return bags.num_segments * every[0][1]
     return bags.num_segments * every[-1][1] + sum(size.together * pairs for size, pairs in every)
 
 
-def largest(bags: Ragged, width: int) -> int:
+def largest_block(bags: Ragged, width: int) -> int:
     """Return the number of pairs of the largest block; see `fold`."""
     return max(size.together * (size.rows * bags.index.shape[1]) ** 2 for size in _sizes(bags, width))
 
 
 def fold(bags: Ragged, width: int, visit: Callable[[Any, Block], Any], carry: Any) -> Any:
-    """Fold over all sequences by blocks: carry = visit(carry, block).
+    """Fold over all sequences by blocks: carry = visit(carry, block); return the last carry.
 
     Args:
         bags: n sequences.
         width: numbers that are stored for an entry in addition to its pairs; it limits the size of blocks.
         visit: function of the carry and a block; entries of some of its sequences may be missing.
         carry: initial carry.
-
-    Returns:
-        The last carry.
     """
     sizes = _sizes(bags, width)
     start = positions(bags.owner, jnp.arange(bags.num_segments + 1)).astype(jnp.int32)
@@ -114,7 +111,7 @@ def fold(bags: Ragged, width: int, visit: Callable[[Any, Block], Any], carry: An
         return before + block.tokens.size * block.tokens.shape[1], visit(carry, block)
 
     carried = jnp.int32(0), carry
-    if is_one(bags, width):
+    if is_single_block(bags, width):
         return step(sizes[0], bounds[0], bounds[1], 0, carried)[1]
     for size, begin, end in zip(sizes, bounds[:-1], bounds[1:], strict=True):
         blocks = -(-(end - begin) // size.together)
@@ -230,8 +227,8 @@ attend_within.defvjp(_forward, _backward)
 def _one_by_one_if_many_blocks(
     function: Callable[..., Any], corpus: Corpus, queries: Array
 ) -> Callable[..., Any]:
-    """Make `jax.vmap` loop if the function has loops, because batched loops run as long as the longest."""
-    return function if is_one(corpus.bags, queries.shape[1]) else sequential_vmap(function)
+    # A vmapped loop would run as long as the longest one.
+    return function if is_single_block(corpus.bags, queries.shape[1]) else sequential_vmap(function)
 
 
 def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, residual: bool) -> Any:
@@ -248,7 +245,7 @@ def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, 
         return out, jax.lax.dynamic_update_slice(kept, gram.ravel(), place) if most else kept
 
     most, width = _most_kept(corpus, queries), queries.shape[1]
-    end = 0 if is_one(corpus.bags, width) else largest(corpus.bags, width)
+    end = 0 if is_single_block(corpus.bags, width) else largest_block(corpus.bags, width)
     start = tuple(jnp.zeros(corpus.bags.index.shape, x.dtype) for x in columns)
     kept = jnp.zeros(most and most + end, queries.dtype)
     return fold(corpus.bags, width, visit, (start, kept))
@@ -265,7 +262,6 @@ def _cotangents(
     residual: bool,
 ) -> Any:
     def again(block: Block, q: Array, k: Array) -> Array:
-        """Return G, recomputed or from the kept products."""
         shape = (*block.tokens.shape, block.tokens.shape[1])
         if most == 0:
             return _products(q, k)
@@ -302,7 +298,7 @@ def _cotangents(
 def _most_kept(corpus: Corpus, queries: Array) -> int:
     """Return the number of kept products: twice those for sequences of equal size, or 0."""
     most, width = most_pairs(corpus.bags, queries.shape[1]), queries.shape[1]
-    if is_one(corpus.bags, width):
+    if is_single_block(corpus.bags, width):
         return most
     expected = min(most, 2 * corpus.num_pairs)
     fits = backend.platform() == "cpu" and expected <= KEPT and most < MOST_POSITIONS
@@ -310,7 +306,6 @@ def _most_kept(corpus: Corpus, queries: Array) -> int:
 
 
 def _rows(block: Block, queries: Array, keys: Array | None) -> tuple[Array, Array]:
-    """Gather rows (B, U, d) of Q and K."""
     q = optimization_barrier(take(queries, block.tokens))
     return q, q if keys is None else optimization_barrier(take(keys, block.tokens))
 
@@ -333,7 +328,6 @@ def _attention(block: Block, gram: Array, columns: tuple[Array, ...]) -> tuple[A
 
 
 def _add_by_token(totals: tuple[Array, ...], block: Block, rows: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Add rows (B, U, .) to the rows (V, .) of their tokens."""
     vocab_size = len(totals[0])
     token = jnp.where(block.counts > 0, block.tokens, vocab_size).ravel()
     flat = [x.reshape(len(token), -1) for x in rows]

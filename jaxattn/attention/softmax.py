@@ -1,10 +1,10 @@
 """Softmax attention in token space: the loss depends on E only by two vectors of length V.
 
-f(X) = Σ_s q_s(X) γ_s,   q_s(X) = count_s(X) exp(a_s) / Σ_r count_r(X) exp(a_r),
+    f(X) = Σ_s q_s(X) γ_s,   q_s(X) = count_s(X) exp(a_s) / Σ_r count_r(X) exp(a_r),
 
-with scores a = E p and values γ = E v. No array of shape (n, T, d) or (n, V) is ever formed, and both
-directions are gathers over the two layouts of the corpus or, on a large corpus, products with them. In the
-latter case, all scores and values of a `jax.vmap`, such as those of many seeds, share these products.
+with scores a = E p and values γ = E v. No array of shape (n, T, d) or (n, V) is ever formed. Both directions
+are gathers over the two layouts of the corpus or, on a large corpus, products with them, which all scores and
+values of a `jax.vmap`, such as those of many seeds, share.
 """
 
 from typing import Any
@@ -30,8 +30,7 @@ def attend(corpus: Corpus, scores: Float[Array, " V"], values: Array) -> Array:
         values: γ, (V,) or (V, K).
 
     Returns:
-        f, (n,) or (n, K). Its custom derivative is computed in token space without scatters. On a large
-        corpus second derivatives must be computed forward over reverse.
+        f, (n,) or (n, K). On a large corpus second derivatives must be computed forward over reverse.
 
     Raises:
         InputError: scores or values have another number of tokens.
@@ -80,11 +79,8 @@ def _backward(residuals: Any, cotangents: Array) -> tuple[Any, ...]:
 _attend.defvjp(_forward, _backward)
 
 
+# An accelerator recomputes exponentials in the backward pass faster than it stores them.
 def _forward_small(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
-    """Average values over every sequence of a small corpus on an accelerator.
-
-    The backward pass recomputes all exponentials, which is faster on an accelerator than to store them.
-    """
     token = corpus.bags.index.astype(jnp.int32)
     columns_by_entry = (take(x, token) for x in columns)
     averages, top, normaliser, _ = corpus.bags.softmax(take(scores, token), *columns_by_entry)
@@ -115,14 +111,9 @@ def occurrence_weights(corpus: Corpus, scores: Array, top: Array) -> Array:
 
 @jax.custom_vjp
 def per_entry(corpus: Corpus, per_token: Array) -> Array:
-    """Return the value of its token for every entry of the bags.
+    """Return the value (V,) of its token for every entry of the bags, (R, W).
 
-    Args:
-        corpus: n sequences over V tokens; bags of R rows of W entries.
-        per_token: (V,).
-
-    Returns:
-        (R, W). Its derivative sums entries by token with one gather and no scatter.
+    Its derivative sums entries by token with one gather and no scatter.
     """
     return _per_entry(corpus, per_token)
 
@@ -150,7 +141,7 @@ def attend_entries(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> tu
         columns: γ, (R, W) each.
 
     Returns:
-        One f, (n,), per column. Its custom derivative uses no scatter.
+        One f, (n,), per column.
     """
     return bags.softmax(score, *columns)[0]
 

@@ -1,8 +1,8 @@
 """The highest tokens of sequences, and averages near them without cancellation or underflow.
 
 For large ‖p‖ a sequence attends to its top token with weight 1 - e^(-3000), so f - γ_top computed by
-subtraction is zero in any floating-point format. Functions here subtract a reference from the values first
-and factor out the largest exponent that remains.
+subtraction is zero in floating point. Functions here subtract a reference from the values first and factor
+out the largest exponent that remains.
 """
 
 from collections.abc import Sequence
@@ -34,15 +34,12 @@ def below_top(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, "R W"]
 
 
 def first_tokens(corpus: Corpus, chosen: Bool[Array, "R W"], tokens: Int[Array, "R W"]) -> Int[Array, " n"]:
-    """Return the smallest token among the chosen entries of every sequence, V if none is chosen.
+    """Return the smallest token among the chosen entries of every sequence, (n,) int32, V if none is chosen.
 
     Args:
         corpus: n sequences over V tokens.
         chosen: the entries to choose from.
         tokens: the token of every entry, or that of its class.
-
-    Returns:
-        (n,) int32.
     """
     smallest = -corpus.bags.max(jnp.where(chosen, -1.0 * tokens, -jnp.inf))
     return jnp.where(jnp.isfinite(smallest), smallest, corpus.vocab_size).astype(jnp.int32)
@@ -72,13 +69,12 @@ class Averages(NamedTuple):
 def averages(bags: Ragged, relative: Float[Array, "R W"], below: Sequence[Float[Array, "R W"]]) -> Averages:
     """Average columns with softmax attention, with the largest exponent factored out.
 
+    Averages have full relative precision if the values of a column have one sign.
+
     Args:
         bags: bags of n sequences.
         relative: scores relative to the top of their sequence, -inf for entries without a count.
         below: C columns, values of the entries minus the reference of their sequence.
-
-    Returns:
-        The averages, with full relative precision if the values of a column have one sign.
     """
     differs = below[0] != 0
     for column in below[1:]:

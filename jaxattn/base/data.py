@@ -32,7 +32,6 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
     targets: Leaf
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Make the subclass a frozen pytree of its fields with a short printed form."""
         parent: Any = super()  # flax has no type annotations
         parent.__init_subclass__(**{"repr": False} | options)
 
@@ -47,13 +46,10 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
         return None
 
     def take(self, index: Array) -> Self:
-        """Return a minibatch of examples. It works inside jit and under vmap.
+        """Return a minibatch of examples of the same type. It works inside jit and under vmap.
 
         Args:
             index: (B,) int indices of distinct examples.
-
-        Returns:
-            B examples of the same type.
         """
         taken: Self = jax.tree.map(lambda x: x[index], self)
         return taken
@@ -64,11 +60,7 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
             yield jax.tree_util.keystr(path, simple=True, separator="."), x
 
     def check_shapes(self) -> None:
-        """Check the shapes, which are known for traced arrays too.
-
-        Raises:
-            InputError: an array does not have one row for each example.
-        """
+        """Raise InputError unless every array, traced or not, has one row for each example."""
         for name, x in self.arrays():
             if np.ndim(x) == 0 or len(x) != self.num_examples:
                 raise InputError(
@@ -76,7 +68,7 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
                 )
 
     def check(self) -> None:
-        """Check the values on the host, outside of traced code; raises InputError if they are invalid."""
+        """Raise InputError if the values are invalid. Call it on the host, outside of traced code."""
         self.check_shapes()
 
 
@@ -98,18 +90,11 @@ class TokenStatistics(Brief):
     posterior_difference: Leaf
 
     def important(self, size: float | Array, min_count: int | Array) -> Bool[Array, " V"]:
-        """Return the mask of the important tokens.
+        """Return the mask of the important tokens, (V,) bool.
 
         A token is important if it occurs at least `min_count` times and its |posterior difference| is at
         least `size` for some class. The posterior difference of a rare token is noise: it is 1 for a token
         that occurs once.
-
-        Args:
-            size: least |posterior difference|.
-            min_count: least number of occurrences.
-
-        Returns:
-            (V,) bool.
         """
         large = (jnp.abs(self.posterior_difference) >= size).any(axis=1)
         marked: Array = large & (self.count >= min_count)
@@ -226,9 +211,6 @@ class CommonData(Spec, frozen=True, kw_only=True):
             used: as in `DrawnData.draw`.
             task_key: () PRNG key, the same in every call of a seed. It is passed only if `draw` returns
                 `Splits.task_key`.
-
-        Returns:
-            The examples.
         """
         raise NotImplementedError(f"{type(self).__name__}.batch")
 
@@ -270,14 +252,7 @@ class SharedData(CommonData, frozen=True, kw_only=True):
     shared: ClassVar[bool] = True
 
     def load(self, progress: Progress = silent) -> Loaded:
-        """Read the data on the host. Every call returns the same data.
-
-        Args:
-            progress: progress callback.
-
-        Returns:
-            The data, and the names of the V tokens.
-        """
+        """Read the data and the names of the V tokens on the host. Every call returns the same data."""
         raise NotImplementedError(f"{type(self).__name__}.load")
 
 

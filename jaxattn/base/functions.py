@@ -92,10 +92,7 @@ class LossOfFunction(OfFunction, Loss, frozen=True, kw_only=True):
 
 
 class StartOfFunction(OfFunction, Start, frozen=True, kw_only=True):
-    """Start from a function `(key, drawn, *, settings) -> array like drawn`, the value of the model.
-
-    The function may have another argument `tokens`, the names of the V tokens.
-    """
+    """Start from a function `(key, drawn, *, settings) -> array like drawn`; it may take `tokens` too."""
 
     not_settings: ClassVar[frozenset[str]] = frozenset({"tokens"})
 
@@ -140,9 +137,6 @@ def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F]
             of examples of each split.
         attributes: attributes of the base class, such as `coupled` of a loss. A function becomes a method,
             whose first argument holds the settings.
-
-    Returns:
-        The decorator. It returns the same function.
     """
 
     def decorate(function: F) -> F:
@@ -156,16 +150,15 @@ def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F]
 
 @functools.cache
 def settings_class(function: Function, base: type[Any], name: str = "", **attributes: Any) -> type[Any]:
-    """Return a class whose settings are the keyword-only arguments of a function, and those of a base.
+    """Return the class whose settings are the keyword-only arguments of a function and those of a base.
+
+    Repeated calls return the same class.
 
     Args:
         function: the function.
         base: a class derived from `OfFunction`.
         name: name of the class; that of the function if empty.
         attributes: attributes of the class, such as `kind`. Those that `declare` sets replace them.
-
-    Returns:
-        The class; repeated calls return the same class.
 
     Raises:
         InputError: an argument is not a setting, has no readable annotation or the name of a setting of the
@@ -207,7 +200,6 @@ def _parameters(function: Function) -> Mapping[str, inspect.Parameter]:
 
 
 def _fields(function: Function, not_settings: frozenset[str]) -> list[Any]:
-    """Return the keyword-only arguments of a function as fields of a msgspec struct."""
     hints = hints_of(function)
     fields: list[Any] = []
     for p in _parameters(function).values():
@@ -229,11 +221,11 @@ def hints_of(function: Function) -> dict[str, Any]:
     except NameError as error:
         raise InputError(f"an annotation of {function.__name__} cannot be read: {error}") from None
     except TypeError as error:
-        raise InputError(f"no function with readable arguments: {error}") from None
+        raise InputError(f"its arguments cannot be read: {error}") from None
 
 
 def without_arrays(annotation: Any) -> Any:
-    """Return an annotation without arrays: float for `float | jax.Array`, a setting that may be traced."""
+    """Return an annotation without arrays, such as float for `float | jax.Array`."""
     parts = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Annotated:
         return typing.Annotated[without_arrays(parts[0]), *parts[1:]]

@@ -54,12 +54,12 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
 
     @property
     def linear_in(self) -> str | None:
-        """Name of the parameter that `scores` are linear in; None for a model without `scores`."""
+        """Name of the parameter that `scores` are linear in, if any."""
         return None
 
     @property
     def is_one_layer(self) -> bool:
-        """True for the one-layer model of the theory: scores E·p, values E·v, attention-weighted output."""
+        """True for the one-layer model of the theory."""
         return False
 
     @property
@@ -89,9 +89,6 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
             key: () PRNG key.
             like: the training data. Only shapes and sizes, such as V and K of a corpus, may be used.
             dtype: dtype of all parameters.
-
-        Returns:
-            The parameters.
         """
         raise NotImplementedError(f"{type(self).__name__}.init")
 
@@ -129,7 +126,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.attention")
 
     def scores(self, params: Params, data: D) -> LinearScores:
-        """Return the scores as a = Φ p, where p is the flattened parameter `linear_in`. Optional.
+        """Return scores a = Φ p, where p is the flattened parameter `linear_in`. Implementing it is optional.
 
         Args:
             params: parameters, as returned by `init`.

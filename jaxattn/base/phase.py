@@ -54,7 +54,7 @@ class State:
 
 
 class Goal(NamedTuple):
-    """Target that the steps of a phase lead to, for phases whose progress is not the number of steps.
+    """Target of a phase whose progress is not its number of steps.
 
     Attributes:
         metric: the metric that approaches the target, one of the phase's own metrics.
@@ -70,21 +70,20 @@ class Goal(NamedTuple):
 class Phase(Spec, frozen=True, kw_only=True):
     """Part of the training of one seed, as pure functions: trained parameters, dynamics and length.
 
-    Subclasses define `train`, `steps`, and either `step`, which `advance` repeats, or `init` and `advance`.
-    A state is a pytree with at least `params`, `step` and `failed_at`, the step at which it failed or -1;
-    `State` is one.
+    Subclasses define `train`, `steps`, and either `step`, which `advance` repeats, or `init` and `advance`. A
+    state is a pytree, such as `State`, with at least `params`, `step` and `failed_at`.
 
     Attributes:
         name: name of the phase in tables and figures.
-        train: names of the parameters that are trained, or patterns such as `attention.*`; a name of a part
-            of the model selects all its parameters.
+        train: names of the trained parameters, or patterns such as `attention.*`; the name of a part of the
+            model selects all its parameters.
         steps: number of steps.
         failure: reason that is recorded for a failed seed.
         dtype: dtype of the state in every study; None for the dtype of the study.
         seeds_per_core: number of seeds that a CPU core computes at a time; None for as many as its cache
             holds.
-        refines: metrics of standard probes that the phase's own metrics replace, because the state knows
-            them to more digits.
+        refines: metrics of standard probes that the phase's own metrics replace, because they have more
+            digits.
         one_step: True for one full gradient step of `step_size`, which the one-step law describes.
         batch_size: number of examples in a step; None for all.
         rotation_invariant: True if the phase commutes with rotations of R^d, so that it can run in span
@@ -141,9 +140,6 @@ class Phase(Spec, frozen=True, kw_only=True):
             task: the model, the loss and the data of one seed.
             params: the parameters at the end of the previous phase.
             key: () PRNG key for random numbers during the phase; keep it in the state.
-
-        Returns:
-            The state.
         """
         zero = jnp.zeros((), jnp.int32)
         return State(params, (), zero, zero - 1)

@@ -47,7 +47,6 @@ class ProbeContext:
         memory: Any = None,
         sample: int | None = None,
     ) -> None:
-        """Store the parameters and their task; nothing is computed yet."""
         self.params, self.phase, self.memory = params, phase, memory
         self.model: Model[Any] = task.model
         self.loss: Loss = task.loss
@@ -114,15 +113,15 @@ class Measurement(Spec, frozen=True, kw_only=True):
     rotation_invariant: ClassVar[bool] = False
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return the reason why this probe does not apply to a phase; None if it applies.
+        """Return the reason why this probe does not apply to a phase, shown in the plan; None if it applies.
 
         Args:
-            task: the model, the loss, and the data of one seed or of many. Types and static sizes of the
-                data may be used, but not shapes.
+            task: the model, the loss, and the data of one seed or of many. Types and static sizes of the data
+                may be used, but not shapes.
             phase: the phase.
 
         Returns:
-            The missing requirement, such as "requires targets that are classes". The plan shows it.
+            The missing requirement, such as "requires targets that are classes".
         """
         return None
 
@@ -188,16 +187,13 @@ class PhaseProbe(Measurement, frozen=True, kw_only=True):
 
 
 def concluded(probe: PhaseProbe, found: Any, seeds: int, points: int) -> tuple[Metrics, Metrics]:
-    """Check the return value of `PhaseProbe.conclude`.
+    """Return the two dictionaries of `PhaseProbe.conclude` as arrays.
 
     Args:
         probe: the probe.
         found: return value of its `conclude`.
         seeds: number of seeds S.
         points: number of probe steps k.
-
-    Returns:
-        The same dictionaries, with arrays as values.
 
     Raises:
         InputError: `found` is not two dictionaries of (S, k) and (S,) numbers, or has undeclared metrics.

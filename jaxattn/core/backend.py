@@ -94,7 +94,6 @@ def pinned() -> Iterator[None]:
 
 
 def _option(name: str, value: Any) -> AbstractContextManager[Any]:
-    """Set a JAX option in this thread, or in the whole process if JAX has no context manager for it."""
     manager = getattr(jax, name.removeprefix("jax_"), None)
     return _updated(name, value) if manager is None else manager(value)
 

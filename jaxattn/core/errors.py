@@ -12,8 +12,7 @@ from typing import Any
 def plain(text: str) -> str:
     """Return a text as one printable line, with line breaks and control characters escaped.
 
-    All printed output passes through this function, because names from users and from results folders may
-    contain any character.
+    All output passes through it, because names from users and results folders may contain any character.
     """
     if text.isprintable():
         return text
@@ -37,12 +36,11 @@ class UserCodeError(RunError):
     """Exception raised by the user's code. The original exception is the cause of this error."""
 
     def __init__(self, message: str, files: frozenset[str] = frozenset()) -> None:
-        """Store the message, and the source files of the user's code."""
         super().__init__(message)
         self.files = files
 
     def below(self, place: str) -> "UserCodeError":
-        """Return the same error with a place prepended to its message; raise it from the same cause."""
+        """Return the same error, with the same cause, and a place prepended to its message."""
         return UserCodeError(f"{place}: {self}", self.files)
 
     @property
@@ -124,7 +122,6 @@ class at:
     """Context manager that prefixes the message of an InputError or UserCodeError with a place."""
 
     def __init__(self, place: str) -> None:
-        """Store the place."""
         self.place = place
 
     def __enter__(self) -> None:
@@ -152,14 +149,11 @@ def explain(
     Args:
         message: message of msgspec.
         place: key of the settings in the sweep file.
-        values: the settings. The message shows a value that is out of bounds.
+        values: the settings; the message shows a value that is out of bounds.
         keys: valid keys, from which the nearest to an unknown key is suggested.
         choices: valid values of the keys that have a fixed set of values.
         patterns: description of the pattern that a value must match, by key.
         required: required keys. One message lists all that are missing.
-
-    Returns:
-        The rewritten message.
     """
     text, _, inner = message.partition(" - at `$")
     inner = inner.rstrip("`").lstrip(".")

@@ -1,7 +1,6 @@
-"""Lazy imports of the public names of a package.
+"""Lazy imports of the public names of a package, because JAX and the whole package take seconds to import.
 
-Importing JAX and the whole package takes seconds. A package that lists its public names here imports a module
-when one of its names is first used. Type checkers read the same imports below `if TYPE_CHECKING`.
+Type checkers read the same imports below `if TYPE_CHECKING`.
 """
 
 import importlib
@@ -20,9 +19,6 @@ def lazy(
         package: full name of the package.
         names: module that defines each public name.
         modules: full name of each public module.
-
-    Returns:
-        The two functions. Assign them to these names in the package's `__init__`.
     """
 
     def find(name: str) -> Any:

@@ -1,15 +1,14 @@
-"""Maps over many items: as a compiled loop over parts, one item per core, or on threads."""
+"""Maps over many items: as a compiled loop over equal parts, or on threads."""
 
 import math
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 from threadpoolctl import ThreadpoolController
 
@@ -18,9 +17,6 @@ from jaxattn.core import backend
 
 def map_in_equal_parts(function: Callable[[Any], Any], items: Any, most: int) -> Any:
     """Map a function over the leading axis of a pytree, at most `most` items at a time.
-
-    All parts have the same size, so some of the last items may be computed twice. A smaller last part, which
-    `jax.lax.map` uses for a remainder, would trace and compile the function a second time.
 
     Args:
         function: pure function of one item.
@@ -33,6 +29,7 @@ def map_in_equal_parts(function: Callable[[Any], Any], items: Any, most: int) ->
     size = jax.tree.leaves(items)[0].shape[0]
     parts = math.ceil(size / most)
     each = math.ceil(size / parts)
+    # Some items are computed twice, because a smaller last part would be traced and compiled separately.
     again = parts * each - size
     if again:
         items = jax.tree.map(lambda x: jnp.concatenate([x, x[-again:]]), items)
@@ -40,55 +37,25 @@ def map_in_equal_parts(function: Callable[[Any], Any], items: Any, most: int) ->
     return jax.tree.map(lambda x: x[:size], found) if again else found
 
 
-def map_one_by_one(function: Callable[[Any], Any], items: Any) -> Any:
-    """Map a function over the leading axis of a pytree, one item at a time on each core.
-
-    Call it inside jit. On an accelerator all items are vmapped.
-
-    Args:
-        function: pure function of one item whose working set fits a core's cache.
-        items: pytree of arrays (S, ...). The number of cores used is the largest one that divides S.
-
-    Returns:
-        Pytree of arrays (S, ...).
-    """
-    if backend.platform() != "cpu":
-        return jax.vmap(function)(items)
-    devices, size = backend.local_devices(), jax.tree.leaves(items)[0].shape[0]
-    used = max(k for k in range(1, len(devices) + 1) if size % k == 0)
-    # Batched LAPACK routines that run on several devices at once would deadlock.
-    each = partial(jax.lax.map, function)
-    if used == 1:
-        return each(items)
-    mesh, lanes = backend.mesh_of(tuple(devices[:used])), PartitionSpec("lanes")
-    return jax.shard_map(each, mesh=mesh, in_specs=lanes, out_specs=lanes, check_vma=False)(items)
-
-
 def map_on_cores(function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
-    """Map a function over items on threads, in order.
+    """Return the results of a function for many items, computed on threads, in order.
 
-    NumPy and SciPy release Python's global lock. BLAS is limited to one thread meanwhile: several threads do
-    not speed up products of small matrices, and on a busy machine they can be a hundred times slower.
+    NumPy and SciPy release Python's global lock. BLAS is limited to one thread meanwhile: more threads do not
+    speed up products of small matrices, and on a busy machine they can be a hundred times slower.
 
     Args:
         function: function of one item of each iterable. It must not run JAX programs, because two JAX
             programs at once may deadlock on a CPU.
         items: iterables of the same length.
-
-    Returns:
-        The results, in the order of the items.
     """
     with _controller().limit(limits=1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(function, *items))
 
 
 def sum_of_outer_products(left: Float[Array, "n k"], right: Float[Array, "n m"]) -> Float[Array, "k m"]:
-    """Compute Σ_i left_i right_iᵀ = leftᵀ right.
-
-    On a CPU XLA's product that contracts the rows of both factors takes two to three times as long as a
-    product with an explicitly transposed copy.
-    """
+    """Compute Σ_i left_i right_iᵀ = leftᵀ right."""
     columns = left.T
+    # On a CPU, XLA's product with an explicitly transposed copy takes a third to half of the time.
     return (jax.lax.optimization_barrier(columns) if backend.platform() == "cpu" else columns) @ right
 
 

@@ -1,4 +1,4 @@
-"""Names that version 0.3 moved, and their new places. The old names raise errors that name the new ones."""
+"""Names that version 0.3 moved, with their new locations, which the errors of old names give."""
 
 import sys
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def hint(package: str, name: str) -> str:
 
 
 class Finder:
-    """Importer that finds no module. It raises an error with the new name of a module that moved."""
+    """Importer that finds no module and raises an error with the new name of a module that moved."""
 
     @staticmethod
     def find_spec(

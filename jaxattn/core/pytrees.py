@@ -66,15 +66,12 @@ def get(params: Any, name: str) -> Any:
 
 
 def selected(params: Any, patterns: Iterable[str]) -> dict[str, Any]:
-    """Return the parameters that match some patterns, by name.
+    """Return the parameters that match some patterns, by name, in the order of the patterns.
 
     Args:
         params: a pytree of arrays.
         patterns: names; names with the wildcards of `fnmatch`, such as `attention.*`; or the common beginning
             of several paths, such as `attention`.
-
-    Returns:
-        Parameters in the order of the patterns, each once.
 
     Raises:
         InputError: a pattern matches no parameter.
@@ -92,15 +89,12 @@ def selected(params: Any, patterns: Iterable[str]) -> dict[str, Any]:
 def gradients_by_name(
     function: Callable[[P], Array], params: P, train: Sequence[str]
 ) -> tuple[Array, dict[str, Array]]:
-    """Return the value of a function and its gradients with respect to some of the parameters.
+    """Return the value of a function and its gradient for each of the named parameters.
 
     Args:
         function: params -> ().
         params: a pytree of arrays.
         train: names or patterns of the parameters to differentiate with respect to.
-
-    Returns:
-        The function's value, and its gradient for each of these parameters.
 
     Raises:
         InputError: a pattern matches no parameter.
@@ -151,7 +145,6 @@ def is_concrete(x: Any) -> bool:
 
 
 def _written(x: Any) -> str:
-    """Return a number, the shape and dtype of an array, or the type name of any other object."""
     if is_concrete(x) and x.shape == () and not jax.numpy.issubdtype(x.dtype, jax.dtypes.extended):
         x = x.item()
     if isinstance(x, float):

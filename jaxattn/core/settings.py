@@ -81,14 +81,9 @@ def first_line(target: Any) -> str:
 
 
 def meanings(target: Any) -> dict[str, str]:
-    """Return the meaning of each setting of a class or function.
+    """Return the one-line description of each setting of a class or function, from its docstring.
 
-    Args:
-        target: a class, whose base classes are included, or a function.
-
-    Returns:
-        One-line descriptions from the docstrings, by the name of the setting. Those of a class replace those
-        of its bases.
+    Descriptions of a class replace those of its base classes.
     """
     from docstring_parser import DocstringStyle, parse  # slow to import, and not needed by runs
 

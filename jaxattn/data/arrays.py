@@ -14,13 +14,10 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def read_array(place: str | Path) -> np.ndarray:
-    """Read an array of floating-point numbers.
+    """Return an array of floating-point numbers from a file.
 
     Args:
-        place: FILE.npy, or FILE.safetensors:KEY.
-
-    Returns:
-        The array. From a .safetensors file only the bytes of this array are read.
+        place: FILE.npy, or FILE.safetensors:KEY, of which only the bytes of this array are read.
 
     Raises:
         InputError: the file or key does not exist, the file cannot be read or has a wrong size, or the
@@ -54,7 +51,7 @@ def _npy(path: str) -> np.ndarray:
         if file.read(1):
             raise ValueError(f"it has more than the {numbers.nbytes:,} bytes of its array")
     if not jnp.issubdtype(numbers.dtype, jnp.floating):
-        raise InputError(f"{path}: holds {numbers.dtype}, not floating-point numbers; save it as float32")
+        raise InputError(f"{path}: contains {numbers.dtype}, not floating-point numbers; save it as float32")
     return numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
 
 
@@ -62,10 +59,10 @@ def _tensor(path: str, key: str | None) -> np.ndarray:
     with safe_open(path, framework="numpy") as file:
         names = sorted(file.keys())
         if key is None:
-            raise InputError(f"{path}: give one of its arrays as {path}:KEY; it holds {listed(names)}")
+            raise InputError(f"{path}: give one of its arrays as {path}:KEY; it contains {listed(names)}")
         if key not in names:
-            raise InputError(f"{path}: no array {key!r}; it holds {listed(names)}")
+            raise InputError(f"{path}: no array {key!r}; it contains {listed(names)}")
         kind = file.get_slice(key).get_dtype()
         if kind not in FLOATS:
-            raise InputError(f"{path}:{key}: holds {kind}; expected one of {', '.join(FLOATS)}")
+            raise InputError(f"{path}:{key}: contains {kind}; expected one of {', '.join(FLOATS)}")
         return file.get_tensor(key)

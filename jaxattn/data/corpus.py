@@ -24,7 +24,7 @@ class Corpus(Dataset):
         bags: count[X, s] by sequence, for sums over the tokens of a sequence.
         occurrences: the same counts by token, for sums over the sequences of a token.
         occurrence_to_bag: int32, shaped like the entries of `occurrences`; position of each in the flattened
-            entries of `bags`, so that values per entry are summed by token with a gather. 0 for padding.
+            entries of `bags`, 0 for padding.
         lengths: (n,) int32; tokens per sequence, T(X).
         vocab_size: V (static).
         num_classes: K ≥ 2 (static).
@@ -77,16 +77,10 @@ class Corpus(Dataset):
         return class_index(self.targets, self.num_classes)
 
     def take(self, index: Array) -> "Corpus":
-        """Return the corpus of some sequences, such as a minibatch. It works inside jit and under vmap.
+        """Return the corpus of distinct sequences (B,), such as a minibatch, also inside jit and under vmap.
 
-        Its bags have room for the longest sequences. Unused parts are not computed inside jit, such as the
-        layout by token, which requires a sort.
-
-        Args:
-            index: (B,) int indices of distinct sequences.
-
-        Returns:
-            B sequences of the same tokens and classes.
+        Its bags have room for the longest sequences. Unused parts, such as the layout by token, which
+        requires a sort, are not computed inside jit.
         """
         bags, (size,) = self.bags, index.shape
         num_rows, width = bags.index.shape
@@ -126,19 +120,11 @@ class Corpus(Dataset):
         # The layout by token has no entries for tokens beyond the vocabulary.
         held = np.asarray(self.occurrences.count).sum() == np.asarray(self.lengths).sum()
         if not held or np.asarray(self.bags.index).max() >= self.vocab_size:
-            raise InputError(f"a sequence holds a token that is not one of 0 to {self.vocab_size - 1}")
+            raise InputError(f"a sequence contains a token id outside 0 to {self.vocab_size - 1}")
 
 
 def check_classes(targets: Array | np.ndarray, num_classes: int) -> None:
-    """Check that targets are classes.
-
-    Args:
-        targets: any shape.
-        num_classes: K; two classes are -1 and +1.
-
-    Raises:
-        InputError: a target is not a class.
-    """
+    """Raise InputError unless all targets are classes: -1 and +1 for K = 2, else 0 .. K-1."""
     allowed = [-1, 1] if num_classes == 2 else list(range(num_classes))
     if wrong := sorted(set(np.unique(np.asarray(targets)).tolist()) - set(allowed)):
         listed = allowed if num_classes <= 20 else f"0 .. {num_classes - 1}"
@@ -151,7 +137,7 @@ def class_labels(index: Any, num_classes: int) -> Any:
 
 
 def class_index(labels: Any, num_classes: int) -> Any:
-    """Convert labels to class numbers 0 .. K-1; see `class_labels`."""
+    """Convert labels to class numbers 0 .. K-1, the inverse of `class_labels`."""
     return (labels + 1) // 2 if num_classes == 2 else labels
 
 
@@ -167,7 +153,7 @@ def from_bags(
     most_occurrences: int,
     class_names: tuple[str, ...] | None = None,
 ) -> Corpus:
-    """Build a corpus from (sequence, token, count) entries of NumPy or traced JAX arrays.
+    """Build a corpus from (sequence, token, count) entries of NumPy or traced JAX arrays, without checks.
 
     Args:
         sequence: (N,) int, sorted.
@@ -179,9 +165,6 @@ def from_bags(
         longest_bag: upper bound on the distinct tokens of one sequence.
         most_occurrences: upper bound on the sequences that contain one token.
         class_names: see `Corpus`.
-
-    Returns:
-        The corpus, without any check of its entries.
 
     Raises:
         InputError: there are more entries than 32-bit indices.
@@ -235,16 +218,13 @@ def from_sequences(
     vocab_size: int,
     num_classes: int = 2,
 ) -> Corpus:
-    """Build a corpus from lists of token ids.
+    """Build a corpus from lists of token ids, on the default device.
 
     Args:
         sequences: n lists of token ids in [0, vocab_size); their order within a list does not matter.
         labels: n labels: -1 or +1 for two classes, 0 .. K-1 for more.
         vocab_size: V.
         num_classes: K, number of classes.
-
-    Returns:
-        The corpus, on the default device.
 
     Raises:
         InputError: the corpus or a sequence is empty, a token id is not an integer, a token id or label is
@@ -260,14 +240,11 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
     """Build a corpus from the token ids of all sequences end to end; faster than `from_sequences`.
 
     Args:
-        tokens: (Σ T,) int; the token ids of all sequences, one sequence after the other.
+        tokens: (Σ T,) int; token ids of all sequences, end to end.
         lengths: (n,) int; tokens per sequence.
         labels: (n,) int; see `from_sequences`.
         vocab_size: V.
         num_classes: K, number of classes.
-
-    Returns:
-        The corpus, on the default device.
 
     Raises:
         InputError: as for `from_sequences`.
@@ -279,14 +256,14 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
     if len(labels) != len(lengths):
         raise InputError(f"labels: {len(labels)} labels for {len(lengths)} sequences; give one for each")
     if vocab_size < 1:
-        raise InputError(f"vocab_size: {vocab_size}; a vocabulary holds at least one token")
+        raise InputError(f"vocab_size: {vocab_size}; give at least 1")
     check_positions("corpus", max(vocab_size, len(tokens)))
     if num_classes < 2:
-        raise InputError(f"num_classes: {num_classes}; classification needs at least 2")
+        raise InputError(f"num_classes: {num_classes}; give at least 2")
     if len(lengths) == 0:
         raise InputError("sequences: the corpus is empty; give at least one sequence")
     if (lengths < 1).any():
-        raise InputError(f"sequence {int(np.argmin(lengths))}: it holds no token; remove it from the corpus")
+        raise InputError(f"sequence {int(np.argmin(lengths))}: it has no token; remove it from the corpus")
     if lengths.sum() != len(tokens):
         raise InputError(
             f"lengths: their sum is {lengths.sum()} for {len(tokens)} tokens; give one per sequence"
@@ -312,8 +289,8 @@ def count_tokens(
     """Count the tokens of every sequence on the host.
 
     Args:
-        tokens: (Σ T,) int; the token ids of all sequences, one sequence after the other.
-        lengths: (n,) int; tokens per sequence.
+        tokens: see `from_flat`.
+        lengths: see `from_flat`.
         vocab_size: V.
 
     Returns:
@@ -390,15 +367,7 @@ def from_draws(
 
 
 def shapes(*, vocab_size: int, num_classes: int = 2) -> Corpus:
-    """Return an abstract corpus of one sequence, with the sizes that `Model.init` requires.
-
-    Args:
-        vocab_size: V.
-        num_classes: K, number of classes.
-
-    Returns:
-        A corpus whose leaves are shapes and dtypes.
-    """
+    """Return an abstract corpus of one sequence of shapes and dtypes, as `Model.init` requires."""
 
     def draw(ids: Array) -> Corpus:
         return from_draws(ids, ids[:, 0], vocab_size=vocab_size, num_classes=num_classes)

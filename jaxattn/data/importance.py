@@ -9,16 +9,12 @@ from jaxattn.data.corpus import Corpus
 
 @jax.jit
 def average_signed_frequency(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V K"]:
-    """Compute the average signed frequency of every token.
+    """Return the average signed frequency of every token, (V,) for two classes, else (V, K).
 
     α_s = (1/n) Σ_X y count_s(X) / T(X); for K > 2 classes
     α_{s,k} = (1/n) Σ_X count_s(X)/T(X) ((K-1)/K 1[y=k] - (1/K) 1[y≠k]).
 
-    Args:
-        corpus: n sequences over V tokens.
-
-    Returns:
-        α, (V,) for two classes, else (V, K). Exactly 0 where equally long sequences cancel.
+    It is exactly 0 where equally long sequences cancel.
 
     Source:
         Definition of α_s in arXiv 2505.17282; K classes from its public review thread.
@@ -49,16 +45,12 @@ def token_counts(corpus: Corpus) -> Float[Array, " V"]:
 
 @jax.jit
 def posterior_difference(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V K"]:
-    """Compute the posterior difference of every token from counts of occurrences.
+    """Return the posterior difference of every token from its occurrences, (V,) for two classes, else (V, K).
 
     P(1|s) - P(-1|s) = (n⁺_s - n⁻_s) / (n⁺_s + n⁻_s); for K > 2 classes
     P(k|s) - mean_{j≠k} P(j|s).
 
-    Args:
-        corpus: n sequences over V tokens.
-
-    Returns:
-        (V,) for two classes, else (V, K); NaN for a token that never occurs.
+    It is NaN for a token that never occurs.
 
     Source:
         Section on experiments of arXiv 2505.17282, the x-axis of its figures; K classes chosen here.

@@ -1,7 +1,6 @@
-"""Generators of corpora whose labels no single token determines: pure functions for jit and vmap.
+"""Generators of corpora of two classes whose labels no single token determines, for jit and vmap.
 
-Tokens that the label depends on come first in the vocabulary; all others are irrelevant. There are two
-classes.
+Tokens that the label depends on come first in the vocabulary; all others are irrelevant.
 """
 
 from functools import partial
@@ -13,23 +12,23 @@ from jax import Array
 from jaxattn.base.functions import declare
 from jaxattn.core.settings import PositiveInt, Share
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.synthetic import check_multiple, check_room, labelled
+from jaxattn.data.synthetic import check_capacity, check_multiple, labelled
 
 
 def check_xor(vocab_size: int, length: int, sequences: int, pairs: int = 1) -> None:
     """Raise InputError with the size and the remedy if `xor` has no corpus of these sizes."""
     check_multiple("pairs", pairs, 1, "1")
     check_multiple("sequences", sequences, 4, "4, one for each choice of the two tokens")
-    check_room(vocab_size, length, sequences, special=4 * pairs, held=2)
+    check_capacity(vocab_size, length, sequences, special=4 * pairs, held=2)
 
 
 def check_negation(vocab_size: int, relevant: int, length: int, sequences: int) -> None:
     """Raise InputError with the size and the remedy if `negation` has no corpus of these sizes."""
     check_multiple("relevant", relevant, 2, "2, the classes")
     check_multiple("sequences", sequences, 4, "4, for both classes with and without negation")
-    check_room(vocab_size, length, sequences, special=relevant + 1, held=2)
+    check_capacity(vocab_size, length, sequences, special=relevant + 1, held=2)
     # Sequences without the negation have an irrelevant token in its position.
-    check_room(vocab_size, length, sequences, special=relevant + 1, held=1)
+    check_capacity(vocab_size, length, sequences, special=relevant + 1, held=1)
 
 
 @declare(check=check_xor)
@@ -60,9 +59,6 @@ def xor(
         sequences: n, number of sequences.
         pairs: number of independent XOR problems, each with four relevant tokens.
         used: number of tokens to sample from, as in `independent`.
-
-    Returns:
-        The corpus.
 
     Raises:
         InputError: no corpus has these sizes; for example, `sequences` is not a multiple of 4.
@@ -109,15 +105,12 @@ def negation(
     Args:
         key: PRNG key.
         vocab_size: V, number of tokens.
-        relevant: number of relevant tokens, a multiple of 2; the negation token is not counted.
+        relevant: number of relevant tokens without the negation, a multiple of 2.
         length: T, tokens per sequence.
         sequences: n, number of sequences.
-        negated: share of the sequences that contain the negation token, in [0, 1]; the number of sequences is
-            rounded down to an even number.
+        negated: share of the sequences that contain the negation token, in [0, 1], rounded
+            down to an even number of sequences.
         used: number of tokens to sample from, as in `independent`.
-
-    Returns:
-        The corpus.
 
     Raises:
         InputError: no corpus has these sizes; for example, `sequences` is not a multiple of 4.

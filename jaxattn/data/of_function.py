@@ -21,15 +21,12 @@ class Numbered(Sequence[str]):
     """The numbers 0 to V - 1 as names of tokens, converted to text on access."""
 
     def __init__(self, vocab_size: int) -> None:
-        """Store V."""
         self._numbers = range(vocab_size)
 
     def __len__(self) -> int:
-        """Return V."""
         return len(self._numbers)
 
     def __getitem__(self, place: Any) -> Any:
-        """Return one number, or a list for a slice."""
         found = self._numbers[place]
         return [str(s) for s in found] if isinstance(place, slice) else str(found)
 
@@ -39,13 +36,12 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
 
     `key` differs between training, test and validation data and between fresh batches; `task_key` is the same
     for all samples of a seed. A setting `sequences` is the number of examples to sample. A function with an
-    argument `used` samples from the first `used` tokens, as if V were this number, which may be traced. Cells
-    of different `vocab_size` then share a program.
+    argument `used` samples from the first `used` tokens, a number that may be traced. Cells of different
+    `vocab_size` then share a program.
 
     Attributes:
-        test_sequences: number of test sequences, whose labels are free of noise.
-        validation_sequences: number of validation sequences, which have the same label noise as the training
-            sequences.
+        test_sequences: number of test sequences, without label noise.
+        validation_sequences: number of validation sequences, with label noise.
         label_noise: probability that a training label is replaced by another class.
         has_task_key: True if the function has the argument `task_key`.
     """
@@ -100,7 +96,6 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
         return self._settings().get("sequences", 0)
 
     def _sample(self, used: Array | None, task_key: Array | None, key: Array, sequences: int) -> Dataset:
-        """Call the function with those of these values that it takes; targets have no noise."""
         given = {"used": used, "task_key": task_key, "sequences": sequences if self.draws_batches else None}
         found: object = self._call(key, **{name: x for name, x in given.items() if x is not None})
         return _checked(found)
@@ -139,9 +134,6 @@ def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
     Args:
         function: the function. Its return annotation is the type of the data, if it is a class of data.
         attributes: as in `settings_class`.
-
-    Returns:
-        The class.
 
     Raises:
         InputError: as in `settings_class`; or an argument requires another one.

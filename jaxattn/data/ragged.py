@@ -1,8 +1,8 @@
 """Sparse matrices as segments of varying length in rows of fixed width, with sums by gathers only.
 
-A scatter-add is slow and not deterministic on GPUs. Here a segment of k entries takes ceil(k / W) rows
-of W entries. Each row is reduced separately, and a short tree of gathers adds the rows of a segment.
-All shapes are static given the number of entries, so the layout can be built inside jit and under vmap.
+A scatter-add is slow and not deterministic on GPUs. Here a segment of k entries takes ceil(k / W) rows of W
+entries. Each row is reduced separately, and a short tree of gathers adds the rows of a segment. All shapes
+are static given the number of entries, so the layout can be built inside jit and under vmap.
 """
 
 import math
@@ -58,9 +58,8 @@ class Ragged(Brief):
         factors: factors of the same matrix as compressed sparse rows, for products with many columns; the
             first factor is applied first. Each consists of entries, float32 (N,), column indices, int32 (N,),
             and row starts, int32 (rows + 1,). None unless the matrix is large and was built on the host.
-        dense: one array (num_segments, num_indices) uint8 with the dense matrix, which a TPU multiplies with
-            many columns faster than it gathers them. Empty unless the matrix is large, was built for a TPU,
-            and fits.
+        dense: the dense matrix, (num_segments, num_indices) uint8, which a TPU multiplies with many columns
+            faster than it gathers them. Empty unless the matrix is large, was built for a TPU, and fits.
     """
 
     index: Leaf
@@ -73,31 +72,17 @@ class Ragged(Brief):
 
     @property
     def is_large(self) -> bool:
-        """True if the matrix is large: several methods are worth comparing, and copies would not fit."""
+        """True if the matrix has so many entries that its method of multiplication matters."""
         own = self.factors is None and backend.platform() != "cpu"
         return self.index.size >= (LARGE_ON_ACCELERATORS if own else LARGE)
 
     def dot(self, *columns: Array) -> tuple[Array, ...]:
-        """Multiply the matrix with vectors, reading it once: Σ_e count_e x[index_e] per segment.
-
-        Args:
-            columns: vectors x, each (num_indices,).
-
-        Returns:
-            One (S,) vector per column.
-        """
+        """Multiply the matrix with vectors (num_indices,), reading it once; one (S,) vector for each."""
         index, count = self.index.astype(jnp.int32), self.count.astype(columns[0].dtype)
         return self.sum(*(count * take(x, index) for x in columns))
 
     def matmul(self, dense: Array) -> Array:
-        """Multiply the matrix with a dense matrix.
-
-        Args:
-            dense: (num_indices, C); neighbouring columns share a cache line.
-
-        Returns:
-            (S, C).
-        """
+        """Multiply the matrix with a dense matrix (num_indices, C), (S, C)."""
         if self.factors is None:
             return jnp.stack(self.dot(*dense.T), axis=1)
         return jax.lax.platform_dependent(
@@ -109,14 +94,7 @@ class Ragged(Brief):
         )
 
     def gathered_sums(self, dense: Array) -> Array:
-        """Multiply the matrix with a dense matrix by gathers, the best method on most accelerators.
-
-        Args:
-            dense: (num_indices, C).
-
-        Returns:
-            (S, C).
-        """
+        """Compute `matmul` by gathers, the best method on most accelerators."""
         return jax.lax.platform_dependent(
             self, dense, cuda=Ragged._matmul_at_once, default=Ragged._matmul_in_rows
         )
@@ -156,28 +134,14 @@ class Ragged(Brief):
         return self._climb(rows, 0.0, jnp.sum)
 
     def sum(self, *entries: Array) -> tuple[Array, ...]:
-        """Sum values per segment.
-
-        Args:
-            entries: values per entry, each (R, W).
-
-        Returns:
-            One (S,) vector per argument.
-        """
+        """Sum values per entry, each (R, W), over every segment; one (S,) vector for each."""
         zeros = tuple(jnp.zeros((), x.dtype) for x in entries)
         # One variadic reduction reads index and count once for all columns, in contrast to separate sums.
         rows = jax.lax.reduce(entries, zeros, _add, (1,))
         return tuple(self._climb(x, 0.0, jnp.sum) for x in rows)
 
     def max(self, entries: Array) -> Array:
-        """Return the maximum per segment, ignoring NaN; -inf for an empty segment.
-
-        Args:
-            entries: values per entry, (R, W).
-
-        Returns:
-            (S,).
-        """
+        """Return the maximum of entries (R, W) per segment, (S,), ignoring NaN; -inf for an empty segment."""
         rows = jax.lax.reduce(entries, jnp.array(-jnp.inf, entries.dtype), _larger, (1,))
         return self._climb(rows, -jnp.inf, jnp.max)
 
@@ -189,9 +153,9 @@ class Ragged(Brief):
             columns: values to average, (R, W) each.
 
         Returns:
-            One (S,) average per column; the shift of every segment, its largest score, (S,); the sum of its
-            shifted weights, (S,); and these weights, (R, W). The shift is separate from the sum, because
-            their sum in logarithms would round away the differences of close scores of size 1e4 in float32.
+            One (S,) average per column; the largest score of every segment, (S,); the sum of its weights
+            relative to it, (S,); and these weights, (R, W). Largest score and sum are separate, because their
+            sum in logarithms would round away the differences of close scores of size 1e4 in float32.
         """
         score = jnp.where(self.count > 0, score, -jnp.inf)
         top = self.max(score)
@@ -225,7 +189,7 @@ def take(x: Array, index: Array) -> Array:
     """Gather x[index] for indices that are in bounds."""
     if backend.platform() != "gpu":
         return _take(x, index)
-    return _take_flat(x, index) if jnp.issubdtype(x.dtype, jnp.inexact) else _take_by_lane(x, index)
+    return _take_flat(x, index) if jnp.issubdtype(x.dtype, jnp.inexact) else _take_from_batch(x, index)
 
 
 def _take(x: Array, index: Array) -> Array:
@@ -233,13 +197,13 @@ def _take(x: Array, index: Array) -> Array:
 
 
 @custom_vmap
-def _take_by_lane(x: Array, index: Array) -> Array:
+def _take_from_batch(x: Array, index: Array) -> Array:
     return _take(x, index)
 
 
-@_take_by_lane.def_vmap
+@_take_from_batch.def_vmap
 def _rule(size: int, batched: list[bool], x: Any, index: Any) -> tuple[Array, bool]:
-    """Gather from the concatenated batch, because XLA would store pairs of batch and index on a GPU."""
+    # Gather from the concatenated batch, because XLA would store pairs of batch and index on a GPU.
     axes = tuple(0 if mapped else None for mapped in batched)
     if not all(batched) or size * x.shape[1] > MOST_POSITIONS:
         return jax.vmap(_take, axes, axis_size=size)(x, index), True
@@ -249,7 +213,7 @@ def _rule(size: int, batched: list[bool], x: Any, index: Any) -> tuple[Array, bo
 
 @jax.custom_jvp
 def _take_flat(x: Array, index: Array) -> Array:
-    return _take_by_lane(x, index)
+    return _take_from_batch(x, index)
 
 
 @_take_flat.defjvp

@@ -49,10 +49,7 @@ class Sequences(Dataset):
         return self.mask[:, None, :] & (order[None, :] <= order[:, None])
 
     def bags(self) -> Corpus:
-        """Count the tokens of every sequence. It works inside jit and under vmap.
-
-        Returns:
-            The corpus of the same sequences without their order. The targets must be classes.
+        """Return the corpus of the same sequences without their order. It works inside jit and under vmap.
 
         Raises:
             InputError: the targets are not classes.
@@ -64,13 +61,13 @@ class Sequences(Dataset):
         )
 
     def check(self) -> None:
-        """Check rows, token ids and query positions on the host; raises InputError."""
+        """Raise InputError if rows, token ids or query positions are invalid. Call it on the host."""
         super().check()
         if self.classes is not None:
             check_classes(self.targets, self.classes)
         ids, mask = np.asarray(self.ids), np.asarray(self.mask)
         if not mask.any(axis=1).all():
-            raise InputError(f"sequence {int(np.argmin(mask.any(axis=1)))}: it holds no token; remove it")
+            raise InputError(f"sequence {int(np.argmin(mask.any(axis=1)))}: it has no token; remove it")
         outside = mask & ((ids < 0) | (ids >= self.vocab_size))
         if outside.any():
             sequence, position = np.argwhere(outside)[0]
@@ -100,7 +97,7 @@ def from_flat(
     """Build sequences from the token ids of all sequences end to end, without any check.
 
     Args:
-        tokens: token ids of all sequences, one sequence after the other.
+        tokens: token ids of all sequences, end to end.
         lengths: tokens per sequence.
         targets: (n, ...), see `Sequences`.
         vocab_size: V.
@@ -149,10 +146,8 @@ class Vectors(Dataset):
         return self.X.shape[-1]
 
     def dot(self, u: Leaf) -> Leaf:
-        """Compute x_nt·u_n, (n, T), with one vector u (d,) for all sequences or one for each, (n, d).
-
-        Batched products are faster on CPUs than a matrix times a vector, also for derivatives.
-        """
+        """Compute x_nt·u_n, (n, T), with one vector u (d,) for all sequences or one for each, (n, d)."""
+        # Batched products are faster on CPUs than a matrix times a vector, also for derivatives.
         u = jnp.broadcast_to(u, (self.X.shape[0], self.X.shape[2]))
         return jnp.einsum("ntd,nd->nt", self.X, u)
 
@@ -161,7 +156,7 @@ class Vectors(Dataset):
         return scores if self.mask is None else jnp.where(self.mask, scores, -jnp.inf)
 
     def check(self) -> None:
-        """Check rows, tokens and the dimension of queries on the host; raises InputError."""
+        """Raise InputError if rows, tokens or the dimension of queries are invalid. Call it on the host."""
         super().check()
         if self.classes is not None:
             check_classes(self.targets, self.classes)

@@ -14,7 +14,7 @@ from jaxattn.data.importance import average_signed_frequency, posterior_differen
 
 
 def flip_labels(key: Array, data: D, label_noise: float | Array) -> D:
-    """Replace each label with some probability by another class, chosen uniformly.
+    """Return the data with each label replaced, with some probability, by another class chosen uniformly.
 
     P(ỹ = y) = 1 - label_noise,  P(ỹ = k) = label_noise / (K-1) for every k ≠ y.
 
@@ -22,9 +22,6 @@ def flip_labels(key: Array, data: D, label_noise: float | Array) -> D:
         key: PRNG key.
         data: n examples of K classes.
         label_noise: the probability, in [0, 1]; may be traced. 0 changes no label.
-
-    Returns:
-        The data with the labels ỹ; everything else is unchanged.
 
     Raises:
         InputError: the targets are not classes.

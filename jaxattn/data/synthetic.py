@@ -37,7 +37,7 @@ def check_sizes(
             f"relevant_per_sequence: {relevant_per_sequence} is not between 1 and the "
             f"{relevant // num_classes} relevant tokens of a class"
         )
-    check_room(vocab_size, length, sequences, special=relevant, held=relevant_per_sequence)
+    check_capacity(vocab_size, length, sequences, special=relevant, held=relevant_per_sequence)
 
 
 def check_topics(
@@ -46,12 +46,12 @@ def check_topics(
     """Raise InputError with the size and the remedy if `topics` has no corpus of these sizes."""
     _check_classes(relevant, sequences, num_classes)
     check_multiple("topic_words", topic_words, 1, "1")
-    check_room(vocab_size, length, sequences, special=relevant, held=topic_words)
+    check_capacity(vocab_size, length, sequences, special=relevant, held=topic_words)
 
 
 def _check_classes(relevant: int, sequences: int, num_classes: int) -> None:
     if num_classes < 2:
-        raise InputError(f"num_classes: {num_classes}; classification needs at least 2")
+        raise InputError(f"num_classes: {num_classes}; give at least 2")
     check_multiple("sequences", sequences, num_classes, f"num_classes = {num_classes}")
     check_multiple("relevant", relevant, num_classes, f"num_classes = {num_classes}")
 
@@ -62,7 +62,7 @@ def check_multiple(name: str, value: int, of: int, unit: str) -> None:
         raise InputError(f"{name}: {value} is not a positive multiple of {unit}")
 
 
-def check_room(vocab_size: int, length: int, sequences: int, special: int, held: int) -> None:
+def check_capacity(vocab_size: int, length: int, sequences: int, special: int, held: int) -> None:
     """Raise InputError if the vocabulary or the sequences are too small, or the corpus is too large.
 
     Args:
@@ -71,9 +71,6 @@ def check_room(vocab_size: int, length: int, sequences: int, special: int, held:
         sequences: number of sequences.
         special: number of tokens of the vocabulary that the label depends on.
         held: number of those in a sequence.
-
-    Raises:
-        InputError: a size is too small or too large; the message gives the size.
     """
     if (tokens := sequences * length) > MOST:
         raise InputError(
@@ -81,7 +78,7 @@ def check_room(vocab_size: int, length: int, sequences: int, special: int, held:
             "fewer or shorter sequences"
         )
     if length < held:
-        raise InputError(f"length: {length} tokens cannot hold {held} relevant ones")
+        raise InputError(f"length: {length} is too short for {held} relevant tokens; give at least {held}")
     if vocab_size < special or (vocab_size == special and length > held):
         raise InputError(
             f"vocab_size: {vocab_size} leaves no irrelevant token in addition to the {special} relevant ones"
@@ -122,9 +119,6 @@ def independent(
         num_classes: K, number of classes.
         used: number of tokens to sample from, as if V were this number; V by default. It may be traced, so
             that corpora with different vocabularies have the same shapes.
-
-    Returns:
-        The corpus.
 
     Raises:
         InputError: no corpus has these sizes; for example, `sequences` is not a multiple of K.
@@ -171,10 +165,10 @@ def topics(
     P(s | y) = (1 - π_s + K π_s 1[s belongs to y]) / relevant   for each topic word.
 
     That is, with probability π_s, the purity of s, a topic word comes from the topic of the sequence, else
-    from any topic. The posterior difference of a topic word is its purity in expectation for every K; for
-    two classes it is ±π_s. The purities of a topic's words are evenly spaced from `min_purity` to
-    `max_purity`. Common words are uniform and sampled independently for every sequence, so their α_s is 0 in
-    expectation only. Topics are balanced.
+    from any topic. The posterior difference of a topic word is its purity in expectation for every K; for two
+    classes it is ±π_s. The purities of a topic's words are evenly spaced from `min_purity` to `max_purity`.
+    Common words are uniform and sampled independently for every sequence, so their α_s is 0 in expectation
+    only. Topics are balanced.
 
     Args:
         key: PRNG key.
@@ -183,22 +177,18 @@ def topics(
         topic_words: number of topic words in a sequence, repetitions included.
         length: T, tokens per sequence.
         sequences: n, number of sequences.
-        min_purity: smallest purity of a topic word, in [0, 1]. The purity is the probability that the word
-            was sampled from its own topic.
+        min_purity: smallest purity of a topic word, in [0, 1].
         max_purity: largest purity of a topic word, in [0, 1].
         num_classes: K, number of classes.
         used: number of tokens to sample from, as in `independent`.
-
-    Returns:
-        The corpus.
 
     Raises:
         InputError: no corpus has these sizes; for example, `sequences` is not a multiple of K.
 
     Source:
         Topic and common words as in Lu, Mao & Nayak, arXiv 2011.10036, whose task has one pure topic word in
-        a sentence (`topic_words` 1, both purities 1); the distribution of words with other purities is
-        chosen here.
+        a sentence (`topic_words` 1, both purities 1); the distribution of words with other purities is chosen
+        here.
     """
     check_topics(vocab_size, relevant, topic_words, length, sequences, num_classes)
     used = vocab_size if used is None else used
@@ -215,7 +205,7 @@ def topics(
 
 
 def _invert(cumulative: Array, uniform: Array) -> Array:
-    """Invert one distribution function per row, (n, M) up to a factor, at numbers in [0, 1), (n, N)."""
+    """Return the quantiles at numbers in [0, 1), (n, N), of one distribution per row, (n, M)."""
     position = uniform * cumulative[:, -1:]
     picked = jax.vmap(lambda row, x: jnp.searchsorted(row, x, side="right"))(cumulative, position)
     return jnp.minimum(picked, cumulative.shape[1] - 1)
@@ -244,14 +234,11 @@ def multi_relevant(
         key: PRNG key.
         vocab_size: V, number of tokens.
         relevant: number of relevant tokens, a multiple of K.
-        relevant_per_sequence: r, the number of relevant tokens in a sequence; at most `relevant / K`.
+        relevant_per_sequence: r, relevant tokens per sequence, at most `relevant / K`.
         length: T, tokens per sequence.
         sequences: n, number of sequences.
         num_classes: K, number of classes.
         used: number of tokens to sample from, as in `independent`.
-
-    Returns:
-        The corpus.
 
     Raises:
         InputError: no corpus has these sizes; for example, `sequences` is not a multiple of K.
@@ -292,9 +279,6 @@ def assumption1(
         sequences: n, number of sequences.
         num_classes: K, number of classes.
         used: number of tokens to sample from, as in `independent`.
-
-    Returns:
-        The corpus.
 
     Raises:
         InputError: no corpus has these sizes; for example, `sequences` is not a multiple of K.

@@ -22,7 +22,7 @@ def loss(
     weights: Array | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> Array:
-    """Compute the mean loss of a model on data.
+    """Return the mean loss of a model on data, a scalar.
 
     Args:
         params: the model's parameters.
@@ -30,9 +30,6 @@ def loss(
         outputs: the model, a function (params, data) -> (n, ...).
         weights: (n,) weights of the examples; 1/n for each by default.
         per_sequence: (outputs, targets) -> (n,); logistic for two classes and cross-entropy for K by default.
-
-    Returns:
-        L, a scalar.
     """
     return losses.mean(per_sequence, outputs(params, data), data.targets, weights)
 
@@ -45,18 +42,15 @@ def loss_and_gradients(
     weights: Array | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> tuple[Array, dict[str, Array]]:
-    """Compute the loss and its gradients with respect to the named parameters.
+    """Return the mean loss and its gradient for each of the named parameters.
 
     Args:
         params: a frozen dataclass, NamedTuple or dict of arrays.
-        data: n examples.
+        data: see `loss`.
         train: names of the parameters to differentiate with respect to.
-        outputs: the model, a function (params, data) -> (n, ...).
-        weights: (n,) weights of the examples; 1/n for each by default.
+        outputs: see `loss`.
+        weights: see `loss`.
         per_sequence: see `loss`.
-
-    Returns:
-        The loss and ∂L/∂θ for every named θ.
 
     Raises:
         InputError: no parameter has one of these names.

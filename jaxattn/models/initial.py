@@ -16,17 +16,10 @@ Weights = Literal["identity", "normal"]
 def embeddings_query_head(
     key: Array, *, vocab_size: int, dim: int, num_classes: int, dtype: DTypeLike
 ) -> tuple[Array, Array, Array]:
-    """Sample E_s, p ~ N(0, I/d) and v uniform on the unit sphere, the same for all models with one key.
+    """Sample E (V, d) and p (d,) ~ N(0, I/d) and v, (d,) or (d, K), uniform on the unit sphere.
 
-    Args:
-        key: PRNG key. A model with more parameters samples them with `jax.random.fold_in(key, i)`.
-        vocab_size: V. A larger V does not change the rows of a smaller one.
-        dim: d.
-        num_classes: K; two classes share one head.
-        dtype: dtype of all parameters.
-
-    Returns:
-        E (V, d), p (d,) and v, (d,) or (d, K).
+    All models with one key have the same E, p and v. A model with more parameters samples them with
+    `jax.random.fold_in(key, i)`. A larger V does not change the rows of a smaller one.
 
     Raises:
         InputError: a size is below 1, or there are fewer than two classes.
@@ -58,7 +51,7 @@ def sizes(like: Corpus) -> dict[str, int]:
     return {"vocab_size": like.vocab_size, "num_classes": like.num_classes}
 
 
-def square(key: Array, dim: int, dtype: DTypeLike, weights: Weights = "normal") -> Array:
+def square_matrix(key: Array, dim: int, dtype: DTypeLike, weights: Weights = "normal") -> Array:
     """Return a (d, d) matrix: the identity, or entries N(0, 1/d), which preserve length on average.
 
     Raises:

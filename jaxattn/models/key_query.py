@@ -14,7 +14,7 @@ from jaxattn.base import Model
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.initial import Weights, embeddings_query_head, sizes, square
+from jaxattn.models.initial import Weights, embeddings_query_head, sizes, square_matrix
 
 
 @struct.dataclass(repr=False)
@@ -22,9 +22,7 @@ class Params(Brief):
     """Parameters of the one-layer model with a key-query matrix.
 
     Attributes:
-        E: (V, d) embeddings.
-        p: (d,) embedding of `<cls>`, the only query.
-        v: (d,) head, or (d, K) heads for K > 2 classes; unit norm each at initialisation.
+        E, p, v: as in `one_layer.Params`.
         W: (d, d) key-query matrix.
     """
 
@@ -44,24 +42,15 @@ def init(
     dtype: DTypeLike = jnp.float32,
     weights: Weights = "identity",
 ) -> Params:
-    """Sample E, p and v as for the one-layer model; W is the identity or has entries N(0, 1/d).
+    """Sample E, p and v as `one_layer.init`; W is the identity or has entries N(0, 1/d).
 
-    Args:
-        key: PRNG key.
-        vocab_size: V. A larger V does not change the rows of a smaller one.
-        dim: d.
-        num_classes: K; two classes share one head.
-        dtype: dtype of all parameters.
-        weights: "identity" for a model that starts as the one-layer model, or "normal".
-
-    Returns:
-        The parameters; E, p and v are those of the one-layer model for this key.
+    With `weights` "identity" the model starts as the one-layer model.
 
     Raises:
-        InputError: a size is below 1, there are fewer than two classes, or `weights` is unknown.
+        InputError: as for `one_layer.init`, or `weights` is neither "identity" nor "normal".
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
-    return Params(E=E, p=p, v=v, W=square(jax.random.fold_in(key, 1), dim, dtype, weights))
+    return Params(E=E, p=p, v=v, W=square_matrix(jax.random.fold_in(key, 1), dim, dtype, weights))
 
 
 def scores_and_values(params: Params) -> tuple[Array, Array]:
@@ -70,14 +59,7 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
 
 
 def outputs(params: Params, data: Corpus) -> Array:
-    """Compute f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X W p) for every sequence.
-
-    Args:
-        params: E (V, d), p (d,), v (d,) or (d, K), W (d, d).
-        data: n sequences over V tokens.
-
-    Returns:
-        (n,) for two classes, (n, K) for K heads.
+    """Return f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X W p) for every sequence, (n,) or (n, K).
 
     Source:
         The attention of Tarzanagh et al. (arXiv 2306.13596) with separate W and p, on trained embeddings.

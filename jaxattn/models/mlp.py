@@ -14,7 +14,7 @@ from jaxattn.base import Model
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.initial import Weights, embeddings_query_head, sizes, square
+from jaxattn.models.initial import Weights, embeddings_query_head, sizes, square_matrix
 
 
 @struct.dataclass(repr=False)
@@ -22,9 +22,7 @@ class Params(Brief):
     """Parameters of the model with a hidden layer. Its width is d, so that E v is defined.
 
     Attributes:
-        E: (V, d) embeddings.
-        p: (d,) embedding of `<cls>`, the only query.
-        v: (d,) head, or (d, K) heads for K > 2 classes; unit norm each at initialisation.
+        E, p, v: as in `one_layer.Params`.
         W: (d, d) weights of the hidden layer.
         b: (d,) bias of the hidden layer.
     """
@@ -46,27 +44,16 @@ def init(
     dtype: DTypeLike = jnp.float32,
     weights: Weights = "normal",
 ) -> Params:
-    """Sample E, p and v as for the one-layer model; W has entries N(0, 1/d), or is the identity; b = 0.
-
-    Args:
-        key: PRNG key.
-        vocab_size: V. A larger V does not change the rows of a smaller one.
-        dim: d.
-        num_classes: K; two classes share one head.
-        dtype: dtype of all parameters.
-        weights: initial W, "normal" or "identity".
-
-    Returns:
-        The parameters; E, p and v are those of the one-layer model for this key.
+    """Sample E, p and v as `one_layer.init`; W has entries N(0, 1/d) or is the identity; b = 0.
 
     Raises:
-        InputError: a size is below 1, there are fewer than two classes, or `weights` is unknown.
+        InputError: as for `one_layer.init`, or `weights` is neither "identity" nor "normal".
 
     Source:
         The initial values of W and b are not published; they are chosen here.
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
-    W = square(jax.random.fold_in(key, 1), dim, dtype, weights)
+    W = square_matrix(jax.random.fold_in(key, 1), dim, dtype, weights)
     return Params(E=E, p=p, v=v, W=W, b=jnp.zeros(dim, dtype))
 
 
@@ -76,18 +63,13 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
 
 
 def outputs(params: Params, data: Corpus) -> Array:
-    """Compute f(X) = v·relu(Σ_i q_i E_{x_i} W + b) with q = softmax(E_X p) for every sequence.
+    """Return f(X) = v·relu(Σ_i q_i E_{x_i} W + b) with q = softmax(E_X p) for every sequence, (n,) or (n, K).
 
-    Args:
-        params: E (V, d), p (d,), v (d,) or (d, K), W (d, d), b (d,).
-        data: n sequences over V tokens.
-
-    Returns:
-        (n,) for two classes, (n, K) for K heads. Intermediate arrays have n d numbers.
+    Intermediate arrays have n d numbers.
 
     Source:
-        The experiment with one MLP layer after the softmax, hidden width d, in the public review of
-        arXiv 2505.17282; the activation is not published and is a ReLU here.
+        The experiment with one MLP layer after the softmax, hidden width d, in the public review of arXiv
+        2505.17282; the activation is not published and is a ReLU here.
     """
     scores = params.E @ params.p
     # A minibatch has fewer averages than the vocabulary has tokens, so W multiplies the averages.

@@ -43,21 +43,12 @@ def init(
     num_classes: int = 2,
     dtype: DTypeLike = jnp.float32,
 ) -> Params:
-    """Sample E_s, p_h ~ N(0, I/d) and v_h uniform on the unit sphere.
+    """Sample E_s, p_h ~ N(0, I/d) and v_h uniform on the unit sphere; E, p_0 and v_0 as `one_layer.init`.
 
-    Args:
-        key: PRNG key.
-        vocab_size: V. A larger V does not change the rows of a smaller one.
-        dim: d.
-        heads: H. A larger H does not change the heads of a smaller one.
-        num_classes: K; two classes share one read-out in each head.
-        dtype: dtype of all parameters.
-
-    Returns:
-        The parameters; E, p_0 and v_0 are those of the one-layer model for this key.
+    `heads` is H. A larger H does not change the heads of a smaller one.
 
     Raises:
-        InputError: a size is below 1, or there are fewer than two classes.
+        InputError: as for `one_layer.init`, or `heads` is below 1.
     """
     if heads < 1:
         raise InputError(f"heads: {heads}; it must be at least 1")
@@ -78,15 +69,7 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
 
 
 def outputs(params: Params, data: Corpus) -> Array:
-    """Compute f(X) = (1/H) Σ_h Σ_i q_i^h (E_{x_i}·v_h) with q^h = softmax(E_X p_h) for every sequence.
-
-    Args:
-        params: E (V, d), p (H, d), v (H, d) or (H, d, K).
-        data: n sequences over V tokens.
-
-    Returns:
-        (n,) for two classes, (n, K) for K.
-    """
+    """Return f(X) = (1/H) Σ_h Σ_i q_i^h (E_{x_i}·v_h) with q^h = softmax(E_X p_h), (n,) or (n, K)."""
 
     def of_head(p: Array, v: Array) -> Array:
         return attend(data, params.E @ p, params.E @ v)

@@ -24,15 +24,9 @@ from jaxattn.models.span import Dim, infinite_by_name
 
 
 def project(E: Array | np.ndarray, p: Array | np.ndarray, v: Array | np.ndarray) -> tuple[Array, Array]:
-    """Compute the products of the embeddings with the query and the head.
+    """Return E p, (V,), and E v, (V,) or (V, K), for a head v (d,) or heads (d, K).
 
-    Args:
-        E: (V, d).
-        p: (d,).
-        v: (d,), or (d, K) heads.
-
-    Returns:
-        E p, (V,), and E v, (V,) or (V, K). Second derivatives must be computed forward over reverse.
+    Second derivatives must be computed forward over reverse.
     """
     if backend.platform() != "cpu":
         # Compilers for accelerators fuse the two products with the operations that read them.
@@ -103,9 +97,6 @@ def init(
         num_classes: K; two classes share one head.
         dtype: dtype of all parameters.
 
-    Returns:
-        The parameters.
-
     Raises:
         InputError: a size is below 1, or there are fewer than two classes.
 
@@ -124,14 +115,7 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
 
 
 def outputs(params: Params, data: Corpus) -> Array:
-    """Compute f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X p) for every sequence.
-
-    Args:
-        params: E (V, d), p (d,), v (d,) or (d, K).
-        data: n sequences over V tokens.
-
-    Returns:
-        (n,) for two classes, (n, K) for K heads.
+    """Return f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X p) for every sequence, (n,) or (n, K).
 
     Source:
         Model of arXiv 2505.17282: no positions, no 1/√d, no key or query matrix.

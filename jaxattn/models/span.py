@@ -1,7 +1,7 @@
 """Coordinates of the span of E, p and v, for training at any d, including infinity, at a cost set by V.
 
-A loss of E p and E v moves E, p and v only within the span of their initial rows, and depends on them only by
-their inner products. An isometry onto m = V + 1 + K coordinates (K = 1 for one head) changes no number that
+A loss of E p and E v depends on E, p and v only by their inner products, and moves them only within the span
+of their initial rows. An isometry onto m = V + 1 + K coordinates (K = 1 for one head) changes no number that
 does not depend on the axes of R^d:
 
     [p; v; E] = L Qᵀ,   L (m, m) lower triangular,   Q (d, m) with orthonormal columns.
@@ -89,14 +89,8 @@ def basis(
 ) -> Float[Array, "d m"]:
     """Return Q, which maps the parameters of `start`, also after training, to R^d: x = Q x_m.
 
-    For d < 16,384 these are the originally sampled vectors; for larger d, Q is a random isometry of the key.
-
-    Args:
-        key: as for `start`.
-        vocab_size: V.
-        dim: d > m.
-        num_classes: K.
-        dtype: dtype of the result.
+    The arguments are those of `start`, with d > m. For d < 16,384 the mapped initial parameters are the
+    originally sampled vectors; for larger d, Q is a random isometry of the key.
     """
     sizes: dict[str, Any] = {"vocab_size": vocab_size, "dim": dim, "num_classes": num_classes, "dtype": dtype}
     Q, R = jnp.linalg.qr(_together(Rows(*embeddings_query_head(key, **sizes))).T)

@@ -29,9 +29,6 @@ def scaled(key: Array, drawn: Array, *, scale: float | Array) -> Array:
         key: PRNG key, which is not used.
         drawn: the model's own initial value.
         scale: the factor.
-
-    Returns:
-        The initial value.
     """
     return jnp.asarray(scale, drawn.dtype) * drawn
 
@@ -41,19 +38,15 @@ def from_file(
 ) -> Array:
     """θ_0 from an array in a file: `.npy`, or `FILE.safetensors:KEY`.
 
-    With `vocabulary`, a text file with one token per line, row k of the array belongs to the token in line
-    k + 1. Other tokens of the corpus keep the value that the model samples.
+    With `vocabulary`, a text file with one token per line, row k of the array belongs to the token in line k
+    + 1. Other tokens of the corpus keep the value that the model samples.
 
     Args:
         key: PRNG key, which is not used.
         drawn: the value that the model samples.
         tokens: names of the V tokens.
         file: path of the file, relative to the sweep file.
-        vocabulary: path of a text file that lists the token of each row; by default, the rows must follow the
-            order of the corpus vocabulary.
-
-    Returns:
-        The initial value.
+        vocabulary: text file with the token of each row; by default, rows follow the corpus vocabulary.
 
     Raises:
         InputError: a file cannot be read, or its shape or its tokens do not fit.

@@ -18,15 +18,9 @@ __all__ = ["Params", "TwoLayer", "init", "outputs", "scores_and_values"]
 
 
 def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
-    """Compute f(X) = Σ_i q_i (H_i·v) with q = softmax(H p), H = Softmax(E_X E_Xᵀ) E_X, for every sequence.
+    """Return f(X) = Σ_i q_i (H_i·v), q = softmax(H p), H = Softmax(E_X E_Xᵀ) E_X (+ E_X if `residual`).
 
-    Args:
-        params: E (V, d), p (d,), v (d,) or (d, K).
-        corpus: n sequences over V tokens.
-        residual: True for H = Softmax(E_X E_Xᵀ) E_X + E_X.
-
-    Returns:
-        (n,) for two classes, (n, K) for K heads.
+    The shape is (n,) for two classes and (n, K) for K heads.
 
     Source:
         The two-layer experiment of arXiv 2505.17282, which does not say whether there is a residual.

@@ -16,7 +16,7 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.models.initial import Weights, embeddings_query_head, sizes, square
+from jaxattn.models.initial import Weights, embeddings_query_head, sizes, square_matrix
 
 
 @struct.dataclass(repr=False)
@@ -24,9 +24,7 @@ class Params(Brief):
     """Parameters of the two-layer model with weights.
 
     Attributes:
-        E: (V, d) embeddings.
-        p: (d,) embedding of `<cls>`.
-        v: (d,) head, or (d, K) heads for K > 2 classes; unit norm each at initialisation.
+        E, p, v: as in `one_layer.Params`.
         W1: (d, d) key-query matrix of the first layer.
         W2: (d, d) key-query matrix of the read-out.
     """
@@ -48,27 +46,18 @@ def init(
     dtype: DTypeLike = jnp.float32,
     weights: Weights = "identity",
 ) -> Params:
-    """Sample E, p and v as for the one-layer model; W1 and W2 are the identity or have entries N(0, 1/d).
+    """Sample E, p and v as `one_layer.init`; W1 and W2 are the identity or have entries N(0, 1/d).
 
-    Args:
-        key: PRNG key.
-        vocab_size: V. A larger V does not change the rows of a smaller one.
-        dim: d.
-        num_classes: K; two classes share one head.
-        dtype: dtype of all parameters.
-        weights: "identity" for a model that starts as the two-layer model without weights, or "normal".
-
-    Returns:
-        The parameters; E, p and v are those of the one-layer model for this key.
+    With `weights` "identity" the model starts as the two-layer model without weights.
 
     Raises:
-        InputError: a size is below 1, there are fewer than two classes, or `weights` is unknown.
+        InputError: as for `one_layer.init`, or `weights` is neither "identity" nor "normal".
 
     Source:
         The initial values of W1 and W2 are not published; they are chosen here.
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
-    W1, W2 = (square(jax.random.fold_in(key, number), dim, dtype, weights) for number in (1, 2))
+    W1, W2 = (square_matrix(jax.random.fold_in(key, number), dim, dtype, weights) for number in (1, 2))
     return Params(E=E, p=p, v=v, W1=W1, W2=W2)
 
 
@@ -78,21 +67,15 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
 
 
 def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
-    """Compute f(X) = Σ_i q_i (H_i·v) with q = softmax(H W2 p), H = Softmax(E_X W1 E_Xᵀ) E_X.
+    """Return f(X) = Σ_i q_i (H_i·v), q = softmax(H W2 p), H = Softmax(E_X W1 E_Xᵀ) E_X (+ E_X if `residual`).
 
-    Args:
-        params: E (V, d), p (d,), v (d,) or (d, K), W1 and W2 (d, d).
-        corpus: n sequences over V tokens.
-        residual: True for H = Softmax(E_X W1 E_Xᵀ) E_X + E_X.
-
-    Returns:
-        (n,) for two classes, (n, K) for K heads.
+    The shape is (n,) for two classes and (n, K) for K heads.
 
     Source:
         The two-layer experiment with weights in the public review of arXiv 2505.17282.
     """
     scores, values = scores_and_values(params)
-    queries = held_token_product(corpus, params.E, params.W1)
+    queries = _embedding_product(corpus, params.E, params.W1)
     return two_layer_attention(corpus, queries, params.E, scores, values, residual=residual)
 
 
@@ -126,27 +109,20 @@ class TwoLayerWeights(Model[Corpus], frozen=True, kw_only=True):
 ROWS = 512
 
 
-def held_token_product(
+def _embedding_product(
     corpus: Corpus, table: Float[Array, "V d"], matrix: Float[Array, "d m"]
 ) -> Float[Array, "V m"]:
-    """Multiply the embeddings of the tokens of a corpus with a matrix, E W.
+    """Return E W, (V, m), with rows of 0 for tokens that a minibatch does not contain.
 
-    Args:
-        corpus: n sequences over V tokens.
-        table: E, (V, d).
-        matrix: W, (d, m).
-
-    Returns:
-        (V, m), with rows of 0 for tokens that a minibatch does not contain. For other corpora, which contain
-        most tokens, and for small tables all rows are multiplied.
+    All rows are computed for other corpora, which contain most tokens, and for small tables.
     """
     if corpus.mean_entries is None or len(table) <= ROWS:
         return table @ matrix
-    return _held_product(corpus, table, matrix)
+    return _vmappable_product(corpus, table, matrix)
 
 
 @jax.custom_vjp
-def _held_product(corpus: Corpus, table: Array, matrix: Array) -> Array:
+def _vmappable_product(corpus: Corpus, table: Array, matrix: Array) -> Array:
     return _forward(corpus, table, matrix)[0]
 
 
@@ -176,11 +152,10 @@ def _backward(residuals: Any, cotangent: Array) -> tuple[Any, ...]:
     return None, *sequential_vmap(compute)(*residuals, cotangent)
 
 
-_held_product.defvjp(_forward, _backward)
+_vmappable_product.defvjp(_forward, _backward)
 
 
 def _fold(corpus: Corpus, visit: Any, carry: Any) -> Any:
-    """Fold over blocks of the tokens of a corpus: carry = visit(tokens, tokens clipped to V - 1, carry)."""
     bags, size = corpus.bags, corpus.vocab_size
     token = jnp.where(bags.count > 0, bags.index.astype(jnp.int32), size)
     # Integers, because a GPU has no atomic operation on booleans.

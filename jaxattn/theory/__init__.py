@@ -1,7 +1,7 @@
 """Theory: limits that the dynamics should reach, and certificates that they reached them.
 
-For a custom selection rule, pose a max-margin problem with `Constraints` and solve it with
-`max_margin_from_constraints`. `certify_max_margin` certifies the answer of any other solver.
+For a custom selection rule, pass `Constraints` to `max_margin_from_constraints`. `certify_max_margin`
+certifies the answer of any other solver.
 """
 
 from typing import TYPE_CHECKING

@@ -78,8 +78,8 @@ def active_set(
 
     The method keeps p optimal for a set of active pairs. It scans all pairs through the scores L p, adds a
     violated pair, and drops active pairs whose multiplier would become negative. ‖p‖ only grows, so 1 / ‖p‖
-    is an upper bound on the margin at every step. If a violated difference is a combination of active ones
-    with coefficients ≤ 0, these coefficients prove that no direction separates the selection.
+    is an upper bound on the margin. If a violated difference is a combination of active ones with
+    coefficients ≤ 0, these prove that no direction separates the selection.
 
     A scan costs O(V r + m), a step O(r k) with k ≤ r active pairs; memory is O(V r + r² + m).
 
@@ -94,8 +94,7 @@ def active_set(
     Returns:
         The multipliers; if the problem is infeasible, those of the proof.
 
-    Source: Goldfarb and Idnani, A numerically stable dual method for solving strictly convex quadratic
-        programs, Mathematical Programming 27 (1983), with partial pricing.
+    Source: Goldfarb and Idnani, Mathematical Programming 27 (1983), with partial pricing.
     """
     factor, required = _Factor(rows.shape[1]), np.broadcast_to(required, len(better))
     p, multipliers, steps, fresh = np.zeros(rows.shape[1]), np.zeros(0), 0, False
@@ -117,7 +116,7 @@ def active_set(
             if fresh:
                 break
             factor.refresh(difference(factor.active))
-            p, multipliers = _restart(factor, required)
+            p, multipliers = _solve_active(factor, required)
             fresh = True
             continue
         fresh = False
@@ -132,7 +131,7 @@ def active_set(
             chosen = int(violation.argmax())
             pair = int(pool[chosen])
             n = differences[chosen]
-            p, multipliers, more, separates = _take_in(factor, p, multipliers, pair, n, required[pair])
+            p, multipliers, more, separates = _add_pair(factor, p, multipliers, pair, n, required[pair])
             steps += more
             if not separates:
                 proof = spread_out(multipliers)
@@ -140,18 +139,17 @@ def active_set(
                 return Solution(proof, steps)
             violation = required[pool] - differences @ p
         # The factors represent the active pairs exactly; the running sums have accumulated rounding.
-        p, multipliers = _restart(factor, required)
+        p, multipliers = _solve_active(factor, required)
     return Solution(spread_out(multipliers), steps)
 
 
-def _take_in(
+def _add_pair(
     factor: _Factor, p: np.ndarray, multipliers: np.ndarray, pair: int, n: np.ndarray, required: float
 ) -> tuple[np.ndarray, np.ndarray, int, bool]:
     """Add a violated pair with difference n, and drop pairs whose multiplier would become negative.
 
-    Returns:
-        p, the multipliers, the number of steps, and True. If no direction separates the selection, the last
-        entry is False, and the multipliers, with 1 for the new pair, are the proof.
+    Return p, the multipliers, the number of steps, and False if no direction separates the selection. In that
+    case the multipliers, with 1 for the new pair, are the proof.
     """
     own, steps = 0.0, 0
     while True:
@@ -177,8 +175,7 @@ def _take_in(
         multipliers = np.delete(multipliers, leaving)
 
 
-def _restart(factor: _Factor, required: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Solve the equality-constrained problem on the active pairs: Nᵀ p = b, p = N λ."""
+def _solve_active(factor: _Factor, required: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     y = factor.solve(required[factor.active], transpose=True)
     return factor.q @ y, np.maximum(factor.solve(y), 0)
 

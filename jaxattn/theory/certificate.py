@@ -66,18 +66,18 @@ _REASONS = {
 class MaxMargin(Brief):
     """A max-margin direction and its certificate. NumPy arrays, float64; a batch adds a leading axis.
 
-    With pairs (s, s') and ties (s, s''), p = Σ λ (E_s - E_s') + Σ μ (E_s - E_s''), λ ≥ 0. The largest
-    margin of any unit direction lies between `margin` and `margin_bound`, so
+    With pairs (s, s') and ties (s, s''), p = Σ λ (E_s - E_s') + Σ μ (E_s - E_s''), λ ≥ 0. The largest margin
+    of any unit direction lies between `margin` and `margin_bound`, so
 
         ‖p - p_mm‖² ≤ duality_gap ‖p‖²   and   1 - cos(p, p_mm) ≤ 1 - √(1 - duality_gap).
 
-    If `certify_max_margin` is given a norm q other than 2, lengths of p are in ℓ_q and those of the sums in
-    its dual norm. The margins are then bounded as here, but the distance to p_mm is not.
+    In another norm q of `certify_max_margin`, lengths of p are in ℓ_q and those of the sums in its dual norm.
+    The margins are then bounded as here, but the distance to p_mm is not.
 
-    If it is infeasible, Σ λ (E_s - E_s') + Σ μ (E_s - E_s'') = 0 for multipliers near the given ones, with
-    Σ λ = 1: no direction has a positive product with every difference. `dual_residual`, at most 1e-14, is the
-    size of the sum in floating point, relative to the lengths of the differences. If the problem is undecided
-    or was not attempted, it is neither `feasible` nor `infeasible`.
+    If it is infeasible, the sum is 0 for multipliers near the given ones with Σ λ = 1: no direction has a
+    positive product with every difference. `dual_residual`, at most 1e-14, is the size of the sum in floating
+    point, relative to the lengths of the differences. An undecided problem is neither `feasible` nor
+    `infeasible`.
 
     Attributes:
         p: (d,); the shortest vector with p·(E_s - E_s') ≥ 1 for all pairs; NaN if there is none.
@@ -89,9 +89,9 @@ class MaxMargin(Brief):
         tie_multipliers: (t,); μ, of any sign.
         primal_residual: (); largest violation of a pair or tie by p; NaN if not feasible.
         dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, summed pair by pair. In a norm
-            other than 2: the relative gap in Hölder's inequality between p and the sum. If not feasible:
-            ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, rounding included. No direction that
-            keeps the ties has a cosine above it with every difference.
+            other than 2: the relative gap in Hölder's inequality between p and the sum. If not feasible: ‖Σ λ
+            (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, rounding included. No direction that keeps
+            the ties has a cosine above it with every difference.
         duality_gap: (); 1 - (margin / margin_bound)², the relative gap of ½ ‖p‖²; 1 if not feasible.
         num_pairs: () int; number of distinct pairs of the problem.
         iterations: () int; iterations of the solver.
@@ -192,8 +192,8 @@ def certify_max_margin(
         iterations: number of iterations of the solver, copied to the result.
 
     Returns:
-        The certificate. Its `status` is SOLVED, LOOSE, INFEASIBLE or UNDECIDED, or NOTHING if no pair has
-        a positive required margin.
+        The certificate. Its `status` is SOLVED, LOOSE, INFEASIBLE or UNDECIDED, or NOTHING if no pair has a
+        positive required margin.
 
     Raises:
         InputError: the number of multipliers differs from the number of pairs or ties.
@@ -240,7 +240,7 @@ def certify_max_margin(
         found |= {"multipliers": weight, "tie_multipliers": tie_weight, "dual_residual": residual}
         return replace(unsolved(status, E.shape[1]), **found)
     if tolerance < 1 - 1 / (norm(p, q) * length) ** 2 < _ROUNDING:
-        p = _met(E, constraints, tight, p, q)
+        p = _tightened(E, constraints, tight, p, q)
     margin = 1 / norm(p, q)
     scale = 1 / (margin * max(norm(summed, dual), np.finfo(float).tiny))
     weight, tie_weight = scale * weight, scale * tie_weight
@@ -252,7 +252,7 @@ def certify_max_margin(
         multipliers=weight,
         tie_multipliers=tie_weight,
         primal_residual=max(float((required - values).max()), untied, 0.0),
-        dual_residual=_misfit(p, np.append(weight, tie_weight) @ differences, q),
+        dual_residual=_stationarity(p, np.append(weight, tie_weight) @ differences, q),
         duality_gap=gap,
         status=np.int8(Status.SOLVED if gap <= tolerance else Status.LOOSE),
         **found,
@@ -286,8 +286,8 @@ def _values(
     """Compute p·(E_s - E_s') of all pairs, (m,), and an upper bound on |p·(E_s - E_s'')| of the ties.
 
     Rounding errors of scores are relative to the longest embeddings, which may be far above the margin.
-    Candidates for the smallest value are therefore summed over the difference, and where that cancels too,
-    in extended precision minus their rounding error.
+    Candidates for the smallest value are therefore summed over the difference and, where that cancels too, in
+    extended precision minus their rounding error.
     """
     better, worse, _, _, required = constraints
     scores, sizes, strict = E @ p, lengths(E) * np.linalg.norm(p), required > 0
@@ -315,7 +315,6 @@ def _at_least(rows: np.ndarray, p: np.ndarray) -> np.ndarray:
 
 
 def _scaled(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray) -> np.ndarray | None:
-    """Scale p until every pair reaches its required margin; return None if no scale does."""
     if not (np.isfinite(p).all() and p.any()):
         return None
     values, untied = _values(E, constraints, tight, p)
@@ -328,19 +327,14 @@ def _scaled(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarra
     return p / lowest if (values[below] >= -_LEVEL * size).all() else None
 
 
-def _misfit(p: np.ndarray, summed: np.ndarray, q: float) -> float:
+def _stationarity(p: np.ndarray, summed: np.ndarray, q: float) -> float:
     """Compute the relative distance of the sum from the gradient of ½ ‖p‖_q²."""
     if q == 2:
         return float(np.linalg.norm(p - summed) / np.linalg.norm(p))
     return float(1 - p @ summed / (norm(p, q) * norm(summed, dual_norm(q))))
 
 
-def _met(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray, q: float) -> np.ndarray:
-    """Return p with the tight constraints met as equalities, or the given p if that is longer.
-
-    Where the margin is small the multipliers are large, and their sum has rounding errors of ε Σ λ, which
-    lower its smallest margin. The upper bound is not affected: it is relative to ‖Σ λ ...‖.
-    """
+def _tightened(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray, q: float) -> np.ndarray:
     from scipy.linalg import lstsq  # slow to import
 
     rows = np.concatenate([tight.pairs, tight.ties])
@@ -375,15 +369,14 @@ def bounds(
 ) -> tuple[float, float]:
     """Return lower and upper bounds on the largest m with A p ≥ m b for a unit direction p.
 
-    min over b > 0 of (A w) / b / ‖w‖ ≤ margin ≤ ‖w‖ / λ·b  with  w = Aᵀ λ.
+        min over b > 0 of (A w) / b / ‖w‖ ≤ margin ≤ ‖w‖ / λ·b  with  w = Aᵀ λ.
+
+    The lower bound is negative if A w is negative where b = 0.
 
     Args:
         rows: (m, r); the differences A.
         multipliers: (m,); λ ≥ 0, λ·b > 0.
         required: b ≥ 0, (m,) or one number for all pairs.
-
-    Returns:
-        The two bounds. The lower bound is negative if A w is negative where b = 0.
     """
     required = np.broadcast_to(required, len(rows))
     w = rows.T @ multipliers

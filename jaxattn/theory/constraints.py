@@ -91,8 +91,8 @@ def distinct_tokens(
 
     Returns:
         (R, W) bool, True for the N bag entries that hold a token; (N,) int, the sequence of each such entry;
-        and (N,) int, its token. Indexing an array of the bags with the first output gives the order of the
-        other two: `corpus.bags.count[present]` are the counts.
+        and (N,) int, its token. The order is that of indexing with the mask, as in
+        `corpus.bags.count[present]`.
     """
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
@@ -100,14 +100,10 @@ def distinct_tokens(
     return present, sequence, np.asarray(bags.index)[present].astype(int)
 
 
-def circle(constraints: Constraints) -> np.ndarray:
-    """Find pairs that contradict each other for all embeddings: a > b ≥ ... ≥ a up to ties.
+def find_cycle(constraints: Constraints) -> np.ndarray:
+    """Return the indices (k,) of pairs that form a cycle a > b ≥ ... ≥ a up to ties, empty if there is none.
 
-    Args:
-        constraints: the constraints.
-
-    Returns:
-        (k,) int; the indices of the pairs in one cycle, empty if there is none.
+    Such pairs contradict each other for all embeddings.
     """
     from scipy.sparse import coo_array, csr_array  # slow to import
     from scipy.sparse.csgraph import breadth_first_order, connected_components
@@ -132,15 +128,10 @@ def circle(constraints: Constraints) -> np.ndarray:
     return np.array(around)
 
 
-def coinciding(E: np.ndarray, constraints: Constraints) -> int | None:
-    """Find a pair of tokens with equal embeddings and a positive required margin: it contradicts itself.
+def find_equal_keys(E: np.ndarray, constraints: Constraints) -> int | None:
+    """Return the index of a pair that contradicts itself, or None.
 
-    Args:
-        E: (V, d) float64.
-        constraints: the constraints.
-
-    Returns:
-        The index of one such pair, or None.
+    Its tokens have equal embeddings and a positive required margin.
     """
     better, worse, *_, required = constraints
     size = np.einsum("ij,ij->i", E, E)
@@ -153,15 +144,14 @@ def coinciding(E: np.ndarray, constraints: Constraints) -> int | None:
 def tie_classes(
     one: Int[np.ndarray, " t"], other: Int[np.ndarray, " t"], vocab_size: int
 ) -> Int[np.ndarray, " V"]:
-    """Return the smallest token of the class of each token, where tied tokens share a class.
+    """Return the smallest token of the class of each token, (V,) int32, where tied tokens share a class.
+
+    A token without a tie forms its own class.
 
     Args:
         one: (t,) int; tokens.
         other: (t,) int; the token that each of them ties with.
         vocab_size: V.
-
-    Returns:
-        (V,) int32; `leader` of `Constraints`. A token without a tie forms its own class.
     """
     from scipy.sparse import coo_array  # slow to import
     from scipy.sparse.csgraph import connected_components

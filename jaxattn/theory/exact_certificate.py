@@ -38,7 +38,7 @@ class ExactCertificate(NamedTuple):
 
 
 def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> ExactCertificate:
-    """Compute a certificate of a max-margin direction, or of its absence, in exact arithmetic.
+    """Return a certificate of a max-margin direction, or of its absence, in exact arithmetic.
 
         p·(Φ_s - Φ_t) ≥ 1  for all X, selected s and other tokens t of X,
         ‖q‖² ≥ (1 - gap) ‖p‖²  for every q that meets these constraints;
@@ -50,16 +50,13 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
         selection: the selection that was separated, one distinct token per sequence.
         answer: its max-margin direction, `max_margin(scores, selection)`.
 
-    Returns:
-        The certificate.
-
     Raises:
         InputError: `answer` is a batch or undecided, the selection has ties, p does not separate the
-            selection in exact arithmetic, or no exact multipliers are found for an infeasible selection of
-            more than 128 pairs with a multiplier.
+            selection exactly, or no exact multipliers are found for an infeasible selection of more than 128
+            pairs.
 
     Source:
-        Weak duality and Gordan's theorem; the format and its checker are this library's.
+        Weak duality and Gordan's theorem.
     """
     if np.ndim(answer.margin) != 0 or len(answer.pairs) == 0 or np.isnan(answer.decided):
         raise InputError(f"answer: no single direction to certify ({answer.reason})")
@@ -74,7 +71,7 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
     data = header + keys.astype("<f8").tobytes() + np.array(entries, "<i4").tobytes()
     claim = {"sha256": hashlib.sha256(data).hexdigest()}
     if answer.infeasible:
-        return ExactCertificate(claim | {"multipliers": _combination(keys, answer)}, data, math.nan)
+        return ExactCertificate(claim | {"multipliers": _exact_pairs(keys, answer)}, data, math.nan)
     p, weights = _integers(np.asarray(answer.p)), _integers(np.asarray(answer.multipliers))
     pairs = [(int(s), int(t), x) for (s, t), x in zip(answer.pairs, weights, strict=True) if x]
     exact, w, unit = _scores_and_sum(keys, p, pairs)
@@ -92,16 +89,14 @@ def write_certificate(
 ) -> ExactCertificate:
     """Write the certificate of `certify_exactly` to a JSON file, and its data to a `.bin` file next to it.
 
-    `python jaxattn/theory/check_certificate.py PATH` checks them with Python's standard library alone.
+    `python jaxattn/theory/check_certificate.py PATH` checks them with Python's standard library alone. The
+    gap of the returned certificate is exact; `answer.duality_gap` is computed in floating point.
 
     Args:
         path: the JSON file.
         scores: see `certify_exactly`.
         selection: see `certify_exactly`.
         answer: see `certify_exactly`.
-
-    Returns:
-        The certificate. `answer.duality_gap` is its `gap` in floating point.
 
     Raises:
         InputError: see `certify_exactly`.
@@ -115,8 +110,7 @@ def write_certificate(
     return found
 
 
-def _combination(keys: np.ndarray, answer: MaxMargin) -> list[tuple[int, int, int]]:
-    """Return pairs with integer multipliers whose sum of differences is exactly zero."""
+def _exact_pairs(keys: np.ndarray, answer: MaxMargin) -> list[tuple[int, int, int]]:
     found = exact_multipliers(keys, np.asarray(answer.pairs), np.asarray(answer.multipliers))
     if found is None:
         raise InputError("answer: infeasible in floating point; no exact multipliers were found")
@@ -125,7 +119,6 @@ def _combination(keys: np.ndarray, answer: MaxMargin) -> list[tuple[int, int, in
 
 
 def _sequences(scores: Scores, selection: Selection) -> list[tuple[int, list[int]]]:
-    """List the selected token of every sequence, and its other distinct tokens."""
     present, owner, token = distinct_tokens(scores.corpus)
     chosen = np.asarray(selection.mask)[present]
     selected = dict(zip(owner[chosen].tolist(), token[chosen].tolist(), strict=True))
@@ -136,7 +129,7 @@ def _sequences(scores: Scores, selection: Selection) -> list[tuple[int, list[int
 
 
 def _integers(x: np.ndarray) -> list[int]:
-    """Round numbers to integer multiples of a common power of two, with _BITS bits for the largest one."""
+    """Round numbers to integer multiples of a common power of two, with _BITS bits for the largest."""
     shift = _BITS - math.frexp(float(np.abs(x).max()))[1]
     return [round(Fraction(value) * Fraction(2) ** shift) for value in x.tolist()]
 

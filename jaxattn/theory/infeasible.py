@@ -1,9 +1,9 @@
 """Proofs that no direction separates a selection.
 
-By Gordan's and Motzkin's theorems the constraints p·D_i > 0, p·T_j = 0 have no solution if and only if
-Σ λ_i D_i + Σ μ_j T_j = 0 for some λ ≥ 0 that is not zero. With floating-point multipliers the sum is small,
-not zero. A small sum alone is no proof: the differences (±1, 1e-16) have one too, but (0, 1) separates them.
-So a small sum counts as a proof only if exact multipliers exist nearby:
+By Gordan's and Motzkin's theorems the constraints p·D_i > 0, p·T_j = 0 have no solution if and only if Σ λ_i
+D_i + Σ μ_j T_j = 0 for some λ ≥ 0 that is not zero. A sum that is small in floating point is no proof: the
+differences (±1, 1e-16) have one too, but (0, 1) separates them. It counts as a proof only if exact
+multipliers exist nearby:
 
 - If there are more differences than dimensions and they span the whole space, the remainder of the sum is a
   combination of them, with coefficients that are too small to change a sign.
@@ -27,15 +27,14 @@ def proves_infeasible(
 ) -> bool:
     """Return True if exact multipliers with a sum of zero are proven to exist near the given ones.
 
+    False does not prove the contrary.
+
     Args:
         E: (V, d) float64.
         pairs: (k, 2) int; pairs (s, s') with a multiplier.
         ties: (t, 2) int.
         multipliers: (k,); λ > 0.
         tie_multipliers: (t,); μ.
-
-    Returns:
-        True if they are proven to exist; False does not prove the contrary.
     """
     ends = np.concatenate([pairs, ties])
     differences = E[ends[:, 0]] - E[ends[:, 1]]
@@ -44,24 +43,23 @@ def proves_infeasible(
     size = np.abs(differences).max(axis=1)
     size[size == 0] = 1
     rows, weight = differences / size[:, None], np.append(multipliers, tie_multipliers) * size
-    if _spanned(rows, weight, len(pairs)):
+    if _proved_by_span(rows, weight, len(pairs)):
         return True
-    return len(ends) <= _MOST and _exactly(E, ends, rows, weight, size, len(pairs)) is not None
+    return len(ends) <= _MOST and _rational_multipliers(E, ends, rows, weight, size, len(pairs)) is not None
 
 
 def exact_multipliers(
     E: np.ndarray, pairs: np.ndarray, multipliers: np.ndarray, most: int = 128
 ) -> list[Fraction] | None:
-    """Solve for multipliers near the given ones whose sum of differences is exactly zero.
+    """Return multipliers near the given ones whose sum of differences is exactly zero, or None.
+
+        λ ≥ 0, not all zero, with Σ λ (E_s - E_s') = 0
 
     Args:
         E: (V, d) float64.
         pairs: (k, 2) int; pairs (s, s') with a multiplier.
         multipliers: (k,); λ > 0.
         most: largest k; 100 multipliers take some 10 seconds, and the time grows like k⁵.
-
-    Returns:
-        λ ≥ 0 for each pair with Σ λ (E_s - E_s') = 0, not all zero; None if none is found.
     """
     differences = E[pairs[:, 0]] - E[pairs[:, 1]]
     size = np.abs(differences).max(axis=1)
@@ -70,11 +68,10 @@ def exact_multipliers(
         return [Fraction(int(i == equal[0])) for i in range(len(pairs))]
     if len(pairs) > most:
         return None
-    return _exactly(E, pairs, differences / size[:, None], multipliers * size, size, len(pairs))
+    return _rational_multipliers(E, pairs, differences / size[:, None], multipliers * size, size, len(pairs))
 
 
-def _spanned(rows: np.ndarray, weight: np.ndarray, pairs: int) -> bool:
-    """Return True if the rows are overcomplete and span the space, and the remainder changes no sign."""
+def _proved_by_span(rows: np.ndarray, weight: np.ndarray, pairs: int) -> bool:
     k, dim = rows.shape
     if k <= dim:
         return False
@@ -87,10 +84,9 @@ def _spanned(rows: np.ndarray, weight: np.ndarray, pairs: int) -> bool:
     return bool((np.abs(left) + rounding < weight)[:pairs].all())
 
 
-def _exactly(
+def _rational_multipliers(
     E: np.ndarray, ends: np.ndarray, rows: np.ndarray, weight: np.ndarray, size: np.ndarray, pairs: int
 ) -> list[Fraction] | None:
-    """Solve for the multipliers of a basis in rational numbers, with the other ones given; check the sum."""
     from scipy.linalg import qr  # slow to import
 
     _, triangle, order = qr(rows.T, mode="economic", pivoting=True)
@@ -108,7 +104,7 @@ def _exactly(
     system = [
         [exact[int(i)][j] for i in basis] + [-sum(x * exact[i][j] for i, x in known.items())] for j in columns
     ]
-    solved = _solve(system)
+    solved = _solve_integers(system)
     if solved is None:
         return None
     known |= {int(i): x for i, x in zip(basis, solved, strict=True)}
@@ -117,8 +113,8 @@ def _exactly(
     return [known[i] for i in range(len(ends))] if positive and zero else None
 
 
-def _solve(system: list[list[Fraction]]) -> list[Fraction] | None:
-    """Solve a square system, with the right side in the last column, by Bareiss elimination in integers."""
+def _solve_integers(system: list[list[Fraction]]) -> list[Fraction] | None:
+    """Solve a square system, with the right side in the last column, by Bareiss elimination."""
     rows = []
     for row in system:
         scale = math.lcm(*(x.denominator for x in row))

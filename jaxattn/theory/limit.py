@@ -18,10 +18,10 @@ from jaxattn.theory.selection import Selection, one_minus_cosine, require_finite
 
 
 def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
-    """Compute the first and second derivatives of the loss by the outputs.
+    """Return the first and second derivatives of the loss by the outputs.
 
-    Logistic:       -∂ℓ/∂f = y σ(-y f),     ∂²ℓ/∂f² = σ(y f) σ(-y f).
-    Cross-entropy:  -∂ℓ/∂f = e_y - π = (1 - π_y) (e_y - π'),   ∂²ℓ/∂f² = Σ_k π_k (e_k - π)(e_k - π)ᵀ,
+        Logistic:       -∂ℓ/∂f = y σ(-y f),     ∂²ℓ/∂f² = σ(y f) σ(-y f).
+        Cross-entropy:  -∂ℓ/∂f = e_y - π = (1 - π_y) (e_y - π'),   ∂²ℓ/∂f² = Σ_k π_k (e_k - π)(e_k - π)ᵀ,
 
     with π = softmax(f) and π' the softmax over the classes other than y.
 
@@ -29,9 +29,6 @@ def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
         f: (n, C) float64.
         labels: (n,) int; -1 and +1 for two classes, 0 .. K-1 for more.
         num_classes: K.
-
-    Returns:
-        Both derivatives.
     """
     if num_classes == 2:
         agreement = labels * f[:, 0]
@@ -160,18 +157,15 @@ def certify_limit(
     derivative. All of this is local because the loss is not convex, so p must be on course to p_*.
 
     Args:
-        scores: keys Φ (m, D), values γ, and bags of n sequences; two classes and the logistic loss, or
-            K > 2 classes and cross-entropy.
+        scores: keys Φ (m, D), values γ, and bags of n sequences; two classes and the logistic loss, or K > 2
+            classes and cross-entropy.
         p: (D,); a point of the path, from which the finite differences of tied scores are taken.
         selection: tokens on top of every sequence in the limit, `Path.selection`.
         tolerance: largest relative duality gap of a solved problem.
 
-    Returns:
-        The certificate. Everything in it is recomputed from the arguments.
-
     Raises:
-        InputError: the scores have no values, an array holds NaN or inf, a sequence has no selected token, or
-            shapes do not match.
+        InputError: the scores have no values, an array contains NaN or inf, a sequence has no selected token,
+            or shapes do not match.
 
     Source:
         docs/notes/exact_flow_ties.md.
@@ -181,7 +175,7 @@ def certify_limit(
     require_finite(keys=scores.keys, p=p, values=scores.values)
     E, p, values = (np.asarray(x, np.float64) for x in (scores.keys, p, scores.values))
     if E.shape != (corpus.vocab_size, len(p)):
-        raise InputError(f"shapes do not fit: keys {E.shape}, p {p.shape}; give (m, D) and (D,)")
+        raise InputError(f"shapes do not match: keys {E.shape}, p {p.shape}; give (m, D) and (D,)")
     values = values.reshape(len(E), -1)
     found = constraints(corpus, selection)
     entries = _entries(corpus, selection, E @ p, values)
@@ -195,17 +189,17 @@ def certify_limit(
     required = np.zeros(np.shape(selection.mask))
     required[np.asarray(corpus.bags.count) > 0] = rate
     direction = max_margin_from_constraints(E, constraints(corpus, selection, required), tolerance=tolerance)
-    drawn, level = _drawn(E, entries, order, direction, tied.normals)
+    drawn, level = _attracting(E, entries, order, direction, tied.normals)
     apart = E @ direction.p
     apart = apart[entries.top] - apart[entries.token]
     cancels = order.group >= 0
     unknown = np.append(order.unknown, False)[order.group]
     return Limit(
         direction=direction,
-        away=_away(E @ p, E @ direction.p, entries),
+        away=_angle(E @ p, E @ direction.p, entries),
         gradient=gradient,
         curvature=curvature,
-        loose=_along(E, direction, slack),
+        loose=_loose_force(E, direction, slack),
         drawn=drawn,
         level=level,
         idle=apart[cancels].min(initial=np.inf),
@@ -232,23 +226,20 @@ def _entries(corpus: Corpus, selection: Selection, scores: np.ndarray, values: n
     return Entries(sequence, token, top, chosen, log_weight, value, f, log_total)
 
 
-def _away(scores: np.ndarray, limit: np.ndarray, entries: Entries) -> float:
-    """Compute 1 - cos between the distances to the top at p and in the limit."""
+def _angle(scores: np.ndarray, limit: np.ndarray, entries: Entries) -> float:
     top, low = entries.top[~entries.chosen], entries.token[~entries.chosen]
     apart = limit[top] - limit[low]
     return float(one_minus_cosine(scores[top] - scores[low], apart)) if apart.any() else 0.0
 
 
 def _required(order: Orders) -> np.ndarray:
-    """Return the rate that each repelled pair must have, (N,); 0 for other pairs."""
     squares = np.append(np.diag(order.second) > 0, False)[order.group]
     return np.where(order.first > 0, 1.0, np.where(squares, 0.5, 0.0))
 
 
-def _drawn(
+def _attracting(
     E: np.ndarray, entries: Entries, order: Orders, direction: MaxMargin, normals: np.ndarray
 ) -> tuple[float, float]:
-    """Return the smallest rate of attracting terms, and the part of those at rate 1 that is not held."""
     if not direction.feasible:
         return np.inf, 0.0
     number = np.unique(order.group[order.group >= 0], return_index=True)[1]
@@ -276,14 +267,13 @@ def _drawn(
 
 
 def _summed(index: np.ndarray, columns: np.ndarray, size: int) -> np.ndarray:
-    """Sum the rows of (N, C) by index, (size, C)."""
     return np.stack([np.bincount(index, column, size) for column in columns.T], axis=1)
 
 
 def _balance(
     E: np.ndarray, leader: np.ndarray, entries: Entries, loss: Residual
 ) -> tuple[float, float, np.ndarray, TiedPart]:
-    """Compute the gradient of the tied loss on 𝒯, its curvature, the loose directions and its Hessian."""
+    """Return the gradient and curvature of the tied loss on 𝒯, the loose directions, and its Hessian."""
     nothing = np.zeros((0, E.shape[1]))
     alone = 0.0, np.inf, nothing, TiedPart(nothing, 0.0, np.zeros((0, 0)))
     tied = np.flatnonzero(np.bincount(leader, minlength=len(E))[leader] > 1)
@@ -328,8 +318,7 @@ def _balance(
     return gradient, curvature, (vectors.T @ normals)[loose], part
 
 
-def _along(E: np.ndarray, direction: MaxMargin, slack: np.ndarray) -> float:
-    """Compute the part of the tie multipliers' force along loose directions, relative to ‖p_*‖."""
+def _loose_force(E: np.ndarray, direction: MaxMargin, slack: np.ndarray) -> float:
     ties = direction.ties
     if not (direction.feasible and direction.p.any() and len(ties) and len(slack)):
         return 0.0

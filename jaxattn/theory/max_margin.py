@@ -22,7 +22,7 @@ from jaxattn.theory.certificate import (
     lengths,
     unsolved,
 )
-from jaxattn.theory.constraints import Constraints, circle, coinciding, constraints
+from jaxattn.theory.constraints import Constraints, constraints, find_cycle, find_equal_keys
 from jaxattn.theory.normalised import solve_normalised
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
@@ -83,7 +83,7 @@ def max_margin(
         The direction, its margin and its certificate.
 
     Raises:
-        InputError: Φ holds NaN or inf, a sequence has no selected token, or shapes do not match.
+        InputError: Φ contains NaN or inf, a sequence has no selected token, or shapes do not match.
 
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the max-margin problem; ties as in Tarzanagh et al. 2023
         (arXiv 2308.16898).
@@ -96,7 +96,7 @@ def max_margin(
 def max_margin_from_constraints(
     keys: Float[Array | np.ndarray, "V d"], constraints: Constraints, *, tolerance: float = 1e-10
 ) -> MaxMargin:
-    """Find the shortest p whose scores Φ p meet given constraints, with a certificate.
+    """Find the shortest p whose scores Φ p meet given constraints, with its certificate.
 
         p = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s') ≥ required for all pairs,  p·(Φ_s - Φ_s'') = 0 for all ties.
 
@@ -107,17 +107,14 @@ def max_margin_from_constraints(
         constraints: m pairs and t ties of V tokens.
         tolerance: largest relative duality gap of a solved problem.
 
-    Returns:
-        The direction and its certificate, as `max_margin` returns them.
-
     Raises:
-        InputError: Φ holds NaN or inf, or its number of rows differs from the number of tokens.
+        InputError: Φ contains NaN or inf, or its number of rows differs from the number of tokens.
     """
     keys, tokens = np.asarray(keys, np.float64), len(constraints.leader)
     if keys.ndim != 2 or len(keys) != tokens:
         raise InputError(f"keys: shape {keys.shape} for {tokens} tokens; give (V, d)")
     require_finite(keys=keys)
-    problem = _pose(keys, constraints)
+    problem = _problem(keys, constraints)
     return problem if isinstance(problem, MaxMargin) else problem.solve(tolerance)
 
 
@@ -129,12 +126,12 @@ def max_margin_batch(
 ) -> MaxMargin:
     """Solve one max-margin problem per seed, all at once.
 
-    Seeds with NaN, with a sequence without selected token, or with an infeasible selection are reported in
-    `status` and `reason` and do not affect the other seeds.
+    `status` and `reason` report seeds with NaN, with a sequence without selected token, or with an infeasible
+    selection; these do not affect the other seeds.
 
     Args:
-        scores: keys (S, m, D) of each seed; one corpus for all seeds, or one for each: arrays with a
-            leading axis S.
+        scores: keys (S, m, D) of each seed; one corpus for all seeds, or one for each: arrays with a leading
+            axis S.
         selection: the selection of each seed, mask (S, R, W).
         tolerance: largest relative duality gap of a solved problem.
 
@@ -168,22 +165,21 @@ def max_margin_batch(
 def _prepare(scores: Scores, selection: Selection) -> _Problem | MaxMargin:
     require_keys(scores.keys, scores.corpus)
     keys = np.asarray(scores.keys, np.float64)
-    return _pose(keys, constraints(scores.corpus, selection))
+    return _problem(keys, constraints(scores.corpus, selection))
 
 
-def _pose(E: np.ndarray, found: Constraints) -> _Problem | MaxMargin:
-    """Build the problem, or return its result directly if the embeddings do not affect it."""
+def _problem(E: np.ndarray, found: Constraints) -> _Problem | MaxMargin:
     better, worse, ties, _, required = found
     largest = np.abs(E).max(initial=0)
     if largest > LARGEST or 0 < largest < SMALLEST:
         return unsolved(Status.INVALID, E.shape[1], ties=ties)
     if not required.any():
         return unsolved(Status.NOTHING, E.shape[1], ties=ties)
-    same = coinciding(E, found)
+    same = find_equal_keys(E, found)
     if same is not None:
         alone = 1.0 * (np.arange(len(better)) == same)
         return certify_max_margin(E, found, alone, np.zeros(len(ties)), tolerance=0.0)
-    around = circle(found)
+    around = find_cycle(found)
     if len(around):
         multipliers = np.zeros(len(better))
         multipliers[around] = 1
@@ -193,14 +189,10 @@ def _pose(E: np.ndarray, found: Constraints) -> _Problem | MaxMargin:
         return replace(answer, status=np.int8(Status.CIRCLE))
     rows = np.asarray(np.linalg.qr(E.T, mode="r")).T if len(E) < E.shape[1] else E
     rows = rows / max(np.sqrt(np.square(rows).sum(axis=1).max()), np.finfo(float).tiny)
-    return _Problem(E, found, _untie(rows, ties))
+    return _Problem(E, found, _project_out(rows, ties))
 
 
-def _untie(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
-    """Project the embeddings orthogonally to the differences of tied tokens.
-
-    The shortest p with these ties lies in that subspace, where the problem has no ties.
-    """
+def _project_out(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
     if len(ties) == 0:
         return rows
     _, size, vt = np.linalg.svd(rows[ties[:, 1]] - rows[ties[:, 0]], full_matrices=False)
@@ -262,7 +254,7 @@ _DEPENDENT = 1e-10
 
 
 def differentiable_direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMargin) -> Float[Array, " d"]:
-    """Return the p of a solved problem as a differentiable function of E. Pure: supports jit, grad and vmap.
+    """Return the p of a solved problem, (d,), as a differentiable function of E, for jit, grad and vmap.
 
         p(E) = N⁺ b,   N = (E_s - E_s' of the support, E_s - E_s'' of the ties),   b = (1, ..., 1, 0, ..., 0)
 
@@ -278,9 +270,6 @@ def differentiable_direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMar
     Args:
         E: (V, d) float64; embeddings, equal or close to those of the answer.
         answer: one solved problem in which every pair has required margin 1.
-
-    Returns:
-        (d,); p of the answer, if E is that of the answer.
 
     Raises:
         InputError: `answer` is a batch, has no solution, has required margins other than 1, or has another

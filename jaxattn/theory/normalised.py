@@ -22,8 +22,8 @@ def solve_normalised(E: np.ndarray, found: Constraints) -> tuple[Solution, np.nd
 
         q = argmin ‖q‖²  s.t.  Â q ≥ 1,
 
-    exists if and only if a separating direction does, and its problem is well scaled. The shortest p solves
-    Â p ≥ b / ‖A‖. It is then shifted along q to remove violations that come from rounding.
+    exists if and only if a separating direction does, and its problem is well scaled. The shortest p solves Â
+    p ≥ b / ‖A‖. It is then shifted along q to remove violations that come from rounding.
 
     Args:
         E: (V, d) float64; the keys.
@@ -35,7 +35,7 @@ def solve_normalised(E: np.ndarray, found: Constraints) -> tuple[Solution, np.nd
     better, worse, ties, _, required = found
     rows, strict = E[better] - E[worse], required > 0
     size = lengths(rows)
-    rows = _across(rows, E[ties[:, 0]] - E[ties[:, 1]])
+    rows = _orthogonal_to(rows, E[ties[:, 0]] - E[ties[:, 1]])
     left = lengths(rows)
     inside = left <= _ROUNDING * size
     if (inside & strict).any():  # the ties alone contradict these pairs
@@ -43,8 +43,8 @@ def solve_normalised(E: np.ndarray, found: Constraints) -> tuple[Solution, np.nd
     left = np.where(inside, np.inf, left)
     rows, height = rows / left[:, None], required / left
     height = height / height.max()
-    basis, rows = (None, rows) if len(rows) >= E.shape[1] else _shortened(rows)
-    clear = _shortest(rows, 1.0 * strict)
+    basis, rows = (None, rows) if len(rows) >= E.shape[1] else _in_span(rows)
+    clear = _shortest_p(rows, 1.0 * strict)
     proof = Solution(clear.multipliers / left, clear.iterations)
     if not bounds(rows, clear.multipliers, 1.0 * strict)[1] > INFEASIBLE:
         return proof, None
@@ -52,7 +52,7 @@ def solve_normalised(E: np.ndarray, found: Constraints) -> tuple[Solution, np.nd
     gain = (rows @ q)[strict]
     if not gain.min() > 0:
         return proof, None
-    best = _shortest(rows, np.where(height > _LITTLE, height, 0.0))
+    best = _shortest_p(rows, np.where(height > _LITTLE, height, 0.0))
     moved = []
     for p in _directions(rows, height, best.multipliers):
         short = (height - rows @ p)[strict] + _SPARE * np.linalg.norm(p)
@@ -62,8 +62,7 @@ def solve_normalised(E: np.ndarray, found: Constraints) -> tuple[Solution, np.nd
     return Solution(best.multipliers / left, iterations), p if basis is None else basis @ p
 
 
-def _shortest(rows: np.ndarray, required: np.ndarray) -> Solution:
-    """Solve min ‖p‖² s.t. A p ≥ b: the pairs of every row and a key of zero."""
+def _shortest_p(rows: np.ndarray, required: np.ndarray) -> Solution:
     m, dim = rows.shape
     keys = np.concatenate([rows, np.zeros((1, dim))])
     limits = {"tolerance": 0.0, "max_steps": 100 * dim + 1000}
@@ -71,9 +70,9 @@ def _shortest(rows: np.ndarray, required: np.ndarray) -> Solution:
 
 
 def _directions(rows: np.ndarray, required: np.ndarray, multipliers: np.ndarray) -> list[np.ndarray]:
-    """Return two candidates: p = Aᵀ λ, which loses digits at small margins, and the p of A p = b on λ > 0."""
     p = rows.T @ multipliers
     summed = p * ((multipliers @ required) / (p @ p))
+    # The sum loses digits at small margins. The second candidate solves A p = b on λ > 0.
     tight, solved = multipliers > 0, summed
     for _ in range(2):
         short = required[tight] - rows[tight] @ solved
@@ -85,7 +84,7 @@ def _cosine(rows: np.ndarray, q: np.ndarray) -> float:
     return float((rows @ q).min() / np.linalg.norm(q))
 
 
-def _across(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
+def _orthogonal_to(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
     size = lengths(ties)
     ties = ties[size > 0] / size[size > 0, None]
     if len(ties) == 0:
@@ -97,7 +96,7 @@ def _across(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
     return rows
 
 
-def _shortened(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Factor m rows as L Qᵀ with L (m, m), where each rounding error is relative to the length of its row."""
+def _in_span(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    # Each rounding error is relative to the length of its row.
     q, r = np.linalg.qr(rows.T)
     return q, r.T

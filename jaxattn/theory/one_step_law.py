@@ -14,15 +14,12 @@ from jaxattn.data.importance import average_signed_frequency
 def predicted_values(
     corpus: Corpus, step_size: float | Array, alpha: Array | None = None
 ) -> Float[Array, " V"] | Float[Array, "V K"]:
-    """Predict the change of the values E·v in one step: η0 α_s / 2, for K classes η0 α_{s,k}.
+    """Predict the change of the values E·v in one step: η0 α_s / 2, (V,), or η0 α_{s,k}, (V, K).
 
     Args:
         corpus: n sequences over V tokens.
         step_size: η0.
-        alpha: α, (V,) or (V, K), if it is already computed; recomputed by default.
-
-    Returns:
-        (V,) or (V, K).
+        alpha: α, (V,) or (V, K); recomputed by default.
 
     Source:
         Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
@@ -34,16 +31,15 @@ def predicted_values(
 def one_step_error(
     change: Array, corpus: Corpus, step_size: float | Array, alpha: Array | None = None
 ) -> Float[Array, ""]:
-    """Compute the distance to the one-step law per unit of η0, max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0.
+    """Return the distance to the one-step law per unit of η0, max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0.
+
+    It falls like d^(-1/2).
 
     Args:
         change: (E¹ - E⁰) v, (V,) or (V, K).
         corpus: the corpus that the step was taken on.
         step_size: η0.
-        alpha: α, (V,) or (V, K), if it is already computed; recomputed by default.
-
-    Returns:
-        A scalar that falls like d^(-1/2).
+        alpha: α, (V,) or (V, K); recomputed by default.
 
     Source:
         Lemma 4.1 of arXiv 2505.17282.
@@ -90,7 +86,7 @@ def advise(
     occurs: Bool[Array | np.ndarray, " V"],
     dim: float,
 ) -> Advice | None:
-    """Recommend the size of one step on E.
+    """Recommend the size of one step on E; None if α is 0 for all important tokens, or there are none.
 
         η0 = min(10 / (√d a), 1 / ℓ)
 
@@ -106,9 +102,6 @@ def advise(
         important: (V,) bool.
         occurs: (V,) bool; whether the token occurs in the corpus.
         dim: d, inf for orthonormal embeddings.
-
-    Returns:
-        The advice; None if there is no important token, or α is 0 for all of them.
 
     Source:
         Lemma 4.1 of arXiv 2505.17282; the rule for η0 is this library's.

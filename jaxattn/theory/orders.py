@@ -108,17 +108,7 @@ class Orders(NamedTuple):
 
 
 def orders(E: np.ndarray, entries: Entries, loss: Residual, tied: TiedPart) -> Orders:
-    """Compute the order of the force on every entry.
-
-    Args:
-        E: (V, D); keys.
-        entries: the entries.
-        loss: derivatives of the loss at `entries.f`.
-        tied: the tied part of the loss.
-
-    Returns:
-        The orders.
-    """
+    """Return the order of the force on every entry, given the derivatives of the loss at `entries.f`."""
     below = entries.value - entries.f[entries.sequence]
     # Cancelling values leave a rounding error relative to their sizes.
     sizes = np.zeros_like(entries.f)
@@ -149,14 +139,12 @@ def orders(E: np.ndarray, entries: Entries, loss: Residual, tied: TiedPart) -> O
 
 
 def _largest(group: np.ndarray, x: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """Return the largest x of each group over the given entries, 0 for groups without any."""
     largest = np.full(int(group.max()) + 1, -np.inf)
     np.maximum.at(largest, group[among], x[among])
     return np.where(np.isfinite(largest), largest, 0)
 
 
 def _groups(theta: np.ndarray) -> np.ndarray:
-    """Return a group index for each entry; entries with equal θ, up to rounding, share one."""
     dim = theta.shape[1]
     along = np.random.default_rng(0).normal(size=(dim, 2))
     rounding = max(_SAME * np.abs(theta).max() * dim, np.finfo(float).tiny)
@@ -180,7 +168,6 @@ def _second_order(
     log_own: np.ndarray,
     below: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute M of the pairs that cancel, and which of them cancel to second order without a response."""
     m = int(pair.max()) + 1
     if m == 0:
         return np.zeros((0, 0)), np.zeros(0, bool)
@@ -206,7 +193,7 @@ def _second_order(
     answer = np.zeros((m, m))
     if len(tied.normals):
         own = idle, pair[idle], share
-        turning = _turning(E, entries, loss, tied, own, (weight, along, steered), heavy, below)
+        turning = _response(E, entries, loss, tied, own, (weight, along, steered), heavy, below)
         answer = turning @ np.linalg.solve(tied.hessian, turning.T)
     second = direct - answer
     second[np.abs(second) <= _CANCELS_TWICE * (gross + np.abs(answer))] = 0
@@ -215,7 +202,7 @@ def _second_order(
     return second, unknown
 
 
-def _turning(
+def _response(
     E: np.ndarray,
     entries: Entries,
     loss: Residual,

@@ -23,8 +23,8 @@ class RelaxedMaxMargin(Brief):
 
     Attributes:
         query: the problem of p; its `pairs` are (s, s') with positive multiplier and required margin ≤ 1.
-        head: the problem of v. Its `pairs` are (s, V) for a token s selected under y = 1 and (V, s) under
-            y = -1. V is an extra token whose point is 0. The multipliers are those of v = Σ λ y x_s.
+        head: the problem of v. Its `pairs` are (s, V) for a token s selected under y = 1 and (V, s) under y =
+            -1. V is an extra token whose point is 0. The multipliers are those of v = Σ λ y x_s.
         support: (n,) bool; the sequences on which the margin of v is tight, y x_{s(X)}·v = 1.
         clearance: (); smallest y x_{s(X)}·v - 1 of the other sequences, inf if there are none.
     """
@@ -89,7 +89,7 @@ def relaxed_max_margin(
     tied: float = 1.0,
     tolerance: float = 1e-10,
 ) -> RelaxedMaxMargin:
-    """Compute the directions to which p and v converge when trained jointly with a fixed selection.
+    """Return the directions to which p and v converge when trained jointly with a fixed selection.
 
         v_mm    = argmin ‖v‖²  s.t.  y x_{s(X)}·v ≥ 1  for all X,
         p_relax = argmin ‖p‖²  s.t.  p·(Φ_{s(X)} - Φ_s') ≥ 1  for X in the support of v_mm,
@@ -111,9 +111,6 @@ def relaxed_max_margin(
             docs/notes/joint_flow.md.
         tolerance: largest relative duality gap of a solved problem.
 
-    Returns:
-        Both directions with their certificates.
-
     Raises:
         InputError: there are more than two classes, keys or points hold NaN or inf, a sequence does not have
             exactly one selected token, shapes do not match, or `tied` is below 0.
@@ -132,7 +129,7 @@ def relaxed_max_margin(
     require_finite(keys=keys, points=points)
     if points.ndim != 2 or len(points) != len(keys):
         raise InputError(f"points: shape {points.shape} for {len(keys)} tokens; give (m, e)")
-    token, labels = _tokens(corpus, chosen), np.asarray(corpus.targets)
+    token, labels = _selected_tokens(corpus, chosen), np.asarray(corpus.targets)
     head = max_margin_head(points, token, labels, tolerance=tolerance)
     if not head.feasible:
         query = unsolved(Status.INVALID, keys.shape[1])
@@ -151,18 +148,16 @@ def relaxed_max_margin(
 
 
 def max_margin_head(E: np.ndarray, token: np.ndarray, labels: np.ndarray, *, tolerance: float) -> MaxMargin:
-    """Compute the shortest v with y E_s·v ≥ 1 for given tokens and labels.
+    """Return the shortest v with y E_s·v ≥ 1 for given tokens and labels.
 
-    It is the max-margin problem of p with one extra token, whose embedding is 0.
+    It solves the max-margin problem with one extra token V of embedding 0: pairs (s, V) for y = 1, (V, s) for
+    y = -1.
 
     Args:
         E: (V, d) float64.
         token: (n,) int; s.
         labels: (n,) int; y = ±1.
         tolerance: largest relative duality gap of a solved problem.
-
-    Returns:
-        The result; pairs (s, V) for y = 1 and (V, s) for y = -1.
     """
     origin = len(E)
     distinct = np.unique(np.stack([token, labels], axis=1), axis=0).astype(np.int32)
@@ -179,8 +174,7 @@ def max_margin_head(E: np.ndarray, token: np.ndarray, labels: np.ndarray, *, tol
     )
 
 
-def _tokens(corpus: Corpus, chosen: Selection) -> np.ndarray:
-    """Return the selected token of every sequence, (n,)."""
+def _selected_tokens(corpus: Corpus, chosen: Selection) -> np.ndarray:
     (present, sequence, held), mask = distinct_tokens(corpus), np.asarray(chosen.mask)
     if mask.shape != present.shape:
         raise InputError(

@@ -32,14 +32,11 @@ class Selection(Brief):
         return _count(corpus, self.mask)
 
     def important_counts(self, corpus: Corpus, important: Bool[Array | np.ndarray, " V"]) -> Int[Array, " n"]:
-        """Return the number of distinct important tokens that are selected in each sequence.
+        """Return the number of distinct important tokens that are selected in each sequence, (n,) int32.
 
         Args:
             corpus: the corpus the selection was made on.
             important: (V,) bool; which tokens are important.
-
-        Returns:
-            (n,) int32.
         """
         return _count(corpus, self.mask, jnp.asarray(important))
 
@@ -49,14 +46,14 @@ class Selection(Brief):
         """Return in which sequences attention separates important tokens from others, and which have a tie.
 
         A sequence selects an important token if all tokens of S_X are important and S_X ≠ X. It has a tie if
-        S_X contains both important and other tokens, or important tokens and S_X = X.
+        S_X contains both important and other tokens, or important tokens and S_X = X. It never does both.
 
         Args:
             corpus: the corpus the selection was made on.
             important: (V,) bool; which tokens are important.
 
         Returns:
-            (n,) bool, whether each sequence selects one; (n,) bool, whether it has such a tie. Never both.
+            (n,) bool, whether each sequence selects one; (n,) bool, whether it has such a tie.
         """
         on_top = self.important_counts(corpus, important)
         alone = (on_top > 0) & (on_top == self.counts(corpus)) & self.decided(corpus)
@@ -86,8 +83,8 @@ def selection(
 
     The default `tie` is 1e-9, or 64 eps if p has less than double precision (8e-6 in single). This is ten
     times the effect on the scores of a direction with error 1e-10, and far below the gaps between tokens that
-    do not tie. Tokens that tie in the limit of a gradient flow differ by O(1/‖p‖) of the spread at finite
-    ‖p‖. To obtain the selection of the limit at a finite ‖p‖, pass a `tie` of that size.
+    do not tie. Tokens that tie in the limit of a gradient flow differ by O(1/‖p‖) of the spread. To obtain
+    the selection of the limit at a finite ‖p‖, pass a `tie` of that size.
 
     Supports jit and vmap. Outside of them the scores are computed in float64 even if x64 is disabled in JAX.
 
@@ -96,11 +93,8 @@ def selection(
         scores: keys Φ (m, D), and bags of n sequences; `Scores(E, corpus)` for embeddings.
         tie: tolerance for ties, relative to the spread of the scores.
 
-    Returns:
-        The selection.
-
     Raises:
-        InputError: p or Φ holds NaN or inf, shapes do not match, or `tie` is negative (outside of jit).
+        InputError: p or Φ contains NaN or inf, shapes do not match, or `tie` is negative (outside of jit).
 
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the set S_X(p).
     """
@@ -135,23 +129,19 @@ def selection_from_scores(
         corpus: n sequences over V tokens.
         tie: tolerance for ties, relative to the spread of the scores; by default as in `selection`.
         nats: absolute tolerance in addition to `tie`, in nats.
-
-    Returns:
-        The selection.
     """
     scores = jnp.asarray(scores)
     return _select(corpus, scores, _tie(scores.dtype) if tie is None else tie, nats)
 
 
 def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Selection:
-    """Select given tokens wherever they occur, for example the important ones.
+    """Select given tokens, such as the important ones, wherever they occur.
+
+    The selection is empty for a sequence that contains none of the tokens.
 
     Args:
         tokens: (V,) bool; which tokens to select.
         corpus: n sequences over V tokens.
-
-    Returns:
-        The selection; empty for a sequence that contains none of the tokens.
     """
     chosen = take(jnp.asarray(tokens), corpus.bags.index.astype(jnp.int32))
     return Selection(chosen & (corpus.bags.count > 0))
@@ -164,10 +154,10 @@ def require_keys(keys: Any, corpus: Corpus) -> None:
 
 
 def require_finite(**arrays: Any) -> None:
-    """Raise InputError if an array holds NaN or inf, with the name of the first one."""
+    """Raise InputError if an array contains NaN or inf, with the name of the first one."""
     for name, x in arrays.items():
         if not np.isfinite(x).all():
-            raise InputError(f"{name} holds NaN or inf; lower the step size or drop this run")
+            raise InputError(f"{name} contains NaN or inf; lower the step size or drop this run")
 
 
 def _tie(dtype: Any) -> float:
@@ -194,7 +184,7 @@ def _count(corpus: Corpus, mask: Array, tokens: Array | None = None) -> Array:
 
 
 def cosine(a: Any, b: Any) -> Any:
-    """Compute the cosine of the angle between two vectors: a·b / (‖a‖ ‖b‖).
+    """Return the cosine of the angle between two vectors, a·b / (‖a‖ ‖b‖).
 
     Args:
         a: (..., d) float.
@@ -207,7 +197,7 @@ def cosine(a: Any, b: Any) -> Any:
 
 
 def one_minus_cosine(a: Any, b: Any) -> Any:
-    """Compute 1 - cos with full relative precision for small angles: ½ ‖a/‖a‖ - b/‖b‖‖².
+    """Return 1 - cos with full relative precision for small angles: ½ ‖a/‖a‖ - b/‖b‖‖².
 
     Args:
         a: (..., d) float.
@@ -222,7 +212,7 @@ def one_minus_cosine(a: Any, b: Any) -> Any:
 
 
 def margin(p: Float[Array, " D"], scores: Scores, selection: Selection) -> Float[Array, ""]:
-    """Compute the margin of a direction, the smallest score difference between selected and other tokens.
+    """Return the margin of a direction, the smallest score difference between selected and other tokens.
 
         min over X, s ∈ S_X, s' ∈ X \\ S_X of  p·(Φ_s - Φ_s') / ‖p‖
 

@@ -49,7 +49,7 @@ def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: 
         reached, the p with the smallest gap; if no direction separates the selection, the proof.
 
     Raises:
-        InputError: q is below 1, Φ holds NaN or inf, a sequence has no selected token, or shapes do not
+        InputError: q is below 1, Φ contains NaN or inf, a sequence has no selected token, or shapes do not
             match.
 
     Source:

@@ -13,7 +13,7 @@ from jaxattn.data.ragged import Ragged
 
 @pytest.fixture
 def corpus(rng, monkeypatch):
-    """A corpus that counts as large: repeated and unused tokens, a sequence of the lowest token only."""
+    """A large corpus with repeated and unused tokens, and a sequence of the lowest token only."""
     monkeypatch.setattr("jaxattn.data.ragged.LARGE", 0)
     monkeypatch.setattr("jaxattn.data.ragged.RUN", 4)
     lengths = [1, 2, 3, 150, *rng.integers(1, 60, 25)]
@@ -37,15 +37,15 @@ def by_positions(ids, mask, scores, values):
     return jax.vmap(f)(scores, values), *squares
 
 
-def textbook(corpus, scores, values):
-    """f position by position, and the gradient of Σ f² by autodiff, in float64."""
+def reference(corpus, scores, values):
+    """Return f by position, and the gradient of Σ f² by automatic differentiation, in float64."""
     ids, mask = ja.models.reference.padded_sequences(corpus)
     with jax.enable_x64(True):
         return by_positions(ids, mask, *(jnp.asarray(np.asarray(x, np.float64)) for x in (scores, values)))
 
 
 def single(corpus, scores, values):
-    """f and the gradient of Σ f²."""
+    """Return f and the gradient of Σ f²."""
     f, back = jax.vjp(partial(attend, corpus), scores, values)
     return f, *back(2 * f)
 
@@ -54,7 +54,7 @@ ours = jax.jit(jax.vmap(single, in_axes=(None, 0, 0)))
 alone = jax.jit(single)
 
 
-# For a batch of five up to seven bands are worth it; what needs more, or most, is computed apart.
+# A batch of five uses at most seven bands. Members that require more are computed separately.
 SPREADS = {
     "one band": [0.5] * 5,
     "two bands": [1.2, 1.9, 1.5, 1.1, 1.7],
@@ -69,24 +69,24 @@ SPREADS = {
     "classes",
     [pytest.param((), marks=pytest.mark.more, id="one value"), pytest.param((3,), id="three values")],
 )
-def test_batches_equal_the_textbook_and_single_calls(rng, x64, corpus, spreads, classes):
+def test_batches_match_the_reference_and_single_calls(rng, x64, corpus, spreads, classes):
     scores, values = batch_of(rng, 512 * np.array(spreads), np.float64, *classes)
     together = ours(corpus, scores, values)
     apart = zip(*(alone(corpus, *x) for x in zip(scores, values, strict=True)), strict=True)
-    for mine, looped, exact in zip(together, apart, textbook(corpus, scores, values), strict=True):
+    for mine, looped, exact in zip(together, apart, reference(corpus, scores, values), strict=True):
         np.testing.assert_allclose(mine, exact, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(mine, looped, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("spreads", SPREADS.values(), ids=SPREADS)
-def test_batches_equal_the_textbook_in_float32(rng, corpus, spreads):
+def test_batches_match_the_reference_in_float32(rng, corpus, spreads):
     scores, values = batch_of(rng, 64 * np.array(spreads), np.float32)
-    for mine, exact in zip(ours(corpus, scores, values), textbook(corpus, scores, values), strict=True):
+    for mine, exact in zip(ours(corpus, scores, values), reference(corpus, scores, values), strict=True):
         np.testing.assert_allclose(mine, exact, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("spreads", [SPREADS["two bands"], SPREADS["mixed"]], ids=["two bands", "mixed"])
-def test_products_with_the_whole_matrix_of_a_tpu_give_the_textbook(rng, corpus, monkeypatch, spreads):
+def test_dense_products_of_a_tpu_match_the_reference(rng, corpus, monkeypatch, spreads):
     monkeypatch.setattr("jaxattn.data.ragged.backend.platform", lambda: "tpu")
     bags = [np.asarray(corpus.bags.count), np.asarray(corpus.bags.index)]
     owner = np.broadcast_to(np.asarray(corpus.bags.owner)[:, None], bags[0].shape)
@@ -95,11 +95,11 @@ def test_products_with_the_whole_matrix_of_a_tpu_give_the_textbook(rng, corpus, 
     lengths = np.bincount(owner[present], weights=bags[0][present]).astype(int)
     whole = ja.data.from_flat(tokens, lengths, corpus.targets, vocab_size=90)
     assert len(whole.bags.dense) == len(whole.occurrences.dense) == 1
-    # What a TPU calls; the platform of this process chooses another form.
+    # A TPU calls this function; the platform of this process would choose another one.
     monkeypatch.setattr(Ragged, "matmul", Ragged._matmul_dense)
     scores, values = batch_of(rng, 64 * np.array(spreads), np.float32)
     found = jax.jit(jax.vmap(single, in_axes=(None, 0, 0)))(whole, scores, values)
-    for mine, exact in zip(found, textbook(corpus, scores, values), strict=True):
+    for mine, exact in zip(found, reference(corpus, scores, values), strict=True):
         np.testing.assert_allclose(mine, exact, rtol=2e-5, atol=2e-5)
     assert "bcsr_dot_general" not in str(jax.make_jaxpr(jax.vmap(partial(attend, whole)))(scores, values))
 
@@ -129,7 +129,7 @@ def test_nested_vmaps_share_one_product(rng, x64, corpus):
 
 @pytest.mark.more
 @pytest.mark.parametrize("spread", [1.0, 700.0])
-def test_jacobians_of_batches_equal_those_of_single_calls(rng, x64, corpus, spread):
+def test_jacobians_of_batches_match_single_calls(rng, x64, corpus, spread):
     scores, values = batch_of(rng, [spread, spread / 2], np.float64)
     jacobian = jax.jacrev(partial(attend, corpus))
     gradient = jax.grad(lambda a, g: (attend(corpus, a, g) ** 2).sum())
@@ -144,7 +144,7 @@ def test_jacobians_of_batches_equal_those_of_single_calls(rng, x64, corpus, spre
         np.testing.assert_allclose(columns[i] @ step, difference, atol=1e-13)
 
 
-def test_batches_that_do_not_fit_are_taken_in_chunks(rng, x64, corpus, monkeypatch):
+def test_large_batches_are_split_into_chunks(rng, x64, corpus, monkeypatch):
     scores, values = batch_of(rng, [1, 700, 2000, 3, 1e4, 5, 0], np.float64)
     whole = ours(corpus, scores, values)
     monkeypatch.setattr(batched, "COLUMNS", 6)
@@ -155,7 +155,7 @@ def test_batches_that_do_not_fit_are_taken_in_chunks(rng, x64, corpus, monkeypat
         np.testing.assert_allclose(part, all_at_once, rtol=1e-12, atol=1e-13)
 
 
-def test_corpora_may_be_vmapped_as_well(rng, x64, corpus):
+def test_corpora_can_be_vmapped(rng, x64, corpus):
     sequences = [[[0, 1, 1], [2, 0]], [[2, 1, 1], [0, 2]]]
     each = [ja.data.from_sequences(s, [1, -1], vocab_size=3) for s in sequences]
     both = jax.tree.map(lambda *x: jnp.stack(x), *each)
@@ -165,7 +165,7 @@ def test_corpora_may_be_vmapped_as_well(rng, x64, corpus):
         np.testing.assert_allclose(result[i], attend(each[i], scores[i], values[i]), rtol=1e-12)
 
 
-def test_nan_stays_where_it_is_in_the_batch(rng, corpus):
+def test_nan_does_not_spread_to_other_members_of_a_batch(rng, corpus):
     scores, values = batch_of(rng, [10, 10, 100], np.float32)
     f, d_scores, _ = ours(corpus, scores.at[1, 7].set(jnp.nan), values)
     expected, d_expected, _ = ours(corpus, scores, values)
@@ -174,7 +174,7 @@ def test_nan_stays_where_it_is_in_the_batch(rng, corpus):
     assert np.isnan(f[1]).any()
 
 
-def test_compiled_batches_have_no_scatter_and_run_twice_alike(rng, corpus):
+def test_compiled_batches_use_no_scatter_and_are_deterministic(rng, corpus):
     scores, values = batch_of(rng, [10, 100, 1e4], np.float32)
     compiled = jax.jit(partial(ours, corpus)).lower(scores, values).compile()
     assert " scatter(" not in compiled.as_text()

@@ -9,14 +9,14 @@ from jaxattn.attention import bands, batched
 
 @pytest.fixture
 def corpus(rng):
-    """Sequences of some tokens each, repetitions included; three of them hold low tokens only."""
+    """Short sequences with repeated tokens; three of them contain low tokens only."""
     sequences = [rng.integers(0, 80, length).tolist() for length in rng.integers(1, 40, 20)]
     sequences += [[85], [85, 85, 86], [89, 88, 88]]
     return ja.data.from_sequences(sequences, [1] * len(sequences), vocab_size=90)
 
 
 def batch_of(rng, spreads, classes, dtype):
-    """Scores of given spreads whose last ten tokens lie at the bottom, and values."""
+    """Return values, and scores of given spreads whose last ten tokens are the lowest."""
     scores = rng.uniform(0.3, 1, (len(spreads), 90))
     scores[:, 0], scores[:, 80:] = 1, rng.uniform(0, 0.05, (len(spreads), 10))
     scores[:, 89] = 0
@@ -24,8 +24,8 @@ def batch_of(rng, spreads, classes, dtype):
     return scores, np.asarray(rng.normal(size=(len(spreads), classes, 90)), dtype)
 
 
-def textbook(corpus, scores, columns, weights):
-    """f, and the gradient of Σ weights · f, sequence by sequence in float64."""
+def reference(corpus, scores, columns, weights):
+    """Return f, and the gradient of Σ weights · f, by sequence in float64."""
     scores, columns, weights = (np.asarray(x, np.float64) for x in (scores, columns, weights))
     counts = np.zeros((corpus.num_examples, corpus.vocab_size))
     ids, mask = ja.models.reference.padded_sequences(corpus)
@@ -57,36 +57,36 @@ def both_ways(corpus, scores, columns, weights, num_bands):
 
 @pytest.mark.parametrize("spread", [0.9, 1.0, 1.7, 150.0])
 @pytest.mark.parametrize("classes", [1, 3])
-def test_any_number_of_bands_equals_the_textbook(rng, x64, corpus, spread, classes):
+def test_any_number_of_bands_matches_the_reference(rng, x64, corpus, spread, classes):
     scores, columns = batch_of(rng, [512 * spread, 512 * spread / 2, 0], classes, np.float64)
     weights = rng.normal(size=(3, classes, corpus.num_examples))
     num_bands = count(scores)
     assert num_bands == int(spread) + 1
     mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), num_bands)
-    for one, other in zip(mine, textbook(corpus, scores, columns, weights), strict=True):
+    for one, other in zip(mine, reference(corpus, scores, columns, weights), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=2e-13)
 
 
 @pytest.mark.parametrize("spread", [30, 64, 300, 1e4])
-def test_float32_loses_nothing_to_underflow(rng, corpus, spread):
+def test_float32_does_not_underflow(rng, corpus, spread):
     scores, columns = batch_of(rng, [spread, 20], 1, np.float32)
     weights = np.asarray(rng.normal(size=(2, 1, corpus.num_examples)), np.float32)
     num_bands = count(scores)
     mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), num_bands)
-    for one, other in zip(mine, textbook(corpus, scores, columns, weights), strict=True):
+    for one, other in zip(mine, reference(corpus, scores, columns, weights), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=5e-6)
 
 
-def test_scores_too_large_for_a_band_beside_others(rng, corpus):
+def test_a_batch_with_scores_too_large_for_bands(rng, corpus):
     scores, columns = batch_of(rng, [0, 150], 1, np.float32)
     scores[0] = 2.0**31
     weights = np.asarray(rng.normal(size=(2, 1, corpus.num_examples)), np.float32)
     mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), 3)
-    for one, other in zip(mine, textbook(corpus, scores, columns, weights), strict=True):
+    for one, other in zip(mine, reference(corpus, scores, columns, weights), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=5e-6)
 
 
-def test_cancellation_is_noticed(corpus, rng, x64):
+def test_cancellation_is_detected(corpus, rng, x64):
     scores = np.linspace(0, 1, 90)[rng.permutation(90)] * np.array([[1.0], [1e6]])
     columns, weights = rng.normal(size=(2, 1, 90)), np.ones((2, 1, corpus.num_examples))
     f, shift, normaliser = batched.banded_forward(corpus, *map(jnp.asarray, (scores, columns)), 2000)
@@ -97,7 +97,7 @@ def test_cancellation_is_noticed(corpus, rng, x64):
     np.testing.assert_array_equal(cancelled, [False, True])
 
 
-def test_first_derivatives_pass_through(rng, x64, corpus):
+def test_first_derivatives_match_the_reference(rng, x64, corpus):
     scores, columns = map(jnp.asarray, batch_of(rng, [5, 700], 1, np.float64))
     along = jnp.asarray(rng.normal(size=scores.shape))
     weights = jnp.ones((2, 1, corpus.num_examples))
@@ -115,5 +115,5 @@ def test_derivatives_of_a_normaliser_whose_square_underflows(rng, corpus):
     along = np.asarray(rng.normal(size=scores.shape), np.float32)
     call = lambda a: batched.banded_forward(corpus, a, jnp.asarray(columns), 1)[0].sum()  # noqa: E731
     slope = jax.jit(lambda a, along: jax.jvp(call, (a,), (along,))[1])(scores, along)
-    _, d_scores, _ = textbook(corpus, scores, columns, np.ones((2, 1, corpus.num_examples)))
+    _, d_scores, _ = reference(corpus, scores, columns, np.ones((2, 1, corpus.num_examples)))
     np.testing.assert_allclose(slope, (d_scores * along).sum(), rtol=2e-5)

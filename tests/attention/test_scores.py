@@ -13,20 +13,20 @@ N, T, D, Q = 6, 4, 5, 3
 
 @pytest.fixture
 def tokens(rng):
-    """X, z, a mask that leaves some tokens out, targets."""
+    """Return X, z, a mask that drops some tokens, and targets."""
     mask = np.ones((N, T), bool)
     mask[1, 3] = mask[4, 0] = False
     return rng.normal(size=(N, T, D)), rng.normal(size=(N, Q)), mask, rng.choice([-1, 1], N)
 
 
 def tops(scores, chosen):
-    """The selected tokens of every sequence, by number."""
+    """Return the indices of the selected tokens of every sequence."""
     index, mask = np.asarray(scores.corpus.bags.index), np.asarray(chosen.mask)
     return [sorted(index[x][mask[x]].tolist()) for x in range(N)]
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_vectors_select_by_a_loop(tokens, rng, traced):
+def test_selection_of_vectors_matches_a_loop(tokens, rng, traced):
     X, _, mask, targets = tokens
     p = rng.normal(size=D)
     make = jax.jit(of_vectors) if traced else of_vectors
@@ -38,7 +38,7 @@ def test_vectors_select_by_a_loop(tokens, rng, traced):
     np.testing.assert_array_equal(scores.corpus.targets, targets)
 
 
-def test_a_query_scores_by_its_matrix(tokens, rng):
+def test_scores_of_a_query_match_the_matrix_product(tokens, rng):
     X, z, mask, targets = tokens
     W = rng.normal(size=(D, Q))
     scores = of_query(X, z, targets, mask=mask)
@@ -46,8 +46,8 @@ def test_a_query_scores_by_its_matrix(tokens, rng):
     np.testing.assert_allclose(scores.keys @ W.ravel(), expected.ravel(), rtol=1e-12)
 
 
-def test_the_attention_svm_of_a_matrix_is_the_shortest_by_another_solver(tokens, rng):
-    """min ‖W‖_F s.t. (x_top - x_t)ᵀ W z ≥ 1, by scipy's NNLS on the dual written out pair by pair."""
+def test_max_margin_of_a_matrix_matches_nnls(tokens, rng):
+    """Solve min ‖W‖_F s.t. (x_top - x_t)ᵀ W z ≥ 1 by SciPy's NNLS on the dual problem."""
     from scipy.optimize import nnls
 
     X, z, mask, targets = tokens
@@ -66,8 +66,8 @@ def test_the_attention_svm_of_a_matrix_is_the_shortest_by_another_solver(tokens,
     np.testing.assert_allclose(answer.p, p, rtol=1e-6, atol=1e-8)
 
 
-def test_equal_bags_and_vectors_have_one_margin(rng):
-    """A corpus in which no token occurs twice is a set of vectors."""
+def test_equivalent_bags_and_vectors_have_the_same_margin(rng):
+    """A corpus without repeated tokens is equivalent to a set of vectors."""
     E = rng.normal(size=(12, 20))
     corpus = ja.data.from_sequences(np.arange(12).reshape(3, 4).tolist(), [1, -1, 1], vocab_size=12)
     bags, vectors = Scores(E, corpus), of_vectors(E.reshape(3, 4, 20), np.array([1, -1, 1]))
@@ -79,7 +79,7 @@ def test_equal_bags_and_vectors_have_one_margin(rng):
     np.testing.assert_array_equal(first.p, second.p)
 
 
-def test_a_linear_function_gives_its_jacobian(tokens):
+def test_keys_of_a_linear_function_are_its_jacobian(tokens):
     X, z, _, targets = tokens
     expected = of_query(X, z, targets)
     like = {"A": np.zeros((D, Q), np.float32), "b": np.zeros(1)}
@@ -103,13 +103,13 @@ def test_a_linear_function_gives_its_jacobian(tokens):
         (lambda p: p[:2], r"shape \(2,\)"),
     ],
 )
-def test_what_is_not_linear_is_refused(function, why):
+def test_nonlinear_functions_are_rejected(function, why):
     corpus = ja.data.from_sequences([[0, 1], [2]], [1, -1], vocab_size=3)
     with pytest.raises(InputError, match=why):
         linear(function, np.zeros(3), corpus)
 
 
-def test_values_of_the_model_are_formed_in_float64(rng):
+def test_values_are_computed_in_float64(rng):
     corpus = ja.data.from_sequences([[0, 1], [2]], [1, -1], vocab_size=3)
     params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=500)
     scores = one_layer(params, corpus)
@@ -123,7 +123,7 @@ def test_values_of_the_model_are_formed_in_float64(rng):
     np.testing.assert_allclose(one_layer(seeds, corpus).values, expected, rtol=1e-13)
 
 
-def test_bad_input(tokens):
+def test_invalid_input_is_rejected(tokens):
     X, z, mask, targets = tokens
     with pytest.raises(InputError, match="targets"):
         of_vectors(X, targets[:2])
@@ -131,7 +131,7 @@ def test_bad_input(tokens):
         of_vectors(X, targets, mask=mask[:, :2])
     with pytest.raises(InputError, match="values: shape"):
         of_vectors(X, targets, values=X)
-    with pytest.raises(InputError, match="sequence 2 holds no token"):
+    with pytest.raises(InputError, match="sequence 2 has no token"):
         of_vectors(X, targets, mask=mask & (np.arange(N) != 2)[:, None])
     with pytest.raises(InputError, match="z"):
         of_query(X, z[:2], targets)

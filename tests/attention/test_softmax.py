@@ -14,7 +14,7 @@ from jaxattn.core.errors import InputError
     params=[(0, "cpu"), (1 << 60, "cpu"), (1 << 60, "gpu")], ids=["large", "small", "small on a GPU"]
 )
 def corpus(request, rng, monkeypatch):
-    """A ragged corpus with repeated tokens, long and short sequences and unused tokens, in each form."""
+    """A ragged corpus with repeated and unused tokens and long and short sequences, in each layout."""
     large, platform = request.param
     monkeypatch.setattr("jaxattn.data.ragged.LARGE", large)
     monkeypatch.setattr(backend, "platform", lambda: platform)
@@ -25,8 +25,8 @@ def corpus(request, rng, monkeypatch):
     jax.clear_caches()
 
 
-def textbook(corpus, scores, values):
-    """Attention position by position, by autodiff."""
+def reference(corpus, scores, values):
+    """Compute attention by position, for automatic differentiation."""
     ids, mask = ja.models.reference.padded_sequences(corpus)
     q = jax.nn.softmax(jnp.where(mask, scores[ids], -jnp.inf), axis=1)
     return jnp.einsum("nt,nt...->n...", q, values[ids])
@@ -43,10 +43,10 @@ def textbook(corpus, scores, values):
         ),
     ],
 )
-def test_values_and_derivatives_equal_the_textbook(rng, x64, corpus, shape, spread):
+def test_values_and_derivatives_match_the_reference(rng, x64, corpus, shape, spread):
     scores, values = jnp.asarray(spread * rng.normal(size=90)), jnp.asarray(rng.normal(size=shape))
     weight = jnp.asarray(rng.normal(size=(corpus.num_examples, *shape[1:])))
-    for form in (attend, lambda c, a, g: textbook(c, a, g)):
+    for form in (attend, lambda c, a, g: reference(c, a, g)):
         both = jax.jit(jax.value_and_grad(lambda x, form=form: (weight * form(corpus, *x)).sum()))
         flat = jax.tree.leaves(both((scores, values)))
         if form is attend:
@@ -66,16 +66,16 @@ def test_derivative_agrees_with_finite_differences(rng, x64, corpus):
     [(0, "cpu"), *(pytest.param((1 << 60, on), marks=pytest.mark.more) for on in ("cpu", "gpu"))],
     indirect=True,
 )
-def test_second_derivative_equals_the_textbook(rng, x64, corpus):
+def test_second_derivative_matches_the_reference(rng, x64, corpus):
     scores, values = map(jnp.asarray, rng.normal(size=(2, 90)))
 
     def hessian(form):
         return jax.jit(jax.jacfwd(jax.grad(lambda a: (form(corpus, a, values) ** 2).sum())))(scores)
 
-    np.testing.assert_allclose(hessian(attend), hessian(textbook), atol=1e-11)
+    np.testing.assert_allclose(hessian(attend), hessian(reference), atol=1e-11)
 
 
-def test_scores_of_any_size_are_right_in_float32(rng, corpus):
+def test_large_scores_are_accurate_in_float32(rng, corpus):
     scores = jnp.asarray(rng.choice([-1e4, 1e4, 9.9e3, 0.0], 90) + rng.normal(size=90), jnp.float32)
     values = jnp.asarray(rng.normal(size=90), jnp.float32)
 
@@ -86,15 +86,15 @@ def test_scores_of_any_size_are_right_in_float32(rng, corpus):
     assert all(np.isfinite(x).all() for x in gradients)
     with jax.enable_x64(True):
         exact = jax.tree.map(lambda x: jnp.asarray(np.asarray(x, np.float64)), (scores, values))
-        f = jax.jit(lambda x: textbook(corpus, *x))(exact)
-        expected = jax.jit(jax.grad(lambda x: textbook(corpus, *x).sum()))(exact)
-    # Scores near 1e4 are spaced by 1e-3 in float32, and are held against float64 at the same scores.
+        f = jax.jit(lambda x: reference(corpus, *x))(exact)
+        expected = jax.jit(jax.grad(lambda x: reference(corpus, *x).sum()))(exact)
+    # Float32 scores near 1e4 are spaced by 1e-3, so the float64 result uses the same rounded scores.
     np.testing.assert_allclose(jax.jit(attend)(corpus, scores, values), f, rtol=2e-5, atol=2e-6)
     for mine, theirs in zip(gradients, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
 
 
-def test_vmapped_equals_looped(rng, corpus):
+def test_vmap_matches_a_loop(rng, corpus):
     scores, values = jnp.asarray(rng.normal(size=(2, 5, 90)), jnp.float32)
     vmapped = jax.jit(jax.vmap(lambda a, g: attend(corpus, a, g)))(scores, values)
     one = jax.jit(attend)
@@ -102,14 +102,14 @@ def test_vmapped_equals_looped(rng, corpus):
     np.testing.assert_allclose(vmapped, looped, rtol=1e-5, atol=1e-6)
 
 
-def test_shift_of_all_scores_changes_nothing(rng, x64, corpus):
+def test_adding_a_constant_to_all_scores_changes_nothing(rng, x64, corpus):
     scores, values = map(jnp.asarray, rng.normal(size=(2, 90)))
     one = jax.jit(attend)
     np.testing.assert_allclose(one(corpus, scores, values), one(corpus, scores + 300, values), rtol=1e-10)
 
 
-def test_another_number_of_tokens_is_refused(corpus):
-    """A gather would take the last token's number for those that are not there."""
+def test_a_wrong_number_of_tokens_is_rejected(corpus):
+    """A gather would silently use the last token for missing tokens."""
     few = jnp.zeros(corpus.vocab_size - 1)
     for average in (attend, lambda corpus, a, x: ja.attention.pool(corpus, a, x[:, None])):
         with pytest.raises(InputError, match=r"scores: shape .* give one row for every token"):

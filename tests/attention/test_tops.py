@@ -1,4 +1,4 @@
-"""Highest tokens of sequences and averages near them, against loops in NumPy and mpmath."""
+"""Highest tokens of sequences and averages near them, compared with NumPy and mpmath."""
 
 import jax.numpy as jnp
 import mpmath
@@ -27,7 +27,7 @@ def entries(corpus, x):
                 yield int(owner), int(bags.index[row, column]), int(count), float(x[row, column])
 
 
-def test_distances_to_the_top_with_ties_and_padding(corpus):
+def test_below_top_with_ties_and_padding(corpus):
     scores = jnp.asarray([1.0, 7.0, -3.0, 7.0, 2.0, 1.0])
     below = below_top(corpus, scores)
     for sequence, token, _, x in entries(corpus, below):
@@ -35,7 +35,7 @@ def test_distances_to_the_top_with_ties_and_padding(corpus):
     assert np.isposinf(np.asarray(below)[np.asarray(corpus.bags.count) == 0]).all()
 
 
-def test_the_first_of_several_tokens_is_taken_and_v_where_none_is_chosen(corpus):
+def test_first_tokens_returns_the_smallest_token_or_vocab_size(corpus):
     index = corpus.bags.index.astype(jnp.int32)
     scores = jnp.asarray([1.0, 7.0, -3.0, 7.0, 2.0, 1.0])
     np.testing.assert_array_equal(first_tokens(corpus, below_top(corpus, scores) == 0, index), [1, 2, 0, 3])
@@ -44,7 +44,7 @@ def test_the_first_of_several_tokens_is_taken_and_v_where_none_is_chosen(corpus)
 
 
 @pytest.mark.parametrize("spread", [1.0, 40.0, 3000.0])
-def test_averages_keep_full_precision_however_small_they_are(corpus, spread, rng):
+def test_tiny_averages_have_full_relative_precision(corpus, spread, rng):
     scores, values = spread * rng.normal(size=6), rng.normal(size=(6, 2))
     index = np.asarray(corpus.bags.index)
     bags, score = corpus.bags, score_entries(corpus, jnp.asarray(scores))

@@ -15,7 +15,7 @@ from jaxattn.dynamics import Descent
 from jaxattn.models import OneLayer
 
 
-def test_a_loss_returns_one_number_a_sequence():
+def test_a_loss_function_returns_one_number_per_example():
     def powered(logits, labels, *, power: float):
         return (logits - labels) ** power
 
@@ -27,7 +27,7 @@ QUERY = Descent(name="query", train=("p",), optimizer="sgd", step_size=1.0, step
 SHOWN = ProbeContext(3.0, Task(OneLayer(dim=1), losses.DEFAULT, Splits(4.0)), QUERY)
 
 
-def test_a_probe_is_named_by_its_function_or_names_its_own_numbers():
+def test_a_probe_function_returns_a_number_or_a_dictionary():
     def product(params, corpus, *, scale: float = 1.0):
         return scale * params * corpus
 
@@ -43,7 +43,7 @@ def test_a_probe_is_named_by_its_function_or_names_its_own_numbers():
     np.testing.assert_array_equal(found["row"], [0.0, 1.0, 2.0])
 
 
-def test_a_declaration_sets_attributes_of_the_class_and_its_check():
+def test_declare_sets_attributes_and_the_check():
     def not_zero(scale, times=1):
         if scale == 0:
             raise InputError("scale: 0; give another number")
@@ -59,7 +59,7 @@ def test_a_declaration_sets_attributes_of_the_class_and_its_check():
         made(scale=0.0).check()
 
 
-def test_declarations_add_up():
+def test_repeated_declarations_are_merged():
     @declare(coupled=True)
     @declare(is_logistic=True)
     def mine(outputs, targets):
@@ -70,7 +70,7 @@ def test_declarations_add_up():
     assert made.is_logistic
 
 
-def test_a_declared_function_is_a_method_with_the_settings():
+def test_a_declared_function_becomes_a_method():
     @declare(skip_reason=lambda settings, outputs, data: f"power {settings.power}", coupled=True)
     def powered(outputs, targets, *, power: int = 2):
         raise NotImplementedError
@@ -87,7 +87,7 @@ def test_a_declared_function_is_a_method_with_the_settings():
         ({"check": lambda other: None}, "declare: the check has an argument 'other'; it is not a setting"),
     ],
 )
-def test_a_declaration_that_fits_nothing_is_refused(declared, message):
+def test_an_unknown_declared_attribute_is_rejected(declared, message):
     @declare(**declared)
     def mine(outputs, targets):
         raise NotImplementedError
@@ -96,7 +96,7 @@ def test_a_declaration_that_fits_nothing_is_refused(declared, message):
         settings_class(mine, LossOfFunction)
 
 
-def test_a_start_may_read_the_names_of_tokens():
+def test_a_start_function_may_take_token_names():
     def spelled(key, drawn, *, tokens, times: int = 1):
         return times * len(tokens)
 
@@ -105,7 +105,7 @@ def test_a_start_may_read_the_names_of_tokens():
     assert made(times=3)(None, None, ["a", "b"]) == 6
 
 
-def test_a_float_may_be_traced_and_keeps_its_range():
+def test_a_traceable_float_keeps_its_range():
     def powered(outputs, targets, *, power: "ja.Positive | jnp.ndarray | None" = None):
         raise NotImplementedError
 

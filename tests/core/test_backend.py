@@ -1,4 +1,4 @@
-"""What the environment sets reaches neither the numbers of a study nor the programs that compute them."""
+"""JAX options of the environment change neither the numbers nor the programs of a study."""
 
 from contextlib import ExitStack
 
@@ -23,7 +23,7 @@ HOSTILE = {
 
 @pytest.fixture
 def hostile():
-    """Settings of a user that change random numbers, or raise in programs that are right."""
+    """JAX options that change random numbers, or that raise errors in correct programs."""
     before = jax.config.jax_random_seed_offset
     with ExitStack() as stack:
         for name, value in HOSTILE.items():
@@ -40,7 +40,7 @@ def numbers():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_settings_of_the_user_reach_no_number(dtype, hostile):
+def test_jax_options_of_the_user_do_not_change_numbers(dtype, hostile):
     with ExitStack() as stack:
         for name in HOSTILE:
             stack.enter_context(getattr(jax, name)(backend.PINNED[f"jax_{name}"]))
@@ -53,12 +53,12 @@ def test_settings_of_the_user_reach_no_number(dtype, hostile):
     assert expected.dtype == dtype
 
 
-def test_the_users_settings_are_restored(hostile):
+def test_jax_options_of_the_user_are_restored(hostile):
     with backend.pinned():
         assert jax.config.jax_default_prng_impl == "threefry2x32"
     assert jax.config.jax_default_prng_impl == "rbg"
     assert jax.config.jax_random_seed_offset == 7
 
 
-def test_every_pinned_option_is_one_of_jax():
+def test_every_pinned_option_exists_in_jax():
     assert set(backend.PINNED) <= set(jax.config.values)

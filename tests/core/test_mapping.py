@@ -1,8 +1,5 @@
-"""Mapping in equal parts: every item as in a loop, and the function traced once."""
+"""Tests of maps over many items, compared with loops."""
 
-import os
-import subprocess
-import sys
 import threading
 
 import jax
@@ -15,7 +12,7 @@ from jaxattn.core.mapping import map_in_equal_parts, map_on_cores, sum_of_outer_
 
 
 @pytest.mark.parametrize(("size", "most"), [(8, 3), (7, 7), (5, 1), (6, 4), (3, 2), (9, 8)])
-def test_items_equal_those_of_a_loop_and_are_traced_in_one_part(rng, size, most):
+def test_map_in_equal_parts_matches_a_loop_and_traces_once(rng, size, most):
     together = []
 
     @custom_vmap
@@ -40,41 +37,19 @@ def test_items_equal_those_of_a_loop_and_are_traced_in_one_part(rng, size, most)
     assert all(each <= most for each in together)
 
 
-# In a process of its own, where the CPU counts as two devices.
-CHILD = """
-import jax, numpy as np
-from jaxattn.core.mapping import map_one_by_one
-factors = jax.jit(lambda x: jax.lax.linalg.lu(x)[0])
-every = jax.jit(lambda items: map_one_by_one(factors, items))
-assert len(jax.local_devices()) == 2
-for size, used in ((1, 1), (6, 2), (7, 1)):
-    matrices = np.random.default_rng(size).normal(size=(size, 5, 5)).astype(np.float32)
-    found = every(matrices)
-    np.testing.assert_array_equal(found, [factors(x) for x in matrices])
-    assert len(found.sharding.device_set) == used
-"""
-
-
-def test_one_by_one_on_two_cores_is_as_in_a_loop_to_the_bit():
-    devices = {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", CHILD]
-    done = subprocess.run(command, env=os.environ | devices, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_what_comes_back_is_in_the_order_of_the_items():
+def test_map_on_cores_keeps_the_order_of_the_items():
     assert map_on_cores(lambda x, y: x - y, range(50), range(50, 100)) == [-50] * 50
     assert map_on_cores(str, []) == []
 
 
-def test_two_items_are_worked_on_at_once(monkeypatch):
+def test_map_on_cores_runs_two_items_concurrently(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    # A barrier is passed by two together only.
+    # Two threads must reach the barrier at the same time.
     meeting = threading.Barrier(2, timeout=600)
     assert sorted(map_on_cores(lambda _: meeting.wait(), range(2))) == [0, 1]
 
 
-def test_blas_has_one_thread_meanwhile_and_its_own_number_again():
+def test_map_on_cores_limits_blas_to_one_thread_and_restores_it():
     def threads(_=None):
         return [one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"]
 
@@ -84,12 +59,12 @@ def test_blas_has_one_thread_meanwhile_and_its_own_number_again():
     assert threads()[: len(before)] == before
 
 
-def test_an_error_comes_out_as_it_is():
+def test_map_on_cores_propagates_exceptions():
     with pytest.raises(ZeroDivisionError):
         map_on_cores(lambda x: 1 / x, [1, 0])
 
 
-def test_outer_products_are_summed_over_items_alone_and_lifted(rng):
+def test_sum_of_outer_products_matches_numpy(rng):
     left, right = rng.normal(size=(3, 7, 4)), rng.normal(size=(3, 7, 5))
     wanted = np.stack(
         [sum(np.outer(x, y) for x, y in zip(*each, strict=True)) for each in zip(left, right, strict=True)]

@@ -1,4 +1,4 @@
-"""What moved in version 0.3: every old name has an error that names the new place, which is there."""
+"""Old names of version 0.2 raise errors that give the new location, which exists."""
 
 import importlib
 from pathlib import Path
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("old", "new"), moved.MODULES.items())
-def test_an_old_module_names_its_new_place(old, new):
+def test_importing_a_moved_module_names_its_new_location(old, new):
     with pytest.raises(ModuleNotFoundError, match=f"version 0.3 moved it to {new}"):
         importlib.import_module(old)
     if new.startswith("jaxattn."):
@@ -23,7 +23,7 @@ def test_an_old_module_names_its_new_place(old, new):
         assert (ROOT / new.partition(" ")[0]).exists()
 
 
-def test_modules_below_move_too():
+def test_importing_a_moved_submodule_names_its_new_location():
     assert moved.place_of("jaxattn.results.judge") == "jaxattn.lab.results.judge"
     assert moved.place_of("jaxattn.resultant") == ""
     with pytest.raises(ModuleNotFoundError, match=r"moved it to jaxattn\.lab\.results$"):
@@ -31,32 +31,32 @@ def test_modules_below_move_too():
 
 
 @pytest.mark.parametrize("name", moved.NAMES["jaxattn.theory"])
-def test_an_old_name_names_its_new_place(name):
+def test_accessing_a_moved_name_names_its_new_location(name):
     with pytest.raises(AttributeError, match=f"no attribute '{name}'; version 0.3 moved it to sweeps/"):
         getattr(ja.theory, name)
 
 
 @pytest.mark.parametrize("name", moved.REMOVED)
-def test_a_removed_name_has_a_remedy(name):
+def test_accessing_a_removed_name_gives_a_remedy(name):
     for package in (ja, ja.data):
         with pytest.raises(AttributeError, match=f"'{name}'; version 0.3 removed it: write a function"):
             getattr(package, name)
 
 
-def test_other_names_are_told_nothing():
+def test_unknown_names_get_no_hint():
     with pytest.raises(AttributeError, match=r"no attribute 'max_margins'$"):
         _ = ja.theory.max_margins
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'jaxattn\.nothing'$"):
         importlib.import_module("jaxattn.nothing")
 
 
-def test_a_sweep_file_is_told_too():
+def test_a_moved_module_in_a_sweep_file_names_its_new_location():
     with pytest.raises(InputError, match=r"no such module; version 0.3 moved it to jaxattn\.lab\.probes$"):
         ImportPaths().load("jaxattn.probes:Cover")
 
 
 @pytest.mark.parametrize("words", [name.split() for name in moved.COMMANDS])
-def test_an_old_command_names_its_new_place(call, words):
+def test_a_moved_command_names_its_replacement(call, words):
     status, _, said = call(*words, "x")
     assert status == 2
     assert moved.COMMANDS[" ".join(words)] in said

@@ -1,4 +1,4 @@
-"""Frozen pytrees: parameters by name, and short texts of them."""
+"""Access to parameters by name, and short printed forms of pytrees."""
 
 import dataclasses
 import re
@@ -60,7 +60,7 @@ class Module(NamedTuple):
 MODULE = Module({"kernel": np.ones((2, 3)), "bias": np.zeros(3)}, [np.ones(3), {"kernel": np.ones(1)}])
 
 
-def test_leaves_of_nested_parameters_are_named_by_their_paths():
+def test_nested_parameters_are_named_by_their_paths():
     known = ("attention.bias", "attention.kernel", "head.0", "head.1.kernel")
     assert pytrees.names(MODULE) == known
     changed = pytrees.replaced(MODULE, **{"head.1.kernel": np.array([7.0])})
@@ -79,28 +79,28 @@ def test_leaves_of_nested_parameters_are_named_by_their_paths():
         (["*"], ["attention.bias", "attention.kernel", "head.0", "head.1.kernel"]),
     ],
 )
-def test_patterns_select_leaves(patterns, names):
+def test_patterns_select_parameters(patterns, names):
     assert list(pytrees.selected(MODULE, patterns)) == names
 
 
 @pytest.mark.parametrize("pattern", ["atention.*", "attention.kernl", "head.2"])
-def test_a_pattern_that_matches_nothing_is_named_with_the_nearest_path(pattern):
+def test_an_unmatched_pattern_suggests_the_nearest_path(pattern):
     with pytest.raises(InputError, match=rf"{re.escape(pattern)}: not a parameter .*did you mean '\w+"):
         pytrees.selected(MODULE, ["*", pattern])
 
 
-def test_two_leaves_of_one_path_are_refused():
+def test_two_parameters_with_the_same_path_are_rejected():
     with pytest.raises(InputError, match=r"two arrays have the path a\.b; rename one"):
         pytrees.names({"a": {"b": np.ones(1)}, "a.b": np.ones(1)})
 
 
 @pytest.mark.parametrize("leaf", [jnp.tanh, "relu", True])
-def test_leaves_that_are_no_arrays_are_refused_with_the_remedy(leaf):
+def test_parameters_that_are_not_arrays_are_rejected(leaf):
     with pytest.raises(InputError, match=r"parameters: act is a \w+, not an array; make it a static field"):
         pytrees.names({"act": leaf, "w": np.ones(2)})
 
 
-def test_something_without_names_is_refused():
+def test_parameters_without_names_are_rejected():
     with pytest.raises(InputError, match=r"a function has no names; Model.init must return"):
         pytrees.names(lambda x: x)
     wanted = "an array float32.3. has no names; Model.init must return arrays in a dataclass"
@@ -135,7 +135,7 @@ NAMES += ["MaxMargin", "RelaxedMaxMargin", "Limit"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_thing_is_written_in_at_most_five_lines_of_100_letters(things, name):
+def test_reprs_have_at_most_five_lines_of_100_characters(things, name):
     lines = repr(things[name]).split("\n")
     assert lines[0].startswith(f"{name}(")
     assert len(lines) <= 5
@@ -145,12 +145,12 @@ def test_a_thing_is_written_in_at_most_five_lines_of_100_letters(things, name):
 
 
 @pytest.mark.more
-def test_a_path_is_written_so_too(things):
+def test_the_repr_of_a_path_is_short(things):
     path = ja.dynamics.exact_flow(things["Scores"], things["Params"].p, until_norm=5.0, points=5)
-    test_a_thing_is_written_in_at_most_five_lines_of_100_letters({"Path": path}, "Path")
+    test_reprs_have_at_most_five_lines_of_100_characters({"Path": path}, "Path")
 
 
-def test_what_is_written_is_what_is_there(things):
+def test_reprs_show_shapes_and_values(things):
     assert "3 sequences, 1 to 3 tokens in each, 6 in all, V = 3, 2 classes" in repr(things["Corpus"])
     assert "E (3, 4) float32, p (4,) float32" in repr(things["Params"])
     found = things["MaxMargin"]
@@ -161,7 +161,7 @@ def test_what_is_written_is_what_is_there(things):
     assert "validation none" in repr(things["Splits"]).replace("\n  ", " ")
 
 
-def test_traced_and_batched_things_and_shapes_alone_are_written_too(things):
+def test_reprs_of_traced_batched_and_abstract_arrays(things):
     seen = []
 
     def look(corpus, params):

@@ -37,7 +37,7 @@ def function(key, *, power=2.0):
     """
 
 
-def test_a_class_says_more_than_its_bases():
+def test_docstrings_of_a_class_override_those_of_its_bases():
     assert meanings(Derived) == {
         "size": "how large, or how small: either way.",
         "colour": "of the class.",
@@ -48,7 +48,7 @@ def test_a_class_says_more_than_its_bases():
     assert first_line(Derived) == "A class with a base. More words."
 
 
-def test_a_table_keeps_its_cells():
+def test_vertical_bars_are_escaped_in_tables():
     rows = [["power", meanings(function)["power"]]]
     assert markdown_table(["a", "b"], rows) == "| a | b |\n|---|---|\n| power | the exponent \\| of it. |"
     defaults = [msgspec.NODEFAULT, None, ("a", 1), "\t"]

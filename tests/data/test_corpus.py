@@ -11,12 +11,12 @@ from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus, from_counted, from_draws
 from jaxattn.models.reference import padded_sequences
 
-# As it is without the checks of types that the tests put around it.
+# The function without the type checks that the tests add.
 from_sequences = inspect.unwrap(ja.data.from_sequences)
 
 
 def counts(corpus):
-    """The dense n × V matrix of counts, from each of the two layouts."""
+    """Return the dense n × V matrix of counts from each of the two layouts."""
     by_sequence, by_token = both_counts(corpus)
     np.testing.assert_array_equal(by_sequence, by_token)
     return by_sequence
@@ -39,14 +39,14 @@ def loop(sequences, vocab_size):
     return dense
 
 
-def test_bags_hold_the_counts_of_a_loop(rng):
+def test_from_sequences_counts_match_a_loop(rng):
     sequences = [rng.integers(0, 11, rng.integers(1, 90)).tolist() for _ in range(70)]
     corpus = ja.data.from_sequences(sequences, rng.choice([-1, 1], 70).tolist(), vocab_size=13)
     np.testing.assert_array_equal(counts(corpus), loop(sequences, 13))
     np.testing.assert_array_equal(corpus.lengths, [len(s) for s in sequences])
 
 
-def test_draws_hold_the_counts_of_a_loop_also_under_vmap(rng):
+def test_from_draws_counts_match_a_loop_under_vmap(rng):
     tokens = rng.integers(0, 9, (2, 50, 12))
     labels = jnp.ones((2, 50), jnp.int32)
 
@@ -60,7 +60,7 @@ def test_draws_hold_the_counts_of_a_loop_also_under_vmap(rng):
         np.testing.assert_array_equal(corpus.lengths, 12)
 
 
-def test_draws_and_sequences_make_corpora_with_equal_results(rng):
+def test_from_draws_and_from_sequences_give_the_same_results(rng):
     tokens = rng.integers(0, 40, (30, 50))
     labels = rng.choice([-1, 1], 30)
     params = ja.models.one_layer.init(jax.random.key(0), vocab_size=40, dim=8)
@@ -72,7 +72,7 @@ def test_draws_and_sequences_make_corpora_with_equal_results(rng):
 
 
 @pytest.mark.more
-def test_padded_sequences_give_the_tokens_back(rng):
+def test_padded_sequences_recover_the_tokens(rng):
     sequences = [sorted(rng.integers(0, 50, rng.integers(1, 80)).tolist()) for _ in range(40)]
     corpus = ja.data.from_sequences(sequences, [1] * 40, vocab_size=50)
     ids, mask = padded_sequences(corpus)
@@ -83,7 +83,7 @@ def test_padded_sequences_give_the_tokens_back(rng):
     ("sequences", "labels", "sizes", "message"),
     [
         ([], [], {}, "the corpus is empty"),
-        ([[0], []], [1, -1], {}, "sequence 1: it holds no token"),
+        ([[0], []], [1, -1], {}, "sequence 1: it has no token"),
         ([[0], [3]], [1, -1], {}, "token id 3 of sequence 1: ids run from 0 to 2"),
         ([[0], [-1]], [1, -1], {}, "token id -1 of sequence 1"),
         ([[0], [1]], [1, 0], {}, r"label 0 of sequence 1: expected one of \[-1, 1\]"),
@@ -95,12 +95,12 @@ def test_padded_sequences_give_the_tokens_back(rng):
         ([[0], [2**70]], [1, 1], {}, "token ids: object"),
         ([[0], [1]], [[1], [1]], {}, r"labels: int64\[2, 1\]"),
         ([[0], [1]], [1, "a"], {}, "label 1 of sequence 0"),
-        ([[0]], [1], {"num_classes": 1}, "needs at least 2"),
-        ([[0]], [1], {"vocab_size": 0}, "at least one token"),
+        ([[0]], [1], {"num_classes": 1}, "give at least 2"),
+        ([[0]], [1], {"vocab_size": 0}, "vocab_size: 0; give at least 1"),
         ([[0]], [1], {"vocab_size": 10**30}, "32-bit positions"),
     ],
 )
-def test_bad_input_is_named(sequences, labels, sizes, message):
+def test_invalid_sequences_are_rejected(sequences, labels, sizes, message):
     with pytest.raises(InputError, match=message):
         from_sequences(sequences, labels, **{"vocab_size": 3} | sizes)
 
@@ -110,17 +110,17 @@ def test_bad_input_is_named(sequences, labels, sizes, message):
     [
         ([0, 1], [1, 1], [1], "1 labels for 2 sequences"),
         ([0], [1, 1], [1, 1], "their sum is 2 for 1 tokens"),
-        ([0, 1], [3, -1], [1, 1], "sequence 1: it holds no token"),
+        ([0, 1], [3, -1], [1, 1], "sequence 1: it has no token"),
         ([0, 1], [1.0, 1.0], [1, 1], "lengths: float64"),
         ([[0, 1]], [1, 1], [1, 1], r"token ids: int64\[1, 2\]"),
     ],
 )
-def test_flat_arrays_that_do_not_fit_are_named(tokens, lengths, labels, message):
+def test_inconsistent_flat_arrays_are_rejected(tokens, lengths, labels, message):
     with pytest.raises(InputError, match=message):
         ja.data.from_flat(tokens, lengths, labels, vocab_size=3)
 
 
-def test_occurrence_to_bag_leads_from_every_occurrence_to_its_place_in_the_bags(rng):
+def test_occurrence_to_bag_maps_occurrences_to_bag_entries(rng):
     sequences = [rng.integers(0, 50, rng.integers(1, 90)).tolist() for _ in range(40)]
     read = ja.data.from_sequences(sequences, [1, -1] * 20, vocab_size=50)
     drawn = jax.jit(lambda key: ja.data.assumption1(key, vocab_size=40, relevant=6, length=9, sequences=60))
@@ -138,7 +138,7 @@ def test_occurrence_to_bag_leads_from_every_occurrence_to_its_place_in_the_bags(
 
 
 @pytest.mark.parametrize("length", [256, 65_537])
-def test_a_token_may_fill_a_sequence_of_any_length(x64, length):
+def test_a_sequence_may_repeat_one_token(x64, length):
     tokens = np.zeros((3, length), np.int32)
     tokens[1:, :2] = [[1, 2], [3, 3]]
     scores, values = np.array([0.1, 5.0, -1.0, 9.0]), np.array([1.0, -2.0, 3.0, 4.0])
@@ -154,13 +154,13 @@ def test_a_token_may_fill_a_sequence_of_any_length(x64, length):
 @pytest.mark.parametrize(
     ("sequences", "length", "vocab_size"), [(2**16, 2**16, 5), (2**26, 32, 5), (64, 1, 2**26), (1, 1, 2**31)]
 )
-def test_what_32_bit_positions_cannot_say_is_refused(sequences, length, vocab_size):
+def test_corpora_beyond_32_bit_positions_are_rejected(sequences, length, vocab_size):
     tokens, labels = (jax.ShapeDtypeStruct(shape, "int32") for shape in ((sequences, length), (sequences,)))
     with pytest.raises(InputError, match="32-bit positions allow at most 2,147,483,647; use fewer"):
         jax.eval_shape(partial(from_draws, vocab_size=vocab_size, num_classes=2), tokens, labels)
 
 
-def test_a_sequence_longer_than_32_bit_numbers_is_refused():
+def test_sequences_beyond_32_bit_lengths_are_rejected():
     one = np.array([1])
     with pytest.raises(InputError, match="the longest sequence: 2,147,483,648"):
         from_counted(one, one * 2**31, one, one, vocab_size=2, num_classes=2)
@@ -169,7 +169,7 @@ def test_a_sequence_longer_than_32_bit_numbers_is_refused():
 @pytest.mark.parametrize(
     "form", ["of many rows", pytest.param("of one row", marks=pytest.mark.more), "draws"]
 )
-def test_what_is_cut_out_is_a_corpus_of_those_sequences(rng, ragged, form):
+def test_take_returns_the_corpus_of_the_selected_sequences(rng, ragged, form):
     corpus = ragged(3)
     if form != "of many rows":
         length = {"of one row": 7, "draws": 40}[form]

@@ -1,4 +1,4 @@
-"""Datasets: what all have in common, examples that are taken, leaves that disagree."""
+"""Tests of datasets: examples, frozen subclasses and arrays with wrong shapes."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def pairs(n=5):
     return Pairs(targets=jnp.arange(n), left=left, right=-left)
 
 
-def test_examples_are_taken_by_number_also_under_jit_and_vmap():
+def test_take_selects_examples_under_jit_and_vmap():
     data, index = pairs(), jnp.array([[4, 0], [1, 3]])
     taken = jax.jit(jax.vmap(data.take))(index)
     for lane, (first, second) in enumerate(np.asarray(index)):
@@ -44,7 +44,7 @@ class Coded(Dataset):
     size: int = struct.field(pytree_node=False)
 
 
-def test_a_static_field_is_no_array_and_stays_under_jit():
+def test_a_static_field_is_not_traced():
     data = Coded(targets=jnp.arange(3), codes=jnp.arange(3), size=7)
     data.check()
     assert [name for name, _ in data.arrays()] == ["targets", "codes"]
@@ -52,13 +52,13 @@ def test_a_static_field_is_no_array_and_stays_under_jit():
 
 
 @pytest.mark.parametrize("wrong", [jnp.ones((4, 2)), jnp.float32(1)])
-def test_leaves_without_a_row_for_every_example_are_refused(wrong):
+def test_arrays_without_one_row_per_example_are_rejected(wrong):
     pairs().check()
     with pytest.raises(InputError, match=r"right: float32\[.*\] for 5 targets; give one row"):
         pairs().replace(right=wrong).check()
 
 
-def test_targets_that_are_no_classes_are_named():
+def test_targets_that_are_not_classes_are_rejected():
     check_classes(jnp.array([-1, 1]), 2)
     with pytest.raises(InputError, match=r"a label is 0; labels of 2 classes are \[-1, 1\]"):
         check_classes(jnp.array([0, 1]), 2)

@@ -1,4 +1,4 @@
-"""Every kind of generator from the data table of a study to corpora."""
+"""Tests of every kind of generator, from the data table of a study to the corpus."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def generator(study):
 
 
 @pytest.mark.parametrize("size", ["vocab_size", "length", "sequences", "test_sequences"])
-def test_sizes_are_32_bit_numbers(generator, size):
+def test_sizes_are_limited_to_32_bits(generator, size):
     with pytest.raises(InputError, match=rf"data.{size}: expected 'int' <= 2147483647"):
         generator("independent", **{size: 2**31})
 
@@ -41,12 +41,12 @@ def same(left, right):
     )
 
 
-def test_every_kind_is_here():
+def test_every_generator_is_tested():
     assert set(KINDS) == set(GENERATORS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_is_the_corpus_of_the_pure_function(kind, generator):
+def test_batch_matches_the_generator_function(kind, generator):
     made, key = generator(kind), jax.random.key(3)
     own = {name: x for name, x in KINDS[kind].items() if not name.endswith("_sequences")}
     drawn = jax.jit(lambda key: made.batch(key, 12))(key)
@@ -61,13 +61,11 @@ def test_a_batch_is_the_corpus_of_the_pure_function(kind, generator):
         ("xor", {"validation_sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
         ("negation", {"test_sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
         ("negation", {"vocab_size": 7}, "vocab_size: 7"),
-        ("topics", {"topic_words": 6}, "length: 5 tokens cannot hold 6"),
+        ("topics", {"topic_words": 6}, "length: 5 is too short for 6"),
         ("multi_relevant", {"relevant_per_sequence": 4}, "relevant_per_sequence: 4"),
     ],
 )
-def test_sizes_that_do_not_fit_are_named_before_anything_is_drawn(
-    kind, change, message, generator, monkeypatch
-):
+def test_incompatible_sizes_are_rejected_before_sampling(kind, change, message, generator, monkeypatch):
     monkeypatch.setattr(GENERATORS[kind], "draw", None)
     with pytest.raises(InputError, match=message):
         generator(kind, **change)
@@ -84,13 +82,13 @@ def test_sizes_that_do_not_fit_are_named_before_anything_is_drawn(
         ("topics", {"num_classes": 1}, "data.num_classes: expected 'int' >= 2"),
     ],
 )
-def test_impossible_values_are_named(kind, change, message, generator):
+def test_invalid_values_are_rejected(kind, change, message, generator):
     with pytest.raises(InputError, match=message):
         generator(kind, **change)
 
 
 @pytest.mark.parametrize("kind", ["joint_flow", "full_flow"])
-def test_flows_of_two_classes_refuse_more_in_one_line(kind, study, tables):
+def test_two_class_flows_reject_three_classes(kind, study, tables):
     data = tables("flow")["data"] | {"num_classes": 3, "sequences": 21, "relevant": 6}
     phases = [{"name": "joint", "kind": kind}]
     with pytest.raises(
@@ -100,8 +98,8 @@ def test_flows_of_two_classes_refuse_more_in_one_line(kind, study, tables):
 
 
 @pytest.mark.more
-def test_a_padded_vocabulary_draws_as_the_small_one(generator):
-    """Lanes of different V share a program: tokens beyond the own ones never occur, nor change the others."""
+def test_a_padded_vocabulary_gives_the_samples_of_the_small_one(generator):
+    """Seeds with different V share a program. Tokens beyond V do not occur and do not change samples."""
     key = seed.keys(1)[0]
     for kind in KINDS:
         small, large = (generator(kind, vocab_size=size) for size in (16, 20))

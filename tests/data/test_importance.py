@@ -14,7 +14,7 @@ def draw(rng, classes):
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
-def test_importance_equals_a_loop_over_sequences(rng, x64, classes):
+def test_importance_matches_a_loop_over_sequences(rng, x64, classes):
     corpus, sequences, drawn = draw(rng, classes)
     alpha, counts = np.zeros((10, classes)), np.zeros((10, classes))
     for tokens, own in zip(sequences, drawn, strict=True):
@@ -45,7 +45,7 @@ def test_a_worked_example():
     np.testing.assert_array_equal(relevant, [[False, True], [True, False], [False, False], [False, False]])
 
 
-def test_importance_is_the_same_under_vmap():
+def test_importance_under_vmap_matches_single_calls():
     keys = jax.random.split(jax.random.key(0), 3)
 
     def of(key):

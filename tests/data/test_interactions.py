@@ -30,7 +30,7 @@ def same(left, right):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_xor_has_no_first_order_signal_at_all(seed):
+def test_average_signed_frequency_of_xor_is_zero(seed):
     corpus = ja.data.xor(jax.random.key(seed), **XOR)
     assert (alpha(corpus) == 0).all()
     difference = np.asarray(ja.data.posterior_difference(corpus))
@@ -39,7 +39,7 @@ def test_xor_has_no_first_order_signal_at_all(seed):
 
 
 @pytest.mark.parametrize("pairs", [1, 3])
-def test_xor_label_is_whether_the_two_tokens_agree(pairs):
+def test_xor_label_is_positive_if_the_two_tokens_agree(pairs):
     rows, labels = sequences(ja.data.xor(jax.random.key(1), **XOR | {"pairs": pairs}))
     seen = []
     for row, label in zip(rows, labels, strict=True):
@@ -54,14 +54,14 @@ def test_xor_label_is_whether_the_two_tokens_agree(pairs):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_negation_of_half_the_sequences_has_no_first_order_signal_at_all(seed):
+def test_average_signed_frequency_is_zero_if_half_the_sequences_are_negated(seed):
     corpus = ja.data.negation(jax.random.key(seed), **NEGATION)
     assert (alpha(corpus) == 0).all()
     assert np.asarray(corpus.targets).sum() == 0
 
 
 @pytest.mark.parametrize("negated", [0.0, 0.1, 0.25, 0.5, 0.7, 1.0])
-def test_negation_turns_the_label_of_the_relevant_token(negated):
+def test_negation_flips_the_label(negated):
     rows, labels = sequences(ja.data.negation(jax.random.key(2), **NEGATION, negated=negated))
     turned = 0
     for row, label in zip(rows, labels, strict=True):
@@ -74,17 +74,17 @@ def test_negation_turns_the_label_of_the_relevant_token(negated):
 
 
 @pytest.mark.parametrize("negated", [0.0, 0.1, 0.25, 0.7, 1.0])
-def test_only_the_relevant_tokens_have_a_signal_and_it_shrinks_with_negation(negated):
+def test_average_signed_frequency_shrinks_with_the_negated_share(negated):
     sizes = NEGATION | {"relevant": 2, "sequences": 400}
     corpus = ja.data.negation(jax.random.key(3), **sizes, negated=negated)
     found = alpha(corpus)
     assert (found[2:] == 0).all()
-    # Either token is in half the sequences, one of seven tokens.
+    # Each of the two tokens is in half of the sequences, as one of seven tokens.
     np.testing.assert_allclose(found[:2], np.array([-1, 1]) * (1 - 2 * negated) / 14, rtol=1e-6)
 
 
 @kinds
-def test_mapped_equals_looped_and_is_a_pure_function_of_the_key(kind):
+def test_vmap_matches_a_loop_and_samples_depend_on_the_key_alone(kind):
     generate, sizes = KINDS[kind]
     keys = jax.random.split(jax.random.key(0), 3)
     batch = jax.jit(jax.vmap(lambda key: generate(key, **sizes)))(keys)
@@ -95,7 +95,7 @@ def test_mapped_equals_looped_and_is_a_pure_function_of_the_key(kind):
 
 
 @kinds
-def test_a_padded_vocabulary_changes_no_draw(kind):
+def test_a_padded_vocabulary_does_not_change_samples(kind):
     generate, sizes = KINDS[kind]
     alone = generate(jax.random.key(4), **sizes)
     wide = jax.jit(lambda used: generate(jax.random.key(4), **sizes | {"vocab_size": 70}, used=used))(40)
@@ -104,7 +104,7 @@ def test_a_padded_vocabulary_changes_no_draw(kind):
     np.testing.assert_array_equal(ja.data.token_counts(wide)[40:], 0)
 
 
-def test_the_negated_share_may_differ_between_lanes():
+def test_the_negated_share_can_be_vmapped():
     shares = jnp.array([0.0, 0.25, 0.5])
     key = jax.random.key(5)
     batch = jax.vmap(lambda share: ja.data.negation(key, **NEGATION, negated=share))(shares)
@@ -119,21 +119,21 @@ def test_the_negated_share_may_differ_between_lanes():
         ("xor", {"sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
         ("xor", {"sequences": 0}, "sequences: 0"),
         ("xor", {"pairs": 0}, "pairs: 0"),
-        ("xor", {"length": 1}, "length: 1 tokens cannot hold 2"),
+        ("xor", {"length": 1}, "length: 1 is too short for 2"),
         ("xor", {"vocab_size": 12}, "vocab_size: 12 leaves no irrelevant token"),
         ("xor", {"vocab_size": 11, "length": 2}, "vocab_size: 11"),
         ("negation", {"sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
         ("negation", {"relevant": 5}, "relevant: 5 is not a positive multiple of 2"),
-        ("negation", {"length": 1}, "length: 1 tokens cannot hold 2"),
+        ("negation", {"length": 1}, "length: 1 is too short for 2"),
         ("negation", {"vocab_size": 7, "length": 2}, "vocab_size: 7 leaves no irrelevant token"),
     ],
 )
-def test_impossible_sizes_are_named(kind, change, message):
+def test_impossible_sizes_are_rejected(kind, change, message):
     generate, sizes = KINDS[kind]
     with pytest.raises(InputError, match=message):
         generate(jax.random.key(0), **sizes | change)
 
 
-def test_two_tokens_and_no_irrelevant_one_make_an_xor():
+def test_xor_without_irrelevant_tokens():
     corpus = ja.data.xor(jax.random.key(0), vocab_size=4, length=2, sequences=4)
     assert sequences(corpus) == ([[0, 2], [0, 3], [1, 2], [1, 3]], [1, -1, -1, 1])

@@ -1,4 +1,4 @@
-"""Data that are made from functions: splits, fresh batches and the keys that they share."""
+"""Data sources made from functions: splits, new batches and shared keys."""
 
 import jax
 import numpy as np
@@ -17,14 +17,14 @@ def labels_only(key, *, sequences: int = 6):
     raise NotImplementedError
 
 
-def test_a_function_is_one_class_however_often_it_is_named(study):
+def test_a_function_is_converted_to_one_class_only(study):
     one, other = study("own").base.data, study("own").base.data
     assert type(one) is type(other)
     assert one == other
     assert type(one).__name__ == "pairs"
 
 
-def test_what_a_data_function_takes_says_what_it_is(study):
+def test_arguments_of_a_data_function_determine_its_base_class(study):
     assert issubclass(data_class(labels_only), base.DrawnData)
     drawn, shared = study("own").base.data, study("own", data="mine.py:fixed").base.data
     assert isinstance(drawn, base.DrawnData)
@@ -32,13 +32,13 @@ def test_what_a_data_function_takes_says_what_it_is(study):
 
 
 def planted(key, task_key, *, sequences: int = 6, dim: int = 3):
-    """Targets of a teacher that all draws of a seed share."""
+    """Sample targets of a teacher that all samples of a seed share."""
     X = jax.random.normal(key, (sequences, 1, dim))
     return Vectors(targets=X[:, 0] @ jax.random.normal(task_key, (dim,)), X=X)
 
 
 class Planted(DrawnData):
-    """`planted` as a class of its own."""
+    """The same data as `planted`, as a custom class."""
 
     def draw(self, key, used=None):
         task_key = jax.random.fold_in(key, 17)
@@ -58,7 +58,7 @@ SIZES = {"test_sequences": 7, "validation_sequences": 9}
 
 
 @pytest.mark.parametrize("made", [data_class(planted)(sequences=8, **SIZES), Planted()])
-def test_all_draws_of_a_seed_share_what_the_task_key_draws(made, study):
+def test_all_splits_of_a_seed_share_the_task_key(made, study):
     setting = study().base._replace(data=made)
     teachers = {}
     for number in (0, 1):
@@ -72,7 +72,7 @@ def test_all_draws_of_a_seed_share_what_the_task_key_draws(made, study):
     assert np.abs(teachers[0] - teachers[1]).max() > 0.1
 
 
-def test_a_task_key_is_no_setting_and_comes_with_a_key():
+def test_a_task_key_requires_a_key():
     assert data_class(planted).arguments == ("sequences", "dim")
 
     def keyless(*, task_key, sequences: int = 3):
@@ -83,7 +83,7 @@ def test_a_task_key_is_no_setting_and_comes_with_a_key():
 
 
 @pytest.mark.more
-def test_a_generator_draws_every_split_with_its_own_size(study):
+def test_every_split_has_a_separate_size(study):
     data = study("own").base.data
     splits = data.draw(jax.random.key(0))
     assert (splits.train.num_examples, splits.test.num_examples, splits.validation) == (12, 8, None)
@@ -97,7 +97,7 @@ def test_a_generator_draws_every_split_with_its_own_size(study):
     np.testing.assert_array_equal(noisy.test.targets, splits.test.targets)
 
 
-def test_a_shared_corpus_is_made_once_with_its_settings(study):
+def test_a_shared_corpus_is_loaded_once(study):
     loaded = study("own", data={"kind": "mine.py:fixed", "sequences": 6}).base.data.load()
     assert loaded.shared
     assert loaded.splits.train.num_examples == 6

@@ -10,7 +10,7 @@ from jaxattn.data.ragged import ragged
 
 
 def draw(rng, segments, indices, longest, xp=np):
-    """Random sorted entries and the dense matrix of counts they stand for."""
+    """Return random sorted entries and the dense matrix of their counts."""
     sizes = rng.integers(0, longest + 1, segments)
     sizes[0] = longest
     segment = np.repeat(np.arange(segments), sizes)
@@ -33,7 +33,7 @@ def draw(rng, segments, indices, longest, xp=np):
         ),
     ],
 )
-def test_sums_and_maxima_equal_those_of_the_dense_matrix(rng, x64, segments, longest, xp):
+def test_sums_and_maxima_match_the_dense_matrix(rng, x64, segments, longest, xp):
     segment, index, count, dense = draw(rng, segments, longest + 3, longest, xp)
     lay_out = partial(ragged, segments=segments, indices=longest + 3, longest=longest)
     made, _ = (lay_out if xp is np else jax.jit(lay_out))(segment, index, count)
@@ -46,7 +46,7 @@ def test_sums_and_maxima_equal_those_of_the_dense_matrix(rng, x64, segments, lon
     np.testing.assert_array_equal(jax.jit(module.Ragged.max)(made, entries), expected)
 
 
-def test_left_out_entries_and_unused_rows_do_not_count(rng, x64):
+def test_dropped_entries_and_unused_rows_are_ignored(rng, x64):
     segment, index, count, dense = draw(rng, 5, 90, 80)
     padded = [np.concatenate([x, np.full(50, fill)]) for x, fill in ((segment, 5), (index, 0), (count, 7))]
     made, _ = jax.jit(partial(ragged, segments=5, indices=90, longest=80))(*padded)
@@ -54,7 +54,7 @@ def test_left_out_entries_and_unused_rows_do_not_count(rng, x64):
     np.testing.assert_allclose(jax.jit(module.Ragged.dot)(made, x)[0], dense @ x, atol=1e-12)
 
 
-def test_host_and_traced_layouts_agree(rng, x64):
+def test_numpy_and_traced_layouts_agree(rng, x64):
     segment, index, count, _ = draw(rng, 30, 150, 140)
 
     def layout(segment, index, count):
@@ -67,7 +67,7 @@ def test_host_and_traced_layouts_agree(rng, x64):
     np.testing.assert_allclose(on_host, traced, rtol=1e-13)
 
 
-def test_indices_are_stored_in_the_smallest_type_and_padding_is_bounded(rng):
+def test_indices_have_the_smallest_dtype_and_padding_is_bounded(rng):
     segment, index, count, _ = draw(rng, 2000, 300, 200)
     made, _ = ragged(segment, index, count, segments=2000, indices=300, longest=200)
     assert made.index.dtype == np.uint16
@@ -77,7 +77,7 @@ def test_indices_are_stored_in_the_smallest_type_and_padding_is_bounded(rng):
 
 @pytest.mark.parametrize("columns", [1, 8, 13])
 @pytest.mark.parametrize("large", [0, 1 << 60], ids=["compressed", "plain"])
-def test_matrix_products_equal_those_of_the_dense_matrix(rng, x64, monkeypatch, columns, large):
+def test_matmul_matches_the_dense_product(rng, x64, monkeypatch, columns, large):
     monkeypatch.setattr(module, "LARGE", large)
     monkeypatch.setattr(module, "RUN", 10)
     monkeypatch.setattr(module, "FAN", 3)
@@ -86,32 +86,32 @@ def test_matrix_products_equal_those_of_the_dense_matrix(rng, x64, monkeypatch, 
     made, x = jax.tree.map(jnp.asarray, made), rng.normal(size=(503, columns))
     assert (made.factors is None) == (large > 0)
     np.testing.assert_allclose(jax.jit(module.Ragged.matmul)(made, x), dense @ x, atol=1e-11)
-    # What devices other than CPUs run.
+    # The method of devices other than CPUs.
     np.testing.assert_allclose(jax.jit(module.Ragged._matmul_in_rows)(made, x), dense @ x, atol=1e-11)
 
 
 @pytest.fixture
 def for_tpu(monkeypatch):
-    """Lay out as for a TPU, whatever is small too."""
+    """Use the layout for a TPU, also for small matrices."""
     monkeypatch.setattr(module, "LARGE", 0)
     monkeypatch.setattr(module.backend, "platform", lambda: "tpu")
 
 
 @pytest.mark.parametrize("columns", [1, 8])
-def test_a_tpu_multiplies_with_the_whole_matrix(rng, x64, for_tpu, columns):
+def test_a_tpu_multiplies_the_dense_matrix(rng, x64, for_tpu, columns):
     segment, index, count, dense = draw(rng, 9, 53, 40)
-    # Entries to leave out, whose index is one of another entry.
+    # Entries to drop; each has the index of another entry.
     segment, index, count = (np.append(x, [y, y]) for x, y in ((segment, 9), (index, 3), (count, 7)))
     made, _ = ragged(segment, index, count, segments=9, indices=53, longest=40)
     assert made.dense[0].dtype == np.uint8
     np.testing.assert_array_equal(made.dense[0], dense)
     made, x = jax.tree.map(jnp.asarray, made), jnp.asarray(rng.normal(size=(53, columns)))
     np.testing.assert_allclose(made._matmul_dense(x), dense @ x, atol=1e-13)
-    # A host that such a corpus is moved to.
+    # The same corpus, moved to a CPU.
     np.testing.assert_allclose(made.matmul(x), dense @ x, atol=1e-13)
 
 
-def test_matrices_that_are_too_large_and_counts_that_round_stay_in_rows(rng, for_tpu, monkeypatch):
+def test_no_dense_matrix_if_it_is_too_large_or_counts_are_inexact(rng, for_tpu, monkeypatch):
     segment, index, count, _ = draw(rng, 9, 53, 40)
 
     def dense(count):
@@ -124,7 +124,7 @@ def test_matrices_that_are_too_large_and_counts_that_round_stay_in_rows(rng, for
     assert dense(count) == ()
 
 
-def test_counts_are_whole_in_one_pass_and_numbers_in_three(rng):
+def test_bfloat16_products_are_exact_for_counts(rng):
     counts = np.arange(module.EXACT + 1)
     np.testing.assert_array_equal(np.asarray(jnp.asarray(counts, jnp.bfloat16), int), counts)
     x = np.float32(rng.normal(size=1000) * 10.0 ** rng.integers(-20, 20, 1000))
@@ -135,13 +135,13 @@ def test_counts_are_whole_in_one_pass_and_numbers_in_three(rng):
     np.testing.assert_array_equal(sum(passes[::-1]), x)
 
 
-def test_compressed_products_add_partial_sums_up(rng, monkeypatch):
+def test_compressed_factors_limit_rounding_of_long_sums(rng, monkeypatch):
     monkeypatch.setattr(module, "LARGE", 0)
     ones = np.ones(1 << 16, int)
     made, _ = ragged(0 * ones, np.arange(1 << 16), ones, segments=1, indices=1 << 16, longest=1 << 16)
     x = np.full((1 << 16, 8), 1.1, np.float32)
     exact = x.astype(float).sum(axis=0)
-    # Half a unit in the last place for each of the terms that are added one after the other.
+    # Half a unit in the last place for each term of a sequential sum.
     tolerance = (module.RUN + 3 * module.FAN) * np.finfo(np.float32).eps / 2
     np.testing.assert_allclose(made.matmul(jnp.asarray(x))[0], exact, rtol=tolerance)
     assert not np.allclose(np.cumsum(x, axis=0)[-1], exact, rtol=tolerance)

@@ -1,4 +1,4 @@
-"""Sequences in order: bags of them, what a position sees, and what is refused."""
+"""Tests of ordered sequences: bags, causal masks and rejected input."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def sequences(**changes):
 
 
 def counted(corpus, vocab_size=5):
-    """Counts (n, V) by a loop over the entries of the bags."""
+    """Return the counts (n, V), computed by a loop over the entries of the bags."""
     table = np.zeros((corpus.num_examples, vocab_size), int)
     bags = corpus.bags
     for row, owner in enumerate(np.asarray(bags.owner)):
@@ -36,7 +36,7 @@ def test_bags_count_the_tokens_of_every_sequence():
         np.testing.assert_array_equal(bags.targets, CLASSES)
 
 
-def test_bags_are_those_of_a_corpus_of_the_same_lists():
+def test_bags_match_from_sequences():
     of_lists, of_bags = from_sequences(LISTS, CLASSES, vocab_size=5), jax.jit(Sequences.bags)(sequences())
     x = jnp.asarray(np.random.default_rng(0).standard_normal(5), jnp.float32)
     np.testing.assert_allclose(of_bags.bags.dot(x)[0], of_lists.bags.dot(x)[0], rtol=1e-6)
@@ -44,13 +44,13 @@ def test_bags_are_those_of_a_corpus_of_the_same_lists():
     np.testing.assert_allclose(of_bags.occurrences.dot(y)[0], of_lists.occurrences.dot(y)[0], rtol=1e-6)
 
 
-def test_what_lies_under_the_mask_is_no_token():
+def test_masked_positions_are_ignored():
     clean = sequences()
     dirty = clean.replace(ids=jnp.where(clean.mask, clean.ids, 77))
     np.testing.assert_array_equal(counted(dirty.bags()), counted(clean.bags()))
 
 
-def test_a_position_sees_itself_and_tokens_before_it():
+def test_causal_mask_includes_the_same_and_earlier_positions():
     causal = np.asarray(sequences().causal)
     for n, tokens in enumerate(LISTS):
         for i in range(causal.shape[1]):
@@ -59,7 +59,7 @@ def test_a_position_sees_itself_and_tokens_before_it():
             ]
 
 
-def test_examples_keep_their_queries():
+def test_take_keeps_queries():
     taken = sequences().take(jnp.array([3, 1]))
     np.testing.assert_array_equal(taken.query, [4, 0])
     np.testing.assert_array_equal(taken.lengths, [5, 1])
@@ -71,16 +71,16 @@ def test_examples_keep_their_queries():
         ({"ids": jnp.full((4, 5), 9)}, "token id 9 of sequence 0: ids run from 0 to 4"),
         ({"query": jnp.array([0, 1, 0, 0])}, "query 1 of sequence 1: there is no token"),
         ({"query": jnp.array([0, 0, 0, 5])}, "query 5 of sequence 3"),
-        ({"mask": jnp.zeros((4, 5), bool)}, "sequence 0: it holds no token"),
+        ({"mask": jnp.zeros((4, 5), bool)}, "sequence 0: it has no token"),
         ({"query": jnp.zeros(3, int)}, "query: int32\\[3\\] for 4 targets"),
     ],
 )
-def test_sequences_that_are_wrong_are_refused(changes, message):
+def test_invalid_sequences_are_rejected(changes, message):
     with pytest.raises(InputError, match=message):
         sequences(**changes).check()
 
 
-def test_bags_want_classes():
+def test_bags_require_classes():
     with pytest.raises(InputError, match="classes=K"):
         sequences(classes=None).bags()
 
@@ -90,7 +90,7 @@ def vectors(n=4, tokens=3, dim=2, **changes):
     return Vectors(targets=jnp.ones(n, int), X=X, z=X[:, 0], classes=2).replace(**changes)
 
 
-def test_examples_keep_tokens_and_queries():
+def test_take_keeps_vectors_and_queries():
     data = vectors(mask=jnp.ones((4, 3), bool))
     data.check()
     taken = data.take(jnp.array([2, 0]))
@@ -99,7 +99,7 @@ def test_examples_keep_tokens_and_queries():
     assert (taken.num_examples, taken.dim, taken.num_classes) == (2, 2, 2)
 
 
-def test_tokens_that_are_not_there_have_no_score():
+def test_missing_tokens_have_score_minus_infinity():
     mask = jnp.array([[True, False, True]] * 4)
     scores = vectors(mask=mask).masked(jnp.ones((4, 3)))
     np.testing.assert_array_equal(np.isfinite(scores), mask)
@@ -115,6 +115,6 @@ def test_tokens_that_are_not_there_have_no_score():
         ({"mask": jnp.zeros((4, 3), bool)}, "sequence 0: it has no token"),
     ],
 )
-def test_vectors_that_are_wrong_are_refused(changes, message):
+def test_invalid_vectors_are_rejected(changes, message):
     with pytest.raises(InputError, match=message):
         vectors(**changes).check()

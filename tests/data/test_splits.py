@@ -19,7 +19,7 @@ def same(left, right):
 
 @pytest.mark.more
 @pytest.mark.parametrize("kind", ["independent", "topics", "negation"])
-def test_noise_is_in_training_and_validation_labels_and_without_it_corpora_are_as_drawn(kind, study):
+def test_label_noise_affects_training_and_validation_labels_only(kind, study):
     own = {"topics": {"topic_words": 3}}.get(kind, {})
     sizes = dict.fromkeys(("sequences", "test_sequences", "validation_sequences"), 120)
     table = {"kind": kind, "vocab_size": 16, "length": 5, "relevant": 6} | sizes | own
@@ -43,7 +43,7 @@ def test_noise_is_in_training_and_validation_labels_and_without_it_corpora_are_a
     assert not any(np.array_equal(bags[i], bags[i - 1]) for i in range(3))
 
 
-def test_without_validation_sequences_there_is_no_validation_corpus(study):
+def test_there_is_no_validation_corpus_by_default(study):
     data = study(data={"kind": "xor", "vocab_size": 16, "length": 5, "sequences": 24, "pairs": 2}).base.data
     drawn = jax.eval_shape(data.draw, jax.random.key(0))
     assert drawn.validation is None
@@ -51,7 +51,7 @@ def test_without_validation_sequences_there_is_no_validation_corpus(study):
     assert not data.held_out
 
 
-def test_a_split_does_not_depend_on_the_others(study, tables):
+def test_each_split_is_independent_of_the_other_splits(study, tables):
     key = seed.keys(0)[0]
     alone, every, plain = (
         jax.jit(study(data=tables()["data"] | changes).base.data.draw)(key)
@@ -62,7 +62,7 @@ def test_a_split_does_not_depend_on_the_others(study, tables):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_statistics_are_those_of_the_importance_of_tokens(ragged, classes):
+def test_token_statistics_match_the_importance_functions(ragged, classes):
     corpus = ragged(classes)
     found = token_statistics(corpus)
     columns = (corpus.vocab_size, 1 if classes == 2 else classes)
@@ -74,7 +74,7 @@ def test_statistics_are_those_of_the_importance_of_tokens(ragged, classes):
     np.testing.assert_array_equal(found.posterior_difference, difference)
 
 
-def test_a_sample_is_evenly_spaced_and_keeps_the_statistics_of_all(ragged):
+def test_sampled_examples_are_evenly_spaced_and_keep_the_token_statistics(ragged):
     train = ragged(2)
     few = jax.jit(Corpus.take)(train, jnp.arange(3))
     splits = ja.data.Splits(train, jax.jit(token_statistics)(train), few)
@@ -95,7 +95,7 @@ def draw(classes):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_no_noise_changes_no_bit(classes):
+def test_zero_label_noise_is_bitwise_neutral(classes):
     corpus = draw(classes)
     again = ja.data.flip_labels(jax.random.key(1), corpus, 0.0)
     for left, right in zip(jax.tree.leaves(corpus), jax.tree.leaves(again), strict=True):
@@ -105,7 +105,7 @@ def test_no_noise_changes_no_bit(classes):
 
 @pytest.mark.parametrize("classes", [2, 3, 4])
 @pytest.mark.parametrize("noise", [0.05, 0.3, 0.5])
-def test_the_share_of_other_labels_is_that_of_a_binomial(classes, noise):
+def test_the_number_of_flipped_labels_is_binomial(classes, noise):
     corpus = draw(classes)
     noisy = ja.data.flip_labels(jax.random.key(2), corpus, noise)
     before, after = np.asarray(corpus.class_index), np.asarray(noisy.class_index)
@@ -115,19 +115,19 @@ def test_the_share_of_other_labels_is_that_of_a_binomial(classes, noise):
         for other in range(classes):
             expected = 1 - noise if k == other else noise / (classes - 1)
             share = (after[before == k] == other).mean()
-            # Of the 87 shares of all cases together, one passes 4.5 deviations by chance in 1,700 runs.
+            # One of the 87 shares of all cases exceeds 4.5 deviations by chance in 1 of 1,700 runs.
             assert abs(share - expected) < 4.5 * np.sqrt(expected * (1 - expected) / number)
     for part in ("bags", "occurrences", "occurrence_to_bag", "lengths"):
         assert getattr(corpus, part) is getattr(noisy, part)
 
 
-def test_certain_noise_leaves_no_label():
+def test_label_noise_of_one_flips_every_label():
     corpus = draw(3)
     noisy = ja.data.flip_labels(jax.random.key(2), corpus, 1.0)
     assert (noisy.targets != corpus.targets).all()
 
 
-def test_more_noise_changes_the_labels_that_less_noise_changed_and_lanes_may_differ():
+def test_flipped_labels_are_nested_and_the_noise_can_be_vmapped():
     corpus = draw(3)
     noise = jnp.array([0.0, 0.1, 0.4])
     lanes = jax.vmap(lambda x: ja.data.flip_labels(jax.random.key(3), corpus, x).targets)(noise)

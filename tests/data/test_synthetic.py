@@ -27,7 +27,7 @@ def test_assumption1_holds_exactly(classes, seed):
 
 
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
-def test_multi_relevant_holds_distinct_relevant_tokens_of_the_own_class(classes):
+def test_multi_relevant_has_distinct_relevant_tokens_of_the_class(classes):
     corpus = ja.data.multi_relevant(jax.random.key(0), **SIZES, relevant_per_sequence=3, num_classes=classes)
     ids, _ = padded_sequences(corpus)
     for row, k in zip(ids, np.asarray(corpus.class_index), strict=True):
@@ -74,7 +74,7 @@ def test_generators_are_pure_functions_of_the_key():
         ({"vocab_size": 3}, "leaves no irrelevant token"),
     ],
 )
-def test_impossible_sizes_are_named(change, message):
+def test_impossible_sizes_are_rejected(change, message):
     with pytest.raises(InputError, match=message):
         ja.data.assumption1(jax.random.key(0), **SIZES | change)
     with pytest.raises(InputError, match="relevant_per_sequence: 7"):
@@ -100,7 +100,7 @@ def test_the_posterior_difference_of_a_topic_word_is_its_purity(classes):
     ids, mask = padded_sequences(corpus)
     assert mask.all()
     assert ((ids < 12).sum(axis=1) == 6).all()
-    # A word of any purity is as frequent as any other: 12 words share 6 places of 12,000 sequences.
+    # All words are equally frequent: 12 words share 6 positions in each of 12,000 sequences.
     assert np.abs(number[:12] - 6_000).max() < 4.5 * np.sqrt(6_000)
     assert np.abs(number[12:] - 1_000).max() < 4.5 * np.sqrt(1_000)
 
@@ -113,7 +113,7 @@ def test_pure_topic_words_occur_in_their_topic_only(classes):
         assert (row[row < 12] % classes == topic).all()
 
 
-def test_topics_mapped_padded_and_of_lanes_are_those_of_a_loop():
+def test_vmapped_and_padded_topics_match_a_loop():
     keys = jax.random.split(jax.random.key(2), 3)
     purities = (0.0, 0.5, 1.0)
 
@@ -130,17 +130,17 @@ def test_topics_mapped_padded_and_of_lanes_are_those_of_a_loop():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"topic_words": 11}, "length: 10 tokens cannot hold 11"),
+        ({"topic_words": 11}, "length: 10 is too short for 11"),
         ({"topic_words": 0}, "topic_words: 0"),
         ({"relevant": 13}, "relevant: 13 is not a positive multiple"),
         ({"vocab_size": 12}, "leaves no irrelevant token"),
     ],
 )
-def test_impossible_sizes_of_topics_are_named(change, message):
+def test_impossible_sizes_of_topics_are_rejected(change, message):
     with pytest.raises(InputError, match=message):
         ja.data.topics(jax.random.key(0), **TOPICS | change)
 
 
-def test_topic_words_may_leave_no_room_for_common_ones():
+def test_topics_without_common_words():
     corpus = ja.data.topics(jax.random.key(0), **TOPICS | {"vocab_size": 12, "topic_words": 10})
     assert (np.asarray(corpus.lengths) == 10).all()

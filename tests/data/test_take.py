@@ -1,4 +1,4 @@
-"""Gathers of lanes laid end to end, as on a GPU, against NumPy's."""
+"""Batched gathers from a concatenated array, as on a GPU, compared with NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def on_gpu(monkeypatch):
 
 @pytest.fixture
 def flat(monkeypatch):
-    """Count gathers that see the lanes laid end to end."""
+    """Record the gathers that read a concatenated batch."""
     sizes = []
     plain = ragged._take
 
@@ -30,7 +30,7 @@ def flat(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 @pytest.mark.parametrize("rest", [(), (3,)])
-def test_lanes_are_gathered_from_one_array(rng, on_gpu, flat, dtype, rest):
+def test_a_batched_gather_reads_one_concatenated_array(rng, on_gpu, flat, dtype, rest):
     x = (100 * rng.normal(size=(4, 7, *rest))).astype(dtype)
     index = rng.integers(0, 7, (4, 5, 2)).astype(np.uint8)
     found = jax.vmap(ragged.take)(jnp.asarray(x), jnp.asarray(index))
@@ -39,7 +39,7 @@ def test_lanes_are_gathered_from_one_array(rng, on_gpu, flat, dtype, rest):
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0)])
-def test_what_lanes_share_is_gathered_from_as_it_is(rng, on_gpu, axes):
+def test_a_shared_array_is_not_concatenated(rng, on_gpu, axes):
     x, index = rng.normal(size=(4, 7)).astype(np.float32), rng.integers(0, 7, (4, 5))
     given = x if axes[0] == 0 else x[0], index if axes[1] == 0 else index[0]
     found = jax.vmap(ragged.take, axes)(*map(jnp.asarray, given))
@@ -47,7 +47,7 @@ def test_what_lanes_share_is_gathered_from_as_it_is(rng, on_gpu, axes):
     np.testing.assert_array_equal(found, np.stack([own[which] for own, which in lanes]))
 
 
-def test_all_derivatives_are_those_of_plain_gathers(rng, on_gpu, x64):
+def test_derivatives_match_plain_gathers(rng, on_gpu, x64):
     x, index = jnp.asarray(rng.normal(size=(3, 6))), jnp.asarray(rng.integers(0, 6, (3, 8)))
 
     def energy(gather):
@@ -64,14 +64,14 @@ def test_all_derivatives_are_those_of_plain_gathers(rng, on_gpu, x64):
         np.testing.assert_allclose(ours, plain, rtol=1e-14, atol=1e-14)
 
 
-def test_positions_beyond_32_bits_are_not_laid_end_to_end(on_gpu, monkeypatch, flat):
+def test_batches_beyond_32_bit_positions_are_not_concatenated(on_gpu, monkeypatch, flat):
     monkeypatch.setattr(ragged, "MOST_POSITIONS", 27)
     jax.vmap(ragged.take)(jnp.zeros((4, 7)), jnp.zeros((4, 2), jnp.int32))
     assert (28,) not in flat
 
 
-def test_rows_of_many_columns_are_those_of_the_matrix(rng, monkeypatch):
-    """The product as a GPU computes it, against a dense one."""
+def test_gpu_products_match_the_dense_product(rng, monkeypatch):
+    """Compare the product that a GPU computes with the dense product."""
     monkeypatch.setattr(ragged, "LARGE", 1)
     segment = np.sort(rng.integers(0, 9, 400))
     index, count = rng.integers(0, 11, 400), rng.integers(1, 5, 400)
@@ -89,9 +89,7 @@ def test_rows_of_many_columns_are_those_of_the_matrix(rng, monkeypatch):
 @pytest.mark.parametrize(
     ("platform", "host", "most"), [("cpu", False, 18), ("gpu", False, 24), ("tpu", True, 18)]
 )
-def test_seeds_with_corpora_of_their_own_go_side_by_side_far_longer_off_a_cpu(
-    monkeypatch, platform, host, most
-):
+def test_the_size_of_a_large_matrix_depends_on_the_platform(monkeypatch, platform, host, most):
     monkeypatch.setattr(backend, "platform", lambda: platform)
     for size, large in ((2**most - 32, False), (2**most, True)):
         index = jax.ShapeDtypeStruct((size // 32, 32), jnp.int32)

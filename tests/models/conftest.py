@@ -1,4 +1,4 @@
-"""What the tests of several models share."""
+"""Fixtures of the tests of models."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ draw = jax.jit(from_draws, static_argnames=("vocab_size", "num_classes"))
 
 @pytest.fixture(params=["ragged", "short draws", "long draws"])
 def corpus(request, rng, ragged):
-    """Bags of one row and of several, some of them long; or draws, with rows reserved that stay unused."""
+    """Bags of one or several rows; or sampled sequences, with unused rows."""
     if request.param == "ragged":
         return ragged(2)
     length = {"short draws": 9, "long draws": 70}[request.param]
@@ -22,8 +22,8 @@ def corpus(request, rng, ragged):
 
 
 @pytest.fixture
-def assert_vmapped_equals_looped(rng):
-    """Compare gradients of three seeds, vmapped and one by one, with a shared corpus and with one each."""
+def assert_vmap_matches_loop(rng):
+    """Compare vmapped and single gradients of three seeds, with shared and separate corpora."""
 
     def compare(init, logits):
         keys = jax.random.split(jax.random.key(0), 3)

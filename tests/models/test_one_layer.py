@@ -23,7 +23,7 @@ def corpora(rng, classes):
 
 
 @pytest.mark.parametrize("classes", [2, *(pytest.param(n, marks=pytest.mark.more) for n in (3, 5))])
-def test_logits_and_all_gradients_equal_the_textbook(rng, x64, classes):
+def test_logits_and_gradients_match_the_reference(rng, x64, classes):
     for corpus in corpora(rng, classes):
         params = ja.models.one_layer.init(
             jax.random.key(1), vocab_size=corpus.vocab_size, dim=12, num_classes=classes, dtype=jnp.float64
@@ -31,22 +31,22 @@ def test_logits_and_all_gradients_equal_the_textbook(rng, x64, classes):
         params = params.replace(p=8 * params.p)
         ids, mask = ja.models.reference.padded_sequences(corpus)
 
-        def textbook(params, ids=ids, mask=mask):
+        def reference_outputs(params, ids=ids, mask=mask):
             return ja.models.reference.outputs(params, ids, mask)
 
-        def textbook_loss(params, textbook=textbook, labels=corpus.targets):
-            return ja.losses.classification(textbook(params), labels).mean()
+        def reference_loss(params, reference_outputs=reference_outputs, labels=corpus.targets):
+            return ja.losses.classification(reference_outputs(params), labels).mean()
 
         logits = jax.jit(ja.models.one_layer.outputs)(params, corpus)
-        np.testing.assert_allclose(logits, jax.jit(textbook)(params), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(logits, jax.jit(reference_outputs)(params), rtol=1e-10, atol=1e-12)
         ours = jax.jit(jax.grad(ja.dynamics.loss))(params, corpus)
-        theirs = jax.jit(jax.grad(textbook_loss))(params)
+        theirs = jax.jit(jax.grad(reference_loss))(params)
         for name in ("E", "p", "v"):
             np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-10, atol=1e-12)
 
 
-def test_gradients_equal_the_closed_form(rng, x64):
-    """-∂L/∂E_s = mean[y g Σ q_i (v + (E_s·v - f) p)], and so on, summed token by token in NumPy."""
+def test_gradients_match_the_closed_form(rng, x64):
+    """-∂L/∂E_s = mean[y g Σ q_i (v + (E_s·v - f) p)] and the other gradients, summed in NumPy."""
     sequences = [rng.integers(0, 6, rng.integers(1, 8)).tolist() for _ in range(20)]
     labels = rng.choice([-1, 1], 20)
     corpus = ja.data.from_sequences(sequences, labels.tolist(), vocab_size=6)
@@ -67,7 +67,7 @@ def test_gradients_equal_the_closed_form(rng, x64):
         np.testing.assert_allclose(getattr(gradient, name), expected, rtol=1e-12, atol=1e-15)
 
 
-def test_initial_parameters_have_the_stated_law_and_do_not_depend_on_padding():
+def test_initial_parameters_have_the_stated_distribution_and_ignore_padding():
     params = ja.models.one_layer.init(jax.random.key(0), vocab_size=300, dim=400, num_classes=3)
     assert params.v.shape == (400, 3)
     np.testing.assert_allclose(jnp.linalg.norm(params.v, axis=0), 1, rtol=1e-5)
@@ -79,7 +79,7 @@ def test_initial_parameters_have_the_stated_law_and_do_not_depend_on_padding():
 
 
 @pytest.mark.parametrize(("name", "value"), [("vocab_size", 0), ("dim", 0), ("num_classes", 1)])
-def test_impossible_sizes_are_named(name, value):
+def test_impossible_sizes_are_rejected(name, value):
     sizes = {"vocab_size": 3, "dim": 2, "num_classes": 2} | {name: value}
     with pytest.raises(InputError, match=f"{name}: {value}"):
         ja.models.one_layer.init(jax.random.key(0), **sizes)
@@ -96,7 +96,7 @@ def plain(E, p, v):
 
 
 def weighted(project, weights):
-    """A function of E, p and v whose derivatives by each differ from token to token."""
+    """Return a function of E, p and v whose derivatives differ between tokens."""
 
     def call(*arrays):
         return sum((jnp.sin(x) * w).sum() for x, w in zip(project(*arrays), weights, strict=True))
@@ -104,20 +104,20 @@ def weighted(project, weights):
     return call
 
 
-def test_projections_are_those_of_two_products(arrays):
+def test_project_matches_two_products(arrays):
     for mine, other in zip(project(*arrays), plain(*arrays), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-14)
 
 
 @pytest.mark.parametrize("by", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
-def test_derivatives_are_those_of_two_products(rng, arrays, by):
+def test_derivatives_of_project_match_two_products(rng, arrays, by):
     weights = [jnp.asarray(rng.normal(size=x.shape)) for x in plain(*arrays)]
     mine, theirs = (jax.jit(jax.grad(weighted(f, weights), by))(*arrays) for f in (project, plain))
     for one, other in zip(mine, theirs, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-15)
 
 
-def test_one_of_the_two_alone_is_differentiated(arrays):
+def test_project_is_differentiable_in_one_argument_alone(arrays):
     for kind in (0, 1):
         gradient = jax.grad(lambda E, p, v, kind=kind: project(E, p, v)[kind].sum(), (0, 1, 2))
         expected = jax.grad(lambda E, p, v, kind=kind: plain(E, p, v)[kind].sum(), (0, 1, 2))
@@ -125,12 +125,12 @@ def test_one_of_the_two_alone_is_differentiated(arrays):
             np.testing.assert_allclose(one, other, rtol=1e-14)
 
 
-def test_second_derivatives_forward_over_reverse(rng, arrays):
+def test_second_derivatives_are_forward_over_reverse(rng, arrays):
     weights = [jnp.asarray(rng.normal(size=x.shape)) for x in plain(*arrays)]
     check_grads(jax.jit(jax.grad(weighted(project, weights), (0, 1, 2))), arrays, order=1, modes=("fwd",))
 
 
-def test_vmapped_equals_looped(rng, x64):
+def test_vmap_matches_a_loop(rng, x64):
     E, p, v = (jnp.asarray(rng.normal(size=(4, *shape))) for shape in ((7, 5), (5,), (5,)))
     call = jax.jit(jax.grad(lambda E, p, v: sum((x**2).sum() for x in project(E, p, v)), (0, 1, 2)))
     for vmapped, looped in zip(
@@ -141,7 +141,7 @@ def test_vmapped_equals_looped(rng, x64):
     np.testing.assert_allclose(one[0][2], call(E[0], p[2], v[0])[0], rtol=1e-13)
 
 
-def test_a_step_reads_the_embeddings_twice(rng):
+def test_a_gradient_step_reads_the_embeddings_twice(rng):
     E, p, v = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((700, 50), (50,), (50,)))
     gradient = jax.grad(lambda p, v, E: sum((x**2).sum() for x in project(E, p, v)), (0, 1))
     program = jax.jit(gradient).lower(p, v, E).compile().as_text()

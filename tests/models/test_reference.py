@@ -1,4 +1,4 @@
-"""Bags written out as padded sequences, inside jit and under vmap too."""
+"""Conversion of bags to padded sequences, also inside jit and under vmap."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jaxattn.models.reference import padded_sequences
 SEQUENCES = [[2, 0, 2], [1], [2, 1, 1, 0], [0, 0]]
 
 
-def test_padded_sequences_are_the_lists_they_came_from():
+def test_padded_sequences_recover_the_lists():
     corpus = ja.data.from_sequences(SEQUENCES, labels=[1, -1, 1, -1], vocab_size=3)
     ids, mask = padded_sequences(corpus)
     assert ids.shape == (4, 4)
@@ -22,7 +22,7 @@ def test_padded_sequences_are_the_lists_they_came_from():
     assert (np.array(ids)[~np.array(mask)] == 0).all()
 
 
-def test_long_and_repeated_tokens_survive(ragged):
+def test_long_sequences_and_repeated_tokens_are_recovered(ragged):
     corpus = ragged(2)
     ids, mask = map(np.array, padded_sequences(corpus))
     counts = np.stack([np.bincount(row[real], minlength=81) for row, real in zip(ids, mask, strict=True)])
@@ -32,7 +32,7 @@ def test_long_and_repeated_tokens_survive(ragged):
     np.testing.assert_array_equal(counts, wanted)
 
 
-def test_it_works_under_jit_and_vmap_with_the_longest_length_given():
+def test_padded_sequences_under_jit_and_vmap_require_the_longest_length():
     def draw(key):
         return ja.data.independent(key, vocab_size=20, relevant=8, length=6, sequences=4)
 

@@ -11,7 +11,7 @@ from jaxattn.attention import attend
 from jaxattn.core import pytrees
 from jaxattn.data.corpus import shapes
 
-# Settings, what the module's functions are given for them, and the parameters.
+# Settings, the corresponding arguments of the module's functions, and the parameters.
 SETTINGS = {
     "one_layer": (models.OneLayer(dim=6), {}, {}, ("E", "p", "v")),
     "mlp": (models.Mlp(dim=6, weights="identity"), {"weights": "identity"}, {}, ("E", "p", "v", "W", "b")),
@@ -29,7 +29,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.more), 3])
-def test_a_model_is_its_modules_functions_with_its_settings(ragged, name, classes):
+def test_a_model_class_matches_the_functions_of_its_module(ragged, name, classes):
     model, starts, forms, parameters = SETTINGS[name]
     module, corpus = getattr(models, name), ragged(classes)
     assert type(model) is models.MODELS[name]
@@ -48,8 +48,8 @@ def test_a_model_is_its_modules_functions_with_its_settings(ragged, name, classe
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_models_say_of_themselves_what_is_so(ragged, name):
-    """Attention over tokens does not depend on the values; parameters in token_rows have a row per token."""
+def test_declared_abilities_of_models_are_correct(ragged, name):
+    """Attention does not depend on the values, and parameters in `token_rows` have one row per token."""
     model = SETTINGS[name][0]
     corpus = ragged(3)
     params, larger = (
@@ -69,7 +69,7 @@ def test_models_say_of_themselves_what_is_so(ragged, name):
     assert getattr(model, "is_one_layer", False) == (name == "one_layer")
 
 
-def test_settings_are_checked_when_they_are_read():
+def test_settings_are_validated_when_they_are_read():
     read = msgspec.convert({"dim": 4, "heads": 2}, models.MultiHead)
     assert read == models.MultiHead(dim=4, heads=2)
     for name, wrong in (

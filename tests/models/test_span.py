@@ -33,7 +33,7 @@ def products(rows):
 @pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.more), 3])
 @pytest.mark.parametrize("dim", [5, 14, 40])
 @pytest.mark.usefixtures("x64")
-def test_a_start_has_the_inner_products_of_the_full_space_in_the_fewest_coordinates(dim, classes):
+def test_start_keeps_inner_products_in_span_coordinates(dim, classes):
     sizes = SIZES | {"num_classes": classes}
     short, full = start(dim=dim, **sizes), full_start(dim=dim, **sizes)
     np.testing.assert_allclose(products(short), products(full), rtol=1e-12, atol=1e-13)
@@ -42,8 +42,8 @@ def test_a_start_has_the_inner_products_of_the_full_space_in_the_fewest_coordina
 
 
 @pytest.mark.parametrize(("dim", "rtol"), [(11, 2e-6), (22, 2e-6), (200, 2e-6)])
-def test_a_start_in_float32_keeps_its_digits_however_near_to_square(dim, rtol):
-    """Ten rows: a product of them would lose half the digits where d is hardly larger."""
+def test_start_is_accurate_in_float32_for_nearly_square_matrices(dim, rtol):
+    """A product of the ten rows with themselves would lose half the digits if d is hardly larger."""
     sizes = SIZES | {"dtype": jnp.float32}
     short, full = start(dim=dim, **sizes), full_start(dim=dim, **sizes)
     assert (jnp.diagonal(jnp.concatenate([short.p[None], short.v[None], short.E])) > 0).all()
@@ -51,7 +51,7 @@ def test_a_start_in_float32_keeps_its_digits_however_near_to_square(dim, rtol):
 
 
 @pytest.mark.usefixtures("x64")
-def test_the_basis_of_a_seed_brings_its_vectors_back():
+def test_basis_maps_span_coordinates_to_the_sampled_vectors():
     short, full = start(dim=40, **SIZES), full_start(dim=40, **SIZES)
     Q = np.asarray(jax.jit(partial(span.basis, dim=40, **SIZES))(KEY))
     for back, wanted in ((short.E @ Q.T, full.E), (Q @ short.p, full.p), (Q @ short.v, full.v)):
@@ -60,14 +60,14 @@ def test_the_basis_of_a_seed_brings_its_vectors_back():
 
 @pytest.mark.parametrize("dim", [40, pytest.param(span.LARGE, marks=pytest.mark.more), "inf"])
 @pytest.mark.usefixtures("x64")
-def test_a_larger_vocabulary_leaves_the_inner_products_of_a_smaller_one_unchanged(dim):
+def test_a_larger_vocabulary_does_not_change_inner_products_of_a_smaller_one(dim):
     small, large = (start(dim=dim, **SIZES | {"vocab_size": size}) for size in (6, 9))
     np.testing.assert_allclose(products(large)[:8, :8], products(small), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.more
 @pytest.mark.usefixtures("x64")
-def test_a_start_drawn_in_its_span_has_the_law_of_the_full_space():
+def test_start_sampled_in_the_span_has_the_distribution_of_the_full_space():
     dim, vocab, classes = 12, 4, 3
     m = span.coordinates(vocab, classes)
     sizes = {"vocab_size": vocab, "num_classes": classes, "dtype": jnp.float64}
@@ -88,16 +88,16 @@ def test_a_start_drawn_in_its_span_has_the_law_of_the_full_space():
     for i in range(m):
         for j in range(i + 1):
             if i != j or i not in heads:
-                # 33 comparisons: one in 300 such tests would fail by chance alone.
+                # With 33 comparisons, one in 300 such tests fails by chance.
                 assert stats.ks_2samp(ours[:, i, j], theirs[:, i, j]).pvalue > 1e-4, (i, j)
 
 
 @pytest.mark.usefixtures("x64")
-def test_infinitely_many_dimensions_are_the_limit_of_many():
+def test_infinite_dimension_is_the_limit_of_large_dimensions():
     sizes = SIZES | {"num_classes": 3}
     limit = products(start(dim="inf", **sizes))
     np.testing.assert_array_equal(limit, np.eye(12))
-    # An inner product is normal with variance 1/d, and there are 78: none lies five deviations out.
+    # The 78 inner products are normal with variance 1/d, so none exceeds five deviations.
     np.testing.assert_allclose(products(start(dim=10**8, **sizes)), limit, atol=5 * 2**0.5 * 1e-4)
 
 
@@ -120,7 +120,7 @@ def moved(params, corpus, optimizer, steps, **settings):
     ],
 )
 @pytest.mark.usefixtures("x64")
-def test_training_in_the_span_is_training_in_the_full_space(name, classes, settings):
+def test_training_in_the_span_matches_training_in_the_full_space(name, classes, settings):
     corpus = ja.data.independent(
         jax.random.key(1), vocab_size=8, length=5, sequences=30, num_classes=classes, relevant=6
     )
@@ -165,7 +165,7 @@ def test_training_at_infinite_d_follows_the_recurrences_of_its_gram_matrix():
     )
 
 
-def test_a_model_derived_from_a_built_in_one_stays_what_it_is():
+def test_a_subclass_with_other_outputs_is_not_converted_to_the_span():
     class Halved(ja.models.OneLayer, frozen=True, kw_only=True):
         def outputs(self, params, corpus):
             return super().outputs(params, corpus) / 2
@@ -174,6 +174,6 @@ def test_a_model_derived_from_a_built_in_one_stays_what_it_is():
     assert type(ja.models.TwoLayer(dim=64, residual=True).in_span()).__name__ == "TwoLayerInSpan"
 
 
-def test_infinity_is_a_number_in_python_and_a_word_in_tables():
+def test_infinite_dim_is_a_float_in_python_and_a_string_in_tables():
     assert ja.models.OneLayer(dim=float("inf")) == ja.models.OneLayer(dim="inf")
     assert ja.models.TwoLayer(dim=float("inf")).dim == "inf"

@@ -1,4 +1,4 @@
-"""Where parameters start, if not where the model draws them."""
+"""Tests of initial values that replace those of the model."""
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +24,14 @@ def started(tables, tmp_path):
     return make
 
 
-def test_zero_and_scaled_starts_leave_the_other_parameters_as_drawn(started):
+def test_zero_and_scaled_starts_do_not_change_other_parameters(started):
     drawn, moved = started(), started(p="zero", E={"scale": 3.0})
     np.testing.assert_array_equal(moved.p, np.zeros(4))
     np.testing.assert_array_equal(moved.E, 3 * drawn.E)
     np.testing.assert_array_equal(moved.v, drawn.v)
 
 
-def test_arrays_are_read_beside_the_sweep_file(started, tmp_path):
+def test_array_paths_are_relative_to_the_sweep_file(started, tmp_path):
     E, p = np.random.default_rng(0).normal(size=(2, 20, 4)).astype(np.float32)
     np.save(tmp_path / "E.npy", E)
     save_file({"query": p[0]}, tmp_path / "all.safetensors")
@@ -40,7 +40,7 @@ def test_arrays_are_read_beside_the_sweep_file(started, tmp_path):
     np.testing.assert_array_equal(found.p, p[0])
 
 
-def test_rows_find_their_tokens_by_name(started, tmp_path):
+def test_rows_are_matched_to_tokens_by_name(started, tmp_path):
     rows = np.arange(12, dtype=np.float32).reshape(3, 4)
     np.save(tmp_path / "E.npy", rows)
     (tmp_path / "words.txt").write_text("dog\ncat\nunused\n")
@@ -65,7 +65,7 @@ def test_rows_find_their_tokens_by_name(started, tmp_path):
         ({"file": "short.npy", "vocabulary": "none.txt"}, "none.txt: cannot be read as text"),
     ],
 )
-def test_files_that_do_not_fit_are_one_line(started, tmp_path, start, message):
+def test_files_of_a_wrong_shape_are_rejected(started, tmp_path, start, message):
     np.save(tmp_path / "short.npy", np.zeros((3, 4)))
     (tmp_path / "two.txt").write_text("a\nb\n")
     (tmp_path / "three.txt").write_text("a\nb\nc\n")
@@ -74,7 +74,7 @@ def test_files_that_do_not_fit_are_one_line(started, tmp_path, start, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_start_of_ones_own_has_a_key_of_its_own(study, x64):
+def test_a_custom_start_has_a_separate_key(study, x64):
     wanted = study("own")
     corpora = jax.eval_shape(wanted.base.data.draw, jax.random.key(0))
     found = seed.initial_params(wanted.base, corpora, jax.random.key(1), [])

@@ -16,18 +16,18 @@ from jaxattn.models.initial import sizes
 
 @pytest.fixture(params=["without weights", "with weights"])
 def model(request):
-    """A two-layer model, its textbook form and a start at which its weights are of no special form."""
+    """A two-layer model with its `init` function; weights are not the identity."""
     if request.param == "with weights":
         return two_layer_weights, partial(two_layer_weights.init, weights="normal")
     return two_layer, two_layer.init
 
 
-# Where a model makes no difference to what is asked.
+# For tests that do not depend on the model.
 ONE_MODEL = pytest.mark.parametrize(
     "model", [pytest.param("without weights", marks=pytest.mark.more), "with weights"], indirect=True
 )
 
-# Sequences of a minibatch, out of twelve.
+# Sequences of a minibatch, from a corpus of twelve.
 FEW, MANY = (3, 0, 7, 11), tuple(range(12))
 SUMS = [("with weights", "gpu", "ragged")]
 
@@ -49,9 +49,9 @@ def draw(init, corpus, dim=7, query=8, dtype=jnp.float64):
     ],
     indirect=["model", "corpus"],
 )
-def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook, model, residual):
+def test_logits_and_gradients_match_the_reference(x64, corpus, assert_matches_reference, model, residual):
     module, init = model
-    assert_equals_textbook(
+    assert_matches_reference(
         partial(module.outputs, residual=residual),
         partial(reference.two_layer_outputs, residual=residual),
         draw(init, corpus),
@@ -61,10 +61,10 @@ def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_
 
 @pytest.mark.more
 @pytest.mark.parametrize("residual", [False, True])
-def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook, model, residual):
+def test_three_classes_match_the_reference(x64, ragged, assert_matches_reference, model, residual):
     module, init = model
     corpus = ragged(3)
-    assert_equals_textbook(
+    assert_matches_reference(
         partial(module.outputs, residual=residual),
         partial(reference.two_layer_outputs, residual=residual),
         draw(init, corpus),
@@ -74,15 +74,15 @@ def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook, m
 
 @pytest.mark.more
 @pytest.mark.parametrize("numbers", [1, 1 << 13])
-def test_size_of_blocks_of_sequences_changes_nothing(
-    x64, ragged, assert_equals_textbook, model, cleared, monkeypatch, numbers
+def test_the_block_size_does_not_change_results(
+    x64, ragged, assert_matches_reference, model, cleared, monkeypatch, numbers
 ):
-    """Blocks of one sequence and of a few, the last one filled up; elsewhere most blocks hold them all."""
+    """Use blocks of one sequence and of a few; in other tests most blocks contain all sequences."""
     module, init = model
     corpus = ragged(2)
     monkeypatch.setattr(self_attention, "NUMBERS", numbers)
-    assert not self_attention.is_one(corpus.bags, 7)
-    assert_equals_textbook(module.outputs, reference.two_layer_outputs, draw(init, corpus), corpus)
+    assert not self_attention.is_single_block(corpus.bags, 7)
+    assert_matches_reference(module.outputs, reference.two_layer_outputs, draw(init, corpus), corpus)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_size_of_blocks_of_sequences_changes_nothing(
     ],
     indirect=["model"],
 )
-def test_a_minibatch_equals_the_textbook_on_its_sequences(
-    x64, ragged, assert_equals_textbook, model, cleared, monkeypatch, classes, kept, own
+def test_a_minibatch_matches_the_reference(
+    x64, ragged, assert_matches_reference, model, cleared, monkeypatch, classes, kept, own
 ):
-    """Also where products of pairs are kept for the first block only; products with W1 take several."""
+    """Also test products of pairs that are kept for the first block only."""
     module, init = model
     corpus = ragged(classes)
     monkeypatch.setattr(two_layer_weights, "ROWS", 16)
@@ -117,14 +117,14 @@ def test_a_minibatch_equals_the_textbook_on_its_sequences(
         vocab_size=81,
         num_classes=classes,
     )
-    assert_equals_textbook(
+    assert_matches_reference(
         lambda x, _: module.outputs(x, batch), reference.two_layer_outputs, draw(init, corpus), alone
     )
 
 
 @pytest.mark.more
 @ONE_MODEL
-def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cleared, monkeypatch):
+def test_vmapped_minibatches_match_single_seeds(x64, ragged, model, cleared, monkeypatch):
     module, init = model
     corpus = ragged(2)
     monkeypatch.setattr(two_layer_weights, "ROWS", 16)
@@ -156,12 +156,12 @@ def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cl
     ],
     indirect=["model", "corpus"],
 )
-def test_sums_by_token_of_accelerators_equal_the_textbook(
-    x64, corpus, assert_equals_textbook, model, cleared, monkeypatch, platform
+def test_sums_by_token_on_accelerators_match_the_reference(
+    x64, corpus, assert_matches_reference, model, cleared, monkeypatch, platform
 ):
     module, init = model
     monkeypatch.setattr(self_attention.backend, "platform", lambda: platform)
-    assert_equals_textbook(module.outputs, reference.two_layer_outputs, draw(init, corpus), corpus)
+    assert_matches_reference(module.outputs, reference.two_layer_outputs, draw(init, corpus), corpus)
 
 
 @pytest.mark.more
@@ -172,8 +172,8 @@ def test_derivative_agrees_with_finite_differences(x64, ragged, model):
     check_grads(lambda x: logits(x, corpus), (draw(init, corpus),), order=1, modes=["rev"], rtol=1e-6)
 
 
-def test_two_tokens_by_hand(x64):
-    """E = (1, 0), (0, 2): token 0 twice, token 1 once. Row 0 mixes by 2 e : 1, row 1 by 2 : e⁴."""
+def test_two_tokens_match_a_manual_calculation(x64):
+    """E = (1, 0), (0, 2); token 0 twice, token 1 once; row weights 2 e : 1 and 2 : e⁴."""
     corpus = ja.data.from_sequences([[0, 1, 0]], [1], vocab_size=2)
     params = two_layer.Params(
         E=jnp.diag(jnp.array([1.0, 2.0])), p=jnp.array([3.0, 0.0]), v=jnp.array([0.0, 1.0])
@@ -190,7 +190,7 @@ def test_two_tokens_by_hand(x64):
 
 
 @pytest.mark.more
-def test_identity_weights_are_the_model_without_weights(x64, ragged):
+def test_identity_weights_give_the_model_without_weights(x64, ragged):
     corpus = ragged(3)
     params = draw(two_layer_weights.init, corpus)
     plain = draw(two_layer.init, corpus)
@@ -207,7 +207,7 @@ def test_identity_weights_are_the_model_without_weights(x64, ragged):
         np.testing.assert_allclose(mine, theirs, rtol=1e-13)
 
 
-def test_scores_of_the_weighted_model_are_those_of_its_query(x64, ragged):
+def test_scores_of_the_model_with_weights_use_its_query(x64, ragged):
     params = draw(partial(two_layer_weights.init, weights="normal"), ragged(2))
     scores, values = two_layer_weights.scores_and_values(params)
     np.testing.assert_allclose(scores, [row @ params.W2 @ params.p for row in params.E], rtol=1e-12)
@@ -216,14 +216,14 @@ def test_scores_of_the_weighted_model_are_those_of_its_query(x64, ragged):
 
 @pytest.mark.more
 @ONE_MODEL
-def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped, model):
+def test_vmap_matches_a_loop(x64, assert_vmap_matches_loop, model):
     module, init = model
-    assert_vmapped_equals_looped(init, module.outputs)
+    assert_vmap_matches_loop(init, module.outputs)
 
 
 @pytest.mark.more
-def test_padded_draws_equal_the_same_sequences_without_padding(rng, x64, model):
-    """Draws reserve rows for distinct tokens that do not come; the rows that stay unused change nothing."""
+def test_padded_corpora_match_corpora_without_padding(rng, x64, model):
+    """`from_draws` allocates rows for the largest number of distinct tokens; unused rows change nothing."""
     module, init = model
     tokens, labels = rng.integers(0, 20, (6, 70)), rng.choice([-1, 1], 6)
     reserved = from_draws(jnp.asarray(tokens), jnp.asarray(labels), vocab_size=90, num_classes=2)
@@ -243,7 +243,7 @@ def test_padded_draws_equal_the_same_sequences_without_padding(rng, x64, model):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.float64, marks=pytest.mark.more)])
-def test_scores_of_size_1e3_stay_finite_and_right(x64, ragged, assert_equals_textbook, dtype):
+def test_scores_of_size_1e3_are_finite_and_accurate(x64, ragged, assert_matches_reference, dtype):
     corpus = ragged(2)
     params = draw(two_layer.init, corpus, query=3e3, dtype=dtype)
     params = params.replace(E=15 * params.E)
@@ -253,13 +253,13 @@ def test_scores_of_size_1e3_stay_finite_and_right(x64, ragged, assert_equals_tex
     results = jax.jit(jax.value_and_grad(lambda x: two_layer.outputs(x, corpus).sum()))(params)
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(results))
     if dtype == jnp.float64:
-        # Products of size 1e5 in the exponent are rounded to 1e-11.
-        assert_equals_textbook(
+        # Products of size 1e5 in an exponent have rounding errors of 1e-11.
+        assert_matches_reference(
             two_layer.outputs, reference.two_layer_outputs, params, corpus, rtol=1e-7, atol=1e-7
         )
 
 
-def test_float32_stays_float32(ragged, model):
+def test_float32_parameters_give_float32_outputs(ragged, model):
     module, init = model
     corpus = ragged(2)
     params = draw(init, corpus, dtype=jnp.float32)
@@ -267,7 +267,7 @@ def test_float32_stays_float32(ragged, model):
     assert {x.dtype for x in jax.tree.leaves(results)} == {jnp.dtype("float32")}
 
 
-def test_rows_of_a_smaller_vocabulary_stay():
+def test_a_larger_vocabulary_does_not_change_rows_of_a_smaller_one():
     init = partial(two_layer_weights.init, jax.random.key(0), dim=5)
     for weights in ("identity", "normal"):
         small, large = (init(vocab_size=size, weights=weights) for size in (4, 9))
@@ -275,7 +275,7 @@ def test_rows_of_a_smaller_vocabulary_stay():
         np.testing.assert_array_equal(small.W1, large.W1)
 
 
-def test_normal_weights_keep_lengths_on_average():
+def test_normal_weights_preserve_length_on_average():
     params = two_layer_weights.init(jax.random.key(0), vocab_size=1, dim=300, weights="normal")
     for matrix in (params.W1, params.W2):
         np.testing.assert_allclose((matrix**2).sum() / 300, 1, atol=0.02)

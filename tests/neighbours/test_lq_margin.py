@@ -158,7 +158,7 @@ def test_nothing_to_separate_and_bad_input(rng):
     assert not lq_max_margin(scores, chosen, q=3.0).p.any()
     with pytest.raises(ja.InputError, match=r"q: 0\.5; give a norm from 1 to inf"):
         lq_max_margin(scores, chosen, q=0.5)
-    with pytest.raises(ja.InputError, match="keys holds NaN or inf"):
+    with pytest.raises(ja.InputError, match="keys contains NaN or inf"):
         lq_max_margin(Scores(np.full((2, 3), np.nan), scores.corpus), chosen, q=3.0)
     with pytest.raises(ja.InputError, match=r"keys: shape \(1, 3\) for 2 tokens"):
         lq_max_margin(Scores(np.ones((1, 3)), scores.corpus), chosen, q=3.0)

@@ -8,12 +8,12 @@ from jaxattn.theory.certificate import bounds
 
 @pytest.fixture(params=["every pair", "pools"])
 def pricing(request, monkeypatch):
-    """Look at every pair in each step, or at pools of pairs."""
+    """Scan all pairs in each step, or pools of pairs."""
     monkeypatch.setattr(module, "_WHOLE", 0 if request.param == "pools" else 10**9)
 
 
 def many_pairs(rng, margin):
-    """160 tokens in 12 dimensions, each of 80 above each of the 80 others: more pairs than are sorted."""
+    """Each of 80 tokens above each of 80 others, in 12 dimensions: more pairs than are sorted."""
     rows = rng.normal(size=(160, 12))
     rows[:, 0] = margin * np.where(np.arange(160) < 80, 1, -1) * (1 + rng.exponential(size=160))
     better, worse = (x.ravel() for x in np.meshgrid(np.arange(80), np.arange(80, 160), indexing="ij"))
@@ -22,7 +22,7 @@ def many_pairs(rng, margin):
 
 @pytest.mark.usefixtures("pricing")
 @pytest.mark.parametrize("margin", [1.0, 0.1, 0.03])
-def test_it_finds_the_exact_answer_among_thousands_of_pairs(margin):
+def test_active_set_is_exact_with_thousands_of_pairs(margin):
     for seed in range(4):
         rows, better, worse = many_pairs(np.random.default_rng(seed), margin)
         multipliers, steps = active_set(rows, better, worse, tolerance=1e-10, max_steps=10_000)
@@ -33,7 +33,7 @@ def test_it_finds_the_exact_answer_among_thousands_of_pairs(margin):
 
 
 @pytest.mark.usefixtures("pricing")
-def test_it_proves_that_nothing_separates():
+def test_active_set_proves_infeasibility():
     for seed in range(4):
         rows, better, worse = many_pairs(np.random.default_rng(seed), 0.0)
         multipliers, _ = active_set(rows, better, worse, tolerance=1e-10, max_steps=10_000)
@@ -53,7 +53,7 @@ def test_more_tight_pairs_than_dimensions():
     np.testing.assert_allclose(bounds(rows[1:], found.multipliers), 0.5, rtol=1e-14)
 
 
-def test_steps_that_run_out_leave_what_there_is(rng):
+def test_the_last_iterate_is_returned_if_steps_run_out(rng):
     rows, better, worse = many_pairs(rng, 0.03)
     multipliers, steps = active_set(rows, better, worse, tolerance=1e-10, max_steps=5)
     assert 5 <= steps < 10
@@ -61,7 +61,7 @@ def test_steps_that_run_out_leave_what_there_is(rng):
     assert lower < 0.999 * upper
 
 
-def test_factors_stay_those_of_the_active_differences(rng):
+def test_updated_factors_match_the_active_differences(rng):
     vectors = rng.normal(size=(40, 8))
     vectors[1::3] = vectors[::3][: len(vectors[1::3])] + 1e-7 * vectors[1::3]
     factor = _Factor(8)
@@ -79,7 +79,7 @@ def test_factors_stay_those_of_the_active_differences(rng):
             np.testing.assert_allclose(matrix @ x, right, atol=1e-14 * (1 + np.linalg.norm(x)))
 
 
-def test_the_pool_holds_the_most_violated_pair_of_each_token_worst_first(rng):
+def test_the_pool_contains_the_most_violated_pair_of_each_token(rng):
     violation, worse = rng.normal(size=8000), rng.integers(0, 100, 8000)
     best = [max(np.flatnonzero(worse == token), key=violation.__getitem__) for token in range(100)]
     expected = sorted(best, key=violation.__getitem__, reverse=True)

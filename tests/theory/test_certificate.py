@@ -10,7 +10,7 @@ from jaxattn.theory.constraints import Constraints, constraints
 
 
 class Solved(NamedTuple):
-    """A problem, its exact answer, and the multipliers of every pair, not only of the support."""
+    """Problems with their exact answers, and a multiplier for every pair."""
 
     E: np.ndarray
     constraints: Any
@@ -43,15 +43,15 @@ def infeasible(problems):
 
 
 def keep_ties(E, found, multipliers):
-    """The multipliers of the ties that leave p orthogonal to the differences of tied tokens."""
+    """Return multipliers of the ties for which p is orthogonal to the differences of tied tokens."""
     w = multipliers @ (E[found.better] - E[found.worse])
     return -np.linalg.pinv((E[found.ties[:, 0]] - E[found.ties[:, 1]]).T, rcond=1e-12) @ w
 
 
-def test_any_multipliers_enclose_the_largest_margin_and_bound_the_distance_to_the_solution(feasible, rng):
+def test_any_multipliers_bound_the_margin_and_the_distance_to_the_solution(feasible, rng):
     for E, found, multipliers, exact in feasible:
         noise = np.abs(rng.normal(size=len(multipliers))) * multipliers.max()
-        # Multipliers from a pseudo-inverse are exact to its condition number times rounding.
+        # Multipliers from a pseudoinverse have errors of its condition number times rounding.
         for size, least, most in [(0.0, 0.0, 1e-12), (1e-6, 1e-9, 0.01), (1e-4, 1e-7, 0.9)]:
             off = multipliers + size * noise
             answer = certify_max_margin(E, found, off, keep_ties(E, found, off), tolerance=1e-10)
@@ -68,7 +68,7 @@ def test_any_multipliers_enclose_the_largest_margin_and_bound_the_distance_to_th
             assert generous.status == Status.SOLVED
 
 
-def test_ties_that_do_not_hold_leave_no_solution(feasible):
+def test_violated_ties_are_not_feasible(feasible):
     count = 0
     for E, found, multipliers, exact in feasible:
         if len(found.ties):
@@ -80,7 +80,7 @@ def test_ties_that_do_not_hold_leave_no_solution(feasible):
     assert count > 5
 
 
-def test_what_is_no_proof_of_infeasibility_does_not_pass_for_one(infeasible, feasible, rng):
+def test_invalid_proofs_of_infeasibility_are_rejected(infeasible, feasible, rng):
     for E, found, multipliers, exact in infeasible:
         assert exact.status == Status.INFEASIBLE
         off = multipliers.copy()
@@ -97,7 +97,7 @@ def test_what_is_no_proof_of_infeasibility_does_not_pass_for_one(infeasible, fea
             assert answer.status != Status.INFEASIBLE
 
 
-def test_the_scale_of_the_multipliers_and_negative_ones_do_not_count(feasible):
+def test_negative_multipliers_and_their_scale_are_ignored(feasible):
     E, found, multipliers, exact = feasible[0]
     scaled = np.where(multipliers > 0, 1e6 * multipliers, -1.0)
     other = certify_max_margin(E, found, scaled, 1e6 * exact.tie_multipliers, tolerance=1e-10)
@@ -106,21 +106,21 @@ def test_the_scale_of_the_multipliers_and_negative_ones_do_not_count(feasible):
     np.testing.assert_allclose(other.multipliers, exact.multipliers, rtol=1e-12)
 
 
-def test_bounds_enclose_the_margin_of_two_orthogonal_differences():
+def test_bounds_contain_the_margin_of_two_orthogonal_differences():
     """A = diag(3, 4): the nearest point of the segment is at height 12/5, with weights 16/25 and 9/25."""
     rows = np.diag([3.0, 4.0])
     np.testing.assert_allclose(bounds(rows, np.array([16.0, 9.0])), 12 / 5, rtol=1e-14)
     lower, upper = bounds(rows, np.array([1.0, 1.0]))
     np.testing.assert_allclose([lower, upper], [9 / 5, 5 / 2])
     assert bounds(np.array([[1.0], [-1.0]]), np.ones(2)) == (0, 0)
-    # Required 2 of the first and nothing of the second, the margin is 3 / 2; sinking below 0 is none.
+    # The required margins are 2 and 0, so the margin is 3 / 2; a negative value has no margin.
     np.testing.assert_allclose(bounds(rows, np.array([1.0, 0.0]), np.array([2.0, 0.0])), 3 / 2, rtol=1e-14)
     lower, upper = bounds(np.array([[3.0, -1.0], [0.0, 1.0]]), np.array([1.0, 0.0]), np.array([1.0, 0.0]))
     assert lower < 0
     np.testing.assert_allclose(upper, np.sqrt(10))
 
 
-def test_reasons_are_words_one_for_each_seed():
+def test_each_seed_has_a_reason():
     nothing, invalid = (unsolved(status, 3) for status in (Status.NOTHING, Status.INVALID))
     assert nothing.feasible is True
     assert invalid.feasible is False
@@ -138,8 +138,8 @@ def test_reasons_are_words_one_for_each_seed():
     assert len(words) == len(Status)
 
 
-def test_multipliers_a_little_off_still_prove_the_margin_of_two_nearly_opposite_differences():
-    """Differences (±1, δ) have the margin δ along (0, 1); multipliers off by ε alone lose ε/(2 δ²) of it."""
+def test_rounded_multipliers_prove_the_margin_of_nearly_opposite_differences():
+    """Differences (±1, δ) have margin δ along (0, 1); errors ε of multipliers reduce it by ε/(2 δ²)."""
     found = Constraints(
         better=np.array([0, 1], np.int32),
         worse=np.array([2, 2], np.int32),
@@ -153,15 +153,15 @@ def test_multipliers_a_little_off_still_prove_the_margin_of_two_nearly_opposite_
     np.testing.assert_allclose(answer.margin, 0.01, rtol=1e-13)
 
 
-def test_multipliers_are_one_for_each_pair_and_each_tie(feasible):
+def test_a_wrong_number_of_multipliers_is_rejected(feasible):
     E, found, multipliers, _ = feasible[0]
     for pairs, ties in ((multipliers[:-1], len(found.ties)), (multipliers, len(found.ties) + 1)):
         with pytest.raises(ja.InputError, match=r"give one for each"):
             certify_max_margin(E, found, pairs, np.zeros(ties))
 
 
-def test_constraints_written_by_hand_have_a_certified_answer(shortest, rng):
-    """Required 1 and 2, and a tie of which one token is in both pairs."""
+def test_custom_constraints_have_a_certified_answer(shortest, rng):
+    """Required margins 1 and 2, and a tie with a token of both pairs."""
     E = rng.normal(size=(5, 4))
     leader = ja.theory.tie_classes(np.array([3]), np.array([1]), 5)
     assert leader.tolist() == [0, 1, 2, 1, 4]

@@ -4,12 +4,12 @@ import pytest
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.theory import Selection, selection_of
-from jaxattn.theory.constraints import circle, constraints
+from jaxattn.theory.constraints import constraints, find_cycle
 
 
 @pytest.fixture
 def arbitrary(rng):
-    """Corpora with selections that need not come from any scores; every sequence selects something."""
+    """Corpora with arbitrary selections of at least one token in every sequence."""
     made = []
     for vocab, sequences in [(6, 3), (6, 8), (12, 5), (30, 12)] * 3:
         lists = [rng.integers(0, vocab, rng.integers(1, 7)).tolist() for _ in range(sequences)]
@@ -22,7 +22,7 @@ def arbitrary(rng):
 
 
 def tie_classes(vocab, lists):
-    """The smallest token of each token's class, by merging until nothing changes."""
+    """Return the smallest token of each token's class, by merging until nothing changes."""
     leader = list(range(vocab))
     changed = True
     while changed:
@@ -36,7 +36,7 @@ def tie_classes(vocab, lists):
 
 
 def has_circle(edges):
-    """Take away tokens that outrank nothing until none is left, or a circle remains."""
+    """Remove tokens that outrank no other token until none or a cycle is left."""
     edges = set(edges)
     while edges:
         above = {a for a, _ in edges}
@@ -48,7 +48,7 @@ def has_circle(edges):
 
 
 @pytest.mark.more
-def test_constraints_are_the_distinct_pairs_and_ties_of_a_loop(arbitrary, instances, loops):
+def test_constraints_match_a_loop(arbitrary, instances, loops):
     bags, selected = loops
     for corpus, chosen in arbitrary + [(x.corpus, x.selection) for x in instances[::5]]:
         lists = list(zip(bags(corpus), selected(corpus, chosen), strict=True))
@@ -64,15 +64,15 @@ def test_constraints_are_the_distinct_pairs_and_ties_of_a_loop(arbitrary, instan
         assert found.ties.tolist() == [[x, s] for s, x in enumerate(leader) if x != s]
 
 
-def test_a_circle_is_found_where_there_is_one_and_closes(arbitrary):
+def test_a_cycle_is_found_if_there_is_one(arbitrary):
     answers = []
     for corpus, chosen in arbitrary:
         found = constraints(corpus, chosen)
         leader = found.leader
         edges = list(zip(leader[found.better].tolist(), leader[found.worse].tolist(), strict=True))
-        around = circle(found)
+        around = find_cycle(found)
         assert (len(around) > 0) == has_circle(edges)
-        # What every token outranks on the way round is what outranks the next one.
+        # Each token of the cycle outranks the next one.
         assert sorted(edges[k][0] for k in around) == sorted(edges[k][1] for k in around)
         answers.append(len(around))
     assert 0 in answers
@@ -80,25 +80,25 @@ def test_a_circle_is_found_where_there_is_one_and_closes(arbitrary):
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
-def test_a_circle_of_known_length(length):
-    """Sequences (k, k+1) around a circle, each selecting its first token, and tails that lead nowhere."""
+def test_a_cycle_of_known_length(length):
+    """A cycle of sequences (k, k+1) that select their first token, and chains outside of the cycle."""
     around = [[k, (k + 1) % length] for k in range(length)] if length > 1 else []
     lists = [*around, [5, 6], [6, 7], [0, 8]]
     corpus = ja.data.from_sequences(lists, [1] * len(lists), vocab_size=9)
     first = np.array([row[0] for row in lists])
     mask = np.asarray(corpus.bags.index) == first[:, None]
-    assert len(circle(constraints(corpus, Selection(mask)))) == (length if length > 1 else 0)
+    assert len(find_cycle(constraints(corpus, Selection(mask)))) == (length if length > 1 else 0)
 
 
-def test_an_unselected_token_tied_to_the_selected_one_is_a_circle_of_one():
-    """0 and 1 tie in one sequence; in another 0 should outrank 1."""
+def test_an_unselected_token_tied_to_the_selected_one_is_a_cycle():
+    """Tokens 0 and 1 tie in one sequence, and 0 must outrank 1 in another."""
     corpus = ja.data.from_sequences([[0, 1], [0, 1]], [1, 1], vocab_size=2)
     found = constraints(corpus, Selection(np.array([[True, True], [True, False]])))
     assert found.ties.tolist() == [[0, 1]]
-    assert circle(found).tolist() == [0]
+    assert find_cycle(found).tolist() == [0]
 
 
-def test_repeated_sequences_and_tokens_add_nothing():
+def test_repeated_sequences_and_tokens_add_no_constraints():
     once = ja.data.from_sequences([[0, 1, 2], [1, 3]], [1, -1], vocab_size=4)
     often = ja.data.from_sequences([[0, 1, 2], [3, 3, 1], [2, 1, 0, 0], [1, 3]], [1, -1, -1, 1], vocab_size=4)
     tokens = np.array([True, False, False, True])
@@ -106,8 +106,8 @@ def test_repeated_sequences_and_tokens_add_nothing():
         np.testing.assert_array_equal(one, other)
 
 
-def test_of_pairs_that_are_one_the_strongest_counts():
-    """0 over 1 in both sequences, and 0 over 2, which ties with nothing."""
+def test_equivalent_pairs_keep_the_largest_required_margin():
+    """Token 0 outranks 1 in both sequences, and 2, which has no tie."""
     corpus = ja.data.from_sequences([[0, 1], [0, 1, 2]], [1, -1], vocab_size=3)
     chosen = selection_of(np.array([True, False, False]), corpus)
     for required in (np.array([[9, 0.2, 9], [9, 0.7, 0]]), np.array([[9, 0.7, 9], [9, 0.2, 0]])):
@@ -116,14 +116,14 @@ def test_of_pairs_that_are_one_the_strongest_counts():
     np.testing.assert_array_equal(constraints(corpus, chosen).required, 1)
 
 
-def test_a_circle_in_which_nothing_is_required_is_none():
+def test_a_cycle_without_required_margins_is_feasible():
     corpus = ja.data.from_sequences([[0, 1], [1, 0]], [1, 1], vocab_size=2)
     first = Selection(np.asarray(corpus.bags.index) == np.array([[0], [1]]))
     for required, size in ((np.zeros((2, 2)), 0), (np.array([[0, 0], [0.1, 0]]), 2)):
-        assert len(circle(constraints(corpus, first, required))) == size
+        assert len(find_cycle(constraints(corpus, first, required))) == size
 
 
-def test_bad_input():
+def test_invalid_selections_are_rejected():
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, -1], vocab_size=4)
     with pytest.raises(InputError, match="sequence 1 has no selected token"):
         constraints(corpus, selection_of(np.array([True, False, False, False]), corpus))
@@ -131,7 +131,7 @@ def test_bad_input():
         constraints(corpus, Selection(np.ones((3, 2), bool)))
 
 
-def test_distinct_tokens_are_those_of_every_sequence_in_the_order_of_the_bags(ragged, loops):
+def test_distinct_tokens_follow_the_order_of_the_bags(ragged, loops):
     bags, _ = loops
     corpus = ragged(2)
     present, sequence, token = ja.theory.distinct_tokens(corpus)

@@ -1,4 +1,4 @@
-"""Certificates in integers, their checker, and forgeries that it has to refuse."""
+"""Integer certificates, their checker, and forged certificates."""
 
 import ast
 import hashlib
@@ -21,7 +21,7 @@ CHECKER = Path(check_certificate.__file__)
 
 
 def check(path):
-    """Why the checker refuses, "" if it accepts."""
+    """Return the reason why the checker rejects a certificate; "" if it accepts it."""
     try:
         claim = json.loads(path.read_text())
         assert "data " in check_certificate.check(claim, path.with_name(claim["data"]).read_bytes())
@@ -32,7 +32,7 @@ def check(path):
 
 @pytest.fixture(scope="module")
 def separable(instances):
-    """Problems without ties that have a solution, and their answers."""
+    """Feasible problems without ties, with their answers."""
     found = []
     for corpus, E, _, chosen in instances:
         answer = ja.theory.max_margin(ja.theory.Scores(E, corpus), chosen)
@@ -51,7 +51,7 @@ def dot(a, b):
 
 
 def pairs_of(scores, bags):
-    """All pairs of the selection, by the scores of every sequence."""
+    """Return all pairs of the selection."""
     return [
         (max(held, key=scores.__getitem__), t)
         for held in bags
@@ -60,7 +60,7 @@ def pairs_of(scores, bags):
     ]
 
 
-def test_what_a_certificate_claims_is_true_in_rational_arithmetic(instances, separable, loops, tmp_path):
+def test_claims_of_certificates_hold_in_rational_arithmetic(instances, separable, loops, tmp_path):
     bags, _ = loops
     scores_of = {id(E): scores for _, E, scores, _ in instances}
     for number, (scores, chosen, answer) in enumerate(separable):
@@ -80,12 +80,12 @@ def test_what_a_certificate_claims_is_true_in_rational_arithmetic(instances, sep
         proven = 1 - total**2 / (dot(w, w) * dot(p, p))
         assert float(proven) == gap
         assert proven <= Fraction(claim["gap"]) <= proven * Fraction(1002, 1000)
-        # Floating point rounds a gap of a few units in the last place.
+        # The gap is a few units in the last place, so its floating-point value is rounded.
         assert 0 <= gap < 1e-12 + 2 * answer.duality_gap
         assert check(path) == ""
 
 
-def test_the_checker_runs_without_this_library_or_any_other(separable, tmp_path):
+def test_the_checker_needs_the_standard_library_only(separable, tmp_path):
     ja.theory.write_certificate(tmp_path / "a.json", *separable[0])
     run = [sys.executable, "-I", "-S", CHECKER, "a.json"]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
@@ -115,7 +115,7 @@ def test_the_checker_runs_without_this_library_or_any_other(separable, tmp_path)
 
 
 class Forger:
-    """A certificate on disk, and changes of it."""
+    """A certificate on disk, with methods that forge it."""
 
     def __init__(self, path, rng):
         self.path, self.rng = path, rng
@@ -135,7 +135,7 @@ class Forger:
         return path
 
     def entry_of_p(self):
-        """A leading digit of a large entry."""
+        """Change a leading digit of a large entry."""
         p = list(self.claim["p"])
         place = int(np.argsort(np.abs(np.array(p, float)))[-self.rng.integers(1, 4)])
         p[place] += p[place] // int(10 ** self.rng.integers(1, 9)) * int(self.rng.choice([-1, 1]))
@@ -150,14 +150,14 @@ class Forger:
         return self.written(multipliers=made)
 
     def pair(self):
-        """A pair that no sequence has: the other way round."""
+        """Reverse a pair, so that no sequence contains it."""
         made = [list(x) for x in self.claim["multipliers"]]
         row = made[self.rng.integers(len(made))]
         row[:2] = row[1::-1]
         return self.written(multipliers=made)
 
     def left_out(self):
-        """A token that a multiplier is about is left out of all sequences."""
+        """Remove a token of a pair with a multiplier from all sequences."""
         words = 32 + 8 * self.tokens * self.dim
         entries = np.frombuffer(self.data[words:], "<i4").tolist()
         t = self.claim["multipliers"][self.rng.integers(len(self.claim["multipliers"]))][1]
@@ -169,7 +169,7 @@ class Forger:
         return self.written(data_bytes=self.data[:words] + np.array(kept, "<i4").tobytes(), sealed=True)
 
     def key(self, sealed=True):
-        """A key of a selected token with a multiplier, moved by a little against p."""
+        """Shift a key of a selected token slightly against p."""
         s, *_ = self.claim["multipliers"][self.rng.integers(len(self.claim["multipliers"]))]
         begin = 32 + 8 * self.tokens * self.dim
         keys = np.frombuffer(self.data[32:begin], "<f8").copy()
@@ -190,13 +190,13 @@ class Forger:
         return self.written(gap=str(Fraction(self.claim["gap"]) / 2 - Fraction(1, 10**20)))
 
     def larger_scale(self):
-        """A p that is shorter than it has to be."""
+        """Shorten p."""
         return self.written(
             scale=str(Fraction(self.claim["scale"]) * (1 + Fraction(1, 10 ** int(self.rng.integers(1, 15)))))
         )
 
     def other_shape(self):
-        """The same numbers as twice as many keys of half the dimension, or the reverse."""
+        """Reshape the keys to twice as many of half the dimension, or the reverse."""
         shape = (2 * self.tokens, self.dim // 2) if self.dim % 2 == 0 else (self.dim, self.tokens)
         p = self.claim["p"][: shape[1]] + [0] * max(0, shape[1] - self.dim)
         data = self.data[:8] + struct.pack("<3q", *shape, self.number) + self.data[32:]
@@ -227,14 +227,14 @@ class Forger:
         )
 
     def other_selection(self):
-        """The selected token of a sequence and another one change places."""
+        """Swap the selected token of a sequence with another one."""
         words = 32 + 8 * self.tokens * self.dim
         entries = np.frombuffer(self.data[words:], "<i4").copy()
         entries[1], entries[2] = -1 - entries[2], -1 - entries[1]
         return self.written(data_bytes=self.data[:words] + entries.tobytes(), sealed=True)
 
 
-def test_forged_certificates_are_refused(separable, tmp_path):
+def test_forged_certificates_are_rejected(separable, tmp_path):
     rng, refused = np.random.default_rng(5), 0
     kinds = [
         "entry_of_p", "multiplier", "pair", "left_out", "key", "key_without_seal", "negative", "smaller_gap",
@@ -252,7 +252,7 @@ def test_forged_certificates_are_refused(separable, tmp_path):
 
 
 @pytest.mark.parametrize("scale", [1e-100, 1e-12, 1.0, 1e12, 1e100])
-def test_keys_of_any_size_and_of_single_precision(separable, scale, tmp_path):
+def test_keys_of_any_scale_and_of_float32(separable, scale, tmp_path):
     scores, chosen, _ = separable[0]
     rounded = scores.keys.astype(np.float32).astype(float)
     for keys in (scale * scores.keys, scale * rounded):
@@ -262,7 +262,7 @@ def test_keys_of_any_size_and_of_single_precision(separable, scale, tmp_path):
         assert check(tmp_path / "a.json") == ""
 
 
-def test_what_has_no_exact_certificate_is_refused(instances, separable, tmp_path):
+def test_problems_without_an_exact_certificate_are_rejected(instances, separable, tmp_path):
     path = tmp_path / "a.json"
     with_ties = [
         x for x in instances if ja.theory.max_margin(ja.theory.Scores(x.E, x.corpus), x.selection).ties.size
@@ -283,7 +283,7 @@ def test_what_has_no_exact_certificate_is_refused(instances, separable, tmp_path
 
 
 def infeasible(rng, dim, cycles):
-    """A random problem that nothing separates, because of cycles of pairs or of too many disjoint pairs."""
+    """Return a random infeasible problem with cycles of pairs or too many disjoint pairs."""
     if cycles:
         held = [np.unique(rng.integers(12, size=4)) for _ in range(40)]
         chosen = np.array([rng.choice(x) for x in held])
@@ -300,7 +300,7 @@ def infeasible(rng, dim, cycles):
 
 
 @pytest.mark.parametrize(("dim", "cycles"), [(2, True), (64, True), (2, False), (5, False), (16, False)])
-def test_infeasible_selections_have_multipliers_with_a_sum_of_exactly_zero(dim, cycles, rng, tmp_path):
+def test_infeasible_certificates_sum_to_exactly_zero(dim, cycles, rng, tmp_path):
     path = tmp_path / "a.json"
     scores, chosen = infeasible(rng, dim, cycles)
     answer = ja.theory.max_margin(scores, chosen)
@@ -322,7 +322,7 @@ def test_infeasible_selections_have_multipliers_with_a_sum_of_exactly_zero(dim, 
         {"multipliers": []},
         {"multipliers": [[t, s, x] for s, t, x in made]},
     ]
-    # The pairs of a cycle may have the reverse pairs in other sequences, which prove the same.
+    # Other sequences may contain the reverse of a pair of the cycle, which is another proof.
     has_all = {(t, s) for s, t, _ in made} <= {(s, t) for s, t in pairs_with(scores.corpus, chosen)}
     refused = [bool(check(forger.written(**x))) for x in forged]
     refused[5] |= has_all
@@ -339,7 +339,7 @@ def test_infeasible_selections_have_multipliers_with_a_sum_of_exactly_zero(dim, 
 
 
 def pairs_with(corpus, selection):
-    """All pairs of a selected and another token."""
+    """Return all pairs of a selected and another token."""
     bags, mask = corpus.bags, np.asarray(selection.mask)
     for n in range(corpus.num_examples):
         here = (np.asarray(bags.owner) == n)[:, None] & (np.asarray(bags.count) > 0)
@@ -347,7 +347,7 @@ def pairs_with(corpus, selection):
         yield from ((int(s), int(t)) for s in index[here & mask] for t in index[here & ~mask])
 
 
-def test_a_certificate_without_p_proves_nothing_for_a_selection_that_is_separated(separable, rng, tmp_path):
+def test_an_infeasibility_certificate_is_rejected_for_a_separable_selection(separable, rng, tmp_path):
     for number, problem in enumerate(separable):
         path = tmp_path / f"{number}.json"
         ja.theory.write_certificate(path, *problem)
@@ -356,7 +356,7 @@ def test_a_certificate_without_p_proves_nothing_for_a_selection_that_is_separate
         assert "is not 0" in check(forger.written())
 
 
-def test_equal_keys_of_a_selected_and_another_token(tmp_path):
+def test_equal_keys_of_a_selected_and_an_unselected_token(tmp_path):
     corpus = ja.data.from_sequences([[0, 1], [1, 2]], [1, -1], vocab_size=3)
     scores = ja.theory.Scores(np.array([[1.0, 0.3], [1.0, 0.3], [0.0, 1.0]]), corpus)
     chosen = ja.theory.selection_of(jax.numpy.asarray([True, False, True]), corpus)
@@ -367,7 +367,7 @@ def test_equal_keys_of_a_selected_and_another_token(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text())["multipliers"] == [[0, 1, 1]]
 
 
-def test_an_infeasible_selection_whose_multipliers_are_not_exact_is_refused(rng, tmp_path):
+def test_inexact_multipliers_of_an_infeasible_selection_are_rejected(rng, tmp_path):
     scores, chosen = infeasible(rng, 5, cycles=False)
     answer = ja.theory.max_margin(scores, chosen)
     wrong = answer.replace(pairs=answer.pairs[:-1], multipliers=answer.multipliers[:-1])

@@ -1,4 +1,4 @@
-"""Proofs of infeasibility: sums that are zero in rational numbers, against sums that are only small."""
+"""Proofs of infeasibility: sums that are exactly zero are distinguished from small ones."""
 
 from fractions import Fraction
 
@@ -7,13 +7,13 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.theory.certificate import Status
-from jaxattn.theory.infeasible import _solve, proves_infeasible
+from jaxattn.theory.infeasible import _solve_integers, proves_infeasible
 
 NO_TIES = np.zeros((0, 2), int), np.zeros(0)
 
 
 def solve(rows):
-    """The max-margin problem of p·row ≥ 1 for all rows: every row is a token, and one token is 0."""
+    """Build the max-margin problem p·row ≥ 1 for all rows: every row is a token, and one token is 0."""
     n = len(rows)
     corpus = ja.data.from_sequences([[k, n] for k in range(n)], [1] * n, vocab_size=n + 1)
     E = np.concatenate([rows, np.zeros((1, rows.shape[1]))])
@@ -24,8 +24,8 @@ def solve(rows):
 
 @pytest.mark.parametrize("tilt", [1e-15, 1e-17, 1e-30, 1e-100])
 @pytest.mark.parametrize("dim", [2, 5])
-def test_what_a_direction_separates_by_rounding_is_not_infeasible(tilt, dim):
-    """Opposite rows that lean the same way by `tilt`, which p = (0, 1/tilt, 0 ...) separates."""
+def test_a_barely_separable_selection_is_not_infeasible(tilt, dim):
+    """Opposite rows with a common component `tilt`, which p = (0, 1/tilt, 0 ...) separates."""
     rows = np.zeros((2, dim))
     rows[:, 0], rows[:, 1] = [3, -3], tilt
     assert [Fraction(x) / Fraction(tilt) for x in rows[:, 1]] == [1, 1]
@@ -34,19 +34,19 @@ def test_what_a_direction_separates_by_rounding_is_not_infeasible(tilt, dim):
 
 @pytest.mark.parametrize("dim", [2, 5, 40])
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_rows_that_surround_zero_are_infeasible(rng, dim, scale):
+def test_rows_whose_convex_hull_contains_zero_are_infeasible(rng, dim, scale):
     rows = scale * rng.normal(size=(3 * dim + 2, dim))
     rows = np.concatenate([rows, -rows.sum(axis=0, keepdims=True)])
     assert solve(rows).status == Status.INFEASIBLE
 
 
-def test_opposite_rows_are_infeasible_whatever_their_lengths(rng):
+def test_opposite_rows_of_any_length_are_infeasible(rng):
     row = rng.normal(size=7)
     answer = solve(np.stack([row, -0.25 * row, rng.normal(size=7)]))
     assert answer.status == Status.INFEASIBLE
 
 
-def test_keys_beyond_the_range_of_squares_are_not_tried():
+def test_keys_with_overflowing_squares_are_invalid():
     for scale in (1e200, 1e-200):
         answer = solve(scale * np.eye(3))
         assert answer.status == Status.INVALID
@@ -65,8 +65,8 @@ def test_systems_are_solved_exactly(rng):
         a = [[Fraction(float(x)) for x in row] for row in rng.normal(size=(size, size))]
         x = [Fraction(int(n), 7) for n in rng.integers(-9, 9, size=size)]
         b = [sum(p * q for p, q in zip(row, x, strict=True)) for row in a]
-        assert _solve([[*row, right] for row, right in zip(a, b, strict=True)]) == x
-    # The first pivot is zero; and a singular system.
+        assert _solve_integers([[*row, right] for row, right in zip(a, b, strict=True)]) == x
+    # A system whose first pivot is zero, and a singular one.
     one, zero = Fraction(1), Fraction(0)
-    assert _solve([[zero, one, one], [one, zero, zero]]) == [zero, one]
-    assert _solve([[one, one, one], [one, one, zero]]) is None
+    assert _solve_integers([[zero, one, one], [one, zero, zero]]) == [zero, one]
+    assert _solve_integers([[one, one, one], [one, one, zero]]) is None

@@ -12,7 +12,7 @@ LENGTH, TIED, BEHIND = 5, 3, 25.0
 
 
 def draw(seed, dim):
-    """Parameters, a corpus of few tokens, and p with some tokens on top and the others far off."""
+    """Return parameters, a small corpus, and p with some tokens on top and the others far below."""
     rng = np.random.default_rng(seed)
     E = rng.normal(size=(8, dim))
     sequences = [rng.choice(8, LENGTH, replace=False).tolist() for _ in range(12)]
@@ -24,14 +24,14 @@ def draw(seed, dim):
 
 
 def on_top(params, corpus):
-    """Tokens within BEHIND/2 of the top of their sequence."""
+    """Select tokens within BEHIND/2 of the top of their sequence."""
     return ja.theory.selection(
         params.p, ja.theory.Scores(params.E, corpus), tie=BEHIND / 2 / np.ptp(params.E @ params.p)
     )
 
 
 def by_loops(params, corpus, chosen, bags_of):
-    """Gradient of the tied part at every score, pushed pairs (top, below), drawn ones, by loops."""
+    """Compute by loops the gradient of the tied part, the repelled pairs and the attracted pairs."""
     bags, selected = bags_of
     a, values = params.E @ params.p, params.E @ params.v
     classes = []
@@ -59,7 +59,7 @@ def by_loops(params, corpus, chosen, bags_of):
 
 
 def hessian_of_tied_loss(params, corpus, chosen, bags_of):
-    """Hessian at p of the loss of the tokens on top alone, by automatic differentiation."""
+    """Return the Hessian at p of the loss of the tokens on top alone, by automatic differentiation."""
     values, tops = params.E @ params.v, bags_of[1](corpus, chosen)
 
     def loss(p):
@@ -80,9 +80,7 @@ def hessian_of_tied_loss(params, corpus, chosen, bags_of):
         ),
     ],
 )
-def test_the_direction_is_that_of_another_solver_for_the_pairs_that_are_pushed_apart(
-    seed, dim, loops, shortest
-):
+def test_the_direction_matches_another_solver(seed, dim, loops, shortest):
     params, corpus = draw(seed, dim)
     chosen = on_top(params, corpus)
     of, gradient, net = by_loops(params, corpus, chosen, loops)
@@ -120,7 +118,7 @@ def by_hand(p):
     return params, corpus, Selection(mask & (np.asarray(corpus.bags.count) > 0))
 
 
-def test_a_limit_by_hand():
+def test_a_limit_matches_a_manual_calculation():
     """L = (softplus(-f) + softplus(f))/2, f = tanh(x/2): L'' = f'²/4 = 1/16 at x = 0, the only curvature."""
     certificate = certify_limit(
         one_layer(*by_hand([20, 20, -40])[:2]), np.array([20.0, 20, -40]), by_hand([0, 0, 0])[2]
@@ -132,22 +130,22 @@ def test_a_limit_by_hand():
     assert certificate.drawn == certificate.idle == np.inf
 
 
-def test_what_does_not_hold():
+def test_failing_conditions_are_reported():
     params, corpus, both = by_hand([20, 20, -40])
-    # Off balance.
+    # The tied tokens are not in balance.
     off = certify_limit(one_layer(params, corpus), np.array([20.5, 20, -40]), both)
     assert not off.holds
     assert off.gradient > 0.01
-    # 2 on top with 0 and 1: nothing holds it there.
+    # No force keeps token 2 on top with 0 and 1.
     everything = Selection(np.asarray(corpus.bags.count) > 0)
     assert not certify_limit(one_layer(params, corpus), np.zeros(3), everything).holds
-    # Values that make the balance a maximum of the loss of one label.
+    # With these values the balance is a maximum of the loss.
     flipped = ja.data.from_sequences([[0, 1, 2], [0, 1]], [1, 1], vocab_size=3)
     assert not certify_limit(one_layer(params, flipped), params.p, both).holds
 
 
-def test_a_pair_that_is_drawn_together_has_to_be_moved_apart_by_others():
-    """(0, 1) with y = 1 and the better token 1 below: no direction of zero length moves it away."""
+def test_an_attracted_pair_must_be_separated_by_other_pairs():
+    """(0, 1) with y = 1 and the better token 1 below: p = 0 does not move it away."""
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, 1], vocab_size=4)
     params = ja.models.one_layer.Params(E=np.eye(4), p=np.array([9.0, -9, 9, -9]), v=np.array([0.0, 1, 1, 0]))
     certificate = certify_limit(
@@ -159,8 +157,8 @@ def test_a_pair_that_is_drawn_together_has_to_be_moved_apart_by_others():
 
 
 @pytest.mark.parametrize("value", [1.0, 800.0])
-def test_sequences_that_are_right_by_far_push_as_others_do(value):
-    """The weight e^-800 of the first sequence is no float64, but nothing else acts on its tokens."""
+def test_sequences_with_underflowing_weights_still_repel(value):
+    """The weight e^-800 of the first sequence underflows, but no other force acts on its tokens."""
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, 1], vocab_size=4)
     E = np.array([[1.0, 0, 0.4], [0, 0, 0], [0, 1, 0.2], [0, 0.1, -0.3]])
     v = np.linalg.lstsq(E, np.array([value, 0.0, 1.0, 0.5]))[0]
@@ -180,8 +178,8 @@ def test_sequences_that_are_right_by_far_push_as_others_do(value):
     )
 
 
-def test_the_balance_of_sequences_that_are_right_by_far_is_seen():
-    """As by hand, and two sequences beside that are right by 900, whose weights are no float64."""
+def test_the_balance_includes_sequences_with_underflowing_weights():
+    """As in the manual calculation, with two more sequences whose weights e^-900 underflow."""
     sequences, labels = [[0, 1, 2], [0, 1], [3, 4], [3, 4]], [1, -1, 1, 1]
     corpus = ja.data.from_sequences(sequences, labels, vocab_size=5)
     params = ja.models.one_layer.Params(
@@ -195,7 +193,7 @@ def test_the_balance_of_sequences_that_are_right_by_far_is_seen():
     assert off.gradient > 0.01
 
 
-def test_tied_tokens_with_one_embedding_need_no_balance():
+def test_tied_tokens_with_equal_embeddings_need_no_balance():
     params, corpus, both = by_hand([20, 20, -40])
     E = np.array([[1.0, 0, 0], [1, 0, 0], [0, 0, 1]])
     certificate = certify_limit(one_layer(params.replace(E=E), corpus), np.array([20.0, 0, -40]), both)
@@ -203,8 +201,8 @@ def test_tied_tokens_with_one_embedding_need_no_balance():
     assert certificate.direction.feasible
 
 
-def test_a_finite_end_on_a_curve_of_balances_leaves_no_force():
-    """Two sequences of the same three tokens want f = 0 only, and nothing moves p along that curve."""
+def test_a_finite_limit_on_a_curve_of_equilibria_has_no_force():
+    """Two sequences of the same three tokens only require f = 0; no force moves p along that curve."""
     corpus = ja.data.from_sequences([[0, 1, 2], [0, 1, 2]], [1, -1], vocab_size=3)
     params = ja.models.one_layer.Params(E=np.eye(3), p=np.zeros(3), v=np.array([1.0, -1.0, 0.0]))
     every = Selection(np.asarray(corpus.bags.count) > 0)
@@ -214,18 +212,18 @@ def test_a_finite_end_on_a_curve_of_balances_leaves_no_force():
 
 
 def vectors(keys, values, sequences, labels, p, until_norm=1e6):
-    """The scores of sequences of rows of `keys`, and the path of the flow from p."""
+    """Return the scores of sequences of rows of `keys`, and the path of the flow from p."""
     X, values = np.array(keys, float)[sequences], np.array(values, float)[sequences]
     scores = ja.theory.scores.of_vectors(X, np.array(labels), values=values)
     return scores, ja.dynamics.exact_flow(scores, np.array(p, float), until_norm=until_norm)
 
 
-# Two equal sequences with contradicting labels and an output of 0 leave 1 a force of second order.
+# For two equal sequences with opposite labels and output 0, the force on token 1 is of second order.
 KEYS, VALUES = [[0.4, 1], [0, 0], [1, 0], [0, 0.5]], [0, 0.6, 1, 0.0]
 IDLE = KEYS, VALUES, [[0, 1], [0, 1], [2, 1]], [1, -1, 1], [0.7, 0.1]
 
 
-def test_a_pair_of_second_order_is_required_to_have_a_rate_of_one_half():
+def test_a_second_order_pair_requires_a_rate_of_one_half():
     """p·(.4, 1) ≥ 1/2 and p·(1, 0) ≥ 1: the shortest is (1, .1)."""
     scores, path = vectors(*IDLE)
     limit = certify_limit(scores, path.p[-1], path.selection)
@@ -234,7 +232,7 @@ def test_a_pair_of_second_order_is_required_to_have_a_rate_of_one_half():
     assert limit.away < 1e-9
 
 
-def test_a_point_that_the_flow_leaves_has_no_certificate():
+def test_an_unstable_point_has_no_certificate():
     scores, _ = vectors(*IDLE)
     for far in ([1e6, 0.0], [1e6, -2e5], [1e6, 4e5]):
         p = np.array(far)
@@ -243,8 +241,8 @@ def test_a_point_that_the_flow_leaves_has_no_certificate():
         assert "not on course" in limit.reason
 
 
-def test_equal_tokens_on_top_are_one():
-    """k, k, z and k, z, z with k = (2, 1) and z = (0, 1): all that counts is the first coordinate."""
+def test_equal_tokens_on_top_are_merged():
+    """k, k, z and k, z, z with k = (2, 1) and z = (0, 1): only the first coordinate matters."""
     keys, values = [[2.0, 1], [0, 1]], [1.0, -1]
     scores, path = vectors(keys, values, [[0, 0, 1], [0, 1, 1]], [1, 1], [0.1, 0.3])
     assert np.asarray(path.selection.mask).sum(axis=1).tolist() == [2, 1]
@@ -253,8 +251,8 @@ def test_equal_tokens_on_top_are_one():
     np.testing.assert_allclose(limit.direction.p, [0.5, 0], atol=1e-12)
 
 
-def test_a_force_of_unknown_order_is_named():
-    """2 once under either label with counts 1, 1 and 2: Σ r V = 0, and at δ = 4/3 Σ r V U + V S V = 0 too."""
+def test_a_force_of_unknown_order_is_reported():
+    """Token 2 once per label, counts 1, 1 and 2: Σ r V = 0, and at δ = 4/3 also Σ r V U + V S V = 0."""
     corpus = ja.data.from_sequences([[0, 1], [0, 1], [0, 1, 1], [2, 3]], [1, 1, -1, 1], vocab_size=4)
     keys, values = np.array([[0.2, 1], [0, 0], [1, 0], [0, 0]]), np.array([0, 4 / 3, 1, 0])
     scores, p = ja.theory.Scores(keys, corpus, values), np.array([1e3, 0.0])
@@ -263,12 +261,12 @@ def test_a_force_of_unknown_order_is_named():
     assert "unknown order" in limit.reason
 
 
-def test_bad_input():
+def test_invalid_input_is_rejected():
     params, corpus, both = by_hand([20, 20, -40])
     three = ja.data.from_sequences([[0, 1]], [2], vocab_size=3, num_classes=3)
     with pytest.raises(InputError, match="3 classes"):
         certify_limit(one_layer(params, three), params.p, both)
-    with pytest.raises(InputError, match="do not fit"):
+    with pytest.raises(InputError, match="do not match"):
         certify_limit(one_layer(params, corpus), params.p[:2], both)
-    with pytest.raises(InputError, match="p holds NaN"):
+    with pytest.raises(InputError, match="p contains NaN"):
         certify_limit(one_layer(params, corpus), params.p * np.nan, both)

@@ -13,7 +13,7 @@ from jaxattn.theory.certificate import Status
 
 @pytest.fixture(params=["every pair", "pools"])
 def pricing(request, monkeypatch):
-    """Small problems look at every pair in each step; large ones, and here these too, at pools of pairs."""
+    """Scan all pairs in each step, as for small problems, or pools of pairs, as for large ones."""
     if request.param == "pools":
         monkeypatch.setattr(importlib.import_module("jaxattn.theory.active_set"), "_WHOLE", 0)
 
@@ -23,7 +23,7 @@ def length(x):
 
 
 def constraints_by_loop(instance, bags):
-    """The pairs and ties of every sequence, by its scores."""
+    """Return the pairs and ties of every sequence."""
     pairs, ties = set(), set()
     for tokens in bags(instance.corpus):
         highest = max(instance.scores[s] for s in tokens)
@@ -49,7 +49,7 @@ def check(instance, answer, bags, shortest):
     assert (answer.multipliers >= 0).all()
     assert set(map(tuple, answer.pairs[real].tolist())) <= set(pairs)
     if not answer.feasible:
-        # The proof: a combination with non-negative weights of things that ought to be positive vanishes.
+        # A non-negative combination of the differences is zero, so they cannot all be positive.
         assert answer.status == Status.INFEASIBLE
         np.testing.assert_allclose(answer.multipliers.sum(), 1, rtol=1e-14)
         np.testing.assert_allclose(combine(E, answer), 0, atol=1e-13 * np.abs(E).max())
@@ -57,7 +57,7 @@ def check(instance, answer, bags, shortest):
         assert answer.margin == 0
         return
     assert answer.status == Status.SOLVED
-    # The independent p is itself off by up to 3e-11.
+    # The independent solution has an error of up to 3e-11.
     assert length(answer.p - expected) < 1e-8 * length(expected)
     assert min((E[s] - E[t]) @ answer.p for s, t in pairs) > 1 - 1e-12
     assert all(abs((E[s] - E[t]) @ answer.p) < 1e-11 for s, t in ties)
@@ -70,7 +70,7 @@ def check(instance, answer, bags, shortest):
 
 
 @pytest.mark.usefixtures("pricing")
-def test_the_solver_agrees_with_an_independent_one(instances, loops, shortest):
+def test_the_solver_matches_an_independent_solver(instances, loops, shortest):
     bags, _ = loops
     count = 0
     for instance in instances:
@@ -81,7 +81,7 @@ def test_the_solver_agrees_with_an_independent_one(instances, loops, shortest):
 
 
 def stacked(instances):
-    """Problems of one size as a batch."""
+    """Combine problems of the same size into a batch."""
     corpora = jax.tree.map(lambda *x: jnp.stack(x), *(x.corpus for x in instances))
     mask = np.stack([np.asarray(x.selection.mask) for x in instances])
     return np.stack([x.E for x in instances]), corpora, Selection(mask)
@@ -93,7 +93,7 @@ def posed(instances):
 
 
 @pytest.mark.parametrize("wide", [True, False], ids=["V < d", "V > d"])
-def test_a_batch_is_its_problems_one_by_one(instances, loops, shortest, wide):
+def test_a_batch_matches_single_problems(instances, loops, shortest, wide):
     bags, _ = loops
     group = [x for x in instances if (x.E.shape[1] > len(x.E)) == wide]
     batch = max_margin_batch(*posed(group))
@@ -108,11 +108,11 @@ def test_a_batch_is_its_problems_one_by_one(instances, loops, shortest, wide):
             assert length(answer.p - alone.p) < 1e-10 * length(alone.p)
 
 
-def test_seeds_that_cannot_be_solved_leave_the_others_untouched(instances):
+def test_failed_seeds_do_not_affect_other_seeds(instances):
     group = [x for x in instances if x.E.shape[1] > len(x.E)]
     E, corpora, chosen = stacked(group)
     healthy = max_margin_batch(Scores(E, corpora), chosen)
-    # Between the others: NaN in E; a sequence without selected token; every token selected.
+    # Seeds with NaN in E, with a sequence without selected token, and with every token selected.
     where, count = [0, 4, len(E)], len(E) + 3
     order = np.insert(np.arange(len(E)), where, 0)
     E, corpora, mask = jax.tree.map(lambda x: np.array(x)[order], (E, corpora, chosen.mask))
@@ -141,7 +141,7 @@ def test_a_batch_may_share_its_corpus(instances):
         assert length(batch.p[seed] - alone.p) < 1e-10 * length(alone.p)
 
 
-def test_a_batch_may_have_nothing_to_solve(instances):
+def test_a_batch_without_pairs(instances):
     corpus, E, _, _ = instances[0]
     everything = np.asarray(corpus.bags.count) > 0
     mask = np.stack([everything, np.zeros_like(everything)])
@@ -152,8 +152,8 @@ def test_a_batch_may_have_nothing_to_solve(instances):
 
 
 @pytest.mark.usefixtures("pricing")
-def test_orthogonal_embeddings_by_hand():
-    """Token 0 above tokens 1 and 2, lengths l = 2, 1, 3: minimise Σ a_s² / l_s² with a_0 = 1 + a_1 = 1 + a_2.
+def test_orthogonal_embeddings_match_a_manual_calculation():
+    """Token 0 above 1 and 2, lengths l = 2, 1, 3: minimise Σ a_s² / l_s² with a_0 = 1 + a_1 = 1 + a_2.
 
     So a_0 = (w_1 + w_2) / (w_0 + w_1 + w_2) with w = 1 / l², and λ_s = -w_s a_s for the lower tokens.
     """
@@ -170,7 +170,7 @@ def test_orthogonal_embeddings_by_hand():
 
 
 @pytest.mark.usefixtures("pricing")
-def test_a_tie_by_hand():
+def test_a_tie_matches_a_manual_calculation():
     """Tokens 0 and 1 tie above token 2: a_0 = a_1 = 1 + a_2, so a_0 = w_2 / (w_0 + w_1 + w_2)."""
     corpus = ja.data.from_sequences([[0, 1, 2]], [1], vocab_size=3)
     E, w = np.diag([2.0, 1.0, 3.0]), np.array([1 / 4, 1, 1 / 9])
@@ -184,8 +184,8 @@ def test_a_tie_by_hand():
 
 
 @pytest.mark.usefixtures("pricing")
-def test_a_pair_that_others_imply_has_no_multiplier():
-    """0 above 1 above 2 on a line: 0 is above 2 by itself, and p = 1/2 by the pair that is close."""
+def test_an_implied_pair_has_no_multiplier():
+    """Tokens 0, 1, 2 on a line: the pair (0, 2) is implied, and p = 1/2 by the closest pair."""
     corpus = ja.data.from_sequences([[0, 1], [1, 2], [0, 2]], [1, 1, 1], vocab_size=3)
     first = Selection(np.asarray(corpus.bags.index) == np.array([[0], [1], [0]]))
     answer = max_margin(Scores(np.array([[7.0], [3.0], [1.0]]), corpus), first)
@@ -196,7 +196,7 @@ def test_a_pair_that_others_imply_has_no_multiplier():
 
 
 @pytest.mark.usefixtures("pricing")
-def test_a_token_between_two_others_cannot_be_above_both():
+def test_a_token_between_two_others_is_infeasible():
     """E_2 = (E_0 + 3 E_1) / 4: with weights 1/4 and 3/4 the differences sum to zero."""
     corpus = ja.data.from_sequences([[0, 2], [1, 2]], [1, -1], vocab_size=3)
     E = np.array([[1.0, 0.0, 2.0], [0.0, -1.0, 1.0], [1 / 4, -3 / 4, 5 / 4]])
@@ -209,7 +209,7 @@ def test_a_token_between_two_others_cannot_be_above_both():
     assert np.isnan(answer.p).all()
 
 
-def test_tokens_in_a_circle_are_infeasible_whatever_the_embeddings(rng):
+def test_tokens_in_a_cycle_are_infeasible_for_any_embeddings(rng):
     """0 > 1 and 2 > 3 > 0, where 1 and 2 tie: the pairs and the tie sum to zero exactly."""
     corpus = ja.data.from_sequences([[0, 1], [1, 2], [2, 3], [3, 0], [4, 5]], [1] * 5, vocab_size=6)
     index = np.asarray(corpus.bags.index)
@@ -228,8 +228,8 @@ def test_tokens_in_a_circle_are_infeasible_whatever_the_embeddings(rng):
         np.testing.assert_allclose(combine(E, again), 0, atol=1e-15)
 
 
-def test_identical_embeddings(rng, instances):
-    """If all are the same any p selects everything; a selection that tells them apart is infeasible."""
+def test_identical_embeddings_are_infeasible(rng, instances):
+    """If all are equal, any p selects every token, and any other selection is infeasible."""
     corpus, E, scores, chosen = instances[0]
     same = np.tile(E[:1], (12, 1))
     answer = max_margin(Scores(same, corpus), selection(rng.normal(size=16), Scores(same, corpus)))
@@ -241,7 +241,7 @@ def test_identical_embeddings(rng, instances):
         answer = max_margin(Scores(alike, corpus), chosen)
         assert answer.status == Status.INFEASIBLE
         np.testing.assert_allclose(combine(alike, answer), 0, atol=1e-13)
-    # Nothing has to tell the two lowest apart.
+    # The two lowest tokens need not be separated.
     lowest = E.copy()
     lowest[np.argsort(scores)[:2]] = 5.0 * (np.arange(16) == 3)
     E = np.stack([same, lowest, twins] + [E] * 7)
@@ -253,7 +253,7 @@ def test_identical_embeddings(rng, instances):
 
 
 @pytest.mark.usefixtures("pricing")
-def test_a_selection_of_everything_has_nothing_to_separate(instances):
+def test_selecting_every_token_leaves_no_pairs(instances):
     corpus, E, _, _ = instances[0]
     answer = max_margin(Scores(E, corpus), selection(np.zeros(16), Scores(E, corpus)))
     assert answer.feasible
@@ -277,7 +277,7 @@ def test_repeated_sequences_and_tokens_change_nothing(rng):
 
 @pytest.mark.usefixtures("pricing")
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
-def test_embeddings_of_any_length_have_the_same_answer(instances, scale):
+def test_scaling_the_embeddings_keeps_the_direction(instances, scale):
     for corpus, E, _, chosen in instances[::4]:
         expected = max_margin(Scores(E, corpus), chosen)
         answer = max_margin(Scores(scale * E, corpus), chosen)
@@ -286,7 +286,7 @@ def test_embeddings_of_any_length_have_the_same_answer(instances, scale):
         np.testing.assert_allclose(answer.margin / scale, expected.margin, rtol=1e-12)
 
 
-def test_a_wider_tolerance_is_kept_and_certified(instances):
+def test_a_larger_tolerance_is_certified(instances):
     for corpus, E, _, chosen in instances[:10]:
         exact = max_margin(Scores(E, corpus), chosen)
         rough = max_margin(Scores(E, corpus), chosen, tolerance=0.5)
@@ -299,7 +299,7 @@ def test_a_wider_tolerance_is_kept_and_certified(instances):
     assert impossible.feasible
 
 
-def test_single_precision_and_jax_arrays_are_taken_as_they_are(instances):
+def test_float32_and_jax_arrays_are_accepted(instances):
     corpus, E, _, chosen = instances[0]
     single = E.astype(np.float32)
     expected = max_margin(Scores(single.astype(np.float64), corpus), chosen)
@@ -309,9 +309,9 @@ def test_single_precision_and_jax_arrays_are_taken_as_they_are(instances):
         np.testing.assert_array_equal(answer.p, expected.p)
 
 
-def test_bad_input(instances):
+def test_invalid_input_is_rejected(instances):
     corpus, E, _, chosen = instances[0]
-    with pytest.raises(InputError, match="keys holds NaN"):
+    with pytest.raises(InputError, match="keys contains NaN"):
         max_margin(Scores(np.where(E == E[3, 3], np.nan, E), corpus), chosen)  # noqa: SIM300
     with pytest.raises(InputError, match="no selected token"):
         max_margin(Scores(E, corpus), selection_of(np.arange(12) == 0, corpus))
@@ -326,7 +326,7 @@ def test_bad_input(instances):
 
 
 @pytest.mark.usefixtures("pricing")
-def test_a_small_margin_loses_no_digits_to_the_sum_of_large_multipliers(rng):
+def test_a_small_margin_with_large_multipliers_is_accurate(rng):
     """Differences ±e + ε f: p = f/ε is the sum of two multiples of 1/(2 ε²), 5e9 each, that almost cancel."""
     small = 1e-5
     e, f = np.linalg.qr(rng.normal(size=(30, 30)))[0][:2]

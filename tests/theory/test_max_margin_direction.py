@@ -1,4 +1,4 @@
-"""Derivatives of the max-margin direction, against problems solved anew."""
+"""Derivatives of the max-margin direction, compared with new solutions."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def jvp(E, moved, answer):
 
 
 def problem(rng, dim, tied=False):
-    """Sequences of five of 12 tokens; one of 0 .. 3 is selected, in some two of them tie."""
+    """Sequences of five of 12 tokens with one selected token of 0 .. 3, or two tied ones."""
     E = rng.normal(size=(12, dim))
     E[:4] += 3 * np.eye(dim)[0]
     if tied:
@@ -49,7 +49,7 @@ def problem(rng, dim, tied=False):
         pytest.param(30, True, marks=pytest.mark.more),
     ],
 )
-def test_the_derivative_is_that_of_the_problem_solved_anew(rng, dim, tied):
+def test_the_derivative_matches_finite_differences_of_new_solutions(rng, dim, tied):
     E, corpus, chosen = problem(rng, dim, tied)
     answer = max_margin(Scores(E, corpus), chosen)
     assert answer.feasible
@@ -67,8 +67,8 @@ def test_the_derivative_is_that_of_the_problem_solved_anew(rng, dim, tied):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
 
 
-def test_pairs_that_depend_on_each_other_do_no_harm(rng):
-    """Either selected token beats both others: four tight pairs, three of them independent."""
+def test_linearly_dependent_pairs_are_supported(rng):
+    """Both selected tokens outrank both others: four tight pairs, three of them independent."""
     E = np.eye(4, 6) + 0.05 * rng.normal(size=(4, 6))
     corpus = ja.data.from_sequences([[0, 2], [0, 3], [1, 2], [1, 3]], [1, -1, 1, -1], vocab_size=4)
     chosen = Selection(np.asarray(corpus.bags.index) < 2)
@@ -85,7 +85,7 @@ def test_pairs_that_depend_on_each_other_do_no_harm(rng):
 
 
 @pytest.mark.more
-def test_it_is_differentiated_through_the_step_that_made_the_embeddings():
+def test_the_derivative_composes_with_a_gradient_step():
     data_key, model_key = jax.random.split(jax.random.key(3))
     corpus = ja.data.assumption1(data_key, vocab_size=12, relevant=4, length=4, sequences=20)
     params = ja.models.one_layer.init(model_key, vocab_size=12, dim=24, dtype=jnp.float64)
@@ -100,7 +100,7 @@ def test_it_is_differentiated_through_the_step_that_made_the_embeddings():
     np.testing.assert_allclose(found, (there - back) / 0.002, rtol=1e-5, atol=1e-9)
 
 
-def test_bad_input(rng):
+def test_invalid_answers_are_rejected(rng):
     E, corpus, chosen = problem(rng, 30)
     answer = max_margin(Scores(E, corpus), chosen)
     batch = max_margin_batch(

@@ -1,4 +1,4 @@
-"""Differences of any lengths: every answer is checked in rational arithmetic, from E and the answer alone."""
+"""Differences of any lengths, with answers checked in rational arithmetic."""
 
 import math
 from fractions import Fraction
@@ -32,7 +32,7 @@ def unit(rows):
 
 
 def posed(rows, ties=()):
-    """Tokens of one sequence each: the first, and those that tie with it, above one that is a row below."""
+    """Build sequences of two tokens whose difference is a row; the first token may tie with others."""
     ties = np.reshape(ties, (-1, rows.shape[1]))
     E, top = np.concatenate([0 * rows[:1], -ties, -rows]), 1 + len(ties)
     lists = [[*range(top), top + i] for i in range(len(rows))]
@@ -41,7 +41,7 @@ def posed(rows, ties=()):
 
 
 def solve(scores, chosen, way, rng):
-    """The answer of a problem alone or in a batch, and what it requires of each lower token."""
+    """Solve a problem alone or in a batch; return the answer and the required margins."""
     E, corpus = scores.keys, scores.corpus
     required = dict.fromkeys(range(len(E)), 1.0)
     if way == "required":
@@ -63,7 +63,7 @@ def norm(exact):
 
 
 def check(E, answer, required):
-    """Check by its primal certificate what is feasible, by its multipliers what is infeasible."""
+    """Check a feasible answer by p, and an infeasible one by its multipliers."""
     exact = [[Fraction(float(x)) for x in row] for row in E]
 
     def difference(pair):
@@ -96,7 +96,7 @@ def check(E, answer, required):
 
 
 def draw(rng):
-    """Rows, ties, and whether they can be separated: False if they contradict each other exactly."""
+    """Return rows, ties, and False if they contradict each other exactly."""
     dim, m = (int(x) for x in (rng.integers(2, 7), rng.integers(1, 9)))
     lengths = 10.0 ** (rng.uniform(-1, 1, (m, 1)) * rng.choice([0, 3, 12]))
     kind = rng.choice(["apart", "parallel", "contradict", "any"])
@@ -120,7 +120,7 @@ def draw(rng):
 @pytest.mark.more
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_whatever_the_lengths_no_answer_is_false(way, dtype):
+def test_answers_are_correct_for_differences_of_any_length(way, dtype):
     count = 150
     settled = 0
     for seed in range(count):
@@ -130,7 +130,7 @@ def test_whatever_the_lengths_no_answer_is_false(way, dtype):
         E = scores.keys.astype(dtype)
         answer, required = solve(Scores(E, scores.corpus), chosen, way, rng)
         check(E, answer, required)
-        # Rounding to float32 makes another problem.
+        # Rounding to float32 changes the problem.
         if dtype == np.float64 and not len(ties):
             if separable:
                 assert not answer.infeasible
@@ -142,12 +142,12 @@ def test_whatever_the_lengths_no_answer_is_false(way, dtype):
     assert settled > 0.85 * count
 
 
-def test_an_independent_solver_of_the_normalised_problem_agrees(rng):
+def test_the_normalised_problem_matches_an_independent_solver(rng):
     count = [0, 0]
     for _ in range(60):
         m, dim = (int(x) for x in (rng.integers(3, 12), rng.integers(2, 5)))
         rows = unit(rng.normal(size=(m, dim)))
-        # The largest t with Â p ≥ t in a box.
+        # The largest t with Â p ≥ t for p in a box.
         cost = np.append(np.zeros(dim), -1.0)
         best = -linprog(cost, np.c_[-rows, np.ones(m)], np.zeros(m), bounds=[(-1, 1)] * dim + [(0, None)]).fun
         answer = max_margin(*posed(10.0 ** rng.uniform(-12, 12, (m, 1)) * rows))
@@ -164,7 +164,7 @@ def test_orthogonal_differences_of_very_different_lengths(way, rng):
     answer, _ = solve(*problem, way, rng)
     assert answer.status == Status.SOLVED
     assert answer.duality_gap < 1e-12
-    # The gap leaves the first entry open, of which the length of p knows nothing.
+    # The gap does not bound the first entry, which does not affect the length of p.
     assert np.linalg.norm(answer.p - [1e-8, 1e3]) <= np.sqrt(answer.duality_gap + 1e-14) * 1e3
     np.testing.assert_allclose(answer.margin, 1e-3, rtol=1e-12)
     if len(answer.pairs) == 2:
@@ -173,8 +173,8 @@ def test_orthogonal_differences_of_very_different_lengths(way, rng):
 
 @pytest.mark.parametrize("way", WAYS[:2])
 @pytest.mark.parametrize("small", [1e-6, 1e-9, 1e-12])
-def test_a_small_margin_is_found_to_what_float64_leaves_of_it(way, small, rng):
-    """Differences ±e + ε f: p = f/ε, whose entries are rounded by 1e-16 / ε of what they have to reach."""
+def test_a_small_margin_is_accurate_to_float64_rounding(way, small, rng):
+    """Differences ±e + ε f have the solution p = f/ε, with rounding errors of 1e-16 / ε."""
     e, f = np.linalg.qr(rng.normal(size=(10, 10)))[0][:2]
     answer, _ = solve(*posed(np.stack([e + small * f, small * f - e])), way, rng)
     assert answer.feasible
@@ -182,8 +182,8 @@ def test_a_small_margin_is_found_to_what_float64_leaves_of_it(way, small, rng):
     np.testing.assert_allclose(answer.margin, small, rtol=1e-14 / small)
 
 
-def test_a_pair_within_the_ties_contradicts_itself():
-    """One embedding twice beside a tie; and a difference that is a multiple of the tie's."""
+def test_a_pair_in_the_span_of_the_ties_is_infeasible():
+    """Two equal embeddings next to a tie, and a difference that is a multiple of that of the tie."""
     for rows in ([[0.0, 0.0, 0.0], [1e-9, 0.0, 0.0]], [[1e-9, 0.0, 0.0], [3e9, -6e9, 9e9]]):
         answer = max_margin(*posed(np.array(rows), [[1.0, -2.0, 3.0]]))
         assert answer.status == Status.INFEASIBLE

@@ -1,4 +1,4 @@
-"""Advice on the size of one step, against numbers known by hand and training in NumPy."""
+"""Advice on the size of one step, compared with manual calculations and training in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ SIZES = {"vocab_size": 50, "relevant": 12, "length": 10, "sequences": 120}
 
 @pytest.mark.more
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_law_holds_up_to_an_error_that_falls_like_the_root_of_d(classes):
+def test_the_error_of_the_law_decays_like_the_inverse_root_of_d(classes):
     corpus = ja.data.independent(jax.random.key(0), **SIZES, num_classes=classes)
     dims = (64, 1024, 16384)
     errors = []
@@ -30,7 +30,7 @@ def test_the_law_holds_up_to_an_error_that_falls_like_the_root_of_d(classes):
     assert abs(slope + 0.5) < 0.05
 
 
-def test_error_is_the_largest_deviation_per_unit_step():
+def test_one_step_error_is_the_largest_deviation_per_unit_step():
     corpus = ja.data.from_sequences([[0, 1], [2]], labels=[1, -1], vocab_size=3)
     alpha = np.array([0.25, 0.25, -0.5])
     np.testing.assert_allclose(ja.theory.predicted_values(corpus, 8.0), 4 * alpha, rtol=1e-6)
@@ -44,7 +44,7 @@ def advised(corpus, dim, min_count=1):
 
 
 @pytest.mark.parametrize(("dim", "expected"), [(256.0, 200.0), (1024.0, 100.0), (4096.0, 50.0)])
-def test_under_assumption_1_it_is_what_the_phase_diagram_wants(dim, expected):
+def test_advice_under_assumption_1_matches_the_phase_diagram(dim, expected):
     """α = 1 / (T · relevant) of relevant tokens and 0 of all others: η0 = 10 · 2 · 160 / √d."""
     corpus = ja.data.assumption1(jax.random.key(0), vocab_size=50, relevant=20, length=8, sequences=20_000)
     found = advised(corpus, dim)
@@ -54,14 +54,14 @@ def test_under_assumption_1_it_is_what_the_phase_diagram_wants(dim, expected):
     assert found.others == 0
 
 
-def test_without_noise_logits_are_small():
+def test_logits_bound_the_step_size_without_noise():
     corpus = ja.data.assumption1(jax.random.key(0), vocab_size=50, relevant=20, length=8, sequences=200)
     found = advised(corpus, np.inf)
     assert found.step_size * found.logits == pytest.approx(0.1)
 
 
 def with_stop_words(delta, n=1000, length=24):
-    """80 words with posterior differences up to 0.9, 20 stop words, half the mass, ± delta, 200 others."""
+    """80 words with posterior differences up to 0.9, 20 stop words with half of the mass, 200 others."""
     rng = np.random.default_rng(0)
     difference = np.concatenate([np.linspace(-0.9, 0.9, 80), delta * (-1.0) ** np.arange(20), np.zeros(200)])
     mass = np.concatenate([np.full(80, 0.1 / 80), np.full(20, 0.5 / 20), np.full(200, 0.4 / 200)])
@@ -73,7 +73,7 @@ def with_stop_words(delta, n=1000, length=24):
 
 
 def trained(counts, labels, step_size, dim, steps=150):
-    """One step by its law, then Adam on p: attention on every token's occurrences, and scores."""
+    """Take one step by its law, then train p by Adam; return the attention on every occurrence."""
     rng = np.random.default_rng(1)
     alpha = (labels[:, None] * counts / counts.sum(1, keepdims=True)).mean(0)
     E, p, v = rng.normal(size=(300, dim)) / dim**0.5, rng.normal(size=dim) / dim**0.5, rng.normal(size=dim)
@@ -91,8 +91,8 @@ def trained(counts, labels, step_size, dim, steps=150):
     return weights
 
 
-def test_stop_words_decide_neither_the_step_nor_hide_that_one_step_is_not_enough():
-    """The frequent words are the largest of α from a difference of 0.1 on."""
+def test_stop_words_can_make_one_step_insufficient():
+    """From a difference of 0.1 the stop words have the largest α."""
     gained = {}
     for delta in (0.0, 0.4):
         corpus, counts, labels = with_stop_words(delta)
@@ -104,6 +104,6 @@ def test_stop_words_decide_neither_the_step_nor_hide_that_one_step_is_not_enough
         weights = trained(counts, labels, found.step_size, 256)
         before = (counts[:, important].sum(1) / counts.sum(1)).mean()
         gained[delta] = weights[:, important].sum(1).mean() / before
-    # Attention goes to important words only where the advice says that it can.
+    # Attention concentrates on important words only if the advice predicts it.
     assert gained[0.0] > 2
     assert gained[0.4] < 1

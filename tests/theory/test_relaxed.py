@@ -9,7 +9,7 @@ from jaxattn.theory.certificate import Status
 
 
 def by_loop(shortest, E, lists, labels, tied=1.0):
-    """Both programs written out sequence by sequence; every sequence selects its first token."""
+    """Solve both problems by sequence; every sequence selects its first token."""
     v = shortest([y * E[s[0]] for s, y in zip(lists, labels, strict=True)], np.ones(len(lists)))
     if v is None:
         return None, None
@@ -33,7 +33,7 @@ def posed(E, corpus, chosen):
 
 
 def draw(rng, dim, sequences):
-    """Tokens 0 .. 4 carry labels, one a sequence, at several distances from the margin; 5 .. 11 do not."""
+    """Tokens 0 .. 4 determine labels, at several distances from the margin; 5 .. 11 do not."""
     E = rng.normal(size=(12, dim)) / 3
     sign = np.array([1, -1, 1, -1, 1])
     E[:5, 0] += sign * np.array([1.0, 1.0, 1.5, 2.0, 2.5])
@@ -43,7 +43,7 @@ def draw(rng, dim, sequences):
 
 
 @pytest.mark.parametrize("dim", [8, 20], ids=["V > d", "V < d"])
-def test_both_programs_agree_with_an_independent_solver(rng, shortest, dim):
+def test_both_problems_match_an_independent_solver(rng, shortest, dim):
     relaxed = 0
     for _ in range(12):
         E, lists, labels = draw(rng, dim, 14)
@@ -57,7 +57,7 @@ def test_both_programs_agree_with_an_independent_solver(rng, shortest, dim):
         assert answer.duality_gap < 1e-11
         assert answer.query.primal_residual < 1e-11
         np.testing.assert_allclose(answer.p, p, rtol=0, atol=1e-7 * np.linalg.norm(p))
-        # p is the sum of its pairs, and v that of its tokens.
+        # p is the sum over its pairs, and v the sum over its tokens.
         s, t = answer.query.pairs.T
         np.testing.assert_allclose(answer.multipliers @ (E[s] - E[t]), answer.p, atol=1e-10)
         margins = np.array(labels) * (E[[s[0] for s in lists]] @ answer.v)
@@ -69,7 +69,7 @@ def test_both_programs_agree_with_an_independent_solver(rng, shortest, dim):
     assert relaxed > 5
 
 
-def test_two_directions_by_hand():
+def test_two_directions_match_a_manual_calculation():
     """v = (1, 0): token 0 is on its margin, token 1 is not.
 
     So a_0 ≥ a_2 + 1 and a_1 ≥ a_3: in the second coordinate p alone has 1 at least, in the third p_1 ≥ 2 p_2.
@@ -87,7 +87,7 @@ def test_two_directions_by_hand():
     np.testing.assert_allclose(answer.query.margin, 1 / np.sqrt(5))
 
 
-def test_all_sequences_in_the_support_is_the_max_margin_problem(rng):
+def test_full_support_gives_the_max_margin_problem(rng):
     E, lists, labels = draw(rng, 20, 8)
     E[:5] = np.linalg.qr(E[:5].T)[0].T
     problem = selecting_first(lists, labels, 12)
@@ -97,8 +97,8 @@ def test_all_sequences_in_the_support_is_the_max_margin_problem(rng):
     np.testing.assert_array_equal(answer.p, max_margin(Scores(E, problem[0]), problem[1]).p)
 
 
-def test_tokens_that_are_both_on_the_margin(shortest):
-    """Tokens 0 and 1 support v = (1, 0, 0); one sequence holds both."""
+def test_pairs_with_both_tokens_on_the_margin(shortest):
+    """Tokens 0 and 1 support v = (1, 0, 0); one sequence contains both."""
     E = np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [0.0, 0.0, -2.0]])
     lists, labels = [[0, 1], [1, 2], [0, 2]], [1, 1, 1]
     problem = selecting_first(lists, labels, 3)
@@ -109,8 +109,8 @@ def test_tokens_that_are_both_on_the_margin(shortest):
         np.testing.assert_allclose((E[0] - E[1]) @ answer.p, tied, rtol=1e-12)
 
 
-def test_no_pair_that_has_to_be_told_apart():
-    """Only the second sequence has another token, and v's margin is not tight on it."""
+def test_p_is_zero_without_pairs_to_separate():
+    """Only the second sequence has another token, and the margin of v is not tight there."""
     E = np.array([[1.0, 0.0], [4.0, 1.0], [0.0, 1.0]])
     answer = relaxed_max_margin(*posed(E, *selecting_first([[0], [1, 2]], [1, 1], 3)))
     assert answer.feasible
@@ -119,7 +119,7 @@ def test_no_pair_that_has_to_be_told_apart():
     assert answer.support.tolist() == [True, False]
 
 
-def test_pairs_in_a_circle_tie_if_nothing_is_required_and_contradict_if_something_is(shortest):
+def test_cycles_are_ties_without_required_margins_and_infeasible_with_them(shortest):
     lists, labels = [[0, 1], [1, 0], [2, 3]], [1, 1, 1]
     far = np.array([[3.0, 1.0, 0.0], [4.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.0, 1.0]])
     answer = relaxed_max_margin(*posed(far, *selecting_first(lists, labels, 4)))
@@ -134,8 +134,8 @@ def test_pairs_in_a_circle_tie_if_nothing_is_required_and_contradict_if_somethin
     assert "in a cycle" in answer.reason
 
 
-def test_a_head_that_cannot_be_is_told():
-    """The same token under both labels; and points that nothing separates."""
+def test_an_infeasible_head_is_reported():
+    """The same token with both labels, and points that are not separable."""
     E = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
     for lists, labels, status in (
         ([[0, 2], [0, 1]], [1, -1], Status.CIRCLE),
@@ -153,7 +153,7 @@ def test_a_head_that_cannot_be_is_told():
         assert answer.reason == f"v: {answer.head.reason}"
 
 
-def test_bad_input(rng):
+def test_invalid_input_is_rejected(rng):
     E, lists, labels = draw(rng, 20, 5)
     corpus, chosen = selecting_first(lists, labels, 12)
     three = ja.data.from_sequences(lists, [0, 1, 2, 1, 0], vocab_size=12, num_classes=3)
@@ -167,13 +167,13 @@ def test_bad_input(rng):
         relaxed_max_margin(Scores(E, corpus), Selection(np.ones((2, 2), bool)))
     with pytest.raises(InputError, match="12 tokens"):
         relaxed_max_margin(Scores(E[:4], corpus), chosen)
-    with pytest.raises(InputError, match="keys holds NaN"):
+    with pytest.raises(InputError, match="keys contains NaN"):
         relaxed_max_margin(Scores(np.full_like(E, np.nan), corpus), chosen)
     with pytest.raises(InputError, match="tied"):
         relaxed_max_margin(Scores(E, corpus), chosen, tied=-1.0)
 
 
-def test_jax_arrays_are_taken_as_they_are(rng):
+def test_jax_arrays_are_accepted(rng):
     E, lists, labels = draw(rng, 20, 8)
     corpus, chosen = selecting_first(lists, labels, 12)
     E = E.astype(np.float32)

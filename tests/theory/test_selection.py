@@ -23,9 +23,7 @@ def best(tokens, scores, slack=0.0):
 
 @pytest.mark.parametrize("scale", [1.0, 1e-200, 1e200])
 @pytest.mark.parametrize("shift", [0.0, 1e3])
-def test_selection_equals_a_loop_whatever_the_length_of_p_and_the_level_of_the_scores(
-    corpus, rng, loops, scale, shift
-):
+def test_selection_matches_a_loop_for_any_scale_of_p(corpus, rng, loops, scale, shift):
     bags, selected = loops
     E, p = rng.normal(size=(50, 6)), rng.normal(size=6)
     scores = E @ p
@@ -52,13 +50,13 @@ def test_p_of_zero_selects_every_token(corpus, rng, loops):
         (0.0, np.float64, 0.0, 1e-15),
     ],
 )
-def test_tokens_tie_within_a_share_of_the_spread_of_all_scores(loops, tie, dtype, ties, differs):
+def test_ties_are_relative_to_the_spread_of_all_scores(loops, tie, dtype, ties, differs):
     """Scores 1 and 1 - x in one sequence, 3 and -1 in two others: the spread is 4 for all of them."""
     _, selected = loops
     corpus = ja.data.from_sequences([[0, 1], [2], [3]], [1, -1, 1], vocab_size=6)
     p = np.ones(1, dtype)
     for share, expected in ((ties, [0, 1]), (differs, [0])):
-        # The last two tokens occur nowhere: their scores do not count.
+        # The scores of the last two tokens are ignored, because these tokens do not occur.
         E = np.array([[1.0], [1 - 4 * share], [3.0], [-1.0], [-1e6], [1e6]])
         for scale in (1.0, 1e3):
             assert selected(corpus, selection(dtype(scale) * p, Scores(E, corpus), tie=tie)) == [
@@ -68,7 +66,7 @@ def test_tokens_tie_within_a_share_of_the_spread_of_all_scores(loops, tie, dtype
             ]
 
 
-def test_scores_are_formed_in_double_precision_outside_of_jit(loops):
+def test_scores_outside_jit_are_computed_in_float64(loops):
     _, selected = loops
     corpus = ja.data.from_sequences([[0, 1]], [1], vocab_size=3)
     E = np.array([[1.0 + 1e-8], [1.0], [0.0]])
@@ -76,7 +74,7 @@ def test_scores_are_formed_in_double_precision_outside_of_jit(loops):
     assert selected(corpus, selection(np.ones(1), Scores(E, corpus), tie=1e-9)) == [[0]]
 
 
-def test_inside_jit_and_vmap_it_is_the_same(x64, rng, instances):
+def test_selection_under_jit_and_vmap_is_the_same(x64, rng, instances):
     corpora = [instances[0].corpus, instances[-1].corpus]
     E, p = rng.normal(size=(2, 12, 6)), rng.normal(size=(2, 6))
     E[:, 4:9] = E[:, :1]
@@ -87,7 +85,7 @@ def test_inside_jit_and_vmap_it_is_the_same(x64, rng, instances):
     assert (inside.mask.sum(axis=2) > 1).any()
 
 
-def test_counts_and_tokens_equal_loops(corpus, rng, loops):
+def test_counts_and_tokens_match_loops(corpus, rng, loops):
     bags, selected = loops
     important = np.arange(50) % 3 == 0
     E = np.round(2 * rng.normal(size=(50, 1)))
@@ -108,11 +106,11 @@ def test_a_selection_is_a_pytree_and_may_be_empty(corpus):
     assert not nothing.tokens(corpus).any()
 
 
-def test_bad_input(corpus, rng):
+def test_invalid_input_is_rejected(corpus, rng):
     E, p = rng.normal(size=(50, 6)), rng.normal(size=6)
-    with pytest.raises(InputError, match="p holds NaN"):
+    with pytest.raises(InputError, match="p contains NaN"):
         selection(np.where(np.arange(6) == 2, np.nan, p), Scores(E, corpus))
-    with pytest.raises(InputError, match="keys holds NaN"):
+    with pytest.raises(InputError, match="keys contains NaN"):
         selection(p, Scores(np.where(np.arange(6) == 2, np.inf, E), corpus))
     with pytest.raises(InputError, match="50 tokens"):
         selection(p, Scores(E[:49], corpus))
@@ -122,8 +120,8 @@ def test_bad_input(corpus, rng):
         selection(p, Scores(E, corpus), tie=np.nan)
 
 
-def test_a_sequence_selects_by_a_loop(corpus, rng, loops):
-    """Rounded scores tie often: with others, among important tokens, over a whole sequence."""
+def test_selects_matches_a_loop(corpus, rng, loops):
+    """Rounded scores have many ties of important tokens, other tokens and whole sequences."""
     bags, selected = loops
     seen = set()
     for _ in range(30):
@@ -139,7 +137,7 @@ def test_a_sequence_selects_by_a_loop(corpus, rng, loops):
 
 
 @pytest.mark.parametrize("angle", [1e-100, 1e-9, 1e-3, 1.0, np.pi / 2, 3.0, np.pi])
-def test_angles_in_a_plane_are_right_at_any_size_and_for_vectors_of_any_length(rng, angle):
+def test_angles_are_accurate_for_any_size_and_length(rng, angle):
     basis = np.linalg.qr(rng.normal(size=(8, 2)))[0].T
     # Only vectors along an axis can differ by angles below the rounding of their entries.
     plane = np.eye(2) if angle < 1e-3 else basis
@@ -150,26 +148,26 @@ def test_angles_in_a_plane_are_right_at_any_size_and_for_vectors_of_any_length(r
         np.testing.assert_allclose(cosine(scale_a * a, scale_b * b), np.cos(angle), atol=1e-15)
 
 
-def test_no_rounding_leaves_the_range(rng):
+def test_rounding_does_not_leave_the_range_of_cosines(rng):
     a = rng.normal(size=(1000, 7))
     assert cosine(a, -3 * a).min() == -1
     assert cosine(a, 3 * a).max() == 1
 
 
-def test_vectors_in_rows_are_broadcast(rng):
+def test_rows_of_vectors_are_broadcast(rng):
     a, b = rng.normal(size=(4, 3)), rng.normal(size=3)
     expected = a @ b / (np.linalg.norm(a, axis=1) * np.linalg.norm(b))
     np.testing.assert_allclose(cosine(a, b), expected, rtol=1e-14)
     np.testing.assert_allclose(one_minus_cosine(b, a), 1 - expected, rtol=1e-14)
 
 
-def test_a_vector_of_zeros_or_nan_has_no_angle():
+def test_zero_and_nan_vectors_have_nan_angles():
     a = np.array([1.0, 2.0])
     assert np.isnan(cosine(a, 0 * a))
     assert np.isnan(one_minus_cosine(np.array([np.nan, 1.0]), a))
 
 
-def test_single_precision_outside_of_jit_is_computed_in_double(rng):
+def test_float32_vectors_outside_jit_are_computed_in_float64(rng):
     a = rng.normal(size=7).astype(np.float32)
     b = a + 1e-4 * rng.normal(size=7).astype(np.float32)
     expected = one_minus_cosine(a.astype(np.float64), b.astype(np.float64))
@@ -177,7 +175,7 @@ def test_single_precision_outside_of_jit_is_computed_in_double(rng):
     assert one_minus_cosine(jnp.asarray(a), jnp.asarray(b)) == expected
 
 
-def test_inside_jit_and_vmap(x64, rng):
+def test_angles_under_jit_and_vmap(x64, rng):
     a, b = jnp.asarray(rng.normal(size=(2, 4, 3)))
     inside = jax.jit(jax.vmap(lambda a, b: (cosine(a, b), one_minus_cosine(a, b))))(a, b)
     np.testing.assert_allclose(inside, (cosine(a, b), one_minus_cosine(a, b)), rtol=1e-14)
@@ -196,7 +194,7 @@ def test_margin_is_the_smallest_gap_between_selected_tokens_and_the_others(x64, 
             np.testing.assert_allclose(got, min(gaps) / np.linalg.norm(p), rtol=1e-13)
 
 
-def test_margin_without_anything_to_separate_is_infinite_and_that_of_zero_is_not_defined(x64):
+def test_margin_is_infinite_without_pairs_and_nan_for_p_zero(x64):
     corpus = ja.data.from_sequences([[0, 1]], [1], vocab_size=2)
     p, E = jnp.array([1.0, 0.0]), jnp.eye(2)
     everything = ja.theory.selection_of(np.ones(2, bool), corpus)

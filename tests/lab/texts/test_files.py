@@ -69,9 +69,9 @@ def test_a_key_of_a_safetensors_file(tmp_path, rng, dtype):
 
 def test_what_is_missing_is_named(tmp_path):
     path = write_safetensors(tmp_path / "m.safetensors", {"E": np.zeros(2), "ids": np.zeros(2, np.int32)})
-    assert "no array 'p'; it holds E, ids" in message(f"{path}:p")
-    assert f"{path}:KEY; it holds E, ids" in message(path)
-    assert "holds I32" in message(f"{path}:ids")
+    assert "no array 'p'; it contains E, ids" in message(f"{path}:p")
+    assert f"{path}:KEY; it contains E, ids" in message(path)
+    assert "contains I32" in message(f"{path}:ids")
     assert "there is no such file" in message(tmp_path / "E.npy")
     assert "there is no such file" in message(f"{tmp_path / 'x.safetensors'}:E")
     assert "expected FILE.npy" in message(tmp_path / "E.pt")
@@ -82,7 +82,7 @@ def test_damaged_files(tmp_path):
         (tmp_path / "E.npy").write_bytes(content)
         assert "E.npy" in message(tmp_path / "E.npy")
     np.save(tmp_path / "E.npy", np.arange(3))
-    assert "holds int64" in message(tmp_path / "E.npy")
+    assert "contains int64" in message(tmp_path / "E.npy")
     path = tmp_path / "m.safetensors"
     for content in (b"", b"\xff" * 40, struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 2) + b"{x"):
         path.write_bytes(content)
@@ -125,7 +125,7 @@ def test_a_header_that_cannot_be_so(tmp_path, entry):
         ("(4, 6)", "(-4, -6)", "cannot be read"),
         ("(4, 6)", f"({2**40}, {2**40})", "cannot be read"),
         ("'<f8'", "'|O'", "cannot be read"),
-        ("'<f8'", "'<i8'", "holds int64"),
+        ("'<f8'", "'<i8'", "contains int64"),
         ("'<f8'", "nothing", "cannot be read"),
         ("{", "[" * 5000, "cannot be read"),
     ],
