@@ -28,10 +28,8 @@ ROTATION_INVARIANT = ("sgd", "normalized", "polyak", "lbfgs")
 class Descent(Phase, frozen=True, kw_only=True):
     """Descent with an optax optimiser on the parameters in `train`.
 
-    Each step uses all examples, `batch_size` of them, or `fresh` new ones, which the data generator samples
-    for every step as in online training. With `patience`, the loss on the validation data is
-    checked every `check_every` steps; after that many checks without a new best the descent stops, and the
-    phase ends with the best parameters.
+    Each step uses all examples, `batch_size` of them, or `fresh` new ones from the data generator. With
+    `patience`, the phase stops early and ends with the parameters of the best validation loss.
 
     Attributes:
         optimizer: name of a built-in or optax optimiser, or the import path of a function (step_size, *,
@@ -44,8 +42,8 @@ class Descent(Phase, frozen=True, kw_only=True):
         batch_size: size of the minibatches, which are reshuffled in every epoch; defaults to the full batch.
         fresh: number of new examples to sample for each step, as in online learning; the training data are
             then not used.
-        patience: number of consecutive checks without a new best validation loss after which the phase stops
-            early; 0 disables early stopping.
+        patience: number of consecutive checks without a new best validation loss after which the phase stops;
+            0 disables early stopping.
         check_every: number of steps between checks of the validation loss.
     """
 
@@ -168,7 +166,7 @@ class OneStep(Phase, frozen=True, kw_only=True):
 
 
 def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: int = 0) -> optax.Schedule:
-    """Build a step-size schedule over a phase.
+    """Build a step-size schedule over a phase, a function of the step.
 
     Args:
         name: constant; cosine or linear to 0 at `steps`; exponential to 1 % of `step_size` at `steps`;
@@ -176,9 +174,6 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
         step_size: η, the largest value.
         steps: length of the phase.
         warmup: steps of linear increase from 0 before the schedule begins.
-
-    Returns:
-        A function of the step.
     """
     length = max(steps - warmup, 1)
     made: optax.Schedule
@@ -205,7 +200,7 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
 def optimizer(
     name: str | Factory, step_size: optax.ScalarOrSchedule | Array, **options: Any
 ) -> optax.GradientTransformation:
-    """Build an optimiser.
+    """Build an optax optimiser from its name.
 
     Args:
         name: sgd, θ - η g; normalized, θ - η g/‖g‖ (over all trained parameters; θ where g = 0); polyak,
@@ -213,12 +208,8 @@ def optimizer(
             adamw, lion, ...); or a function (step_size, **options) that makes a transformation.
         step_size: η, a number or a schedule; a number for polyak.
         options: further arguments of the optimiser by their optax names: momentum and nesterov of sgd and
-            normalized, loss_floor of polyak, weight_decay of adamw, ... `epsilon` is optax's eps. It is more
-            than a guard against division by 0 for adam: on a corpus of thousands of reviews the gradient of E
-            is of order 1e-6 per entry.
-
-    Returns:
-        The optax transformation.
+            normalized, loss_floor of polyak, weight_decay of adamw, ... `epsilon` is optax's eps; it affects
+            adam noticeably, because the gradient of E on thousands of reviews is about 1e-6 per entry.
 
     Raises:
         InputError: see `check_options`; or the function does not return an optax transformation.
@@ -233,7 +224,7 @@ def optimizer(
 
 
 def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[str] = ()) -> None:
-    """Check the name of an optimiser and its options before the run starts.
+    """Raise InputError unless the optimiser exists and accepts these options.
 
     Args:
         name: as for `optimizer`.

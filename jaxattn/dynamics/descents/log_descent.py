@@ -61,10 +61,7 @@ def log_excess_loss(
         values: γ = E v, (V,).
 
     Returns:
-        The logarithm; -inf if all attention is on best tokens.
-
-    Source:
-        Derived from the loss of arXiv 2505.17282.
+        The logarithm, (); -inf if all attention is on best tokens.
     """
     bags, present = corpus.bags, corpus.bags.count > 0
     agreement = bags.spread(corpus.targets) * take(values, bags.index.astype(jnp.int32))
@@ -84,7 +81,7 @@ def log_excess_loss(
 
 
 def log_descent(method: str, step_size: float | Array) -> Algorithm:
-    """Build one of the methods above; run it with `descent.run` as any other descent.
+    """Build one of the methods of this module; run it with `descent.run` as any other descent.
 
     Args:
         method: name of the method, a `Method`.

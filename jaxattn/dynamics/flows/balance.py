@@ -1,4 +1,4 @@
-"""Detection of tied tokens, and the point where the forces on them balance."""
+"""Detection of tied tokens, and of the point where the forces on them balance."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -75,10 +75,9 @@ class _Rest(NamedTuple):
         left: norm of the remaining gradient, in units of the force, ().
         stiffness: smallest derivative of the force by tied scores, in units of the force, ().
         log_limit: log of the force that would shift the balance by _SHIFT, ().
-        inverse: the inverse of the Hessian of the mean loss of the tied part in coordinates of the normals,
-            (r, r); 0 in zero rows.
-        normals: an orthonormal basis of the directions with a nonzero derivative, padded with zero rows,
-            (r, d).
+        inverse: (r, r); inverse Hessian of the tied part of the mean loss in coordinates of the normals; 0 in
+            zero rows.
+        normals: (r, d); orthonormal basis of the directions with a nonzero derivative, padded with zero rows.
         loose: (V,) bool; tokens whose score differs from their leader's along a direction without derivative.
     """
 
@@ -109,8 +108,7 @@ def find_ties(
     and then the gap above them can be narrower than the one below, so the next widest gaps are tried too.
 
     A path that follows a curve of balances in straight pieces ends each piece off the curve. It is first
-    moved back, along the normals of the previous ties. Both computations share one loop, because each is
-    expensive to compile.
+    moved back, along the normals of the previous ties.
 
     Args:
         E: (V, d).
@@ -151,7 +149,6 @@ def find_ties(
 
 
 def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, normals: Array) -> Balance:
-    """Find the balance of classes of tokens that may tie, along the normals of their differences."""
     bags, vocab = corpus.bags, jnp.arange(len(E), dtype=jnp.int32)
     index, present = bags.index.astype(jnp.int32), bags.count > 0
     attended = top_class(E, p, corpus, leader)
@@ -213,7 +210,6 @@ def _most_classes(E: Array) -> int:
 def _rest(
     E: Array, p: Array, values: Array, corpus: Corpus, normals: Array, attended: Array, leader: Array
 ) -> _Rest:
-    """Move p within 𝒯, along directions with a derivative, to a zero of the gradient of the tied part."""
     # In units in which the longest embedding has length 1, which makes unspanned directions comparable.
     unit = 1 / jnp.sqrt(jnp.square(E).sum(axis=1).max())
     scores, lift = E @ p, (unit * E) @ normals.T

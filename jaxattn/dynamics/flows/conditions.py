@@ -11,7 +11,7 @@ from jaxtyping import Array
 def cond_under_vmap(condition: Array, compute: Callable[..., Any], otherwise: Any, *given: Any) -> Any:
     """Return `compute(otherwise, *given)` if a condition holds, else `otherwise`.
 
-    Under vmap, `lax.cond` computes both branches; a loop of at most one step computes only if necessary.
+    Under vmap, `lax.cond` computes both branches; this loop of at most one step computes only if necessary.
 
     Args:
         condition: whether to compute, ().

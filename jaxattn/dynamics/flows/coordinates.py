@@ -5,8 +5,7 @@ The path stays in p_0 + span{E_s}, so r = min(V, d) coordinates z represent it, 
     V ≤ d:  B = E,  a = a_0 + E Eᵀ z,  dz/ds = F / ‖EᵀF‖;
     V > d:  B = 1,  a = a_0 + E z,     dz/ds = EᵀF / ‖EᵀF‖,
 
-with F = -∂L/∂a. Neither requires a factorisation of E, and both are defined if rows of E coincide. With tied
-tokens, a `Watch` defines which scores must stay in range for the description to remain valid.
+with F = -∂L/∂a. Neither requires a factorisation of E, and both are defined if rows of E coincide.
 """
 
 import math
@@ -47,7 +46,7 @@ _STRAIGHT = 0.05
 
 @struct.dataclass
 class Watch:
-    """Conditions on entries of the bags under which the description of the flow is valid.
+    """Conditions on entries of the bags under which the coordinates describe the flow.
 
     Attributes:
         idle: (R, W) bool; tokens without a force, which must stay away from the top of their sequence.
@@ -178,7 +177,7 @@ class Coordinates:
 
     @property
     def embeddings(self) -> Float[Array, "V d"]:
-        """E."""
+        """The embeddings E."""
         return self.lift if self.basis is None else self.basis
 
     def moved(self, z: Float[Array, " r"]) -> "Coordinates":
@@ -327,8 +326,6 @@ class Coordinates:
         )
 
     def _leapt(self, start: Array, end: Array) -> Array:
-        """Compute how far a step lets tokens leap over tied ones, which it must not."""
-
         def from_how_far(_: Any, flow: Coordinates, *ends: Array) -> Array:
             return leap(flow.corpus, *(flow.scores + flow.lift @ z for z in ends))
 

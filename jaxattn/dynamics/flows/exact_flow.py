@@ -77,10 +77,10 @@ class _LinearPath(FlowPath):
 
 @struct.dataclass(repr=False)
 class Path(_LinearPath):
-    """Points along gradient flow on p, float64; with a leading seed axis B on every array for B seeds.
+    """Points along gradient flow on p, float64; with a leading axis B for B seeds.
 
-    Row 0 is the start, and the last row is the end of the path. The rows between are at log-spaced arc
-    lengths. Rows that were not reached repeat the last state.
+    Row 0 is the start, the last row is the end, and the rows between are at log-spaced arc lengths. Rows that
+    were not reached repeat the last state.
 
     Attributes:
         p: (k, d).
@@ -194,10 +194,8 @@ def _inputs(scores: Scores, p: Array | np.ndarray) -> Inputs:
 class PathSoFar(_LinearPath):
     """State of a path so far, across successive descriptions of the flow (stages).
 
-    Its rows are those of `Path`; rows that were not reached repeat the last state.
-
     Attributes:
-        p: (k, d).
+        p: (k, d); rows as in `Path`.
         norm: (k,); ‖p‖.
         integration: the integration, in coordinates of the last stage.
         start: p at the start of that stage, (d,).
@@ -230,7 +228,7 @@ class PathSoFar(_LinearPath):
 
 
 def begin_path(scores: Scores, p: Array, ends: Ends, points: int) -> PathSoFar:
-    """Return the path of one seed with its start alone; `continue_path` computes further rows."""
+    """Return the path of one seed with only its start; `continue_path` computes further rows."""
     keys, start, values, corpus = _inputs(scores, p).arrays
     with backend.float64():
         arrays = doubled((keys, start, values))
@@ -240,7 +238,7 @@ def begin_path(scores: Scores, p: Array, ends: Ends, points: int) -> PathSoFar:
 def continue_path(
     scores: Scores, path: PathSoFar, ends: Ends, max_steps: int | Array, row: int | Array
 ) -> PathSoFar:
-    """Continue a path of `begin_path`, with the same scores, until it reaches a row or ends."""
+    """Return a path of `begin_path`, for the same scores, continued until it reaches a row or ends."""
     with backend.float64():
         arrays = *doubled((scores.keys, scores.values)), scores.corpus, path, doubled(ends)
         return _continued(*arrays, jnp.asarray(max_steps, jnp.int32), row + 1)
@@ -277,7 +275,6 @@ def _begin(
     points: int,
     log_gradient_norm: Array | float = math.nan,
 ) -> PathSoFar:
-    """Return the start of the path of one seed."""
     ties = no_ties(E, values, corpus)
     flow = tied_coordinates(E, p, corpus, ties)
     return PathSoFar(
@@ -295,7 +292,6 @@ def _begin(
 
 @jax.jit
 def _log_gradient_norm(E: Array, p: Array, values: Array, corpus: Corpus) -> Array:
-    """Compute log ‖∂L/∂p‖, ()."""
     flow = tied_coordinates(E, p, corpus, no_ties(E, values, corpus))
     return flow.at(flow.zero).log_gradient_norm
 
@@ -309,8 +305,6 @@ def _continue(
     max_steps: Array,
     rows: int | Array,
 ) -> PathSoFar:
-    """Continue the path of one seed until this number of rows is reached, or it ends."""
-
     def stage(before: PathSoFar) -> PathSoFar:
         flow = tied_coordinates(E, before.start, corpus, before.ties)
         integration = integrate(flow, ends, _reach(ends), max_steps, before.integration, rows)
@@ -346,7 +340,6 @@ def _points(flow: Coordinates, z: Array, path: PathSoFar) -> Array:
 def _next_stage(
     E: Array, values: Array, corpus: Corpus, ends: Ends, before: PathSoFar, after: PathSoFar
 ) -> PathSoFar:
-    """Return the next stage: the same description if it has not ended, another one, or the path's end."""
     integration, ties = after.integration, before.ties
     runs = integration.status == Stop.RUNNING
     slides = before.tied & ties.watch.slides & ~runs
@@ -356,7 +349,7 @@ def _next_stage(
     given = E, end, values, corpus, ties, slides, looks
     otherwise = end, no_balance(E, end, values, corpus)
     p, found = cond_under_vmap(slides | looks, lambda _, *given: find_ties(*given), otherwise, *given)
-    # Without an accepted step the next stage would end at the same point.
+    # Without an accepted step, the next stage would end at the same point.
     stuck = balances & before.tied & (integration.accepted == before.accepted_before)
     lost = balances & ~before.tied & ~found.settled
     status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, integration.status)

@@ -61,7 +61,7 @@ class Head(NamedTuple):
     Attributes:
         chosen: (R, W) bool; s(X), an entry of the bag of X.
         token: (n,) int32; s(X).
-        coefficients: (V,); v_mm = Eᵀ coefficients, so that they are ±λ.
+        coefficients: (V,); ±λ, so that v_mm = Eᵀ coefficients.
         values: E v_mm, (V,).
         log_norm: log ‖v_mm‖, ().
     """
@@ -98,9 +98,6 @@ def hand_over(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[A
         flow: the joint flow.
         z: the point.
         until_norm: ‖p‖ at the end of the path.
-
-    Returns:
-        The transition, with the flow of p from this point.
     """
     corpus, unit = flow.query.corpus, flow.unit
     z_p, z_v = jnp.split(z, 2)
@@ -163,7 +160,6 @@ def neglected(handover: Handover, z: Float[Array, " m"], log_scale: Float[Array,
 
 
 def _head(here: Coordinates, values: Array, spread: Array) -> Head:
-    """Compute the attended token of every sequence, and the max-margin head of these tokens."""
     labels, vocab = here.corpus.targets, here.corpus.vocab_size
     chosen, token = _attended(here.corpus, here.scores, values, spread)
     sign = jnp.zeros(vocab).at[token].add(1.0 * labels)
@@ -198,6 +194,6 @@ def _attended(
     attended = below_top(corpus, scores) <= spread
     agreement = jnp.where(attended, bags.spread(corpus.targets) * take(values, index), -jnp.inf)
     best = attended & (agreement == bags.spread(bags.max(agreement)))
-    # If several agree equally, take the first.
+    # Ties are broken by taking the first token.
     first = first_tokens(corpus, best, index)
     return best & (index == bags.spread(first)), first

@@ -67,7 +67,7 @@ class Force:
 
     @property
     def total(self) -> Float[Array, " V"]:
-        """The force on the scores including that of pairs, (V,)."""
+        """Force on the scores including that of pairs, (V,)."""
         return self.force if self.pairs is None else self.force + self.pairs.on_tokens(len(self.force))
 
     @property
@@ -109,9 +109,6 @@ def score_force(
     Returns:
         The force; each sequence's term has full relative precision for two classes. `gross` sums the K terms
         of r·(γ_s - f) separately, because they may cancel too.
-
-    Source:
-        The gradient on p of arXiv 2505.17282.
     """
     bags, two = corpus.bags, corpus.num_classes == 2
     present = bags.count > 0
@@ -177,11 +174,8 @@ def token_curvature(
         size: number of rows and columns of the result with `place`.
 
     Returns:
-        (V, V), symmetric with rows that sum to zero, or (size, size) of it. Temporary memory: two arrays of n
-        V numbers, or of n size.
-
-    Source:
-        Derived from the gradient on p of arXiv 2505.17282.
+        (V, V), symmetric with rows that sum to zero, or (size, size) of it. Temporary memory: two arrays of
+        (n, V) or (n, size).
     """
     # Both cross terms and the square in one product: H = diag - M - Mᵀ, M = Σ_X (w c)(q - k c/2)ᵀ.
     spread = partial(dense, corpus, place=place, size=size)
@@ -212,15 +206,12 @@ def curvature_product(corpus: Corpus, force: Force, x: Float[Array, " V"]) -> Fl
 
 
 def curvature_bound(corpus: Corpus, force: Force, lengths: Float[Array, " V"]) -> Float[Array, " V"]:
-    """Compute upper bounds on the row sums of |H_st| ‖E_s‖ ‖E_t‖, where H is `token_curvature`.
+    """Compute upper bounds on the row sums of |H_st| ‖E_s‖ ‖E_t‖, (V,), where H is `token_curvature`.
 
     Args:
         corpus: n sequences over V tokens.
         force: the force at some scores and values.
         lengths: ‖E_s‖, (V,).
-
-    Returns:
-        (V,).
     """
     bags = corpus.bags
     length = take(lengths, bags.index.astype(jnp.int32))
@@ -261,7 +252,7 @@ def _force(corpus: Corpus, scores: Array, values: Array) -> tuple[Array, Array]:
 
 
 def by_token(corpus: Corpus, entries: Float[Array, "R W"]) -> tuple[Float[Array, " V"], Float[Array, " V"]]:
-    """Sum the entries of all bags by token, and their sizes."""
+    """Sum the entries of all bags, and their absolute values, by token."""
     gathered = _gathered(corpus, entries)
     total, gross = corpus.occurrences.sum(gathered, jnp.abs(gathered))
     return total, gross
@@ -278,9 +269,9 @@ def _gathered(corpus: Corpus, entries: Array) -> Array:
 def dense(
     corpus: Corpus, entries: Float[Array, "R W"], place: Int[Array, " V"] | None = None, size: int = 0
 ) -> Float[Array, "n k"]:
-    """Write the entries of all bags into an (n, V) array, as a scatter without collisions.
+    """Scatter the entries of all bags into an (n, V) array.
 
-    With `place` and `size` as in `token_curvature` it is (n, size).
+    With `place` and `size` as in `token_curvature`, it is (n, size).
     """
     bags = corpus.bags
     index, columns = bags.index.astype(jnp.int32), corpus.vocab_size
@@ -315,8 +306,7 @@ def _modes(
 ) -> Float[Array, "R W K"]:
     """Compute √(π_k) (e_k - π)·(γ_s - f) q_s of all classes k in the unit of the force, e^log_unit squared.
 
-    The sum of their squares is the term that -∂r/∂f = Σ_k π_k (e_k - π)(e_k - π)ᵀ subtracts from the
-    curvature.
+    The curvature contains the sum of their squares, from -∂r/∂f = Σ_k π_k (e_k - π)(e_k - π)ᵀ.
     """
     own = direction > 0
     mean = sum(bags.spread(jnp.exp(log_k)) * x for log_k, x in zip(log_pi, c, strict=True))

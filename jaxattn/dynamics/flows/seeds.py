@@ -42,12 +42,10 @@ def of_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
         InputError: there are more than two classes, or shapes do not match.
     """
     if corpus.num_classes != 2:
-        raise InputError(
-            f"corpus: {corpus.num_classes} classes; the flow is that of the logistic loss of two"
-        )
+        raise InputError(f"corpus: {corpus.num_classes} classes; this flow requires two")
     if np.shape(params.p)[-1:] != np.shape(params.v)[-1:]:
         shapes = (f"{name} {np.shape(getattr(params, name))}" for name in "Epv")
-        raise InputError(f"shapes do not fit: {', '.join(shapes)}; p and v are of one dimension")
+        raise InputError(f"shapes do not fit: {', '.join(shapes)}; p and v must have one dimension")
     return {"E": (params.E, 2), "p": (params.p, 1), "v": (params.v, 1)}
 
 
@@ -58,9 +56,6 @@ def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
         parts: arrays by name, each with its number of axes for one seed; first the embeddings or keys of all
             tokens, then p.
         corpus: n sequences over as many tokens.
-
-    Returns:
-        The input of `over_seeds`.
 
     Raises:
         InputError: shapes do not match.

@@ -60,7 +60,7 @@ class Solver(NamedTuple):
 
     Attributes:
         solve: maps b (r,) and `known` to x (r,) and the updated `known`.
-        known: information that helps to solve further systems; initial value; any pytree.
+        known: initial value of the information that speeds up further solves; any pytree.
     """
 
     solve: Callable[[Array, Any], tuple[Array, Any]]
@@ -88,7 +88,7 @@ def step(
 
     Args:
         field: f.
-        y: (r,); where to start.
+        y: (r,); the current point.
         f: (r,); f(y).
         solver: maps c to the solver of (1 - c J) x = b, with J = ∂f/∂y at y.
         h: step length.
@@ -168,7 +168,7 @@ class Curved:
 
     @property
     def finite(self) -> Bool[Array, ""]:
-        """True if it holds no NaN and no infinity."""
+        """True if it has no NaN and no infinity."""
         return jnp.isfinite(self.stiffness).all() & jnp.isfinite(self.velocity).all()
 
 
@@ -185,15 +185,12 @@ class _Factors(NamedTuple):
 
 
 def solver(space: Space, at: Curved, c: Float[Array, ""]) -> Solver:
-    """Prepare to solve (1 - c J) x = b.
+    """Prepare to solve (1 - c J) x = b; x is NaN if the iteration does not converge.
 
     Args:
         space: the coordinates.
         at: J.
         c: any number ≥ 0.
-
-    Returns:
-        The solver; x is NaN if the iteration does not converge.
     """
     vocab = space.lift.shape[0]
     sizes = (*(size for size in SIZES if size < vocab), min(vocab, SIZES[-1]))

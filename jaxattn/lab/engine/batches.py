@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Unique name within the study, with the range of cells and the range of seeds."""
+        """Unique name within the study, with the ranges of its cells and seeds."""
         first, last = self.cells[0].number, self.cells[-1].number
         return f"cells-{first:05d}-{last:05d}-seeds-{self.seeds.start:05d}-{self.seeds.stop - 1:05d}"
 
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
     @property
     def lanes(self) -> list[tuple[Cell, int]]:
-        """Cell and seed of every run, cell after cell."""
+        """Cell and seed of every run, ordered by cell."""
         return [(cell, seed) for cell in self.cells for seed in self.seeds]
 
 
@@ -52,7 +52,7 @@ def describe_batch(batch: Batch) -> str:
 
 
 def halved(batch: Batch) -> list[Batch]:
-    """Cut a batch of several runs in two, by seeds, or by cells if it has a single seed."""
+    """Cut a batch in two, by seeds, or by cells if it has a single seed."""
     seeds, cells = batch.seeds, batch.cells
     if len(seeds) > 1:
         middle = len(seeds) // 2
@@ -118,8 +118,6 @@ def _widths(
     raising: frozenset[int],
     progress: Callable[[str, float], None],
 ) -> list[int]:
-    """Return the number of runs that are vmapped together in every group."""
-
     def note(group: CompileGroup) -> None:
         progress(f"memory of compile group {group.number + 1} of {len(groups)}", group.number / len(groups))
 
@@ -144,8 +142,7 @@ def cut(
     Args:
         groups: compile groups.
         seeds: requested seeds of every cell.
-        known: names of existing batches. They are kept whatever seeds are requested, and only runs that are
-            in none of them are cut into new batches.
+        known: names of existing batches, which are kept whatever seeds are requested.
         widths: largest number of runs that may be vmapped together, for every group.
 
     Returns:
@@ -211,10 +208,7 @@ def select_shard(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
 
 
 def check_shards(study: Definition, shards: int) -> None:
-    """Raise InputError if some of N shards would be empty for any memory.
-
-    The check uses the smallest possible batches: those of the study's chunk, or of a single run.
-    """
+    """Raise InputError if some of N shards would be empty with the smallest possible batches."""
     groups = compile_groups(study.cells)
     lanes = [len(group.cells) * len(study.seeds) for group in groups]
     widths = [min(study.chunk or 1, math.ceil(number / shards)) for number in lanes]
@@ -241,7 +235,6 @@ def _rectangles(
 
 
 def _even(items: Sequence[Any], width: int) -> Iterator[Any]:
-    """Cut a sequence into pieces of at most `width` elements, all equal except for a shorter last piece."""
     size = math.ceil(len(items) / math.ceil(len(items) / width))
     for first in range(0, len(items), size):
         yield items[first : first + size]

@@ -1,4 +1,4 @@
-"""The results folder of a run: lock, manifest, tables and checkpoints. All writes of a study are here."""
+"""The results folder of a run: lock, manifest, tables and checkpoints, including all writes to it."""
 
 import os
 import shutil
@@ -27,10 +27,7 @@ class Store:
     """The results folder of one study, with its batches of cells and seeds."""
 
     def __init__(self, directory: Path, warn: Callable[[str], None] = lambda line: None) -> None:
-        """Store the path; nothing is written yet. `warn` is called for damage that was repaired.
-
-        For a bucket address, the folder is its local copy.
-        """
+        """Store the path, or the local copy of a bucket; `warn` is called for damage that was repaired."""
         self.bucket = Bucket(directory) if is_address(directory) else None
         self.directory = self.bucket.folder if self.bucket else Path(os.path.abspath(directory))
         self.warn = warn
@@ -263,7 +260,7 @@ class Store:
         Args:
             batch: its name.
             arrays: state to resume from; for a finished batch, the trained parameters.
-            tables: function that returns the tables so far; for a finished batch, the complete ones.
+            tables: function that returns the tables so far.
             cells: hashes of the configs of its cells, by number.
             phase: number of the current phase.
             step: steps taken in it.
@@ -303,7 +300,6 @@ class Store:
         return digests
 
     def _drop_others(self, batch: str, saved: BatchState) -> None:
-        """Delete tables and checkpoints of a batch that its commit record does not refer to."""
         named = {batch_state.table_path(self.directory, batch, *of) for of in saved.tables.items()}
         for path in (self.directory / "parts").glob(f"{batch}.*.parquet"):
             if path not in named:

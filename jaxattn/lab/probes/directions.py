@@ -43,8 +43,7 @@ _AT_THE_END_P = (
 class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
     """The distance between p and the max-margin direction of the final selection.
 
-    The final selection is known only at the end of the phase, so the metrics are computed then. The engine
-    calls `observe` for every seed at every measured step, and `conclude` with the whole history.
+    Computed at the end of the phase, because the final selection is known only then.
 
     Attributes:
         nats: a token counts as selected if its score is within `nats` of the highest score in its sequence;

@@ -118,7 +118,7 @@ def bin_means_array(
         high: upper end of the last bin.
 
     Returns:
-        The mean of every bin, NaN for an empty one.
+        (bins,); NaN for an empty bin.
     """
     # Ratios of counts may be on bin edges up to rounding; `results.correlations` has the same tolerance.
     at = (difference - low) / ((high - low) / bins) + 1e-5
@@ -131,8 +131,7 @@ def bin_means_array(
 def spearman_array(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array, " N"]) -> Float[Array, ""]:
     """Compute Spearman's rank correlation over the entries in use; ties have their average rank.
 
-    Returns:
-        The coefficient; NaN if fewer than two entries are in use or one side is constant.
+    NaN if fewer than two entries are in use or one side is constant.
     """
     # Both sides are sorted together because sorting takes long to compile.
     ranks = jax.vmap(_ranks, (0, None))(jnp.stack([x, y]), use)
@@ -161,7 +160,7 @@ class OneStepError(Probe, frozen=True, kw_only=True):
 
         max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0
 
-    It is recorded after a single step on E, for the one-layer model with the logistic loss.
+    Recorded after a single step on E, for the one-layer model with the logistic loss.
     """
 
     rotation_invariant: ClassVar[bool] = True

@@ -117,8 +117,7 @@ def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
 def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[Selection, np.ndarray]:
     """Compute `attended` with NumPy, because shapes differ between seeds and JAX would compile for each.
 
-    Returns:
-        The selection, and the number of selected tokens of every sequence, (n,).
+    Also returns the number of selected tokens of every sequence, (n,).
     """
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
@@ -303,15 +302,7 @@ class Cover(Probe, frozen=True, kw_only=True):
 
 
 def on_top(scores: Array, corpus: Corpus) -> tuple[Array, Array]:
-    """Return the token with the highest score of every sequence; the first one if several tie.
-
-    Args:
-        scores: (V,) float.
-        corpus: n sequences over V tokens.
-
-    Returns:
-        The token, (n,) int32, and the attention on it, (n,).
-    """
+    """Return the first token with the highest score of every sequence and its attention, (n,) each."""
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
     below = below_top(corpus, scores)

@@ -80,7 +80,7 @@ class BatchState(msgspec.Struct, frozen=True):
 
 
 def spans(batch: str) -> tuple[range, range]:
-    """Return the range of cells and the range of seeds that the name of a batch contains."""
+    """Return the ranges of cells and seeds that the name of a batch contains."""
     found = BATCH_NAME.fullmatch(batch)
     if found is None:
         raise ValueError(f"{batch!r} is not the name of a batch")
@@ -89,13 +89,7 @@ def spans(batch: str) -> tuple[range, range]:
 
 
 def overlaps(cells: Mapping[str, Iterable[int]]) -> list[tuple[str, str]]:
-    """Return the pairs of batches that share a (cell, seed) pair.
-
-    The list is empty if and only if no (cell, seed) pair is in two batches.
-
-    Args:
-        cells: cells of every batch, by its name.
-    """
+    """Return the pairs of batches that share a (cell, seed) pair, given the cells of every batch by name."""
     runs: dict[int, list[tuple[int, int, str]]] = {}
     for batch, own in cells.items():
         seeds = spans(batch)[1]
@@ -168,17 +162,12 @@ def read_state(directory: Path, batch: str) -> BatchState | None:
 
 
 def _lies_between(cells: Iterable[str], between: range) -> bool:
-    """Return True if the least and the largest of some numbers, given as text, are the ends of a range."""
     found = [int(cell) if cell.isdecimal() else -1 for cell in cells]
     return bool(found and between) and (min(found), max(found)) == (between[0], between[-1])
 
 
 def write_state(directory: Path, batch: str, saved: BatchState) -> None:
-    """Write the commit record of a batch, including the batch's name.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the commit record of a batch, including the batch's name; raises OSError."""
     content = msgspec.to_builtins(saved) | {"batch": batch}
     files.write_file(path(directory, batch), files.sealed(content), directory)
 

@@ -175,14 +175,7 @@ def check_file(path: Path, folder: Path, sha256: str) -> None:
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
-    """Return the cache folder.
-
-    Args:
-        cache_dir: the folder asked for; None for the default.
-
-    Returns:
-        `cache_dir`, else $JAXATTN_CACHE, else $XDG_CACHE_HOME/jaxattn, else ~/.cache/jaxattn.
-    """
+    """Return `cache_dir`, else $JAXATTN_CACHE, else $XDG_CACHE_HOME/jaxattn, else ~/.cache/jaxattn."""
     if chosen := cache_dir or os.environ.get("JAXATTN_CACHE"):
         return Path(os.path.expanduser(chosen))
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "jaxattn")

@@ -24,7 +24,7 @@ class ResultsFolder:
         absolute: the absolute path, or the address.
         local: the folder, or its local copy.
         is_remote: True if the folder is not on this machine.
-        look_s: seconds between two looks of a process that waits for the folder.
+        look_s: seconds between two checks of a process that waits for the folder.
     """
 
     is_remote, look_s = False, 0.5
@@ -36,12 +36,8 @@ class ResultsFolder:
     def fetch(self, *kinds: Kind) -> Path:
         """Make the files that a reader needs available on this machine, and return the local path.
 
-        Args:
-            kinds: files in addition to the manifest and the commit records. With checkpoints, the local copy
-                is discarded first.
-
-        Raises:
-            InputError: the folder cannot be read.
+        `kinds` are files in addition to the manifest and the commit records. With checkpoints, the local copy
+        is discarded first. Raises InputError if the folder cannot be read.
         """
         return self.local
 

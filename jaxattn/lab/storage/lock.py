@@ -106,24 +106,14 @@ class Lock:
     """The lock of a bucket folder."""
 
     def __init__(self, objects: Objects, local: Path) -> None:
-        """Store the folder.
-
-        Args:
-            objects: objects of the folder.
-            local: local file with the id of the last run that held the lock from this copy; only one process
-                at a time uses it.
-        """
+        """Store the folder; the file `local` has the id of the last run that held the lock from this copy."""
         self._objects, self._local = objects, local
         self._run = secrets.token_hex(8)
         self._since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._one, self._lost, self._last = threading.Lock(), "", 0.0
 
     def take(self, warn: Callable[[str], None]) -> None:
-        """Take the lock, also from a holder that is gone.
-
-        Raises:
-            RunError: another process holds it.
-        """
+        """Acquire the lock, also from a holder that is gone; raises RunError if another process holds it."""
         found = self._objects.read(OBJECT)
         held = _parsed(found)
         # A process that held it from this local copy is gone, because this process holds the local lock.
@@ -238,7 +228,7 @@ def is_held(objects: Objects) -> bool:
 
 
 def _replaced(objects: Objects, found: bytes | None, seconds: float) -> dict[str, Any] | None:
-    """Wait until a lock is replaced and return the new one; None if it is not replaced in time."""
+    """Return the lock once it is replaced; None if it is not replaced in time."""
     begin = time.monotonic()
     while time.monotonic() - begin < seconds:
         time.sleep(LOOK_S)

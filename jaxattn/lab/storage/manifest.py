@@ -125,13 +125,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def find_manifest(directory: Path) -> dict[str, Any] | None:
-    """Read and check a manifest.
-
-    Args:
-        directory: a folder.
-
-    Returns:
-        The manifest, with all keys of `Manifest`; None if the folder has neither a manifest nor a batch.
+    """Read and check a manifest; None if the folder has neither a manifest nor a batch.
 
     Raises:
         Damaged: its content differs from the written content, or it is missing although there are batches.
@@ -190,16 +184,12 @@ def _inconsistent(checked: Manifest) -> str:
 
 
 def write_manifest(directory: Path, content: Mapping[str, Any]) -> None:
-    """Replace the manifest.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Replace the manifest; raises OSError if it cannot be written."""
     files.write_file(directory / MANIFEST, files.sealed(content, indent=2), directory)
 
 
 def run_command(manifest: Mapping[str, Any]) -> str:
-    """Return the command that a manifest records. It is untrusted text."""
+    """Return the command that a manifest records, which is untrusted text."""
     given = manifest["command"]
     return given if isinstance(given, str) else shlex.join(given)
 

@@ -61,7 +61,7 @@ class Objects:
     """Objects below an address, by names relative to the address."""
 
     def __init__(self, place: str | Path) -> None:
-        """Store the address; no request is made yet.
+        """Store the address without making a request.
 
         Raises:
             InputError: the address is invalid, obstore is not installed, or there are no credentials.
@@ -247,7 +247,7 @@ REASONS = (
         "the bucket is in another region; set AWS_REGION",
     ),
     (r"NoSuchKey|404 Not Found", "the object no longer exists"),
-    # The whole words: a port or a duration in the text may hold the digits.
+    # Only whole words are matched, because a port or a duration in the text may contain the digits.
     (r"NotImplemented|501 Not Implemented", "the server has no conditional writes; use another server"),
 )
 

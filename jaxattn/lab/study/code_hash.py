@@ -53,12 +53,10 @@ class Unhashable(Exception):
 def code_hash(target: Any) -> str:
     """Return the hash of a class or function, 16 hexadecimal digits.
 
+    It changes with the code, with local modules that the code imports, and with values that it reads.
+
     Args:
         target: a class or function of a file, of an installed package or of a notebook.
-
-    Returns:
-        The hash. It changes with the code, with local modules that the code imports, and with values that
-        it reads.
 
     Raises:
         Unhashable: the code reads a value that has no hash.
@@ -81,7 +79,6 @@ class _Code:
         self.files: set[str] = set()
 
     def add(self, *contents: str | bytes) -> None:
-        """Hash texts or bytes."""
         for x in contents:
             content = x.encode() if isinstance(x, str) else x
             self.state.update(f"{len(content)}\0".encode() + content)
@@ -159,7 +156,6 @@ class _Code:
                     self.file(found, name if is_package else name.rpartition(".")[0])
 
     def class_(self, kind: type, place: str) -> None:
-        """Hash a class: its file or its methods and attributes, and its bases."""
         loose, module = _is_loose(kind), _module_of(kind)
         if not loose and not is_local(_file_of(kind)):
             self.add(f"{kind.__module__}.{kind.__qualname__}")
@@ -304,7 +300,7 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 def search_folders(file: Path) -> list[Path]:
-    """Return the folders from which a file imports other files: its folder, and that of its book if any.
+    """Return the folders from which a file imports other files: its own, and that of its book if any.
 
     A book is a folder with a book.toml; the files of its items are in subfolders.
     """

@@ -259,7 +259,6 @@ def _is_double(setting: Setting, phase: Phase) -> bool:
 
 
 def _wanted(probe: Measurement) -> Concept[Any] | str:
-    """Return the requirement that an exception of a probe violates, for a custom or a built-in probe."""
     if probe.kind or not type(probe).__module__.startswith("jaxattn."):
         return registry.PROBE
     return f"the built-in probe {type(probe).__name__} does not support this model"

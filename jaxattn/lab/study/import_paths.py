@@ -29,18 +29,12 @@ class ImportPaths:
     """
 
     def __init__(self, folder: str | Path = ".", given: Mapping[str, Any] | None = None) -> None:
-        """Store the folder; nothing is imported yet."""
+        """Store the folder without importing anything."""
         self.folder = Path(folder)
         self.given = dict(given or {})
 
     def load(self, name: str) -> Any:
-        """Import a class or function.
-
-        Args:
-            name: "package.module:Name" or "file.py:Name".
-
-        Returns:
-            The class or function.
+        """Import a class or function by its name, "package.module:Name" or "file.py:Name".
 
         Raises:
             InputError: the file, module or name does not exist, or a file imports a module whose name is

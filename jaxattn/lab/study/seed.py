@@ -41,7 +41,7 @@ ProbeMetrics = dict[int, Mapping[str, Array]]
 
 
 class Carried(NamedTuple):
-    """State of a phase: the state of its dynamics, and the values that its probes remember of its start."""
+    """State of a phase: the state of its dynamics, and the values that its probes remember from its start."""
 
     state: Any
     memory: dict[int, Any]
@@ -229,11 +229,7 @@ def swept_settings(cells: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def check_data(loaded: Loaded) -> None:
-    """Check the values of data on the host.
-
-    Raises:
-        InputError: a number is not finite, or `Dataset.check` raises.
-    """
+    """Raise InputError if a number in the data is not finite, or `Dataset.check` raises."""
     for name in ("train", "test", "validation"):
         data = getattr(loaded.splits, name)
         if data is None:

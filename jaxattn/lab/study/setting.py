@@ -98,7 +98,7 @@ class Reader:
     """Reader of cells from tables; cells of one reader share instances with equal tables."""
 
     def __init__(self, names: ImportPaths) -> None:
-        """Store the resolver of import paths; nothing is read yet."""
+        """Store the resolver of import paths."""
         self._names = names
         # Instances and their full tables, by place and content of the table.
         self._known: dict[tuple[str, str], tuple[Any, Any]] = {}
@@ -110,9 +110,6 @@ class Reader:
             tree: the tables data, model, loss, phases and probes, and dtype.
             number: index of the cell.
             settings: its axis values, which the tables already contain.
-
-        Returns:
-            The cell.
 
         Raises:
             InputError: a table is invalid. The message gives the place in the tables and the remedy.
@@ -245,7 +242,7 @@ def _check(setting: Setting) -> None:
         _ask(phase, place, setting)
     setting.probes.check_phases(setting.phases)
     gives = setting.data.gives
-    # A base class of what the model accepts decides nothing: the dry run checks the type of the data.
+    # If `data` declares only a base class of the accepted type, the dry run checks the type of the data.
     if gives is not None and not issubclass(setting.model.takes, gives):
         check_kind(gives, setting.model)
     if setting.probes.max_margin:
@@ -272,7 +269,7 @@ def _config_hash(setting: Setting, tables: Mapping[str, Any]) -> str:
 
 
 def setting_in_span(setting: Setting) -> Setting:
-    """Use the model in coordinates of its span if no part of the setting depends on the axes of R^d.
+    """Return the setting with its model in coordinates of the span, unless a part depends on the axes of R^d.
 
     Raises:
         InputError: d is infinite although a part depends on the axes; the message gives the part.

@@ -31,16 +31,13 @@ def read_sweep(
     axes: Sequence[str] = (),
     made: Callable[[dict[str, Any], ImportPaths], _D] = Definition,  # type: ignore[assignment]
 ) -> _D:
-    """Read a sweep file.
+    """Read a sweep file, and return the checked study.
 
     Args:
         path: the TOML file. A file that it `extends` is read first, and this file is merged into it.
         overrides: `key=value` with dotted keys and TOML values, applied last; `key=null` removes a key.
         axes: `key=[value, ...]`, product axes in addition to those of the file.
         made: function that creates a study from its tables and the resolver of import paths.
-
-    Returns:
-        The checked study.
 
     Raises:
         InputError: the file is missing or malformed, a key is unknown, a type or value is wrong, or an
@@ -88,11 +85,7 @@ def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[s
 
 
 def write_sweep(tree: dict[str, Any], path: str | Path) -> Path:
-    """Write tables as a sweep file.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Write tables as a sweep file; raises RunError if it cannot be written."""
     path = Path(path)
     try:
         path.write_text(tomli_w.dumps(_without_none(tree)), encoding="utf-8")

@@ -17,7 +17,7 @@ Keys = Callable[[_Path, Any], Iterable[str]]
 
 
 def assign(tree: Any, key: str, value: Any) -> Any:
-    """Return a copy of a tree with `tree[a][b]... = value` for a dotted key; other parts are shared.
+    """Return a copy of a tree with `tree[a][b]... = value` for a dotted key.
 
     Lists are indexed by number or by an entry's name. The value None removes the key.
     """

@@ -152,7 +152,7 @@ def test_a_checkpoint_that_does_not_fit_on_the_devices_is_not_damaged(
         outcome, lines = go(folder, wanted)
     # It was read to the host, where no device had to hold all lanes.
     assert {type(x) for x in held} == {np.ndarray}
-    assert "Out of memory; a single seed needs a smaller problem" in outcome.errors[0]["reason"]
+    assert "Out of memory; a single seed does not fit" in outcome.errors[0]["reason"]
     assert not any("damaged" in line for line in lines)
     assert not (folder / "damaged").exists()
     assert not go(folder, wanted)[0].errors
@@ -173,7 +173,7 @@ def test_a_single_lane_that_does_not_fit_is_one_line(tmp_path, monkeypatch, go, 
     out_of_memory(monkeypatch, most=0)
     errors = go(tmp_path, study(seeds=2))[0].errors
     assert [error["batch"][-11:] for error in errors] == ["00000-00000", "00001-00001"]
-    assert "Out of memory; a single seed needs a smaller problem" in errors[0]["reason"]
+    assert "Out of memory; a single seed does not fit" in errors[0]["reason"]
 
 
 def test_quiet_hides_no_note_of_damage(two_batches, tmp_path, study, capsys):
