@@ -21,11 +21,11 @@ def plain_basis(flow, E):
     return jnp.eye(E.shape[1]) if flow.basis is None else E
 
 
-@pytest.fixture(params=["V < d", "V > d", "V < d, two equal embeddings"])
+@pytest.fixture(params=["V < d", "V > d", "V < d, equal embeddings"])
 def flow_and_params(request, corpus):
     dim = 6 if request.param == "V > d" else 48
     params = ja.models.one_layer.init(jax.random.key(0), vocab_size=44, dim=dim, dtype=jnp.float64)
-    if "alike" in request.param:
+    if "equal" in request.param:
         params = params.replace(E=params.E.at[1].set(params.E[0]))
     return coordinates(params.E, params.p, params.E @ params.v, corpus), params
 
