@@ -58,14 +58,8 @@ def loop(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any
 def run(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
     """Return the state after some steps of one loop, compiled once per algorithm for any number of steps.
 
-    Args:
-        algorithm: for example a descent; pass the same object in every call, since a new one is recompiled.
-        state: the initial state.
-        data: second argument of the algorithm's step.
-        steps: number of steps; may be traced.
-
-    Returns:
-        The state; one call with k + l steps equals two calls with k and l.
+    Pass the same `algorithm` object in every call, since a new one is recompiled. `data` is the second
+    argument of its step. One call with k + l steps equals two calls with k and l.
     """
     return loop(algorithm, state, data, steps)
 
@@ -288,9 +282,8 @@ def _minibatch(
 def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[Any, Array]:
     """Return the updates, and whether the step fails because its loss or gradient is not finite.
 
-    The gradient of a matrix is not checked, because its norm would require ∂L/∂E in memory; a nonfinite one
-    makes the next loss nonfinite. On a CPU, XLA copies E in every step unless its update waits for the
-    gradients of p and v; on other backends waiting costs an extra launch.
+    The gradient of a matrix is not checked, because its norm would require ∂L/∂E in memory. On a CPU, XLA
+    copies E in every step unless its update waits for the gradients of p and v.
     """
     leaves = jax.tree.leaves(gradients)
     vectors = [leaf for leaf in leaves if leaf.ndim < 2]
@@ -303,18 +296,12 @@ def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[A
 
 
 def deal(key: Array, step: Array, size: int, sequences: int) -> Array:
-    """Assign the sequences to the minibatches of one epoch, starting from the minibatch of a step.
+    """Assign the n sequences to the minibatches of one epoch, starting from the minibatch of a step.
 
-    Every epoch of n // B steps has its own random order.
-
-    Args:
-        key: () PRNG key.
-        step: () int32.
-        size: B ≤ n.
-        sequences: n.
+    Every epoch of n // size steps has its own random order.
 
     Returns:
-        (n,) int32, distinct; below B for the sequences of the step's minibatch.
+        (n,) int32, distinct; below `size` for the sequences of the step's minibatch.
     """
     epoch, number = jnp.divmod(step, sequences // size)
     position = jax.random.permutation(jax.random.fold_in(key, epoch), sequences)

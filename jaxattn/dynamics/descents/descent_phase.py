@@ -78,9 +78,7 @@ class Descent(Phase, frozen=True, kw_only=True):
         beside = set(self.__struct_fields__) - {self.takes_further}
         check_options(_target(self.optimizer), self.options, beside)
         if self.fresh and self.batch_size:
-            raise InputError(
-                "fresh: it excludes batch_size, which splits the training data; remove one of them"
-            )
+            raise InputError("fresh: cannot be combined with batch_size; remove one of them")
         for setting in context:
             self._check_batch(msgspec.structs.asdict(setting.data).get("sequences"))
             if self.patience and not setting.data.held_out:
@@ -224,16 +222,10 @@ def optimizer(
 
 
 def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[str] = ()) -> None:
-    """Raise InputError unless the optimiser exists and accepts these options.
+    """Raise InputError unless the optimiser exists and accepts these options, with the closest known name.
 
-    Args:
-        name: as for `optimizer`.
-        options: names of the options; for a mapping, its values must not be strings.
-        beside: further names to suggest for a misspelled option.
-
-    Raises:
-        InputError: an unknown name or option, with the closest known one; a missing option; or an option that
-            is not a number.
+    `options` are their names; for a mapping, its values must not be strings. `beside` are further names to
+    suggest for a misspelled option.
     """
     factory = _factory(name)
     # A grid calls this for the same few optimisers in every cell, so signatures are cached.

@@ -222,10 +222,10 @@ def begin(
     Args:
         flow: the flow.
         ends: the stopping conditions.
-        reach: approximate length of the path, ().
+        reach: approximate length of the path.
         points: number of rows k ≥ 3: the start, log-spaced arc lengths up to `reach`, the end.
-        log_gradient_norm: log of the size of the gradient at the start, (). Required if row 0 is read before
-            the first step, which has length 0 and evaluates the flow.
+        log_gradient_norm: log of the size of the gradient at the start. Required if row 0 is read before the
+            first step, which has length 0 and evaluates the flow.
     """
     z = flow.zero
     zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
@@ -286,10 +286,10 @@ def integrate(
     Args:
         flow: the flow, in the coordinates of `integration.here`.
         ends: the stopping conditions.
-        reach: approximate length of the path, ().
+        reach: approximate length of the path.
         max_steps: maximum number of steps, accepted or rejected.
         integration: the path so far; see `begin`.
-        rows: return with status RUNNING once this many rows are reached, (); unlimited by default.
+        rows: return with status RUNNING once this many rows are reached; unlimited by default.
         clock: largest difference between two rules for the log of the time of a step, up to a time of e^45.
             The result uses the better rule. Pass a finite value if the time is needed, not only the path.
     """

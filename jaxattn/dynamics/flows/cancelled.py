@@ -79,9 +79,9 @@ class _Entries(NamedTuple):
     """Contribution of every entry of the bags, (R, W) or (R, W, C) with C columns of outputs.
 
     Attributes:
-        low: (R, W); its token.
-        top: (R, W); a token of the top class of its sequence.
-        group: (R, W); entries with equal θ = Q (E_low - E_top) form one pair.
+        low: its token.
+        top: a token of the top class of its sequence.
+        group: entries with equal θ = Q (E_low - E_top) form one pair.
         weight: U at x = e^(a_low - a_top) of the first entry of the group.
         below: γ - f_X, set to 0 where it is rounding.
         attention: q among the attended tokens, 0 for others.
@@ -110,13 +110,7 @@ class _Loss(NamedTuple):
 
 
 def cancelled(corpus: Corpus, values: Float[Array, " V *K"], tied: Tied) -> Cancelled:
-    """Find entries whose forces on the top class cancel, and the second-order terms that remain.
-
-    Args:
-        corpus: n sequences over V tokens.
-        values: γ, (V,), or (V, K) for K > 2 classes.
-        tied: the tied tokens.
-    """
+    """Find entries whose forces on the top class cancel, and the second-order terms that remain."""
     entries = _entries(corpus, values, tied)
     idle = _idle(corpus, entries, tied.attended)
     number, tokens, many = _numbered(idle, entries)

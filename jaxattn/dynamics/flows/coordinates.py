@@ -80,15 +80,10 @@ class Watch:
 
 
 def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) -> Float[Array, ""]:
-    """Compute how far tokens leap over the top of their sequence from one point to another.
+    """Compute how far tokens leap over the top of their sequence between scores `before` and `after`.
 
-    A token near the top exerts a force with the full weight of the tokens that it approaches, however small
-    its force is at a distance. A step from far below to far above misses this force at both of its ends.
-
-    Args:
-        corpus: n sequences over V tokens.
-        before: scores a, (V,).
-        after: scores a, (V,).
+    A token exerts its full force only near the top. A step from far below to far above the top misses this
+    force at both of its ends.
 
     Returns:
         The largest over tokens of the smaller of two distances: below the top before, and above the former
@@ -152,8 +147,8 @@ class Coordinates:
         weigh: weights of the sequences, see `score_force`; a pytree.
         steepest: upper bound on the slope of the log gradient norm; larger slopes are numerical error, ().
         log_limit: the path ends as balanced once log Σ |∂L/∂a_s| of single sequences falls to this value.
-        watch: conditions on tokens; if one is violated, the path ends as balanced too.
-        pairs: second-order terms of the loss, `pairs.Pairs`, where first-order terms cancel.
+        watch: conditions on tokens; the path also ends as balanced if one is violated.
+        pairs: second-order terms of the loss where first-order terms cancel.
     """
 
     corpus: Corpus

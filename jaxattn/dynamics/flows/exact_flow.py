@@ -87,14 +87,14 @@ class Path(_LinearPath):
         arc_length: (k,); s, length of the path so far.
         norm: (k,); ‖p‖.
         log_gradient_norm: (k,); log ‖∂L/∂p‖, -inf where the gradient is exactly zero.
-        log_time: (k,); log t of the flow dp/dt = -∂L/∂p, -inf at the start.
+        log_time: (k,); log t, -inf at the start.
         steps: (k,) int32; number of attempted steps so far.
         status: () int32; the stopping condition, a `Stop`.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
-        columns: () int; columns of the Jacobian of a step, each of which costs one gradient evaluation.
-        selection: the highest token of every sequence at the end of the path, and the tokens that tie with
-            it in the limit: their scores differ by a bounded amount while ‖p‖ grows.
+        columns: () int; columns of the Jacobian, each of which costs one gradient evaluation per step.
+        selection: the highest token of every sequence at the end, and the tokens that tie with it in the
+            limit: their scores differ by a bounded amount while ‖p‖ grows.
     """
 
     p: Leaf
@@ -129,9 +129,8 @@ def exact_flow(
 
         L = (1/n) Σ_X ℓ(f(X), y_X),   f(X) = Σ_s q_s γ_s,   q = softmax of a = Φ p over X.
 
-    Everything is computed in float64, whatever the precision of the inputs and of JAX. The sine of the angle
-    between p and dp/dt is the change of p/‖p‖ per e-fold of ‖p‖, and approximately the distance of p/‖p‖ to
-    its limit.
+    All computations are in float64. The sine of the angle between p and dp/dt is the change of p/‖p‖ per
+    e-fold of ‖p‖, and approximately the distance of p/‖p‖ to its limit.
 
     Args:
         scores: keys (m, D), values (m,), or (m, K) for K > 2 classes, and bags of n sequences; any of them
@@ -143,7 +142,7 @@ def exact_flow(
         max_steps: stop after this many steps, accepted or rejected.
         rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
         gradient_rtol: relative error of ‖∂L/∂p‖ that the error of a step may cause, which keeps `log_time`
-            accurate. Pass infinity if only the path is needed; this saves steps on winding paths.
+            accurate. Pass infinity if only the path is needed; this saves steps.
         points: number of recorded points k ≥ 3.
         width: number of seeds integrated at once with vmap; defaults to a value for the backend.
 
@@ -203,7 +202,7 @@ class PathSoFar(_LinearPath):
         tied: True if there are any, () bool.
         left: number of stages that may follow, () int32; 0 once the path has ended.
         accepted_before: number of accepted steps before that stage, () int32.
-        columns: columns of the Jacobian of a step, () int.
+        columns: columns of the Jacobian, () int.
     """
 
     p: Leaf

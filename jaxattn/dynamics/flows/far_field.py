@@ -80,9 +80,8 @@ class Handover(NamedTuple):
         head: v_mm.
         log_scale: log r, ().
         flow: flow of p from here on; its walls are steep enough for all ‖p‖ up to `until_norm`.
-        mismatch: sine of the angle between dp/dt in the joint flow and in `flow` at this point, or the value
-            of `neglected` if that is larger, (). Infinite if v_mm is tight without a multiplier on a
-            sequence, whose weight is then unknown.
+        mismatch: sine of the angle between dp/dt in the joint flow and in `flow`, or the value of `neglected`
+            if that is larger, (). Infinite if v_mm is tight without a multiplier on a sequence.
     """
 
     head: Head
@@ -92,13 +91,7 @@ class Handover(NamedTuple):
 
 
 def hand_over(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[Array, ""]) -> Handover:
-    """Replace v by a function of p at a point of the joint flow where ‖v‖ is large.
-
-    Args:
-        flow: the joint flow.
-        z: the point.
-        until_norm: ‖p‖ at the end of the path.
-    """
+    """Replace v by a function of p at a point z of the joint flow where ‖v‖ is large."""
     corpus, unit = flow.query.corpus, flow.unit
     z_p, z_v = jnp.split(z, 2)
     here, norm = flow.query.moved(z_p), flow.head.norm(z_v, 1.0)
@@ -138,14 +131,8 @@ def neglected(handover: Handover, z: Float[Array, " m"], log_scale: Float[Array,
 
         max_X max_i r q_i |γ_i - γ_s(X)|,   γ = E v_mm.
 
-    Args:
-        handover: the transition.
-        z: a point of `handover.flow`.
-        log_scale: log r there.
-
-    Returns:
-        The error, (). Infinite if another sequence rests on a token on which v_mm is tight: its wall is then
-        not at a mixture, but recedes like log r.
+    It is infinite if another sequence attends to a token on which v_mm is tight: its wall is then not at a
+    mixture, but recedes like log r.
     """
     flow, head = handover.flow, handover.head
     bags = flow.corpus.bags

@@ -35,8 +35,7 @@ class FullPath(FlowPath):
     """Points along gradient flow on E, p and v, float64; with a leading axis B for B seeds.
 
     E, p and v are in r coordinates, x = basis · x_r: those of their span if V + 2 < d, else of R^d itself.
-    Row 0 is the start, and the other rows are at log-spaced losses. Rows that were not reached repeat the
-    last state.
+    The rows are at log-spaced losses. Rows that were not reached repeat the last state.
 
     Attributes:
         E: (k, V, r).
@@ -46,7 +45,7 @@ class FullPath(FlowPath):
         log_loss: (k,); log L.
         arc_length: (k,); s, length of the path so far.
         log_time: (k,); log t, -inf at the start.
-        drift: (k,); ‖Q - Q_0‖ / ‖Q_0‖ for Q = EᵀE - p pᵀ - v vᵀ, which the flow conserves; an estimate of the
+        drift: (k,); ‖Q - Q_0‖ / ‖Q_0‖ for Q = EᵀE - p pᵀ - v vᵀ, which the flow conserves; estimates the
             integration error.
         status: () int32; the stopping condition, a `Stop`: LOSS, STEP_BUDGET or FAILED.
     """

@@ -51,13 +51,7 @@ class Forces:
 def joint_force(corpus: Corpus, scores: Float[Array, " V"], values: Float[Array, " V"]) -> Forces:
     """Compute F and G, with the exponent of the largest sequence weight factored out.
 
-    Args:
-        corpus: n sequences of two classes over V tokens.
-        scores: a = E p, (V,); any spread.
-        values: γ = E v, (V,).
-
-    Returns:
-        The forces; each sequence's term in either has full relative precision.
+    The corpus has two classes, a = E p, and γ = E v. Each sequence's term has full relative precision.
     """
     force = score_force(corpus, scores, values)
     largest = force.log_weight.max()

@@ -49,8 +49,8 @@ _CLOCK = 1e-3
 class JointPath(FlowPath):
     """Points along gradient flow on p and v, float64; with a leading axis B for B seeds.
 
-    Row 0 is the start, and the last row is the end. The first half of the rows is at log-spaced arc lengths
-    of (p, v), the second half at log-spaced arc lengths of p. Rows that were not reached repeat the last one.
+    The first half of the rows is at log-spaced arc lengths of (p, v), the second half at log-spaced arc
+    lengths of p. Rows that were not reached repeat the last state.
 
     Attributes:
         p: (k, d).
@@ -66,7 +66,7 @@ class JointPath(FlowPath):
         mismatch: (); error of dp/dt with v slaved: the sine of the angle between the two dp/dt at the
             transition, or the largest relative error of a weight after it, whichever is larger. NaN before
             the transition.
-        columns: () int; columns of the Jacobian of a step, as in `Path`.
+        columns: () int; columns of the Jacobian, as in `Path`.
     """
 
     p: Leaf
@@ -122,10 +122,10 @@ def joint_flow(
         width: number of seeds integrated at once with vmap; defaults to a value for the backend.
 
     Returns:
-        The path. Status NORM: ‖p‖ reached `until_norm`. UNSETTLED: ‖v‖ grows, but p does not converge to one
-        token in every sequence on which v is tight; the path up to there is valid. BALANCED: the forces
-        cancel up to rounding. Then p rests at a mixture of tokens while v may keep growing, or no v separates
-        the attended tokens. A seed that fails reports it in `status` and does not affect the other seeds.
+        The path. NORM: ‖p‖ reached `until_norm`. UNSETTLED: ‖v‖ grows, but p does not converge to one token
+        in every sequence on which v is tight; the path up to there is valid. BALANCED: the forces cancel up
+        to rounding, so p converges to a mixture of tokens while v may grow, or no v separates the attended
+        tokens. A seed that fails reports it in `status` and does not affect the other seeds.
 
     Raises:
         InputError: there are more than two classes, shapes do not match, or `until_norm` is infinite.

@@ -30,8 +30,7 @@ def nearest_point(
         min_{w, ρ} ½ ‖w‖² - ρ  s.t.  A w - ρ = s ≥ 0,  with multipliers λ:  w = Aᵀ λ,  Σ λ = 1.
 
     p_mm = w / ‖w‖², the margin is ‖w‖ = √ρ, and w = 0 if and only if no direction separates the selection.
-    The problem always has a solution, so infeasible seeds of a vmapped batch converge too. An iteration costs
-    O(m r²).
+    Infeasible seeds of a vmapped batch converge too. An iteration costs O(m r²).
 
     Args:
         rows: (m, r) float64; the differences A, longest about 1. Repeated rows are allowed.

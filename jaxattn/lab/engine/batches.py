@@ -72,22 +72,11 @@ def cut_batches(
     raising: frozenset[int] = frozenset(),
     progress: Callable[[str, float], None] = lambda description, share: None,
 ) -> tuple[list[int], list[Batch]]:
-    """Cut a study into batches. Existing batches of a results folder are kept, so that numbers do not change.
+    """Cut a study into batches, and return the vmapped runs of each group and the batches of all shards.
 
-    Args:
-        study: the study.
-        groups: its compile groups.
-        existing: names of the batches in the results folder.
-        known: its manifest, as returned by `Store.join`.
-        cache: programs of the groups.
-        max_memory: memory limit in bytes per device. If it is given, only existing batches are kept, and all
-            others are cut again.
-        shards: number of shards; each gets at least one batch.
-        raising: numbers of the groups whose code raises, with any number of runs.
-        progress: progress callback.
-
-    Returns:
-        Number of runs that are vmapped together in every group, and the batches of all shards.
+    Existing batches of a results folder are kept, so that numbers do not change. With `max_memory`, in bytes
+    per device, all others are cut again. Every shard gets at least one batch. The code of the groups in
+    `raising` raises with any number of runs.
 
     Raises:
         InputError: a cell does not fit in memory, or the folder holds results of another config.
@@ -137,16 +126,13 @@ def _widths(
 def cut(
     groups: Sequence[CompileGroup], seeds: Sequence[int], known: Sequence[str], widths: Sequence[int]
 ) -> list[Batch]:
-    """Cut the runs of every compile group into batches.
+    """Cut the runs of every compile group into batches, ordered by group, cells and seeds.
 
     Args:
         groups: compile groups.
         seeds: requested seeds of every cell.
         known: names of existing batches, which are kept whatever seeds are requested.
         widths: largest number of runs that may be vmapped together, for every group.
-
-    Returns:
-        The batches, by group, cells and seeds in ascending order.
 
     Raises:
         InputError: there are more batches than a folder can hold.
@@ -158,7 +144,7 @@ def cut(
         if len(batches) > MOST_BATCHES:
             raise InputError(
                 f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds in batches of {width:,} are more "
-                f"than {MOST_BATCHES:,} batches; increase chunk or --max-memory, or sweep less"
+                f"than {MOST_BATCHES:,} batches; increase chunk or --max-memory, or sweep fewer settings"
             )
     return batches
 

@@ -135,16 +135,10 @@ class Lifted:
         view: Callable[[Any], Any] = lambda first: first,
         **options: Any,
     ) -> None:
-        """Lift a function.
+        """Lift a function, with the arguments of `vmap_over_devices` and the options of `jax.jit`.
 
-        Args:
-            function: pure function of one run, of pytrees of arrays.
-            in_axes: see `vmap_over_devices`.
-            shared: see `vmap_over_devices`.
-            per_core: see `vmap_over_devices`.
-            dtype: "float64" compiles in float64 whatever the session's setting.
-            view: function that selects the part of the first argument that is passed on.
-            options: options of `jax.jit`.
+        `dtype` "float64" compiles in float64 whatever the session's setting; `view` selects the part of the
+        first argument that is passed on.
         """
         self._jitted = jax.jit(vmap_over_devices(function, in_axes, shared, per_core), **options)
         self._in_axes, self._shared, self._view = tuple(in_axes), shared, view
@@ -186,10 +180,7 @@ def pad_to_devices(lanes: Sequence[Any], shared: bool) -> list[Any]:
 def padded_again(tree: Any, lanes: int, padded: int) -> Any:
     """Change the padding of vmapped runs from that of other devices to that of these devices.
 
-    Args:
-        tree: arrays with a leading axis of vmapped runs, including padding.
-        lanes: number of vmapped runs without padding.
-        padded: number of vmapped runs with the padding of these devices.
+    `lanes` is the number of runs without padding, and `padded` that with the padding of these devices.
     """
     lane = np.minimum(np.arange(padded), lanes - 1)
     return jax.tree.map(lambda x: x if len(x) == padded else np.asarray(x)[lane], tree)
@@ -213,18 +204,11 @@ def moved(arguments: Sequence[Any], in_axes: Sequence[int | None], shared: bool)
 
 
 def shape_structs(tree: Any, lanes: int, in_axis: int | None, shared: bool, computed: bool = False) -> Any:
-    """Return shapes of an argument that a program can be compiled for.
+    """Return shapes of an argument, arrays or shapes, that a program can be compiled for.
 
-    Args:
-        tree: arrays or their shapes.
-        lanes: number of vmapped runs of the program.
-        in_axis: 0 if each run has its own argument, None if all runs share it.
-        shared: True if the vmapped runs share a corpus.
-        computed: True if another program computed the argument on the devices of its vmapped runs.
-
-    Returns:
-        Shapes, with shardings where they are known before the call, and always for a described chip, whose
-        shardings determine the compilation target.
+    `in_axis` is 0 if each run has its own argument, None if all runs share it; `shared` if they share a
+    corpus; `computed` if another program computed the argument on the devices of its runs. Shapes have
+    shardings where they are known before the call, and always for a described chip.
     """
     sharding = None
     if backend.are_described() or backend.has_host() or (computed and _mesh(lanes, shared) is not None):

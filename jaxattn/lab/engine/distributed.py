@@ -53,14 +53,10 @@ def read_process(text: str) -> tuple[int, int]:
 def wait(
     study: Definition, directory: Path, shards: int, limit: float, note: Callable[[str], None]
 ) -> list[Path]:
-    """Return the folders of all shards once they are finished.
+    """Return the folders of all shards in a directory once they are finished.
 
-    Args:
-        study: the study that the shards run.
-        directory: the folder that contains the shard folders.
-        shards: number of shards.
-        limit: longest time in seconds without a running process in the folder of an unfinished shard.
-        note: called with a line about each shard that is waited for.
+    `limit` is the longest time in seconds without a running process in the folder of an unfinished shard.
+    `note` is called with a line about each shard that is waited for.
 
     Raises:
         InputError: a shard has another config.

@@ -31,14 +31,8 @@ def fitting_width(
 ) -> int:
     """Return the number of runs of a group that are vmapped together, at most `lanes`.
 
-    Programs are compiled only if the sizes of parameters and data are not sufficient to decide.
-
-    Args:
-        group: cells that share programs.
-        programs: their programs.
-        lanes: requested number of vmapped runs.
-        budget: memory limit in bytes per device.
-        note: called before programs are compiled, which takes seconds.
+    Programs are compiled, after a call of `note`, only if the sizes of parameters and data are not sufficient
+    to decide. `budget` is the memory limit in bytes per device.
 
     Raises:
         InputError: one run alone does not fit; the message gives its memory. Or the arrays are too large.
@@ -67,16 +61,11 @@ def fitting_width(
 
 
 def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> tuple[int, float]:
-    """Return the number of vmapped runs that fit on a device, by linear interpolation of memory.
+    """Return the number of vmapped runs that fit on a device, 0 if none, and the memory of the last program.
 
-    Args:
-        peak: function that compiles for a number of vmapped runs and returns their memory in bytes; infinite
-            if they cannot be compiled.
-        most: first number to try. It is halved until it fits; the last two memories are then interpolated.
-        budget: memory of the device in bytes.
-
-    Returns:
-        The number of vmapped runs, 0 if none fits; and the memory in bytes of the last program.
+    `peak` compiles for a number of runs and returns their memory in bytes, infinite if they cannot be
+    compiled. `most` runs are tried first. The number is halved until it fits; the last two memories are then
+    interpolated.
     """
     lanes, needed = most, float(peak(most))
     more, needed_by_more = 0, 0.0

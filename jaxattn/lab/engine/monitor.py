@@ -58,7 +58,7 @@ class RunMonitor:
             reporter: shows the progress.
             write: callback that gets an entry for every status and every measurement.
             intervals: time intervals of progress and checkpoints.
-            earlier: records of the resources of earlier processes of this run, which are cumulative.
+            earlier: cumulative resources of earlier processes of this run.
             started: `time.monotonic()` at the start of this process; now by default.
         """
         self._reporter, self._write, self._intervals = reporter, write, intervals

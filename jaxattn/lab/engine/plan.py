@@ -41,7 +41,11 @@ def plan_study(
     quick: bool = False,
     progress: Callable[[str, float], None] = lambda description, share: None,
 ) -> tuple[list[pd.DataFrame], str]:
-    """Return the plan of a study.
+    """Return the plan of a study: tables of its cells and of its groups, and a sentence with the totals.
+
+    The table of cells has settings, group, seeds, and the number of finished seeds. The table of groups,
+    which are compiled programs, has cells, coordinates of the vectors, vmapped numbers, runs, runs in a
+    batch, batches, memory of a device, and estimated time left.
 
     Args:
         study: the study.
@@ -49,12 +53,6 @@ def plan_study(
         max_memory: memory limit in bytes per device; by default that of the device.
         quick: skip memory and time, which require compiling and running every group.
         progress: callback with the current group and the finished fraction.
-
-    Returns:
-        A table of the cells: settings, group, seeds, and the number of finished seeds. A table of the groups,
-        each of which is one compiled program for every phase: its cells, coordinates of its vectors (the
-        dimension of their span if that is less than d), vmapped numbers, runs, runs in a batch, batches,
-        memory of a device, and estimated time left. And a sentence with the totals.
 
     Raises:
         InputError: the sizes of a cell do not match, a cell does not fit in memory, or the folder holds
@@ -220,9 +218,9 @@ def _cells(
 def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[batches.Batch]) -> float:
     """Estimate the time left of a group in seconds, including one compilation of every program.
 
-    A trial sets up every phase for a few runs, takes some steps and measures once. The estimate assumes that
-    all steps take as long as these and that time is proportional to the number of runs, so it is an
-    overestimate on wide devices. The time for phase probes and figures is not included.
+    A trial sets up every phase for a few runs, takes some steps and measures once. The estimate assumes equal
+    steps and time proportional to the number of runs, so it is an overestimate on wide devices. It excludes
+    phase probes and figures.
     """
     setting = group.setting
     compiling, running = 0.0, 0.0

@@ -64,7 +64,7 @@ def run_study(
 
     Args:
         study: the study.
-        directory: the results folder.
+        directory: the results folder; the outcome leaves records.parquet, tokens.parquet and manifest.json.
         command: the command line, for the manifest.
         reporter: reporter of progress.
         shard: I and N for shard I of N of the batches, in a separate folder.
@@ -74,9 +74,6 @@ def run_study(
         profile: write a JAX trace of the run into the folder.
         log: dashboards that get every measurement, in addition to metrics.jsonl.
         intervals: time intervals of progress and checkpoints.
-
-    Returns:
-        The outcome; records.parquet, tokens.parquet and manifest.json are in the folder.
 
     Raises:
         InputError: the data, the memory or the config of the folder does not allow the run.

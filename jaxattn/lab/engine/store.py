@@ -108,18 +108,14 @@ class Store:
         return any(path.name not in EMPTY for path in self.directory.iterdir())
 
     def join(self, described: dict[str, Any], accept_code: bool = False) -> dict[str, Any]:
-        """Return the manifest of a run that starts or resumes in this folder; nothing is written.
+        """Return the manifest of a run that starts or resumes in this folder, without writing anything.
 
-        Args:
-            described: manifest of a new run.
-            accept_code: resume although custom code has changed.
-
-        Returns:
-            The manifest, including existing results. If it is missing or damaged although there are batches,
-            it is rebuilt with an empty `batches`.
+        `described` is the manifest of a new run. A manifest that is missing or damaged although there are
+        batches is rebuilt with an empty `batches`.
 
         Raises:
-            InputError: the folder holds other files, or results of another config or of other code.
+            InputError: the folder holds other files, or results of another config or, without `accept_code`,
+                of other code.
         """
         self._code = described["code"]
         if self._is_strange():

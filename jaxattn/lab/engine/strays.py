@@ -44,6 +44,6 @@ def find_strays(directory: Path, known: Mapping[str, Any] | None, asked: Iterabl
     while both := batch_state.overlaps(cells):
         for first, second in both:
             stray, other = (second, first) if second not in planned else (first, second)
-            found[stray] = f"{batch_state.path(directory, stray)}: has seeds that {other} has too"
+            found[stray] = f"{batch_state.path(directory, stray)}: has seeds that are also in {other}"
             cells.pop(stray, None)
     return found

@@ -59,14 +59,14 @@ class BatchState(msgspec.Struct, frozen=True):
     """Commit record of a batch.
 
     Attributes:
-        finished: True if the tables are complete and the checkpoint holds the trained parameters.
+        finished: True if the tables are complete and the checkpoint has the trained parameters.
         phase: number of the current phase.
         step: number of steps taken in that phase.
         failures: seeds that have failed so far.
         tables: SHA-256 of each table so far.
         checkpoint: checkpoint to resume from, or the trained parameters if the batch is finished.
         origin: provenance of the batch.
-        batch: name of the batch. Commit records of version 0.2 lack it; then cells and tables are checked.
+        batch: name of the batch, missing in version 0.2; then cells and tables are checked.
     """
 
     finished: bool
@@ -194,7 +194,7 @@ def read_with_tables(directory: Path, batch: str) -> tuple[BatchState, dict[str,
 
     Raises:
         Misplaced: one of them belongs to another batch.
-        Damaged: the content of one of them differs from the written content.
+        Damaged: one of them differs from the written content.
         InputError: one of them cannot be read.
     """
     while (saved := read_state(directory, batch)) is not None:

@@ -1,9 +1,9 @@
 """Results folders in buckets: a local copy, which is fetched at the start and sent at every commit.
 
-The files that a commit record refers to are sent first, under names that no other run uses. Then the commit
-record is sent, on the condition that the object in the bucket is the last one that this run has read or
-written. Hence every commit record in the bucket is complete even if the run is killed, and of two runs that
-hold the same folder one gets an error. Readers fetch the objects that they need into a separate local folder.
+The files that a commit record refers to are sent first, under unique names. Then the commit record is sent,
+on the condition that the object in the bucket is the last one that this run has read or written. Hence every
+commit record in the bucket is complete even if the run is killed, and of two runs that hold the same folder
+one gets an error. Readers fetch the objects that they need into a separate local folder.
 """
 
 import re

@@ -77,11 +77,8 @@ def save(folder: Path, arrays: Any) -> Checkpoint:
 def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) -> Any:
     """Read the arrays of a checkpoint to the host, where a lack of device memory is not mistaken for damage.
 
-    Args:
-        folder: folder of the checkpoint.
-        known: its description in the commit record.
-        directory: the results folder. Nothing outside it is read.
-        like: a tree of arrays, or of their shapes and dtypes. If None, nested dictionaries are returned.
+    `known` is its description in the commit record. The result has the structure of `like`, or is nested
+    dictionaries if None. Nothing outside `directory` is read.
 
     Raises:
         Damaged: the arrays differ from the saved ones.

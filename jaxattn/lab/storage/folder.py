@@ -34,10 +34,9 @@ class ResultsFolder:
         self.name, self.absolute, self.local = str(place), os.path.abspath(place), Path(place)
 
     def fetch(self, *kinds: Kind) -> Path:
-        """Make the files that a reader needs available on this machine, and return the local path.
+        """Fetch the manifest, the commit records and files of other kinds; return the local path.
 
-        `kinds` are files in addition to the manifest and the commit records. With checkpoints, the local copy
-        is discarded first. Raises InputError if the folder cannot be read.
+        With checkpoints, the local copy is discarded first. Raises InputError if the folder cannot be read.
         """
         return self.local
 

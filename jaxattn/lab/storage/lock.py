@@ -1,10 +1,9 @@
 """Locks of results folders: one process at a time may use a folder, and a killed process releases it.
 
 The lock of a local folder is a file lock. The lock of a bucket folder is an object that its holder replaces
-every few seconds. A process that wants the lock watches the object for some time with its own clock, so
-differing clocks do not matter. Every replacement is conditional on the object being the last one read or
-written. Hence of two processes that take over a lock one fails, and a process that has lost its lock gets an
-error at its next replacement.
+every few seconds. A process that wants the lock watches the object with its own clock. Every replacement is
+conditional on the object being the last one read or written. Hence of two processes that take over a lock one
+fails, and a process that has lost its lock gets an error at its next replacement.
 """
 
 import json

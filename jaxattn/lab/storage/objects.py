@@ -248,7 +248,10 @@ REASONS = (
     ),
     (r"NoSuchKey|404 Not Found", "the object no longer exists"),
     # Only whole words are matched, because a port or a duration in the text may contain the digits.
-    (r"NotImplemented|501 Not Implemented", "the server has no conditional writes; use another server"),
+    (
+        r"NotImplemented|501 Not Implemented",
+        "the server does not support conditional writes; use another one",
+    ),
 )
 
 

@@ -1,8 +1,8 @@
 """Hash of custom code that a study uses, including its dependencies in the user's files and notebook.
 
-The hash of code in a file covers the source of the file and of the local modules that it imports. The hash
-of code in a notebook, in the running script or at the prompt covers its functions, and the functions, classes
-and values that they read. Installed packages are recorded by their versions instead.
+The hash of code in a file covers the file and the local modules that it imports. The hash of code in a
+notebook, in the running script or at the prompt covers its functions, and the functions, classes and values
+that they read. Installed packages are recorded by their versions instead.
 """
 
 import ast

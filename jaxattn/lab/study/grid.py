@@ -51,17 +51,11 @@ def grid_cells(
     """Return the cells of a study, block after block.
 
     Within a block they are the product of the explicit `cells`, the zipped axes, the Halton points and the
-    product axes, with the last axis fastest, without excluded cells.
-
-    Args:
-        tree: tables of the study.
-        tables_of: function that checks the tables of a block or cell and returns them.
-        read: function that reads a cell from its tables, number and axis values.
-        names: resolver of import paths.
+    product axes, with the last axis fastest, without excluded cells. `tables_of` checks and returns the
+    tables of a block or cell; `read` reads a cell from its tables, number and axis values.
 
     Raises:
         InputError: a block or axis has an unknown key, a value makes a cell invalid, or the grid is empty.
-            The message gives the place.
     """
     result: list[Cell] = []
     for name, block in tree.get("blocks", {}).items() or [("", {})]:

@@ -66,11 +66,10 @@ class Concept(Generic[C]):
         place: key of a sweep file.
         known: built-in classes by short name.
         bases: base classes, each with the attributes that a derived class must define.
-        of_function: function that makes a class from a function and its `kind`; None if the concept requires
-            a class.
+        of_function: makes a class from a function and its `kind`; None if the concept requires a class.
         functions: signatures of such functions.
         further: calls to show for a base class instead of the required attributes.
-        default: function from the keys of a table without a kind to its kind.
+        default: maps the keys of a table without a kind to its kind.
     """
 
     name: str
@@ -179,11 +178,7 @@ def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
 
 
 def convert(target: type[Spec], values: Table, place: str) -> Table:
-    """Check settings against the annotations of a class, and add defaults.
-
-    Raises:
-        InputError: a setting is invalid. The message gives the setting and a similar valid one.
-    """
+    """Check settings against the annotations of a class, and add defaults; raises InputError."""
     fields = fields_of(target, place)
     rest = dict(values)
     if takes := target.takes_further:

@@ -180,18 +180,15 @@ def run_seed(setting: Setting, seed: int) -> Iterator[tuple[str, int, dict[str, 
 def seed_dataset(
     data: Data, seed: int, dtype: str, swept: Collection[str] = (), progress: Progress = silent
 ) -> Loaded:
-    """Sample the data of one seed, or read the data that all seeds share.
+    """Return the data of one seed, or the data that all seeds share, and the names of the tokens.
 
     Args:
         data: settings of the data.
         seed: the seed; ignored if all seeds share the data.
         dtype: dtype of the study, "float32" or "float64".
-        swept: names of the settings of the data that a sweep varies. A run traces them as numbers of the
-            study's dtype, which may round differently from constants.
+        swept: names of the settings that a sweep varies. A run traces them as numbers of the study's dtype,
+            which may round differently from constants.
         progress: progress callback for reading texts.
-
-    Returns:
-        The data, without a leading axis of seeds, and the names of the tokens.
 
     Raises:
         InputError: the data cannot be read.

@@ -112,7 +112,7 @@ class Reader:
             settings: its axis values, which the tables already contain.
 
         Raises:
-            InputError: a table is invalid. The message gives the place in the tables and the remedy.
+            InputError: a table is invalid.
             UserCodeError: custom code raised.
         """
         dtype = tree.get("dtype", "float32")
@@ -256,7 +256,7 @@ def check_kind(given: type[Dataset], model: Model[Any]) -> None:
     """Raise InputError unless a model accepts a type of data."""
     if not issubclass(given, model.takes):
         raise InputError(
-            f"model: it takes {model.takes.__name__}, but the data are {given.__name__}; choose another "
+            f"model: requires {model.takes.__name__}, but the data are {given.__name__}; choose another "
             "model or other data"
         )
 

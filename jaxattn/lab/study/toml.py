@@ -34,14 +34,14 @@ def read_sweep(
     """Read a sweep file, and return the checked study.
 
     Args:
-        path: the TOML file. A file that it `extends` is read first, and this file is merged into it.
+        path: the TOML file, which is merged into the file that it `extends`.
         overrides: `key=value` with dotted keys and TOML values, applied last; `key=null` removes a key.
         axes: `key=[value, ...]`, product axes in addition to those of the file.
         made: function that creates a study from its tables and the resolver of import paths.
 
     Raises:
         InputError: the file is missing or malformed, a key is unknown, a type or value is wrong, or an
-            override has no effect. The message gives the place.
+            override has no effect.
         UserCodeError: custom code raised.
     """
     path = Path(path)
@@ -184,12 +184,7 @@ def _nearby(path: Path) -> str:
 
 
 def check_seen(tree: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Raise InputError for an override without effect, because all cells have other values of its key.
-
-    Args:
-        tree: checked tables with the overrides applied.
-        overrides: `key=value` with dotted keys.
-    """
+    """Raise InputError for an override without effect, because all cells have other values of its key."""
     blocks = tree.get("blocks", {})
     of_file = [*_swept(tree)]
     variants = [[*_of_block(name, block), *of_file] for name, block in blocks.items()] or [of_file]

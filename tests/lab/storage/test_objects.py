@@ -4,7 +4,7 @@ import pytest
 
 from jaxattn.lab.storage.objects import _reason
 
-NO_WRITES = "the server has no conditional writes; use another server"
+NO_WRITES = "the server does not support conditional writes; use another one"
 TEXT = "Generic S3 error: Error performing PUT http://127.0.0.1:{port}/b/x in {elapsed}ms, 2 retries - {what}"
 
 

@@ -126,11 +126,11 @@ WRONG = {
     ),
     "another kind of data": (
         {"model": {"kind": "one_layer", "dim": 4}},
-        "model: it takes Corpus, but the data are Vectors; choose another model or other data",
+        "model: requires Corpus, but the data are Vectors; choose another model or other data",
     ),
     "bags for vectors": (
         {"data": {"kind": "independent", "vocab_size": 9, "relevant": 4, "length": 3, "sequences": 8}},
-        "model: it takes Vectors, but the data are Corpus; choose another model or other data",
+        "model: requires Vectors, but the data are Corpus; choose another model or other data",
     ),
     "fresh batches of a function without a size": (
         {"data": "mine.py:unsized", "phases": [DESCENT | {"fresh": 4}]},
@@ -142,7 +142,7 @@ WRONG = {
     ),
     "two kinds of batches": (
         {"phases": [DESCENT | {"fresh": 4, "batch_size": 2}]},
-        "phases[0]: fresh: it excludes batch_size, which splits the training data; remove one of them",
+        "phases[0]: fresh: cannot be combined with batch_size; remove one of them",
     ),
     "a margin without scores": (
         {"probes": {"max_margin": True}},
@@ -177,7 +177,7 @@ def test_incompatible_parts_raise_one_line(names, tmp_path, case):
 
 def test_models_of_bags_reject_ordered_texts(names):
     data = {"kind": "lines", "path": "a.txt", "order": "kept"}
-    with pytest.raises(InputError, match=r"model: it takes Corpus, but the data are Sequences"):
+    with pytest.raises(InputError, match=r"model: requires Corpus, but the data are Sequences"):
         study(names, data=data, model={"kind": "one_layer", "dim": 3}, loss="classification")
 
 
