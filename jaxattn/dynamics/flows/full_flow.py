@@ -155,7 +155,7 @@ def _follow(
     _: Array,
     points: int,
 ) -> FullPath:
-    import diffrax  # takes half a second to import, and only this flow uses it
+    import diffrax  # The import takes half a second, and only this flow uses it.
 
     until_log_loss, rtol = settings
     V, d = E.shape

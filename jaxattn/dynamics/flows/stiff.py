@@ -310,7 +310,7 @@ def conjugate_residuals(
         x, left, known = state
         direction = precondition(left)
         image = product(direction)
-        for _ in range(2):  # two passes make it orthogonal up to rounding
+        for _ in range(2):  # Two passes make it orthogonal up to rounding.
             share = known.images @ image
             direction, image = direction - share @ known.directions, image - share @ known.images
         size = nonzero(jnp.linalg.norm(image))

@@ -55,7 +55,7 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
         program = programs.phase(index, loaded)
         monitor.begin_phase(index, program.probe_steps, saved.step if saved else 0)
         params, saved = here.phase(program, index, params, keys, saved), None
-        if params is None:  # the checkpoint was damaged and has been set aside
+        if params is None:  # The checkpoint was damaged and has been set aside.
             return run_batch(batch, cache, folder, monitor)
         monitor.end_phase()
 

@@ -189,9 +189,9 @@ def padded_again(tree: Any, lanes: int, padded: int) -> Any:
 def put(tree: Any, shared: bool) -> Any:
     """Transfer arrays with a leading axis of vmapped runs to the devices of their runs."""
     if backend.has_host():
-        return tree  # programs move their arguments
+        return tree  # Programs transfer their arguments.
     mesh = _mesh(jax.tree.leaves(tree)[0].shape[0], shared)
-    with jax.enable_x64(True):  # keeps float64 arrays
+    with jax.enable_x64(True):  # float64 arrays are kept.
         return jax.device_put(tree, None if mesh is None else NamedSharding(mesh, P("lanes")))
 
 
@@ -199,7 +199,7 @@ def moved(arguments: Sequence[Any], in_axes: Sequence[int | None], shared: bool)
     """Transfer the arguments of a lifted function to the devices that it is compiled for."""
     lanes = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
     places = [_place(lanes, axis, shared) for axis in in_axes]
-    with jax.enable_x64(True):  # keeps float64 arrays
+    with jax.enable_x64(True):  # float64 arrays are kept.
         return tuple(jax.device_put(x, to) for x, to in zip(arguments, places, strict=True))
 
 

@@ -230,7 +230,7 @@ class ProgramCache:
         if self._last is None or self._last[0] is not group:
             if self._last is not None:
                 self._last = None
-                gc.collect()  # as in `programs`
+                gc.collect()  # As in `programs`.
             self._last = group, self._make(group.setting)
         return self._last[1]
 

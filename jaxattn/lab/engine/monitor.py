@@ -187,7 +187,7 @@ class RunMonitor:
     def left(self) -> float | None:
         """Estimate the seconds left; None if some phase has not been timed yet."""
         later = _runs(self._batch, self._phase + 1)
-        wanted = self._waiting + Counter(later)  # without entries that are zero
+        wanted = self._waiting + Counter(later)  # Entries that are zero are dropped.
         here = self._left_of_phase()
         if here is None or wanted.keys() - self._costs.keys():
             return None
@@ -204,7 +204,7 @@ class RunMonitor:
         if cost is None or not self._is_whole:
             return None
         left = cost * self._batch.width - self._in_phase()
-        return left if left > 0 else None  # it takes longer than earlier batches did
+        return left if left > 0 else None  # The phase takes longer than in earlier batches.
 
     def _in_phase(self) -> float:
         return time.monotonic() - self._phase_began - self._saving_s
@@ -212,7 +212,7 @@ class RunMonitor:
     @property
     def _goal(self) -> Goal | None:
         goal = self._phases[self._phase].goal
-        return goal if isinstance(goal, Goal) else None  # a custom phase may have a setting of this name
+        return goal if isinstance(goal, Goal) else None  # A custom phase may have a setting of this name.
 
     def _share(self) -> float:
         steps = [max(phase.steps, 1) for phase in self._phases]

@@ -69,7 +69,7 @@ class Store:
                 made = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
                 existed = (self.directory / manifest.MANIFEST).exists()
         if strange:
-            yield  # not a results folder: `join` will raise
+            yield  # This is not a results folder, so `join` will raise.
             return
         try:
             with files.saving(self.directory, self.directory):
@@ -102,7 +102,7 @@ class Store:
 
     def _is_strange(self) -> bool:
         if self.bucket:
-            return False  # `Bucket.locked` has checked the folder
+            return False  # `Bucket.locked` has checked the folder.
         if not self.directory.is_dir() or (self.directory / manifest.MANIFEST).exists() or self.batches():
             return False
         return any(path.name not in EMPTY for path in self.directory.iterdir())
@@ -142,7 +142,7 @@ class Store:
                     "accept_code=True (command line: --accept-code)"
                 )
         elif changed:
-            known = None  # nothing was computed, for example because the earlier config did not fit
+            known = None  # Nothing was computed, for example because the earlier config did not fit.
         held = {seed for batch in batches for seed in batch_state.spans(batch)[1]}
         seeds = sorted({*described["seeds"], *held, *(known["seeds"] if known else ())})
         kept = ("name", "description", "config", "cells", "code", "labels", "scales")
@@ -218,7 +218,7 @@ class Store:
             self.set_aside(batch, error)
             return False
         if self.bucket or sum(1 for _ in (self.directory / "checkpoints" / batch).glob("*")) > 1:
-            self._drop_others(batch, saved)  # left by a process that was killed before it deleted them
+            self._drop_others(batch, saved)  # A process was killed before it deleted them.
         return True
 
     def resume(self, batch: str) -> tuple[BatchState | None, dict[str, pd.DataFrame]]:

@@ -63,7 +63,7 @@ class Bucket:
         self.lock.take(warn)
         with self.lock.beating(self._send_log, lambda: self._broken is None):
             self.listed = self.objects.entries()
-            self._clean(set())  # a run trusts only the bucket
+            self._clean(set())  # A run trusts only the bucket.
             self._fetch({"tables", "log", "unfinished"})
             yield
 
@@ -117,7 +117,7 @@ class Bucket:
             try:
                 saved = batch_state.read_state(self.folder, batch)
             except InputError:
-                continue  # the next reader raises this error
+                continue  # The next reader raises this error.
             if saved is None:
                 continue
             if "checkpoints" in asked or ("tables" in asked and not merged):

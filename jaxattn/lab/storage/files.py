@@ -32,7 +32,7 @@ def inside(path: Path, folder: Path) -> Path:
     """Return the path unchanged; raise Damaged if it leads out of the folder, also by a symbolic link."""
     try:
         leads = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-    except ValueError:  # not a valid path
+    except ValueError:  # The path is not valid.
         leads = False
     if leads:
         return path

@@ -30,7 +30,7 @@ except ModuleNotFoundError:
 
 FILE, OBJECT = ".lock", "lock.json"
 _TRIES = 5
-# Characters of a lock file that are read for the name of the holder.
+# Number of characters of a lock file that are read for the name of the holder.
 HOLDER = 100
 # The holder replaces the object every BEAT_S seconds, and counts as gone after GONE_S seconds without that.
 BEAT_S, GONE_S = 5.0, 60.0
@@ -190,7 +190,7 @@ class Lock:
                     self._lose()
                     return
                 except RunError:
-                    continue  # a lost connection; `check` tries again before anything is committed
+                    continue  # The connection was lost; `check` tries again before anything is committed.
 
         thread = threading.Thread(target=beats, daemon=True)
         thread.start()

@@ -16,7 +16,7 @@ from jaxattn.lab.storage.files import Damaged
 
 MANIFEST = "manifest.json"
 MOST_BINS = 10_000
-# Increase it when the content of results folders changes.
+# Version of the format; increase it when the content of results folders changes.
 FORMAT = 5
 REBUILD = "run the same sweep again into this folder to rebuild it from the batches there"
 NOT_A_RUN = "use a folder that `jaxattn run` wrote"

@@ -38,7 +38,7 @@ def read_table(
         Damaged: it is missing, differs from the written content, or would use too much memory.
         InputError: it cannot be read.
     """
-    from pyarrow.parquet import ParquetFile  # slow to import
+    from pyarrow.parquet import ParquetFile  # This import is slow.
 
     content = files.read_file(place, directory, sha256)
     # Damage without a checksum can surface as almost any exception of pyarrow and pandas.

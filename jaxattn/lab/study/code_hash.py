@@ -128,7 +128,7 @@ class _Code:
                 return
             own = _is_loose(kind) or is_local(_file_of(kind))
             reduced = x.__reduce_ex__(4)[:3] if own else pickle.dumps(x, protocol=4)
-        except Exception:  # objects may raise anything when they are pickled
+        except Exception:  # Pickling may raise any exception.
             raise Unhashable(f"{place} ({kind.__qualname__})") from None
         self.visit(reduced, place)
 
@@ -149,7 +149,7 @@ class _Code:
         self.files.add(file)
         content = Path(file).read_bytes()
         self.add(content)
-        with suppress(SyntaxError, ValueError):  # compiled code
+        with suppress(SyntaxError, ValueError):  # The module is compiled.
             for name in sorted(set(_imports(ast.parse(content), package))):
                 if is_local(found := _imported_file(name, search_folders(Path(file)))):
                     is_package = Path(found).name == "__init__.py"
@@ -184,7 +184,7 @@ class _Code:
         if declared := vars(function).get("declared"):
             self.visit(declared, place)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            with suppress(ValueError):  # a cell that is still empty
+            with suppress(ValueError):  # The cell is still empty.
                 self.visit(cell.cell_contents, name)
         for name in sorted(_names(function.__code__)) if loose or local else ():
             x = function.__globals__.get(name)
@@ -220,7 +220,7 @@ def _parts(x: Any) -> list[Any] | None:
         return [x.fget, x.fset]
     if isinstance(x, functools.cached_property):
         return [x.func]
-    if hasattr(x, "__wrapped__"):  # result of jax.jit, functools.cache or staticmethod
+    if hasattr(x, "__wrapped__"):  # The object is a result of jax.jit, functools.cache or staticmethod.
         own = sorted(vars(x).items()) if hasattr(x, "__dict__") else ()
         return [
             x.__wrapped__,
@@ -288,7 +288,7 @@ def _imports(tree: ast.AST, package: str) -> Iterator[str]:
             for alias in node.names:
                 yield from _with_parents(alias.name)
         elif isinstance(node, ast.ImportFrom):
-            with suppress(ImportError):  # a relative import beyond the top-level package
+            with suppress(ImportError):  # The relative import leads beyond the top-level package.
                 whole = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
                 yield from _with_parents(whole)
                 yield from (f"{whole}.{alias.name}" for alias in node.names)

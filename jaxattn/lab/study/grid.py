@@ -18,7 +18,7 @@ from jaxattn.lab.study.tree import assign
 GRID = ("axes", "zip", "halton", "cells", "exclude")
 # Settings that do not change any number of a run. They may change when a run is resumed.
 PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
-# This many cells are created and checked within seconds.
+# Largest number of cells; this many are created and checked within seconds.
 _MOST_CELLS = 100_000
 _OF_ALL_CELLS = frozenset(PRESENTATION) - {"name"}
 
@@ -149,7 +149,7 @@ def halton(wanted: Halton | None) -> list[dict[str, Any]]:
             raise InputError(
                 f"halton.axes.{key}: low must be positive for a logarithmic axis, got {bounds.low}"
             )
-    from scipy.stats import qmc  # slow to import
+    from scipy.stats import qmc  # This import is slow.
 
     unit = qmc.Halton(len(wanted.axes), scramble=True, rng=wanted.seed).random(wanted.points)
     return [

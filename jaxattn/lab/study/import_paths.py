@@ -59,7 +59,7 @@ class ImportPaths:
         """Return the path of a file, relative to the folder of the study."""
         try:
             return self.folder / Path(text).expanduser()
-        except RuntimeError:  # ~ of an unknown user
+        except RuntimeError:  # The user after ~ is unknown.
             return self.folder / text
 
     def code_hash(self, name: str) -> str | None:
@@ -94,7 +94,7 @@ class ImportPaths:
             path = path.resolve()
             is_file = path.is_file()
             siblings = [] if is_file else [other.name for other in path.parent.glob("*.py")]
-        except (OSError, ValueError):  # not a valid path
+        except (OSError, ValueError):  # The path is not valid.
             is_file, siblings = False, []
         if not is_file:
             near = difflib.get_close_matches(path.name, siblings, 1)

@@ -201,7 +201,7 @@ def seed_dataset(
         numbers = {name: jnp.asarray(x, dtype) for name, x in traced.items()}
         try:
             draw = _drawing(data)
-        except TypeError:  # settings that cannot be hashed, such as dictionaries
+        except TypeError:  # Some settings, such as dictionaries, cannot be hashed.
             draw = _drawing.__wrapped__(data)
         splits = draw(jnp.uint32(seed), numbers)
     return Loaded(splits, False, data.tokens)

@@ -125,7 +125,7 @@ def _resolved(path: Path) -> Path:
     try:
         return path.resolve()
     except (OSError, ValueError):
-        return path  # reading the file raises with the reason
+        return path  # Reading the file raises with the reason.
 
 
 def _text(path: Path) -> str:
