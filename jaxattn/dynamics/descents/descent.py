@@ -235,7 +235,7 @@ def early_stop(
         ends = (state.step % every == 0) | (state.step == steps)
         return ends & (state.waited < patience)
 
-    def look(state: EarlyStopped, held_out: Dataset) -> EarlyStopped:
+    def check(state: EarlyStopped, held_out: Dataset) -> EarlyStopped:
         due, params = is_due(state), state.params
         found = loss(params, held_out, outputs, None, per_sequence).astype(state.best_loss.dtype)
         better = due & (found < state.best_loss)
@@ -248,7 +248,7 @@ def early_stop(
     def step(state: EarlyStopped, corpora: tuple[Dataset, Dataset]) -> tuple[EarlyStopped, Info]:
         train, held_out = corpora
         moved, info = move(state, train)
-        return jax.lax.cond(is_due(moved), lambda: look(moved, held_out), lambda: moved), info
+        return jax.lax.cond(is_due(moved), lambda: check(moved, held_out), lambda: moved), info
 
     def advance(state: EarlyStopped, corpora: tuple[Dataset, Dataset], number: int | Array) -> EarlyStopped:
         train, held_out = corpora
@@ -259,7 +259,7 @@ def early_stop(
             until_check = jnp.minimum(every - state.step % every, until_end)
             taken = jnp.minimum(left, _of_members(until_check))
             state = jax.lax.fori_loop(0, taken, lambda _, here: move(here, train)[0], state)
-            return left - taken, look(state, held_out)
+            return left - taken, check(state, held_out)
 
         begin = jnp.asarray(number, jnp.int32), state
         return jax.lax.while_loop(lambda carried: carried[0] > 0, block, begin)[1]
@@ -271,7 +271,7 @@ def _minibatch(
     state: State, data: Dataset, batch_size: int, cuts_batches: bool
 ) -> tuple[Dataset, Array | None]:
     size = min(batch_size, data.num_examples)
-    position = deal(jax.random.wrap_key_data(state.key), state.step, size, data.num_examples)
+    position = assign_minibatches(jax.random.wrap_key_data(state.key), state.step, size, data.num_examples)
     if not cuts_batches:
         return data, jnp.where(position < size, 1 / size, 0.0)
     own = jnp.zeros(size, jnp.int32).at[position]
@@ -295,7 +295,7 @@ def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[A
     return updates, fails
 
 
-def deal(key: Array, step: Array, size: int, sequences: int) -> Array:
+def assign_minibatches(key: Array, step: Array, size: int, sequences: int) -> Array:
     """Assign the n sequences to the minibatches of one epoch, starting from the minibatch of a step.
 
     Every epoch of n // size steps has its own random order.

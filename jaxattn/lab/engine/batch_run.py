@@ -175,7 +175,7 @@ class _BatchRun(NamedTuple):
         if (found := self.folder.restore(self.batch.name, saved, wanted)) is None:
             return None
         lanes = jax.tree.leaves(shapes)[0].shape[0]
-        found = devices.padded_again(found, len(self.batch.lanes), lanes)
+        found = devices.repad(found, len(self.batch.lanes), lanes)
         self.kept.update(found["state"]["kept"])
         carried = devices.put(found["state"]["carried"], self.loaded.shared)
         return _State(index, saved.step, carried, found["history"])

@@ -177,7 +177,7 @@ def pad_to_devices(lanes: Sequence[Any], shared: bool) -> list[Any]:
     return [*lanes, *[lanes[-1]] * (used * each - len(lanes))]
 
 
-def padded_again(tree: Any, lanes: int, padded: int) -> Any:
+def repad(tree: Any, lanes: int, padded: int) -> Any:
     """Change the padding of vmapped runs from that of other devices to that of these devices.
 
     `lanes` is the number of runs without padding, and `padded` that with the padding of these devices.

@@ -1,7 +1,6 @@
 """Studies on several processes that share a folder or a bucket: each runs a shard, then waits for the others.
 
-The processes communicate only through the results folder. A killed process does not stop the others, and
-resumes when it is started again.
+The processes communicate only through the results folder. A killed process does not stop the others.
 """
 
 import os

@@ -30,7 +30,7 @@ def open_loggers(folder: Store, name: str, kinds: Sequence[Kind], profile: bool)
             stack.enter_context(jax.profiler.trace(str(folder.directory / "profile")))
         boards = []
         for kind in kinds:
-            board, close = writer(kind, folder.directory, name)
+            board, close = open_dashboard(kind, folder.directory, name)
             boards.append(board)
             stack.callback(close)
 
@@ -42,7 +42,7 @@ def open_loggers(folder: Store, name: str, kinds: Sequence[Kind], profile: bool)
         yield write
 
 
-def writer(kind: Kind, directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
+def open_dashboard(kind: Kind, directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
     """Open a dashboard, with the median over the vmapped runs of a batch and a line for every seed.
 
     Files are written to `tensorboard` or `wandb` in the results folder. Nothing is uploaded; `wandb sync`

@@ -124,7 +124,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     ]
 
 
-def code_trouble(known: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> str:
+def code_changes(known: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> str:
     """Return which custom functions and classes changed or cannot be compared; "" if none."""
     shared = [name for name in now if any(name in one for one in known)]
     unknown = [name for name in shared if now[name] is None]

@@ -12,7 +12,7 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import strays
-from jaxattn.lab.engine.manifest import code_trouble, differences
+from jaxattn.lab.engine.manifest import code_changes, differences
 from jaxattn.lab.storage import batch_state, checkpoints, files, lock, manifest, provenance, run_log
 from jaxattn.lab.storage.batch_state import TABLES, BatchState, Provenance
 from jaxattn.lab.storage.bucket import OWN, Bucket
@@ -136,7 +136,7 @@ class Store:
         if batches:
             self._check_same(changed, described, batches)
             codes = [known["code"]] if known else [saved.origin.code for saved in self._whole_states(batches)]
-            if not accept_code and (trouble := code_trouble(codes, described["code"])):
+            if not accept_code and (trouble := code_changes(codes, described["code"])):
                 raise InputError(
                     f"{self.directory}: {trouble}; choose another folder with --out, or resume with "
                     "accept_code=True (command line: --accept-code)"
@@ -162,7 +162,9 @@ class Store:
 
     def _check_same(self, changed: list[str], described: Mapping[str, Any], batches: list[str]) -> None:
         for saved in [] if changed else self._whole_states(batches):
-            changed += [f"cell {cell}" for cell in batch_state.foreign(saved, described["cells"])]
+            changed += [
+                f"cell {cell}" for cell in batch_state.cells_of_other_configs(saved, described["cells"])
+            ]
         if changed:
             raise InputError(
                 f"{self.directory}: holds results of another config ({'; '.join(dict.fromkeys(changed))}); "
@@ -276,7 +278,7 @@ class Store:
             by = Provenance(dict(cells), self._code, provenance.installed())
             saved = BatchState(finished, phase, step, failures, digests, checkpoint, by)
             if self.bucket:
-                self.bucket.send_named(batch, saved)
+                self.bucket.upload_referenced(batch, saved)
             batch_state.write_state(self.directory, batch, saved)
             if self.bucket:
                 self.bucket.commit_batch(batch, saved)
@@ -337,7 +339,7 @@ class Store:
     def is_merged(self, known: Mapping[str, Any]) -> bool:
         """Return True if the merged tables have the checksums of the manifest."""
         if self.bucket:
-            self.bucket.bring({f"{name}.parquet": known["sha256"].get(name, "") for name in TABLES})
+            self.bucket.download({f"{name}.parquet": known["sha256"].get(name, "") for name in TABLES})
         try:
             for name in TABLES:
                 path = self.directory / f"{name}.parquet"
@@ -375,10 +377,10 @@ class Store:
             with files.saving(path, self.directory):
                 files.write_file(path, content, self.directory)
                 if self.bucket:
-                    self.bucket.send([path.name])
+                    self.bucket.upload([path.name])
             sums[name] = files.digest(content)
         if self.bucket:
-            self.bucket.tidy()
+            self.bucket.delete_uncommitted()
         makers = [saved.origin.made_by for saved in found.values()]
         return {
             "failures": [failure for saved in found.values() for failure in saved.failures],

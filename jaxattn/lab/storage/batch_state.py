@@ -172,7 +172,7 @@ def write_state(directory: Path, batch: str, saved: BatchState) -> None:
     files.write_file(path(directory, batch), files.sealed(content), directory)
 
 
-def foreign(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
+def cells_of_other_configs(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the cells of a batch whose configs differ from those in a manifest."""
     hashes = {str(entry["cell"]): entry.get("config_hash") for entry in cells}
     made = saved.origin.cells.items()
@@ -182,7 +182,7 @@ def foreign(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
 def fault(directory: Path, batch: str, saved: BatchState, known: Mapping[str, Any]) -> str:
     """Return the reason why a batch does not belong to the run of a manifest; "" if it does."""
     place = path(directory, batch)
-    if other := foreign(saved, known["cells"]):
+    if other := cells_of_other_configs(saved, known["cells"]):
         return f"{place}: cell {other[0]} has another config than in the manifest; delete this file"
     if not set(spans(batch)[1]).issubset(known["seeds"]):
         return f"{place}: has seeds that are not in the manifest"

@@ -63,14 +63,14 @@ class _BucketFolder(ResultsFolder):
         self.local = local_path(place)
 
     def fetch(self, *kinds: Kind) -> Path:
-        Bucket(self.name, "read").look(set(kinds), fresh="checkpoints" in kinds)
+        Bucket(self.name, "read").refresh(set(kinds), fresh="checkpoints" in kinds)
         return self.local
 
     def send_report(self, paths: Iterable[Path], directory: Path) -> None:
         bucket = Bucket(self.name, "read")
         bucket.folder = directory
-        bucket.send(path.relative_to(directory).as_posix() for path in paths)
-        bucket.send(["figures/drawn.json"])
+        bucket.upload(path.relative_to(directory).as_posix() for path in paths)
+        bucket.upload(["figures/drawn.json"])
 
     def shards(self) -> list[str]:
         objects = Objects(self.name)

@@ -1,4 +1,4 @@
-"""Objects of a bucket below a prefix: list, read, send and conditional replacement."""
+"""Objects of a bucket below a prefix: list, read, upload and conditional replacement."""
 
 import importlib.util
 import os
@@ -95,7 +95,7 @@ class Objects:
         self._versions[name] = _version(found.meta)
         return content
 
-    def bring(self, name: str, path: Path) -> None:
+    def download(self, name: str, path: Path) -> None:
         """Download an object to a file atomically; nothing is written if it does not exist."""
         temporary = temporary_path(path)
         try:
@@ -114,7 +114,7 @@ class Objects:
             with suppress(OSError):
                 temporary.unlink()
 
-    def send(self, name: str, path: Path) -> None:
+    def upload(self, name: str, path: Path) -> None:
         """Upload a file to an object, replacing it unconditionally."""
         with self._translated(RunError, "written"):
             self._store.put(name, path)

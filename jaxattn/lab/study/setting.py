@@ -272,7 +272,7 @@ def setting_in_span(setting: Setting) -> Setting:
     """Return the setting with its model in coordinates of the span, unless a part depends on the axes of R^d.
 
     Raises:
-        InputError: d is infinite although a part depends on the axes; the message gives the part.
+        InputError: d is infinite although a part depends on the axes.
     """
     things: dict[str, Start | Phase | Measurement] = {
         **{f"model.init.{name}": start for name, start in setting.starts.items()},

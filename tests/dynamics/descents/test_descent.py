@@ -10,7 +10,7 @@ import jaxattn as ja
 from jaxattn.attention import attend
 from jaxattn.core.errors import InputError
 from jaxattn.dynamics import descent, early_stop, loss, optimizer, run
-from jaxattn.dynamics.descents.descent import deal
+from jaxattn.dynamics.descents.descent import assign_minibatches
 from jaxattn.dynamics.descents.descent_phase import Descent
 
 
@@ -143,7 +143,7 @@ def test_info_has_loss_and_gradient_norm_before_the_step(problem):
 
 def test_every_sequence_is_in_one_minibatch_per_epoch(x64):
     key = jax.random.key(5)
-    dealt = np.stack([deal(key, jnp.int32(step), 7, 30) for step in range(8)])
+    dealt = np.stack([assign_minibatches(key, jnp.int32(step), 7, 30) for step in range(8)])
     np.testing.assert_array_equal(np.sort(dealt, axis=1), np.tile(np.arange(30), (8, 1)))
     chosen = dealt < 7
     for epoch in (chosen[:4], chosen[4:]):
@@ -159,7 +159,7 @@ def test_minibatch_step_equals_full_step_on_the_batch(problem, cuts_batches):
     key, advance = jax.random.key(2), jax.jit(algorithm.step)
     state = algorithm.init(params, key)
     for step in range(7):
-        (own,) = np.nonzero(np.asarray(deal(key, jnp.int32(step), 8, 40)) < 8)
+        (own,) = np.nonzero(np.asarray(assign_minibatches(key, jnp.int32(step), 8, 40)) < 8)
         alone = ja.data.from_sequences(
             [ids[k][mask[k]].tolist() for k in own], np.asarray(corpus.targets)[own].tolist(), vocab_size=20
         )
@@ -214,7 +214,7 @@ def test_coupled_loss_gets_only_the_minibatch(problem):
 
     expected = params
     for step in range(5):
-        (own,) = np.nonzero(np.asarray(deal(key, jnp.int32(step), 8, 40)) < 8)
+        (own,) = np.nonzero(np.asarray(assign_minibatches(key, jnp.int32(step), 8, 40)) < 8)
         gradient = jax.grad(loss)(expected, own)
         expected = expected.replace(E=expected.E - 0.5 * gradient.E, p=expected.p - 0.5 * gradient.p)
     found = phase.advance(task, state, 5).params

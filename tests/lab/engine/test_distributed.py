@@ -327,4 +327,4 @@ def test_dashboards_match_the_log(tmp_path):
 def test_missing_dashboard_package_raises(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(InputError, match=r"pip install 'jaxattn\[tensorboard\]'"):
-        loggers.writer("tensorboard", tmp_path, "small")
+        loggers.open_dashboard("tensorboard", tmp_path, "small")
