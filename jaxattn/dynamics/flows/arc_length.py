@@ -379,8 +379,8 @@ def _status(
 def _log_mean_time(h: Array, start: Local, end: Local) -> tuple[Array, Array]:
     """Compute log of the mean of exp(-ℓ) over a step, ℓ = log ‖∂L/∂p‖, from ℓ and ℓ' at both ends.
 
-    The integral of exp over a straight line is exact at any size. One extrapolation from the halves of the
-    step raises the order to 4 where ℓ is curved. Also returns the difference from the rule without halves.
+    The integral of exp over a straight line is exact. One extrapolation from the halves of the step raises
+    the order to 4. Also returns the difference from the rule without halves.
     """
     # Where the gradient is exactly zero, time is infinite; a finite exponent prevents NaN.
     x, y = (-jnp.maximum(at.log_gradient_norm, -1e300) for at in (start, end))

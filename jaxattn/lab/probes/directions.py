@@ -190,7 +190,7 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
     """The distances of p and v to p_relax and v_mm of the final selection.
 
     The counterpart of `max_margin_direction` for phases that train p and v. The token with the highest score
-    counts as selected. The metrics are NaN if two tokens share it, or if no direction separates the selection.
+    is selected. The metrics are NaN if two tokens share it, or if no direction separates the selection.
     """
 
     rotation_invariant: ClassVar[bool] = True

@@ -34,8 +34,6 @@ BatchName = Annotated[str, msgspec.Meta(pattern=rf"^{batch_state.BATCH_NAME.patt
 
 
 class _Batch(msgspec.Struct):
-    """Cells and seeds that ran together."""
-
     name: BatchName
     cells: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
     seeds: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
@@ -50,8 +48,6 @@ class Error(msgspec.Struct):
 
 
 class _Phase(msgspec.Struct):
-    """A phase of the config."""
-
     name: str
 
 

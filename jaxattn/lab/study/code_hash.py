@@ -98,7 +98,6 @@ class _Code:
             del self.seen[id(x)]
 
     def hash(self, x: Any, place: str) -> None:
-        """Hash an object that is visited for the first time, or any value."""
         if isinstance(x, types.ModuleType):
             self.module(x)
         elif name := _installed_name(x):

@@ -37,7 +37,7 @@ class ImportPaths:
         """Import a class or function by its name, "package.module:Name" or "file.py:Name".
 
         Raises:
-            InputError: the file, module or name does not exist, or a file imports a module name already in use.
+            InputError: the file, module or name does not exist, or a module name is already in use.
             UserCodeError: the import raised an exception.
         """
         if name in self.given:
