@@ -134,7 +134,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return FlowState(replaced(params, **moved), path, row, failed_at)
 
     def parameter(self, state: FlowState, name: str) -> Array:
-        """Return a parameter at the state's row, (1, ...); trained ones in full precision."""
+        """Return a parameter at the state's row; trained ones in full precision, as one row."""
         moved = state.path.params_at(state.step, self.train)
         return moved[name] if name in moved else super().parameter(state, name)
 
