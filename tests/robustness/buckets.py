@@ -180,7 +180,7 @@ def _requests(scene: Scene, count: int) -> None:
                 assert not _run_here(place)
         scene.check(place, ended=True, study=True)
         if seen < first:
-            continue  # it had ended before
+            continue  # The run had ended before.
         struck += 1
         shown = "one line, and mended by the same command" if said else "ended as what nobody disturbed"
         _tell(scene, f"request: {fault}: {shown}")

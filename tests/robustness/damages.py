@@ -131,16 +131,16 @@ def _suffer(folder: Path, path: Path, before: Reading, after: Reading, content: 
         return "the same bytes"
     with _listening() as heard:
         damaged = _timed(lambda: _verified(folder))
-        # An earlier manifest is whole, and says how far the run was; seals are no signatures.
+        # An earlier manifest is intact, and describes the run at that time; checksums are not signatures.
         earlier = kind == "an earlier file" and path.name == "manifest.json"
         resealed = kind == "a digit, resealed"
         assert damaged or earlier or resealed or path.name in WITHOUT_CHECKSUM, "not noticed"
-        # By an earlier manifest the run goes on, and has no last parameters yet.
+        # With an earlier manifest the run is unfinished, and has no final parameters.
         begun = before._replace(params=()) if earlier and not ja.load(folder).finished else before
         _compare(folder, path, begun)
         refused = _refused(folder)
         if refused:
-            # Another run's manifest or mark is whole: it is told apart by its config, and may be deleted.
+            # Another run's manifest or commit record is intact. It is detected by its config.
             assert "another config" in refused or path.name in refused, refused
             path.unlink()
             _run(folder)
@@ -179,7 +179,7 @@ def _compare(folder: Path, path: Path, expected: Reading) -> None:
     else:
         _same(found, expected)
         return
-    # A manifest names tables and marks that another one does not know.
+    # A manifest refers to tables and commit records that another manifest lacks.
     apart = (
         "records.parquet", "tokens.parquet", "has another config than in the manifest",
         "differs from the manifest", "it has no measurements yet", "that are not in the manifest",

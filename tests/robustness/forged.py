@@ -247,7 +247,7 @@ def changes_manifest(run: Path, out: Path, place: Path, drawn: random.Random) ->
 
 def changes_marks(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
     """Arbitrary values in the commit record of a batch."""
-    if drawn.random() < 0.5:  # a run on its way is read from its parts
+    if drawn.random() < 0.5:  # An unfinished run is read from its batches.
         content = _sealed(run / "manifest.json")
         _seal(run / "manifest.json", content | {"status": "running"})
     path = drawn.choice(sorted((run / "parts").glob("*.json")))
@@ -387,7 +387,7 @@ def links_hard(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
     (run / name).unlink(missing_ok=True)
     os.link(place / "victims" / "kept", run / name)
     content = None if name == "manifest.json" else _sealed(run / "manifest.json")
-    if content and drawn.random() < 0.5:  # so that a run has something to do
+    if content and drawn.random() < 0.5:  # The run must have work left.
         _seal(run / "manifest.json", content | {"status": "running"})
         next((run / "parts").glob("*.json")).unlink()
 

@@ -49,7 +49,7 @@ class Server:
         self.requests: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         self._app = DomainDispatcherApplication(create_backend_app)
-        # Real servers compare and replace in one step, which this one's threads do not by themselves.
+        # Real servers compare and replace atomically, which the threads of this server do not.
         self._one = threading.Lock()
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=Handler)
         self._server.daemon_threads = True

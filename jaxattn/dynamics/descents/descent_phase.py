@@ -28,8 +28,7 @@ ROTATION_INVARIANT = ("sgd", "normalized", "polyak", "lbfgs")
 class Descent(Phase, frozen=True, kw_only=True):
     """Descent with an optax optimiser on the parameters in `train`.
 
-    Each step uses all examples, `batch_size` of them, or `fresh` new ones from the data generator. With
-    `patience`, the phase stops early and ends with the parameters of the best validation loss.
+    Each step uses all examples, `batch_size` of them, or `fresh` new ones from the data generator.
 
     Attributes:
         optimizer: name of a built-in or optax optimiser, or the import path of a function (step_size, *,
@@ -40,10 +39,9 @@ class Descent(Phase, frozen=True, kw_only=True):
         schedule: learning-rate schedule: constant, cosine, linear, exponential or inverse_sqrt.
         warmup: number of steps over which the learning rate first increases linearly from 0.
         batch_size: size of the minibatches, which are reshuffled in every epoch; defaults to the full batch.
-        fresh: number of new examples to sample for each step, as in online learning; the training data are
-            then not used.
-        patience: number of consecutive checks without a new best validation loss after which the phase stops;
-            0 disables early stopping.
+        fresh: number of new examples for each step, as in online learning, in place of the training data.
+        patience: number of consecutive checks without a new best validation loss after which the phase stops
+            with the best parameters; 0 disables early stopping.
         check_every: number of steps between checks of the validation loss.
     """
 

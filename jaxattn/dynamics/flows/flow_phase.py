@@ -183,7 +183,7 @@ class _TheoryFlow(FlowPhase, frozen=True, kw_only=True):
 
 
 class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
-    """Flow of one parameter that the scores of the model are linear in.
+    """Flow of one parameter, in which the scores of the model are linear.
 
     Attributes:
         linear_in: name of the trained parameter, in which the scores must be linear; defaults to p.

@@ -79,7 +79,7 @@ def digits():
 def test_direction_has_ten_digits_where_the_plain_gradient_underflows(corpus, digits, norm):
     params = far_away(corpus, norm)
     expected, log_norm = exact_direction(params, corpus)
-    assert norm < 1000 or log_norm < -750  # e^(-750) is below the smallest float64
+    assert norm < 1000 or log_norm < -750  # e^(-750) is below the smallest float64.
     got, got_log_norm = jax.jit(direction)(params, corpus)
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10)
     np.testing.assert_allclose(got_log_norm, log_norm, rtol=1e-12)

@@ -204,8 +204,8 @@ def test_vmapped_seeds_match_single_seeds():
     alone = flow(*take((params, corpora), 1))
     # Where p meets a wall, the length of steps depends on rounding.
     np.testing.assert_allclose(alone.p, together.p[1], rtol=1e-5, atol=0.01)
-    # log ‖v‖ is the clock of a path whose forces cancel. It differs by up to 4e-4 however small rtol is,
-    # 1e-5 to 1e-8, and with the way to compile, while p comes together to 4e-6: rounding, not steps.
+    # log ‖v‖ is the time of a path whose forces cancel. Due to rounding it differs by up to 4e-4 for any rtol
+    # from 1e-5 to 1e-8 and between compiled programs, while p agrees to 4e-6.
     np.testing.assert_allclose(alone.log_v_norm, together.log_v_norm[1], rtol=1e-3, atol=0.01)
     np.testing.assert_array_equal(alone.selection.mask, together.selection.mask[1])
 

@@ -45,7 +45,7 @@ def test_multipliers_are_accurate_up_to_rounding(answers):
     for rows, (multipliers, iterations) in answers[:6]:
         assert multipliers.shape == (len(rows),)
         assert gap(rows, multipliers) < 1e-12
-        # The predictor alone would take up to 17.
+        # Without the corrector, up to 17 iterations are needed.
         assert 1 <= iterations <= 14
 
 

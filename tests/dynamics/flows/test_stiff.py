@@ -251,7 +251,7 @@ def test_path_matches_the_full_jacobian(kind, dim, monkeypatch, cleared):
     several = (np.asarray(whole.selection.counts(corpus)) > 1).any()
     assert several == (kind == "ties")
     np.testing.assert_allclose(parts.p / parts.norm[:, None], whole.p / whole.norm[:, None], atol=1e-5)
-    # Where forces cancel before a tie is found the clock is noise: log t of the whole form itself moves by
+    # Where forces cancel before a tie is found, the time is noise: log t with the full Jacobian changes by
     # 0.02 there between tolerances of 1e-5 and 1e-7.
     apart = 0.03 if several else 1e-3
     np.testing.assert_allclose(parts.log_time[1:], whole.log_time[1:], rtol=1e-5, atol=apart)

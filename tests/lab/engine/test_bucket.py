@@ -240,7 +240,7 @@ def test_suspended_run_cannot_overwrite_its_successor(
     first = Store(place)
     first.directory.mkdir(parents=True)
     with first.locked():
-        first.bucket.lock._one.acquire()  # it replaces its lock no more
+        first.bucket.lock._one.acquire()  # The process stops renewing its lock.
         elsewhere()
         assert not go(place, study())[0].failures
         before = sent(server, place)
@@ -283,7 +283,7 @@ def test_uncommitted_objects_are_deleted(
     first.directory.mkdir(parents=True)
     batch = "cells-00000-00000-seeds-00001-00001"
     with first.locked():
-        first.bucket.lock._one.acquire()  # it replaces its lock no more
+        first.bucket.lock._one.acquire()  # The process stops renewing its lock.
         elsewhere()
         objects.Objects(place).commit(f"checkpoints/{batch}/7/killed", b"x")
         objects.Objects(place).commit(f"parts/{batch}.records.killed.parquet", b"x")

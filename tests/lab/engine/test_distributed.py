@@ -171,7 +171,7 @@ def test_running_shards_are_waited_for(shards, wait, clock, tmp_path):
         work.enter_context(store.locked())
 
         def finish(look):
-            if look == 100:  # long after the limit
+            if look == 100:  # This is long after the limit.
                 store.write_manifest(finished)
                 work.close()
 

@@ -159,7 +159,7 @@ def test_group_compiles_once_for_all_cells_and_batches(tmp_path, go, study):
     assert many <= one + 10
 
 
-# In a process of its own, where the CPU counts as four devices.
+# The test runs in a separate process, in which the CPU counts as four devices.
 CHILD = """
 import sys
 from pathlib import Path
@@ -235,7 +235,7 @@ def test_vmapped_generator_settings_match_single_cells(kind, number, tmp_path, g
     np.testing.assert_allclose(mine["value"], alone["value"], rtol=1e-10, atol=1e-10)
     last = alone[alone.step == 1].set_index("metric")["value"]
     assert np.isfinite(last[["loss", "test_loss", "p_norm", "log_gradient_norm"]]).all()
-    # The cell of an xor without noise, or with half its sequences negated: no token has a signal.
+    # An xor without noise, or with half its sequences negated, has no token with a signal.
     correlations = last[["correlation_Ev_alpha", "spearman_Ev_tokens", "spearman_Ep_signed_tokens"]]
     assert correlations.isna().all() == (kind != "topics")
     assert np.isnan(last["important_mass"]) == (kind != "topics")

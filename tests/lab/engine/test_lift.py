@@ -130,7 +130,7 @@ def test_discarded_programs_are_freed(monkeypatch, study):
     try:
         settings = [study(model={"kind": "one_layer", "dim": dim}).base for dim in (2, 3, 4)]
         first = lift.programs(settings[0])
-        assert first.drawing is not None  # which knows them
+        assert first.drawing is not None  # The cache has the programs.
         forgotten = weakref.ref(first)
         del first
         lift.programs(settings[1])

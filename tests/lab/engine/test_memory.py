@@ -71,7 +71,7 @@ def test_peak_memory_grows_with_the_parameters(study):
         - memory.peak(*first(study(model={"kind": "one_layer", "dim": dim})), 4)
         for dim in (4, 16)
     ]
-    # E, p and v of a float32 model with V = 20, at least.
+    # The bound is the size of E, p and v of a float32 model with V = 20.
     assert grown[0] >= 4 * 4 * (20 * 4 + 2 * 4)
     assert grown[1] - grown[0] >= 4 * 4 * 20 * 12
 
@@ -83,7 +83,7 @@ def test_runs_are_limited_by_memory(study):
     assert noted == []
     budget = memory.peak(*wanted, 8)
     found = memory.fitting_width(*wanted, 50, budget, noted.append)
-    assert noted == [wanted[0]]  # it takes seconds
+    assert noted == [wanted[0]]  # Compilation takes seconds.
     assert 7 <= found <= 9
     assert memory.peak(*wanted, found) <= 1.02 * budget
     with pytest.raises(InputError, match=r"cell 0: one seed needs \d+ MiB, but \d MiB may be used"):
@@ -107,7 +107,7 @@ def test_too_large_arrays_raise(study, tables):
 
 def test_program_sizes_of_custom_code(study):
     wanted = first(study("own"))
-    # E, W, p and v in float64.
+    # The parameters are E, W, p and v in float64.
     assert memory.program_sizes(*wanted, 1)[1] >= 8 * (10 * 4 + 16 + 4 + 4)
     assert memory.fitting_width(*wanted, 50, memory.default_budget()) == 50
 

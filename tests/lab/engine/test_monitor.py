@@ -63,10 +63,10 @@ def run(monkeypatch, study):
 def test_time_left_is_known_once_every_phase_was_timed(run):
     run.monitor.begin_batch(run.batches[0], 0, 3)
     run.embed()
-    assert run.monitor.left() is None  # of query nothing is known
+    assert run.monitor.left() is None  # The phase query has not been timed.
     run.monitor.begin_phase(1, [0, 100, 200], 0)
     run.measure(2.0)
-    run.step(1, 7.0)  # the first call holds more than its step
+    run.step(1, 7.0)  # The first call includes compilation.
     run.step(99, 9.9)
     # The phase query has not been timed yet, and other batches still require it.
     assert run.monitor.left() is None
@@ -141,7 +141,7 @@ def test_time_left_of_a_flow_uses_earlier_flows(monkeypatch, study):
         run.step(1, 1.0)
         run.monitor.end_phase()
     follow(31.0)
-    assert run.monitor.left() is None  # longer than any before
+    assert run.monitor.left() is None  # This is longer than any earlier flow.
 
 
 def test_block_and_checkpoint_intervals(monkeypatch, study):

@@ -15,7 +15,7 @@ def test_progress_line_has_only_known_values(monkeypatch, capsys):
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
     with Reporter() as reporter:
         reporter.update("compiling")
-        reporter.update("query step 1", 0.001)  # too soon after the line before
+        reporter.update("query step 1", 0.001)  # This update is too soon after the previous line.
         reporter.update("query step 400", 0.401, "loss 0.5", 150.0)
         reporter.update("query step 1,000", 1.0, "loss 0.1")
     lines = capsys.readouterr().err.splitlines()

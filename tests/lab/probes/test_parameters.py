@@ -33,7 +33,7 @@ def angle(x, y):
 
 
 def test_cosines_between_parameters_and_with_the_descent_direction(x64, corpus, show, draw, measure):
-    corpus, model = corpus(), models.OneLayer(dim=12)  # E is as large as a matrix (d, d) would be
+    corpus, model = corpus(), models.OneLayer(dim=12)  # Here E has the size of a (d, d) matrix.
     params = draw(model, corpus)
     found = measure(Alignments(), show(model, params, corpus, train=("E", "p")))
     assert set(found) == {"cos_p_v", "cos_E_descent", "cos_p_descent"}

@@ -128,7 +128,7 @@ def measured(show, measure):
 
 
 def test_relevant_tokens_of_a_small_example(x64, measured):
-    # Of tokens 0, 1 and 2, which are relevant, the last one scores low.
+    # Tokens 0, 1 and 2 are relevant, and the last one has a low score.
     scores = [100.0, 95.0, 0.0, 98.0, 50.0]
     sequences = [[0, 4], [0, 1, 1, 4], [0, 2, 4], [0, 3], [2, 4], [3, 4]]
     found = measured(sequences, scores, 3)

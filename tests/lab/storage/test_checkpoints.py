@@ -39,7 +39,7 @@ def test_full_disk_raises_before_anything_is_written(tmp_path, monkeypatch):
         checkpoints.save(tmp_path / "deep" / "1", arrays)
     assert caught.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
-    free.f_blocks = 0  # a file system that does not report its size
+    free.f_blocks = 0  # The file system does not report its size.
     checkpoints.save(tmp_path / "1", arrays)
     free.f_blocks, free.f_bavail = 10**6, 1000
     checkpoints.save(tmp_path / "2", arrays)

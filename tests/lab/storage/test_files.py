@@ -138,7 +138,7 @@ def test_files_outside_the_folder_are_rejected(tmp_path, way):
             Damaged, match=f"leads out of {folder}; files outside it are neither read nor written"
         ):
             reading(path, folder)
-    if way not in ("link", "device"):  # a link or device is replaced, and its target is unchanged
+    if way not in ("link", "device"):  # A link or device is replaced, and its target is unchanged.
         with pytest.raises(Damaged, match="leads out of"):
             files.write_file(path, b"changed", folder)
     with pytest.raises(Damaged, match="leads out of"):

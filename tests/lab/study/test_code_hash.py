@@ -262,7 +262,7 @@ def test_environment_values_change_the_hash(lab):
     names = ImportPaths(lab)
     f = names.load("named.py:f")
     before = names.code_hash("named.py:f")
-    f(2)  # fills a cache
+    f(2)  # This call fills a cache.
     assert names.code_hash("named.py:f") == before
     f.__globals__["GIVEN"] = 2.0
     assert names.code_hash("named.py:f") != before

@@ -764,7 +764,7 @@ def test_exception_in_a_run_stops_only_its_cells(
     assert command(monkeypatch, "run", path, "--out", out, "--quiet") == 1
     said = capfd.readouterr().err
     assert line in said
-    assert "runs.py" in said or probe == "fragile"  # JAX logs the traceback
+    assert "runs.py" in said or probe == "fragile"  # JAX logs the traceback.
     found = ja.load(out)
     assert set(found.records["cell"]) == {1}
     (error,) = found.manifest["errors"]

@@ -106,7 +106,7 @@ def test_schema_has_every_kind_with_settings_and_defaults(made):
     }
     assert flow["required"] == ["kind", "name"]
     assert not flow["additionalProperties"]
-    # Options of an optimiser are whatever optax takes.
+    # The options of an optimiser are those of optax.
     assert phases["descent"]["additionalProperties"]
     dim = {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
     mlp, one_layer = (models[kind]["properties"]["dim"] for kind in ("mlp", "one_layer"))
@@ -122,7 +122,7 @@ def test_schema_has_the_descriptions_of_settings(made):
     )
     assert texts["min_count"]["description"].startswith(
         "smallest number of occurrences in the training split"
-    )  # of its base
+    )  # This setting is from the base class.
     probes = made["$defs"]["Tables"]["properties"]["probes"]["properties"]
     assert probes["min_count"]["description"].startswith(
         "smallest number of occurrences for a token to enter correlations"
