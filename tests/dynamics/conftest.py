@@ -1,4 +1,4 @@
-"""What the tests of dynamics share: an awkward corpus, its loss position by position, a task of phases."""
+"""Fixtures of the dynamics tests: a corpus of edge cases, its reference loss, and tasks of phases."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxattn.data.splits import Splits, token_statistics
 
 @pytest.fixture
 def corpus(rng):
-    """One token, the same token twice, repeated tokens, a bag of two rows, tokens that occur nowhere."""
+    """Return sequences of one token, with repeated tokens and with two rows; one token never occurs."""
     sequences = [[3], [3, 3], [0, 1], [0, 0, 1], [2, 2, 2, 5, 7], [*range(40), 4, 4]]
     sequences += [rng.integers(0, 40, length).tolist() for length in (2, 4, 8, 8, 8, 16)]
     labels = [1, -1] * 6
@@ -20,7 +20,7 @@ def corpus(rng):
 
 @pytest.fixture
 def textbook():
-    """The loss of scores and values: softmax over the positions of every sequence, one after the other."""
+    """Return the reference loss of scores and values, with a softmax over positions in a loop."""
 
     def loss(corpus, scores, values):
         ids, mask = ja.models.reference.padded_sequences(corpus)

@@ -1,4 +1,4 @@
-"""Phases as settings: when they are measured, and what advancing means."""
+"""Phases as settings: steps at which they are measured, and equality of split advances."""
 
 import jax
 import msgspec
@@ -32,7 +32,7 @@ KINDS = {
     "kind",
     [pytest.param(kind, marks=() if kind == "descent" else pytest.mark.more) for kind in KINDS],
 )
-def test_steps_taken_in_parts_are_steps_taken_at_once(kind, task, params):
+def test_split_advance_equals_a_single_advance(kind, task, params):
     phase = msgspec.convert({"name": "it"} | KINDS[kind], PHASES[kind])
     key = jax.random.key(2)
     start = jax.jit(lambda params: phase.init(task, params, key))(params)
@@ -50,7 +50,7 @@ def test_steps_taken_in_parts_are_steps_taken_at_once(kind, task, params):
     assert moved == set(phase.train)
 
 
-def test_a_phase_of_ones_own_needs_a_step_alone(task, params):
+def test_custom_phase_requires_only_step(task, params):
     class Shrink(Phase, frozen=True, kw_only=True):
         train: tuple[str, ...] = ("p",)
         rate: float
@@ -85,7 +85,7 @@ def test_a_phase_of_ones_own_needs_a_step_alone(task, params):
     ],
 )
 @pytest.mark.parametrize("kind", ["exact_flow", "log_descent"])
-def test_phases_of_the_theory_name_what_they_cannot_follow(study, kind, changes, message):
+def test_theory_phases_reject_unsupported_models_and_losses(study, kind, changes, message):
     phase = {"name": "flow", "kind": kind} | (KINDS[kind] if kind == "log_descent" else {})
     with pytest.raises(InputError, match=rf"phases\[0\]: .*{message}"):
         study(phases=[phase], **changes)
@@ -103,6 +103,6 @@ def test_phases_of_the_theory_name_what_they_cannot_follow(study, kind, changes,
         ("exact_flow", {"train": ["p"]}),
     ],
 )
-def test_impossible_settings_are_refused(kind, settings):
+def test_invalid_phase_settings_raise(kind, settings):
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"name": "it"} | settings, PHASES[kind])

@@ -1,4 +1,4 @@
-"""All attacks in full, as one Markdown table: `python tests/robustness [--only kills] [--share 0.1]`."""
+"""Run all attacks in full: `python tests/robustness [--only kills] [--share 0.1]`."""
 
 import argparse
 import importlib
@@ -18,13 +18,13 @@ FULL = {
 
 
 def main() -> None:
-    """Run the attacks and print what came of them."""
+    """Run the attacks and print their outcomes."""
     parser = argparse.ArgumentParser(description="Attack the package; stop at the first forbidden outcome.")
     parser.add_argument("--only", nargs="*", choices=list(FULL), default=list(FULL))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--share", type=float, default=1.0, help="this share of the full counts")
+    parser.add_argument("--share", type=float, default=1.0, help="fraction of the full number of attacks")
     parser.add_argument(
-        "--longest", type=float, default=5.0, help="seconds without a word; more on a machine that is busy"
+        "--longest", type=float, default=5.0, help="longest silence in seconds; increase it on a busy machine"
     )
     given = parser.parse_args()
     if not 0 < given.share <= 1:

@@ -1,10 +1,10 @@
-"""Folders in a bucket under attack: kills, requests that fail, races, each against an undisturbed run.
+"""Attacks on folders in a bucket: kills, failed requests and races, compared with an undisturbed run.
 
-The server is moto's, on this machine. Requests fail of a study of two batches. What is killed, or raced,
-saves and goes on through the same results folder, but its steps are a line of arithmetic, since a study takes
-seconds to be compiled: of two batches, it saves after every step. A killed one goes on with the same command,
-at times on another machine, which is a process that has nothing of the first. After every attack all marks of
-the bucket are read, and what they name is compared with its checksums.
+The server is moto's, on this machine. Requests fail during a study of two batches. Kills and races use the
+same results folder with arithmetic steps, since a study takes seconds to compile: two batches, saved after
+every step. A killed run resumes with the same command, at times on another machine, which is a process
+without local copies. After every attack all commit records of the bucket are compared with the objects that
+they refer to.
 """
 
 import hashlib
@@ -41,12 +41,12 @@ from jaxattn.lab.results.read import verify
 from jaxattn.lab.storage import batch_state, checkpoints, lock
 from jaxattn.lab.storage.folder import Kind, results_folder
 
-# Slow to import, and so only once, for all processes.
+# Imported once for all processes, because it is slow to import.
 checkpoints.prepare()
-# Locks are replaced and taken over sooner than by users, who wait a minute.
+# Locks are renewed and taken over faster than for users, who wait a minute.
 WHOLE = get_args(Kind)
 TIMES = {"BEAT_S": 0.2, "GONE_S": 1.5, "LOOK_S": 0.1}
-# Of the attacks, so many are of each kind.
+# Fraction of attacks of each kind.
 SHARES = {"kill": 100 / 170, "request": 50 / 170, "race": 20 / 170}
 ENDING = ("denied", "expired")
 STEPS = 12
@@ -54,7 +54,7 @@ DESCRIBED = "JAXATTN_TEST_STUDY"
 
 
 class Scene(NamedTuple):
-    """What attacks share: the server, a folder, how an undisturbed run ends, and what is drawn."""
+    """What attacks share: the server, a folder, the result of an undisturbed run, and random choices."""
 
     server: Server
     root: Path
@@ -63,12 +63,12 @@ class Scene(NamedTuple):
     outcomes: Counter[str]
 
     def place(self, number: int, kind: str) -> str:
-        """Make a bucket and name a folder in it."""
+        """Make a bucket and return the address of a folder in it."""
         self.server.make_bucket(name := f"{kind}-{number}")
         return f"s3://{name}/results/small"
 
     def check(self, place: str, ended: bool, study: bool = False) -> None:
-        """All that a mark names is there, and of what has ended the tables and arrays are as expected."""
+        """Check all objects that commit records refer to, and the tables and arrays of a finished run."""
         with mock.patch.dict(os.environ, JAXATTN_CACHE=str(self.root / "reader")):
             _check_marks(self.server.objects(place.split("/")[2]))
             if ended:
@@ -80,7 +80,7 @@ class Scene(NamedTuple):
 
 
 def _check_marks(there: dict[str, bytes]) -> None:
-    """Compare whatever a mark names with what is there, without the code that wrote or reads it."""
+    """Compare the objects that commit records refer to with their checksums, without the package's code."""
     for path, content in there.items():
         folder, _, name = path.rpartition("/parts/")
         if not (folder and name.endswith(".json")):
@@ -97,7 +97,7 @@ def _check_marks(there: dict[str, bytes]) -> None:
 
 
 def _end(place: Path) -> tuple[tuple[pd.DataFrame, pd.DataFrame], list[dict[str, int]]]:
-    """Read how a run ended: its tables, and the checksums of all arrays of its last checkpoints."""
+    """Return the tables of a finished run, and the checksums of all arrays of its last checkpoints."""
     results = ja.load(place)
     assert results.finished
     marks = [batch_state.read_state(results.directory, x) for x in batch_state.batches(results.directory)]
@@ -108,10 +108,10 @@ def attack(count: int, seed: int) -> dict[str, int]:
     """Attack runs into a bucket `count` times: kills, failing requests and races.
 
     Returns:
-        How often each outcome was seen.
+        Number of times of each outcome.
 
     Raises:
-        AssertionError: a mark that names what is not there, other tables, an exception, a traceback.
+        AssertionError: a commit record refers to a missing object, tables differ, or a process raised.
     """
     with tempfile.TemporaryDirectory() as name, kills._keeping_programs(Path(name)):
         kills.FRESH.set_forkserver_preload(["buckets"])
@@ -129,7 +129,7 @@ def attack(count: int, seed: int) -> dict[str, int]:
 
 
 def _kills(scene: Scene, count: int) -> None:
-    """Kill runs at random moments, most of which lie inside of uploads; go on here or elsewhere."""
+    """Kill runs at random moments, mostly during uploads; resume here or on another machine."""
     killed, run, host = 0, 0, 0
     place = scene.place(run, "kill")
     while True:
@@ -152,7 +152,7 @@ def _kills(scene: Scene, count: int) -> None:
 
 
 def _requests(scene: Scene, count: int) -> None:
-    """Let some requests fail on the way: those that pass cost time, and others end a run with one line."""
+    """Let some requests fail: the run repeats them, or ends with one line."""
     number, struck = 0, 0
     while struck < count:
         number += 1
@@ -170,7 +170,7 @@ def _requests(scene: Scene, count: int) -> None:
         with mock.patch.dict(os.environ, JAXATTN_CACHE=str(scene.root / f"requests-{number}")):
             said = _run_here(place)
             scene.server.fault = lambda method, path: ""
-            # At the end only the lock is given back, and who cannot has lost nothing.
+            # At the end only the lock is released; if this fails, nothing is lost.
             assert said or fault not in ENDING or seen < first + 3
             if said:
                 assert fault in ENDING, said
@@ -180,7 +180,7 @@ def _requests(scene: Scene, count: int) -> None:
                 assert not _run_here(place)
         scene.check(place, ended=True, study=True)
         if seen < first:
-            continue  # it had ended before
+            continue  # The run had ended before.
         struck += 1
         shown = "one line, and mended by the same command" if said else "ended as what nobody disturbed"
         _tell(scene, f"request: {fault}: {shown}")
@@ -195,7 +195,7 @@ def _run_here(place: str) -> str:
 
 
 def _races(scene: Scene, count: int) -> None:
-    """Start two runs at once; of every other race the first sleeps so long that it is taken for gone."""
+    """Start two runs at once; in every other race the first one is suspended until it counts as gone."""
     for number in range(count):
         place, sleeps = scene.place(number, "race"), number % 2 == 1
         one, other = _Process(scene, place, f"race-{number}-a"), None
@@ -212,7 +212,7 @@ def _races(scene: Scene, count: int) -> None:
             assert any(x in line for x in ("is running there", "taken over by", "was replaced by another")), (
                 line
             )
-        # Of two that both were told, as a busy machine may stop them by turns, a third one goes on.
+        # On a busy machine both runs may lose the lock in turn; then a third one resumes.
         if len(said) == 2:
             assert not _Process(scene, place, f"race-{number}-c").end()
         scene.check(place, ended=True)
@@ -230,7 +230,7 @@ KINDS: dict[str, Callable[[Scene, int], None]] = {"kill": _kills, "request": _re
 
 
 class _Process:
-    """A run in a process of its own, on a host that is a folder of its own."""
+    """Run in a separate process, on a host with a separate folder."""
 
     def __init__(self, scene: Scene, place: str, host: object) -> None:
         self.here, there = kills.FRESH.Pipe(duplex=False)
@@ -243,7 +243,7 @@ class _Process:
         self.line, self.ended = "", False
 
     def until(self, steps: int) -> int:
-        """Wait for some steps, or its end; tell how many there were."""
+        """Wait for some steps or the end of the process, and return the number of steps."""
         for seen in range(steps):
             try:
                 word = self.here.recv()
@@ -268,7 +268,7 @@ class _Process:
         return ""
 
     def end(self) -> str:
-        """Wait for its end; return the line that it has failed with."""
+        """Wait for the end of the process, and return the line of its error."""
         if not self.ended:
             self.until(10**9)
         self.process.join()
@@ -297,14 +297,14 @@ def _in_child(place: str, env: dict[str, str], said: Path, told: Connection) -> 
 
 @cache
 def _described() -> dict[str, Any]:
-    """Describe a study, once for all processes."""
+    """Return the manifest of a study, computed once for all processes."""
     if DESCRIBED in os.environ:
         return json.loads(os.environ[DESCRIBED])
     return json.loads(json.dumps(new_manifest(ja.Study.read(damages.SMALL), "test")))
 
 
 def _arithmetic(place: Path, reporter: Reporter) -> None:
-    """Run two batches whose steps are arithmetic, and save after every one of them."""
+    """Run two batches of arithmetic steps, and save after every step."""
     described, store = _described(), Store(place, reporter.warn)
     cell = described["cells"][0]
     batches = [f"cells-00000-00000-seeds-{seed:05d}-{seed:05d}" for seed in described["seeds"]]

@@ -1,4 +1,4 @@
-"""Malformed corpora: an error in one line, or what an independent reading gives; nothing in between."""
+"""Malformed corpora: each raises one line, or is read as by an independent reader."""
 
 import csv
 import io
@@ -21,23 +21,23 @@ from jaxattn.lab.texts.readers import READERS
 
 WORDS = ["good", "bad", "film", "isn't", "été", "naïf", "a", "42", "<br />", "“so”", "\u2028", "x_y", "Ünder"]
 FIELDS = ["text", "label", "title", "split"]
-# What stands where a row has a text or a label.
+# Values that replace the text or the label of a row.
 ODD: list[Any] = [None, True, 7, -1, 1.5, float("nan"), [], {}, [1], "\0", "", "1\n", 10**30, "w " * 99_999]
 KINDS = ["csv", "jsonl", "lines", "folder", "parquet"]
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
-    """Read corpora, malformed at random.
+    """Read randomly malformed corpora.
 
     Args:
-        count: how many corpora.
-        seed: seed of all that is random.
+        count: number of corpora.
+        seed: seed of all random choices.
 
     Returns:
-        How many corpora of each kind were refused, and how many read.
+        Number of corpora of each kind that were rejected, and that were read.
 
     Raises:
-        AssertionError: another exception than one line, or another corpus than the files hold.
+        AssertionError: another exception than one line, or another corpus than the files contain.
     """
     outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def attack(count: int, seed: int) -> dict[str, int]:
 
 
 def _write(kind: str, root: Path, rng: random.Random) -> tuple[bool, dict[str, Any]]:
-    """Write a corpus; tell whether it is as it should be, and the settings that it is read with."""
+    """Write a corpus; return whether it is valid, and the settings to read it with."""
     labels = rng.choice([(0, 1), ("neg", "pos"), (1, 2, 5)])
     rows = [
         {
@@ -163,7 +163,7 @@ def _write_parquet(root, rows, settings, encoding, rng, whole):
 
 
 def _put(path: Path, content: bytes, rng: random.Random, whole: bool) -> None:
-    """Write a file, perhaps damaged."""
+    """Write a file, damaged at random."""
     for _ in range(0 if whole else rng.choice([0, 0, 1, 1, 4])):
         place = rng.randrange(len(content) + 1)
         content = rng.choice(
@@ -217,7 +217,7 @@ def _read_folder(root: Path, settings: dict[str, Any]) -> Iterator[tuple[str, An
 
 
 def _read_parquet(root: Path, settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    # What is not asked for may be damaged.
+    # Parts that are not read may be damaged.
     table = pq.ParquetFile(root / "rows").read(columns=_wanted(settings))
     for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
         yield _fields(list(zip(table.column_names, row, strict=True)), settings)
@@ -229,7 +229,7 @@ def _decoded(path: Path, settings: dict[str, Any]) -> str:
 
 
 def _label(label: Any) -> str:
-    """Write a label as settings do."""
+    """Format a label as in settings."""
     said = {"true": "1", "false": "0"}.get(str(label).lower(), str(label))
     whole = re.fullmatch(r"[+]?(-?(?:0|[1-9]\d*))(?:\.0*)?", said, re.ASCII)
     return whole[1] if whole else said
@@ -252,7 +252,7 @@ def _fields(pairs: list[tuple[str, Any]], settings: dict[str, Any]) -> tuple[str
 
 
 def _expected(rows: list[tuple[str, Any]], settings: dict[str, Any]) -> list[tuple[Any, dict[str, int]]]:
-    """List the label and the counts of the words of every row."""
+    """Return the label and the word counts of every row."""
     found = []
     for content, label in rows:
         plain = re.sub(r"<br\s*/?>", " ", content.lower().replace("’", "'"))

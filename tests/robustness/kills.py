@@ -1,6 +1,6 @@
-"""SIGKILL at random moments: of runs, first ones and with more seeds, of reports and of aggregated tables.
+"""SIGKILL at random moments: of new runs, of runs with more seeds, of reports and of aggregated tables.
 
-What was killed is done again by the same command, and ends with the numbers and files of an undisturbed one.
+The killed command is repeated, and ends with the numbers and files of an undisturbed one.
 """
 
 import multiprocessing
@@ -29,7 +29,7 @@ from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import layout, report
 from jaxattn.lab.results.read import verify
 
-# A process that has imported everything and started nothing, of which others are copies.
+# Other processes are forked from a process that has imported everything.
 FRESH = multiprocessing.get_context("forkserver")
 FIRST, ALL = 3, 7
 TABLE = "table.csv"
@@ -37,7 +37,7 @@ TIMES = 20
 
 
 class Telling(Reporter):
-    """Tells another process of every step."""
+    """Reporter that notifies another process of every step."""
 
     def __init__(self, told: Connection):
         super().__init__(quiet=True)
@@ -51,13 +51,13 @@ class Telling(Reporter):
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
-    """Kill a process `count` times, and do again what it did.
+    """Kill a process `count` times, and repeat its command.
 
     Returns:
-        What was killed where how often, and how many folders ended as undisturbed ones.
+        Number of kills by kind and moment, and of folders that ended like undisturbed ones.
 
     Raises:
-        AssertionError: other numbers or files, an exception, a traceback.
+        AssertionError: different numbers or files, an exception, or a traceback.
     """
     outcomes: Counter[str] = Counter()
     moments = random.Random(seed)
@@ -73,7 +73,7 @@ def attack(count: int, seed: int) -> dict[str, int]:
                 if killed >= count:
                     continue
                 shutil.copytree(begun[kind], folder)
-            # A report is one long step.
+            # A report has no steps.
             steps, seconds = (1, 3.0) if kind == "report" else (8, 0.15)
             wait = (moments.randint(0, steps), moments.uniform(0, seconds)) if killed < count else None
             case = f"seed {seed}, kill {killed}, of {kind}"
@@ -91,7 +91,7 @@ def attack(count: int, seed: int) -> dict[str, int]:
 
 
 def _undisturbed(root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
-    """Make what every kind begins from, and what each is to end as."""
+    """Make the initial state and the expected result of every kind of attack."""
     first, whole, topped = root / "first", root / "whole", root / "topped"
     (root / "nothing").mkdir()
     _work(root, "run with fewer seeds", first, None)
@@ -114,7 +114,7 @@ def _undisturbed(root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
 
 
 def _check(kind: str, folder: Path, expected: dict[str, Any], *, ended: bool) -> None:
-    """What is there is right or says in one line what is missing, and is whole when it has ended."""
+    """Check that the existing files are correct, or that one line reports a missing one."""
     if kind == "aggregate":
         assert (folder / TABLE).read_bytes() in expected[kind], "half a table"
     elif kind == "report":
@@ -134,7 +134,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def _run(folder: Path, told: Connection, seeds: int = ALL) -> None:
-    """Save after every step, so that most kills hit something that is being written."""
+    """Run a study that saves after every step, so that most kills interrupt a write."""
     changes = [f"seeds={seeds}", "chunk=3", "phases.query.steps=20", "probes.per_decade=2"]
     intervals = Intervals(block_s=0.0, checkpoint_s=0.0, checkpoint_share=float("inf"))
     with Telling(told) as reporter:
@@ -157,7 +157,7 @@ def _tables(folder: Path, told: Connection) -> None:
 
 
 def _aggregated(folder: Path, number: int) -> pd.DataFrame:
-    """Two tables that differ in every interval, to be written one over the other."""
+    """Return one of two tables that differ in every interval, to be written in turn."""
     return ja.load(folder).aggregate(confidence=(0.9, 0.95)[number])
 
 
@@ -182,7 +182,7 @@ def _in_child(kind: str, folder: Path, said: Path, told: Connection) -> None:
 
 
 def _work(root: Path, kind: str, folder: Path, wait: tuple[int, float] | None) -> str:
-    """Work in a process of its own, and kill it after some steps and seconds; tell where, or nothing."""
+    """Run in a separate process, and kill it after some steps and seconds; return the moment, or ""."""
     here, there = FRESH.Pipe(duplex=False)
     said = root / "said"
     process = FRESH.Process(target=_in_child, args=(kind, folder, said, there))
@@ -209,7 +209,7 @@ def _work(root: Path, kind: str, folder: Path, wait: tuple[int, float] | None) -
 
 @contextmanager
 def _keeping_programs(root: Path) -> Iterator[None]:
-    """Let all processes share what is compiled."""
+    """Let all processes share compiled programs."""
     kept = {
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(root / "compiled"),

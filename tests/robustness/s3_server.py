@@ -1,4 +1,4 @@
-"""A server of the S3 protocol (moto's), whose requests can be made to fail, and are counted."""
+"""A server of the S3 protocol (moto's) that counts requests and can make them fail."""
 
 import io
 import logging
@@ -15,7 +15,7 @@ from unittest import mock
 
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 ERROR = "<?xml version='1.0' encoding='UTF-8'?><Error><Code>{0}</Code><Message>{0}</Message></Error>"
-# What a server can do instead of answering, each with the status and code of Amazon's.
+# Faults of a server, each with Amazon's status and error code.
 REFUSED = {
     "500": ("500 Internal Server Error", "InternalError"),
     "slow down": ("503 Service Unavailable", "SlowDown"),
@@ -29,18 +29,18 @@ class Server:
     """Buckets in memory, at an address of this machine.
 
     Attributes:
-        fault: told method and path of every request; names what goes wrong with it, or nothing.
-        requests: how many there were, by method.
-        sent: bytes of the answers, by method.
+        fault: (method, path) -> the fault to inject into a request, or None.
+        requests: number of requests by method.
+        sent: bytes of the responses by method.
     """
 
     def __init__(self) -> None:
-        """Start it."""
+        """Start the server."""
         from moto.server import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import WSGIRequestHandler, make_server
 
         class Handler(WSGIRequestHandler):
-            """Keeps connections, as servers do."""
+            """Handler that keeps connections open, as real servers do."""
 
             protocol_version = "HTTP/1.1"
 
@@ -49,7 +49,7 @@ class Server:
         self.requests: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         self._app = DomainDispatcherApplication(create_backend_app)
-        # Real servers compare and replace in one step, which this one's threads do not by themselves.
+        # Real servers compare and replace atomically, which the threads of this server do not.
         self._one = threading.Lock()
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=Handler)
         self._server.daemon_threads = True
@@ -57,7 +57,7 @@ class Server:
         self.env = KEYS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.port}"}
 
     def close(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -78,7 +78,7 @@ class Server:
             return {name: key.value for name, key in keys.items()}
 
     def put(self, bucket: str, key: str, content: bytes) -> None:
-        """Write an object, under any key."""
+        """Write an object under any key."""
         from moto.core import DEFAULT_ACCOUNT_ID
         from moto.s3.models import s3_backends
 
@@ -87,7 +87,7 @@ class Server:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Let this process, and those that it starts, use the server."""
+        """Let this process, and its child processes, use the server."""
         with mock.patch.dict(os.environ, self.env):
             yield
 

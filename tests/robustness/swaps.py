@@ -1,7 +1,7 @@
-"""Whole batches in the place of others, between seeds, cells and configs: refused, recomputed, or the same.
+"""Batches in place of others, between seeds, cells and configs: rejected, recomputed, or identical.
 
-Commit records, tables and checkpoints are copied, swapped or renamed, together or one of them alone. Folders
-are finished or half-finished, of this version or of 0.2, whose commit records lack the name of their batch.
+Commit records, tables and checkpoints are copied, swapped or renamed, together or separately. Folders are
+finished or unfinished, of this version or of 0.2, whose commit records lack the name of their batch.
 """
 
 import json
@@ -32,14 +32,14 @@ from jaxattn.lab.results.read import verify
 from jaxattn.lab.storage import batch_state, files
 
 LANES = [(cell, seed) for cell in (0, 1) for seed in (0, 1)]
-# A batch that no run here has.
+# Name of a batch that no run here has.
 BESIDE = ("cells-00000-00000-seeds-00002-00002", "cells-00001-00001-seeds-00005-00005")
 WHAT = (("mark", "tables", "checkpoint"), ("mark", "tables"), ("mark",), ("tables",), ("checkpoint",))
 HOW = ("copied", "copied", "swapped", "renamed")
 
 
 class Found(NamedTuple):
-    """Tables in the order of their keys, and the parameters of every lane."""
+    """Tables sorted by their keys, and the parameters of every seed of every cell."""
 
     records: pd.DataFrame
     tokens: pd.DataFrame
@@ -47,13 +47,13 @@ class Found(NamedTuple):
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
-    """Put batches in the place of others `count` times; read, verify and run the folder each time.
+    """Replace batches by others `count` times; read, verify and run the folder each time.
 
     Returns:
-        How often each outcome was seen.
+        Number of times of each outcome.
 
     Raises:
-        AssertionError: numbers that differ, an exception, a traceback.
+        AssertionError: different numbers, an exception, or a traceback.
     """
     outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -89,7 +89,7 @@ def _study(steps: int = 3, seeds: int = 2, chunk: int = 1) -> ja.Study:
 
 
 def _make(root: Path, stack: ExitStack) -> None:
-    """Make the folders that are damaged, and those that batches are taken from."""
+    """Make the folders to damage, and the folders from which batches are taken."""
     other = {"config": _study(steps=4), "wide": _study(seeds=4, chunk=2)}
     for name, study in other.items():
         with Words() as words:
@@ -111,7 +111,7 @@ def _run(folder: Path, steps: int = -1) -> None:
 
 
 def _swap(folder: Path, source: Path, drawn: random.Random) -> str:
-    """Put a batch, or some of it, under the name of another one."""
+    """Put a batch, or parts of it, under the name of another batch."""
     batches = batch_state.batches(source)
     taken, victims = drawn.choice(batches), [*batch_state.batches(folder), *BESIDE, *batches]
     target = drawn.choice([name for name in victims if source.name != "finished" or name != taken])
@@ -162,7 +162,7 @@ def _as_of_version_02(folder: Path) -> None:
 
 
 def _suffer(folder: Path, expected: Found) -> str:
-    """Read, verify and run a folder; return what came of it."""
+    """Read, verify and run a folder; return the outcome."""
     named = bool(verify(folder)) + sum(_refused(read, folder, expected) for read in (_tables, _params))
     if reason := _refused_run(folder):
         assert "another config" in reason, reason
@@ -170,7 +170,7 @@ def _suffer(folder: Path, expected: Found) -> str:
         return "refused, as of another config"
     _compare(_tables(folder), expected, whole=True)
     if lines := verify(folder):
-        # A run does not look at the checkpoints of finished batches.
+        # A run does not read the checkpoints of finished batches.
         for line in lines:
             Path(line.partition("; delete ")[2].partition(";")[0]).unlink()
         _run(folder)
@@ -180,7 +180,7 @@ def _suffer(folder: Path, expected: Found) -> str:
 
 
 def _refused(read: Callable[[Path], Found], folder: Path, expected: Found) -> bool:
-    """Read a folder: what it gives is right, or an error in one line, and then True is returned."""
+    """Read a folder: the result is correct, or an error in one line, for which True is returned."""
     try:
         found = read(folder)
     except InputError as error:
@@ -223,7 +223,7 @@ def _sorted(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _compare(found: Found, expected: Found, *, whole: bool) -> None:
-    """Require the same numbers; those of a run on its way are some of all."""
+    """Assert that the numbers agree; an unfinished run has some of them."""
     for mine, theirs in zip(found[:2], expected[:2], strict=True):
         if whole:
             pd.testing.assert_frame_equal(mine, theirs, check_exact=True)

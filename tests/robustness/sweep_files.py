@@ -1,4 +1,4 @@
-"""Sweep files under attack: each mutated file is planned, or refused in one line that names a place."""
+"""Mutated sweep files: each is planned, or rejected in one line with a place."""
 
 import copy
 import json
@@ -106,21 +106,21 @@ PIECES = [
 
 
 class _WouldCompile(Exception):
-    """Planning has come as far as it goes without compiling."""
+    """Raised when planning reaches the point of compilation."""
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
-    """Read and plan mutated sweep files, up to compiling.
+    """Read and plan mutated sweep files, up to compilation.
 
     Args:
-        count: how many.
-        seed: of the mutations; file k depends on seed and k alone.
+        count: number of files.
+        seed: seed of the mutations; file k depends only on the seed and k.
 
     Returns:
-        How many were "accepted", and how many "refused" in one line.
+        Number of files that were "accepted", and "refused" in one line.
 
     Raises:
-        AssertionError: a file for which neither is true, or that took longer than LONGEST_S; it says which.
+        AssertionError: another outcome, or a file that took longer than LONGEST_S.
     """
     outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(memory, "peak", _stop):
@@ -155,7 +155,7 @@ def _plan(path: Path, folder: Path) -> str:
     study = Study.read(path)
     groups = compile_groups(study.cells)
     try:
-        # Texts are not read: whether they are there is no matter of the file.
+        # Texts are not read, because their existence does not depend on the sweep file.
         if not any(group.setting.data.shared for group in groups):
             rehearse_groups(study, groups, lambda *_: None)
             store = Store(folder)
@@ -171,7 +171,7 @@ def _stop(*arguments: Any) -> None:
 
 
 def _mutated_text(rng: random.Random, shipped: Path) -> str:
-    """Cut pieces out, double them, or put pieces of TOML in."""
+    """Cut pieces out, duplicate them, or insert pieces of TOML."""
     text = _located(shipped.read_text(encoding="utf-8"), shipped)
     for _ in range(rng.randint(1, 4)):
         start = rng.randrange(len(text) + 1)
@@ -195,7 +195,7 @@ def _mutated_values(rng: random.Random, shipped: Path) -> str:
 
 
 def _located(text: str, shipped: Path) -> str:
-    """Let what lies beside the shipped file be found from elsewhere."""
+    """Make files next to the shipped file available from another folder."""
     base = os.fspath(shipped.parent)
     text = re.sub(r'(?m)^extends = "(?!/)', f'extends = "{base}/', text)
     return re.sub(r'"(\w+\.py:)', rf'"{base}/\1', text)
@@ -242,7 +242,7 @@ def _swap(rng: random.Random, tree: Any, holder: Any, key: Any) -> None:
 
 
 def _sweep(rng: random.Random, tree: Any, holder: Any, key: Any) -> None:
-    """Give the file a grid, or another one."""
+    """Add a grid to the file, or replace it."""
     keys = [
         "model.dim",
         "phases.query.step_size",

@@ -1,11 +1,11 @@
-"""The attacks in small; `python tests/robustness` runs them in full."""
+"""The attacks in small numbers; `python tests/robustness` runs them in full."""
 
 import importlib
 from pathlib import Path
 
 import pytest
 
-# Kills and damages are in the slow set alone: there are folders to make before there is anything to attack.
+# Kills and damages are slow tests, because they first make the folders to attack.
 SMALL = {"sweep_files": 40, "corpora": 8}
 MORE = {
     "forged": 12,
@@ -26,10 +26,10 @@ MORE = {
         *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE.items()),
     ],
 )
-def test_nothing_is_silently_wrong(monkeypatch, name, count):
+def test_attacks_end_in_correct_results_or_errors(monkeypatch, name, count):
     monkeypatch.syspath_prepend(Path(__file__).parent)
     module = importlib.import_module(name)
-    # Tests may share a machine with others, that keeps them waiting.
+    # Tests may be delayed by other processes on the machine.
     monkeypatch.setattr(module, "LONGEST_S", 3600.0, raising=False)
     outcomes = module.attack(count, seed=0)
     assert sum(outcomes.values()) >= count

@@ -1,4 +1,4 @@
-"""Damaged .npy and .safetensors files: an error in one line, or the numbers that another reading gives."""
+"""Damaged .npy and .safetensors files: each raises one line, or is read as by an independent reader."""
 
 import ast
 import json
@@ -17,22 +17,22 @@ from jaxattn.core.errors import InputError
 from jaxattn.data.arrays import read_array
 
 KINDS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
-# What stands where a file says a type, a shape or an offset.
+# Values that replace a dtype, a shape or an offset.
 ODD = [None, True, -1, 0, 3, 4.0, 2**63, 10**30, "", "F32", "<f4", "x" * 10_000, [], [4, -3], [-4, -3], {}]
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
-    """Read files of weights, damaged at random.
+    """Read randomly damaged files of weights.
 
     Args:
-        count: how many files.
-        seed: seed of all that is random.
+        count: number of files.
+        seed: seed of all random choices.
 
     Returns:
-        How many files were refused, and how many read.
+        Number of files that were rejected, and that were read.
 
     Raises:
-        AssertionError: another exception than one line, or other numbers than the file holds.
+        AssertionError: another exception than one line, or other numbers than the file contains.
     """
     outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +98,7 @@ def _bytes(rng: random.Random, size: int) -> bytes:
 
 def _damaged(content: bytes, rng: random.Random) -> bytes:
     place = rng.randrange(len(content) + 1)
-    # Headers are where damages tell.
+    # Damage of headers has the most effects.
     place = min(place, rng.choice([12, 100, 300, len(content)]))
     bits = bytes([1 << rng.randrange(8)])
     return rng.choice(

@@ -1,7 +1,7 @@
 """Descent on any subset of the parameters: an (init, step) pair of pure functions, and the loop over steps.
 
-One full-batch step on E writes token importance into the embeddings. The loop also supports minibatches and
-early stopping on held-out data. On p alone, sgd with small steps approximates gradient flow.
+One full-batch step on E writes token importance into the embeddings. On p alone, sgd with small steps
+approximates gradient flow.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ P = TypeVar("P")
 
 @struct.dataclass
 class Info:
-    """Result of one step: the loss and the gradient norm before the step, both scalars."""
+    """Loss and gradient norm before a step, both scalars."""
 
     loss: Leaf
     gradient_norm: Leaf
@@ -39,8 +39,7 @@ class Algorithm(NamedTuple):
     """A dynamics: `init(params) -> state` and `step(state, corpus) -> (state, Info)`, both pure.
 
     A state has `params`, `step` and `failed_at`, as `State` does. With random batches, the signature is
-    `init(params, key)`, with a PRNG key. An early-stopped descent takes two corpora, and has
-    `advance(state, corpora, steps) -> state` for several steps at once.
+    `init(params, key)`. The optional `advance(state, data, steps) -> state` takes several steps at once.
     """
 
     init: Callable[..., Any]
@@ -49,7 +48,7 @@ class Algorithm(NamedTuple):
 
 
 def loop(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
-    """Take a number of steps inside a traced function; see `run`."""
+    """Return the state after some steps inside a traced function; see `run`."""
     if algorithm.advance is not None:
         return algorithm.advance(state, data, steps)
     return jax.lax.fori_loop(0, steps, lambda _, s: algorithm.step(s, data)[0], state)
@@ -57,16 +56,10 @@ def loop(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any
 
 @partial(jax.jit, static_argnames="algorithm")
 def run(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
-    """Take a number of steps in one loop, compiled once per algorithm for any number of steps.
+    """Return the state after some steps of one loop, compiled once per algorithm for any number of steps.
 
-    Args:
-        algorithm: for example a descent; pass the same object in every call, since a new one is recompiled.
-        state: the initial state.
-        data: second argument of the algorithm's step.
-        steps: number of steps; may be traced.
-
-    Returns:
-        The state after the steps; one call with k + l steps equals two calls with k and l.
+    Pass the same `algorithm` object in every call, since a new one is recompiled. `data` is the second
+    argument of its step. One call with k + l steps equals two calls with k and l.
     """
     return loop(algorithm, state, data, steps)
 
@@ -88,12 +81,12 @@ def descent(
             search), it receives the loss, its gradient, and the loss as a function of the trained parameters.
         train: names or patterns of the trained parameters, see `ja.Phase.train`.
         outputs: the model.
-        batch_size: examples per step. They are reshuffled in every epoch, and an incomplete last batch is
-            dropped. Defaults to the full batch.
+        batch_size: examples per step; reshuffled in every epoch, and an incomplete last batch is dropped.
+            Defaults to the full batch.
         cuts_batches: slice the batch out of the data in every step. By default a minibatch is the full data
-            with weights, and the loss must be a sum over single sequences. A step then costs as much as a
-            full-batch step, which in token space is less than building the bags of a new corpus.
-        fresh: samples a batch, key -> data. Each step then uses a new batch, and no other data.
+            with weights, which requires a loss that is a sum over single sequences. A step then costs as much
+            as a full-batch step, which in token space is less than building the bags of a new corpus.
+        fresh: samples a new batch for each step, key -> data; no other data are used.
         per_sequence: (outputs, targets) -> (n,); defaults to logistic for two classes, cross-entropy for K.
 
     Returns:
@@ -149,18 +142,15 @@ def one_step(
     outputs: Outputs = one_layer.outputs,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> P:
-    """Take one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, by default on E alone.
+    """Return the parameters after one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, by default on E alone.
 
     Args:
         params: E (V, d), p (d,), v (d,) or (d, K), or the parameters of another model.
         data: n examples.
         step_size: η0.
-        train: names or patterns of the parameters that are trained.
+        train: names or patterns of the trained parameters.
         outputs: the model.
         per_sequence: see `loss`.
-
-    Returns:
-        The parameters after the step.
 
     Raises:
         InputError: `train` names a parameter that does not exist.
@@ -196,7 +186,7 @@ class EarlyStopped:
 
     @property
     def step(self) -> Array:
-        """Number of steps, including those skipped after the stop."""
+        """Number of steps, including those without effect after the stop."""
         return self.inner.step
 
     @property
@@ -214,21 +204,20 @@ def early_stop(
     outputs: Outputs = one_layer.outputs,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> Algorithm:
-    """Stop a descent when the loss on a held-out corpus no longer decreases.
+    """Build a descent that stops when the loss on a held-out corpus no longer decreases.
 
     Args:
         algorithm: the descent.
-        steps: length of the phase; it always ends with the best parameters.
+        steps: length of the phase, which always ends with the best parameters.
         every: number of steps between checks of the held-out loss.
-        patience: number of checks without a new best loss after which the descent stops and returns to the
-            best parameters.
+        patience: number of checks without a new best loss after which the descent stops.
         outputs: the model.
         per_sequence: (outputs, targets) -> (n,); its mean on the held-out corpus is monitored.
 
     Returns:
         A descent whose steps take (training corpus, held-out corpus); after the stop, steps have no effect.
-        Its `advance` evaluates the held-out loss only between blocks of steps. A vmapped `step` would
-        evaluate it, and select the best parameters, in every step.
+        Its `advance` evaluates the held-out loss only between blocks of steps; a vmapped `step` evaluates it
+        in every step.
     """
 
     def init(params: Any, *key: Array) -> EarlyStopped:
@@ -246,8 +235,7 @@ def early_stop(
         ends = (state.step % every == 0) | (state.step == steps)
         return ends & (state.waited < patience)
 
-    def look(state: EarlyStopped, held_out: Dataset) -> EarlyStopped:
-        """Evaluate the held-out loss if a check is due."""
+    def check(state: EarlyStopped, held_out: Dataset) -> EarlyStopped:
         due, params = is_due(state), state.params
         found = loss(params, held_out, outputs, None, per_sequence).astype(state.best_loss.dtype)
         better = due & (found < state.best_loss)
@@ -260,7 +248,7 @@ def early_stop(
     def step(state: EarlyStopped, corpora: tuple[Dataset, Dataset]) -> tuple[EarlyStopped, Info]:
         train, held_out = corpora
         moved, info = move(state, train)
-        return jax.lax.cond(is_due(moved), lambda: look(moved, held_out), lambda: moved), info
+        return jax.lax.cond(is_due(moved), lambda: check(moved, held_out), lambda: moved), info
 
     def advance(state: EarlyStopped, corpora: tuple[Dataset, Dataset], number: int | Array) -> EarlyStopped:
         train, held_out = corpora
@@ -271,7 +259,7 @@ def early_stop(
             until_check = jnp.minimum(every - state.step % every, until_end)
             taken = jnp.minimum(left, _of_members(until_check))
             state = jax.lax.fori_loop(0, taken, lambda _, here: move(here, train)[0], state)
-            return left - taken, look(state, held_out)
+            return left - taken, check(state, held_out)
 
         begin = jnp.asarray(number, jnp.int32), state
         return jax.lax.while_loop(lambda carried: carried[0] > 0, block, begin)[1]
@@ -282,9 +270,8 @@ def early_stop(
 def _minibatch(
     state: State, data: Dataset, batch_size: int, cuts_batches: bool
 ) -> tuple[Dataset, Array | None]:
-    """Select the examples of a step: a slice of the data, or all data with the weights of that slice."""
     size = min(batch_size, data.num_examples)
-    position = deal(jax.random.wrap_key_data(state.key), state.step, size, data.num_examples)
+    position = assign_minibatches(jax.random.wrap_key_data(state.key), state.step, size, data.num_examples)
     if not cuts_batches:
         return data, jnp.where(position < size, 1 / size, 0.0)
     own = jnp.zeros(size, jnp.int32).at[position]
@@ -295,9 +282,8 @@ def _minibatch(
 def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[Any, Array]:
     """Return the updates, and whether the step fails because its loss or gradient is not finite.
 
-    The gradient of a matrix is not checked, because its norm would require ∂L/∂E in memory; a nonfinite one
-    makes the next loss nonfinite. On a CPU, XLA copies E in every step unless its update waits for the
-    gradients of p and v; on other backends waiting costs an extra launch.
+    The gradient of a matrix is not checked, because its norm would require ∂L/∂E in memory. On a CPU, XLA
+    copies E in every step unless its update waits for the gradients of p and v.
     """
     leaves = jax.tree.leaves(gradients)
     vectors = [leaf for leaf in leaves if leaf.ndim < 2]
@@ -309,19 +295,13 @@ def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[A
     return updates, fails
 
 
-def deal(key: Array, step: Array, size: int, sequences: int) -> Array:
-    """Assign the sequences to the minibatches of one epoch, starting from the minibatch of a step.
+def assign_minibatches(key: Array, step: Array, size: int, sequences: int) -> Array:
+    """Assign the n sequences to the minibatches of one epoch, starting from the minibatch of a step.
 
-    Every epoch of n // B steps has its own random order.
-
-    Args:
-        key: () PRNG key.
-        step: () int32.
-        size: B ≤ n.
-        sequences: n.
+    Every epoch of n // size steps has its own random order.
 
     Returns:
-        (n,) int32, distinct; below B for the sequences of the step's minibatch.
+        (n,) int32, distinct; below `size` for the sequences of the step's minibatch.
     """
     epoch, number = jnp.divmod(step, sequences // size)
     position = jax.random.permutation(jax.random.fold_in(key, epoch), sequences)

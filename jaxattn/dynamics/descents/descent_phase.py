@@ -28,10 +28,7 @@ ROTATION_INVARIANT = ("sgd", "normalized", "polyak", "lbfgs")
 class Descent(Phase, frozen=True, kw_only=True):
     """Descent with an optax optimiser on the parameters in `train`.
 
-    Each step uses all examples, `batch_size` of them, or `fresh` new ones, which the data generator samples
-    for every step as in online training. With `patience`, the loss on the validation data is
-    checked every `check_every` steps; after that many checks without a new best the descent stops, and the
-    phase ends with the best parameters.
+    Each step uses all examples, `batch_size` of them, or `fresh` new ones from the data generator.
 
     Attributes:
         optimizer: name of a built-in or optax optimiser, or the import path of a function (step_size, *,
@@ -42,10 +39,9 @@ class Descent(Phase, frozen=True, kw_only=True):
         schedule: learning-rate schedule: constant, cosine, linear, exponential or inverse_sqrt.
         warmup: number of steps over which the learning rate first increases linearly from 0.
         batch_size: size of the minibatches, which are reshuffled in every epoch; defaults to the full batch.
-        fresh: number of new examples to sample for each step, as in online learning; the training data are
-            then not used.
+        fresh: number of new examples for each step, as in online learning, in place of the training data.
         patience: number of consecutive checks without a new best validation loss after which the phase stops
-            early; 0 disables early stopping.
+            with the best parameters; 0 disables early stopping.
         check_every: number of steps between checks of the validation loss.
     """
 
@@ -80,9 +76,7 @@ class Descent(Phase, frozen=True, kw_only=True):
         beside = set(self.__struct_fields__) - {self.takes_further}
         check_options(_target(self.optimizer), self.options, beside)
         if self.fresh and self.batch_size:
-            raise InputError(
-                "fresh: it excludes batch_size, which splits the training data; remove one of them"
-            )
+            raise InputError("fresh: cannot be combined with batch_size; remove one of them")
         for setting in context:
             self._check_batch(msgspec.structs.asdict(setting.data).get("sequences"))
             if self.patience and not setting.data.held_out:
@@ -168,7 +162,7 @@ class OneStep(Phase, frozen=True, kw_only=True):
 
 
 def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: int = 0) -> optax.Schedule:
-    """Build a step-size schedule over a phase.
+    """Build a step-size schedule over a phase, a function of the step.
 
     Args:
         name: constant; cosine or linear to 0 at `steps`; exponential to 1 % of `step_size` at `steps`;
@@ -176,9 +170,6 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
         step_size: η, the largest value.
         steps: length of the phase.
         warmup: steps of linear increase from 0 before the schedule begins.
-
-    Returns:
-        A function of the step.
     """
     length = max(steps - warmup, 1)
     made: optax.Schedule
@@ -205,7 +196,7 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
 def optimizer(
     name: str | Factory, step_size: optax.ScalarOrSchedule | Array, **options: Any
 ) -> optax.GradientTransformation:
-    """Build an optimiser.
+    """Build an optax optimiser from its name.
 
     Args:
         name: sgd, θ - η g; normalized, θ - η g/‖g‖ (over all trained parameters; θ where g = 0); polyak,
@@ -213,12 +204,8 @@ def optimizer(
             adamw, lion, ...); or a function (step_size, **options) that makes a transformation.
         step_size: η, a number or a schedule; a number for polyak.
         options: further arguments of the optimiser by their optax names: momentum and nesterov of sgd and
-            normalized, loss_floor of polyak, weight_decay of adamw, ... `epsilon` is optax's eps. It is more
-            than a guard against division by 0 for adam: on a corpus of thousands of reviews the gradient of E
-            is of order 1e-6 per entry.
-
-    Returns:
-        The optax transformation.
+            normalized, loss_floor of polyak, weight_decay of adamw, ... `epsilon` is optax's eps; it affects
+            adam noticeably, because the gradient of E on thousands of reviews is about 1e-6 per entry.
 
     Raises:
         InputError: see `check_options`; or the function does not return an optax transformation.
@@ -233,16 +220,10 @@ def optimizer(
 
 
 def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[str] = ()) -> None:
-    """Check the name of an optimiser and its options before the run starts.
+    """Raise InputError unless the optimiser exists and accepts these options, with the closest known name.
 
-    Args:
-        name: as for `optimizer`.
-        options: names of the options; for a mapping, its values must not be strings.
-        beside: further names to suggest for a misspelled option.
-
-    Raises:
-        InputError: an unknown name or option, with the closest known one; a missing option; or an option that
-            is not a number.
+    `options` are their names; for a mapping, its values must not be strings. `beside` are further names to
+    suggest for a misspelled option.
     """
     factory = _factory(name)
     # A grid calls this for the same few optimisers in every cell, so signatures are cached.

@@ -53,18 +53,9 @@ def log_excess_loss(
 
         L - L* = (1/n) Σ_X log(1 + σ(-y γ*) (e^D - 1)),   D = y (γ* - f) = Σ_s q_s y (γ* - γ_s) ≥ 0,
 
-    where γ* is the value of X that agrees most with its label. All terms are nonnegative, so none cancel.
-
-    Args:
-        corpus: n sequences of two classes over V tokens.
-        scores: a = E p, (V,); any spread.
-        values: γ = E v, (V,).
-
-    Returns:
-        The logarithm; -inf if all attention is on best tokens.
-
-    Source:
-        Derived from the loss of arXiv 2505.17282.
+    where γ* is the value of X that agrees most with its label. All terms are nonnegative, so none cancel. The
+    corpus has two classes, scores a = E p and values γ = E v. Returns -inf if all attention is on best
+    tokens.
     """
     bags, present = corpus.bags, corpus.bags.count > 0
     agreement = bags.spread(corpus.targets) * take(values, bags.index.astype(jnp.int32))
@@ -84,7 +75,7 @@ def log_excess_loss(
 
 
 def log_descent(method: str, step_size: float | Array) -> Algorithm:
-    """Build one of the methods above; run it with `descent.run` as any other descent.
+    """Build one of the methods of this module; run it with `descent.run` as any other descent.
 
     Args:
         method: name of the method, a `Method`.
@@ -99,10 +90,10 @@ def log_descent(method: str, step_size: float | Array) -> Algorithm:
         InputError: an unknown method.
 
     Source:
-        Normalised and Polyak steps as in Vasudeva et al. 2024 (arXiv 2402.05738); dual acceleration of Ji,
+        Normalised and Polyak steps of Vasudeva et al. 2024 (arXiv 2402.05738); dual acceleration of Ji,
         Srebro and Telgarsky 2021 (arXiv 2107.00595, Algorithm 1) with L - L* in place of their loss, whose
-        infimum is 0; log_time is Euler's method for gradient flow in the clock log t, slowed down where p
-        moves far within one unit of log t.
+        infimum is 0; log_time is Euler's method for gradient flow in log t, with shorter steps where p moves
+        far.
     """
     if method not in get_args(Method):
         raise InputError(f"method: {method!r}; give one of {', '.join(get_args(Method))}")

@@ -17,9 +17,9 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.coordinates import Local
 
-# Errors of the time are negligible after this log time; ODE solvers in double precision end earlier.
+# Log time after which errors of the time are negligible. ODE solvers in double precision end earlier.
 _CLOCKED = 45.0
-# Relative error of ‖∂L/∂p‖ that the error of a step may cause.
+# Largest relative error of ‖∂L/∂p‖ that the error of a step may cause.
 GRADIENT_RTOL = 0.01
 
 
@@ -65,8 +65,7 @@ _REASONS = {
 class FlowPath(Brief):
     """Path of a flow, with a row for each recorded point; base class of the paths that flows return.
 
-    Row 0 is the start, and the last row is the end of the path. All arrays have a leading axis for several
-    seeds.
+    Row 0 is the start, and the last row is the end. With several seeds, all arrays have a leading axis.
 
     Attributes:
         status: () int32; the stopping condition, a `Stop`.
@@ -76,12 +75,12 @@ class FlowPath(Brief):
 
     @property
     def rows(self) -> Any:
-        """The object whose arrays have a row for each recorded point."""
+        """Object whose arrays have a row for each recorded point."""
         return self
 
     @property
     def reached(self) -> Array:
-        """The row at which the path ended, or up to which it was computed, (). Later rows repeat it."""
+        """Row at which the path ended, or up to which it was computed, (). Later rows repeat it."""
         return (self.rows.steps < self.rows.steps[-1]).sum()
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
@@ -89,22 +88,22 @@ class FlowPath(Brief):
         raise NotImplementedError(f"{type(self).__name__}.params_at")
 
     def metrics_at(self, row: Array) -> dict[str, Array]:
-        """Return the recorded metrics at a row: numbers () by name."""
+        """Return the recorded metrics at a row: scalars by name."""
         raise NotImplementedError(f"{type(self).__name__}.metrics_at")
 
     def at(self, row: Array, *names: str) -> dict[str, Array]:
-        """Return fields at a row."""
+        """Return fields of the path at a row, by name."""
         return {name: getattr(self.rows, name)[row] for name in names}
 
     @property
     def stop(self) -> Any:
-        """The name of `status`: a string, or an array of strings for several seeds."""
+        """Name of `status`: a string, or an array of strings for several seeds."""
         names = np.array([stop.name.lower() for stop in Stop])[np.asarray(self.status)]
         return str(names) if names.ndim == 0 else names
 
     @property
     def reason(self) -> str | list[str]:
-        """Stopping condition in words; a list for several seeds."""
+        """Description of the stopping condition; a list for several seeds."""
         if np.ndim(self.status) == 0:
             return _REASONS[Stop(int(self.status))]
         return [_REASONS[Stop(int(one))] for one in np.asarray(self.status)]
@@ -223,10 +222,10 @@ def begin(
     Args:
         flow: the flow.
         ends: the stopping conditions.
-        reach: approximate length of the path, ().
+        reach: approximate length of the path.
         points: number of rows k ≥ 3: the start, log-spaced arc lengths up to `reach`, the end.
-        log_gradient_norm: log of the size of the gradient at the start, (). Required if row 0 is read before
-            the first step, which has length 0 and evaluates the flow.
+        log_gradient_norm: log of the size of the gradient at the start. Required if row 0 is read before the
+            first step, which has length 0 and evaluates the flow.
     """
     z = flow.zero
     zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
@@ -258,13 +257,10 @@ def first_step(unit: Array, ends: Ends, reach: Array) -> Array:
 
 
 def restart(integration: Integration, h: Array) -> Integration:
-    """Resume from the current point in new coordinates with zero at this point; earlier rows are unchanged.
+    """Return the integration in new coordinates whose zero is the current point; earlier rows are unchanged.
 
-    The next step has length 0: it evaluates the flow, and may reach the first row.
-
-    Args:
-        integration: the path so far.
-        h: length of the step after that, ().
+    The next step has length 0: it evaluates the flow, and may reach the first row. The step after it has
+    length h.
     """
     return replace(
         integration,
@@ -290,15 +286,12 @@ def integrate(
     Args:
         flow: the flow, in the coordinates of `integration.here`.
         ends: the stopping conditions.
-        reach: approximate length of the path, ().
+        reach: approximate length of the path.
         max_steps: maximum number of steps, accepted or rejected.
         integration: the path so far; see `begin`.
-        rows: return with status RUNNING once this many rows are reached, (); unlimited by default.
-        clock: largest difference between two rules for the log of the time of a step, up to a time of e^45;
-            the result uses the better rule. Finite for flows whose time is needed, not only the path.
-
-    Returns:
-        The path.
+        rows: return with status RUNNING once this many rows are reached; unlimited by default.
+        clock: largest difference between two rules for the log of the time of a step, up to a time of e^45.
+            The result uses the better rule. Pass a finite value if the time is needed, not only the path.
     """
     points = len(integration.rows.steps)
     first = jnp.minimum(flow.unit, reach / 100)
@@ -318,7 +311,6 @@ def integrate(
 def _step(
     flow: Flow, ends: Ends, first: Array, max_steps: Array, marks: Array, clock: float, state: Integration
 ) -> Integration:
-    """Attempt a step, and accept it if its error is within the tolerance."""
     here, local = state.here, state.local
     mark = jnp.minimum(marks[state.reached], ends.arc_length)
     to_mark = mark - here.arc_length
@@ -365,7 +357,6 @@ def _step(
 def _status(
     flow: Flow, ends: Ends, first: Array, max_steps: Array, state: Integration, turns: Array
 ) -> Array:
-    """Return the stopping condition that holds at the current point, or RUNNING."""
     here, local, h = state.here, state.local, state.h
     short = ~(h >= 4 * jnp.finfo(h.dtype).eps * (here.arc_length + flow.unit))
     sine = flow.sine(here.z, local.velocity)
@@ -388,10 +379,10 @@ def _status(
 def _log_mean_time(h: Array, start: Local, end: Local) -> tuple[Array, Array]:
     """Compute log of the mean of exp(-ℓ) over a step, ℓ = log ‖∂L/∂p‖, from ℓ and ℓ' at both ends.
 
-    The integral of exp over a straight line is exact at any size; one extrapolation from the halves of the
-    step raises the order to 4 where ℓ is curved. Also returns the difference from the rule without halves.
+    The integral of exp over a straight line is exact. One extrapolation from the halves of the step raises
+    the order to 4. Also returns the difference from the rule without halves.
     """
-    # A gradient of exactly zero takes infinite time; a finite exponent prevents NaN.
+    # Where the gradient is exactly zero, time is infinite; a finite exponent prevents NaN.
     x, y = (-jnp.maximum(at.log_gradient_norm, -1e300) for at in (start, end))
     bend = jnp.clip(h / 8 * (end.log_slope - start.log_slope), -1, 1)
     middle = (x + y) / 2 + bend

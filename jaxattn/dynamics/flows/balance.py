@@ -1,4 +1,4 @@
-"""Detection of tied tokens, and the point where the forces on them balance."""
+"""Detection of tied tokens, and of the point where the forces on them balance."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ _LOOSE, _APART = 1e-6, 0.03
 
 
 class Balance(NamedTuple):
-    """Detected ties, the point where the forces on them balance, and whether a balance was found.
+    """Detected ties, and the point where the forces on them balance.
 
     Attributes:
         ties: the ties; none if no balance was found.
@@ -67,7 +67,7 @@ def no_balance(E: Array, p: Array, values: Array, corpus: Corpus) -> Balance:
 
 
 class _Rest(NamedTuple):
-    """Stationary point of the tied part of the loss, the loss of the attended tokens alone.
+    """Stationary point of the loss of the attended tokens alone, the tied part of the loss.
 
     Attributes:
         p: (d,).
@@ -75,10 +75,8 @@ class _Rest(NamedTuple):
         left: norm of the remaining gradient, in units of the force, ().
         stiffness: smallest derivative of the force by tied scores, in units of the force, ().
         log_limit: log of the force that would shift the balance by _SHIFT, ().
-        inverse: the inverse of the Hessian of the mean loss of the tied part in coordinates of the normals,
-            (r, r); 0 in zero rows.
-        normals: an orthonormal basis of the directions with a nonzero derivative, padded with zero rows,
-            (r, d).
+        inverse: (r, r); inverse Hessian of the mean loss in coordinates of the normals; 0 in zero rows.
+        normals: (r, d); orthonormal basis of the directions with a nonzero derivative, padded with zero rows.
         loose: (V,) bool; tokens whose score differs from their leader's along a direction without derivative.
     """
 
@@ -103,14 +101,9 @@ def find_ties(
 ) -> tuple[Float[Array, " d"], Balance]:
     """Find tokens that tie, and pairs whose forces cancel, at a point where forces balance up to rounding.
 
-    Tokens tie if a sequence attends to them together. Tied tokens stay close to the top of their sequence;
-    the other tokens have fallen behind by the logarithm of the float64 resolution. The sorted distances to
-    the top therefore have a gap, which is usually the widest one. Tokens that do not tie may still be moving,
-    and then the gap above them can be narrower than the one below, so the next widest gaps are tried too.
-
-    A path that follows a curve of balances in straight pieces ends each piece off the curve. It is first
-    moved back, along the normals of the previous ties. Both computations share one loop, because each is
-    expensive to compile.
+    Tokens tie if a sequence attends to them together. Tied tokens stay close to the top of their sequence,
+    and the others have fallen behind by the logarithm of the float64 resolution. This leaves a gap in the
+    sorted distances to the top, usually the widest one; the next widest gaps are tried too.
 
     Args:
         E: (V, d).
@@ -118,13 +111,12 @@ def find_ties(
         values: γ, (V,), or (V, K) for K > 2 classes.
         corpus: n sequences over V tokens.
         before: the previous ties.
-        slides: whether to move p back to their balance first, ().
+        slides: whether to move p back to their balance first, (), after a straight piece of a curve.
         wanted: whether to search for ties, ().
 
     Returns:
         p (d,), moved back if `slides`; and the balance. It is settled if Newton's method finds a zero of the
-        gradient of the tied part of the loss nearby, with a Hessian that is positive definite on 𝒯. Without
-        ties and cancelling pairs it is not settled.
+        gradient of the tied part of the loss nearby, with a positive definite Hessian on 𝒯.
     """
 
     def attempt(state: tuple[Array, Array, Balance]) -> tuple[Array, Array, Balance]:
@@ -151,7 +143,6 @@ def find_ties(
 
 
 def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, normals: Array) -> Balance:
-    """Find the balance of classes of tokens that may tie, along the normals of their differences."""
     bags, vocab = corpus.bags, jnp.arange(len(E), dtype=jnp.int32)
     index, present = bags.index.astype(jnp.int32), bags.count > 0
     attended = top_class(E, p, corpus, leader)
@@ -213,7 +204,6 @@ def _most_classes(E: Array) -> int:
 def _rest(
     E: Array, p: Array, values: Array, corpus: Corpus, normals: Array, attended: Array, leader: Array
 ) -> _Rest:
-    """Move p within 𝒯, along directions with a derivative, to a zero of the gradient of the tied part."""
     # In units in which the longest embedding has length 1, which makes unspanned directions comparable.
     unit = 1 / jnp.sqrt(jnp.square(E).sum(axis=1).max())
     scores, lift = E @ p, (unit * E) @ normals.T
@@ -306,7 +296,7 @@ def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, " V"]:
 
 
 def _normals(E: Float[Array, "V d"], leader: Int[Array, " V"]) -> Float[Array, "r d"]:
-    """Compute an orthonormal basis of 𝒯, padded with zero rows to r = `room`."""
+    """Return an orthonormal basis of 𝒯, padded with zero rows to r = `room`."""
     apart = E - take(E, leader)
     if room(E) < min(E.shape):
         tied = leader != jnp.arange(len(E), dtype=jnp.int32)

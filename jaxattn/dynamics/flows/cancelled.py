@@ -9,8 +9,8 @@ L₀ + Σ_i g_i x_i + ½ Σ_ij H_ij x_i x_j + ..., and
 
     g_i = -mean_X r·V_i,    H_ij = mean_X [V_i·S V_j + r·(V_i U_j + V_j U_i)].
 
-Tied tokens respond: given x, their scores settle at the minimum of the tied part of the loss. The
-second-order terms that act on p are therefore those of
+Given x, the scores of tied tokens settle at the minimum of the tied part of the loss. The second-order terms
+that act on p are therefore those of
 
     M = H - G K⁻¹ Gᵀ,    G = ∂g/∂y,    K the Hessian of the tied part in coordinates y of 𝒯.
 
@@ -58,7 +58,7 @@ class Cancelled(NamedTuple):
 
 
 class Tied(NamedTuple):
-    """The tied tokens, and the dependence of scores on coordinates of 𝒯.
+    """Tied tokens, and the dependence of scores on coordinates of 𝒯.
 
     Attributes:
         attended: (R, W) bool; the top class of every sequence.
@@ -79,9 +79,9 @@ class _Entries(NamedTuple):
     """Contribution of every entry of the bags, (R, W) or (R, W, C) with C columns of outputs.
 
     Attributes:
-        low: (R, W); its token.
-        top: (R, W); a token of the top class of its sequence.
-        group: (R, W); entries with equal θ = Q (E_low - E_top) form one pair.
+        low: its token.
+        top: a token of the top class of its sequence.
+        group: entries with equal θ = Q (E_low - E_top) form one pair.
         weight: U at x = e^(a_low - a_top) of the first entry of the group.
         below: γ - f_X, set to 0 where it is rounding.
         attention: q among the attended tokens, 0 for others.
@@ -105,22 +105,12 @@ class _Loss(NamedTuple):
     pi: Array
 
     def times(self, x: Float[Array, "n m C"]) -> Float[Array, "n m C"]:
-        """Multiply S with vectors."""
         pi = self.pi[:, None]
         return self.weight[:, None] * x - pi * (pi * x).sum(axis=-1, keepdims=True)
 
 
 def cancelled(corpus: Corpus, values: Float[Array, " V *K"], tied: Tied) -> Cancelled:
-    """Find entries whose forces on the top class cancel, and the second-order terms that remain.
-
-    Args:
-        corpus: n sequences over V tokens.
-        values: γ, of two classes (V,) or of K > 2 (V, K).
-        tied: the tied tokens.
-
-    Returns:
-        The entries and their pairs.
-    """
+    """Find entries whose forces on the top class cancel, and the second-order terms that remain."""
     entries = _entries(corpus, values, tied)
     idle = _idle(corpus, entries, tied.attended)
     number, tokens, many = _numbered(idle, entries)
@@ -176,7 +166,6 @@ def _groups(theta: Float[Array, "R W d"], present: Bool[Array, "R W"]) -> tuple[
 
 
 def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> Bool[Array, "R W"]:
-    """Return the entries whose first-order forces on the top class sum to zero over their group."""
     r = corpus.bags.spread(_loss(corpus, entries.f).r)
     terms = entries.weight[..., None] * r * entries.below
     product, size = terms.sum(axis=-1), jnp.abs(terms).sum(axis=-1)

@@ -11,14 +11,9 @@ from jaxtyping import Array
 def cond_under_vmap(condition: Array, compute: Callable[..., Any], otherwise: Any, *given: Any) -> Any:
     """Return `compute(otherwise, *given)` if a condition holds, else `otherwise`.
 
-    Under vmap, `lax.cond` computes both branches; a loop of at most one step computes only if necessary.
-
-    Args:
-        condition: whether to compute, ().
-        compute: (otherwise, *given) -> a pytree like `otherwise`.
-        otherwise: the result if the condition is false.
-        given: all arrays that `compute` uses. XLA may compute with closed-over arrays before the loop,
-            whether or not the condition holds.
+    Under vmap, `lax.cond` computes both branches; this loop of at most one step computes only if necessary.
+    `given` must have all arrays that `compute` uses, since XLA may compute with closed-over arrays before the
+    loop.
     """
 
     def once(state: tuple[Array, Any]) -> tuple[Array, Any]:

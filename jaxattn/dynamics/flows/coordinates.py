@@ -5,8 +5,7 @@ The path stays in p_0 + span{E_s}, so r = min(V, d) coordinates z represent it, 
     V ≤ d:  B = E,  a = a_0 + E Eᵀ z,  dz/ds = F / ‖EᵀF‖;
     V > d:  B = 1,  a = a_0 + E z,     dz/ds = EᵀF / ‖EᵀF‖,
 
-with F = -∂L/∂a. Neither requires a factorisation of E, and both are defined if rows of E coincide. With tied
-tokens, a `Watch` defines which scores must stay in range for the description to remain valid.
+with F = -∂L/∂a. Neither requires a factorisation of E, and both are defined if rows of E coincide.
 """
 
 import math
@@ -47,7 +46,7 @@ _STRAIGHT = 0.05
 
 @struct.dataclass
 class Watch:
-    """Conditions on entries of the bags under which the description of the flow is valid.
+    """Conditions on entries of the bags under which the coordinates describe the flow.
 
     Attributes:
         idle: (R, W) bool; tokens without a force, which must stay away from the top of their sequence.
@@ -81,15 +80,10 @@ class Watch:
 
 
 def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) -> Float[Array, ""]:
-    """Compute how far tokens leap over the top of their sequence from one point to another.
+    """Compute how far tokens leap over the top of their sequence between scores `before` and `after`.
 
-    A token near the top exerts a force with the full weight of the tokens that it approaches, however small
-    its force is at a distance. A step from far below to far above misses this force at both of its ends.
-
-    Args:
-        corpus: n sequences over V tokens.
-        before: scores a, (V,).
-        after: scores a, (V,).
+    A token exerts its full force only near the top. A step from far below to far above the top misses this
+    force at both of its ends.
 
     Returns:
         The largest over tokens of the smaller of two distances: below the top before, and above the former
@@ -153,8 +147,8 @@ class Coordinates:
         weigh: weights of the sequences, see `score_force`; a pytree.
         steepest: upper bound on the slope of the log gradient norm; larger slopes are numerical error, ().
         log_limit: the path ends as balanced once log Σ |∂L/∂a_s| of single sequences falls to this value.
-        watch: conditions on tokens; if one is violated, the path ends as balanced too.
-        pairs: second-order terms of the loss, `pairs.Pairs`, where first-order terms cancel.
+        watch: conditions on tokens; the path also ends as balanced if one is violated.
+        pairs: second-order terms of the loss where first-order terms cancel.
     """
 
     corpus: Corpus
@@ -178,7 +172,7 @@ class Coordinates:
 
     @property
     def embeddings(self) -> Float[Array, "V d"]:
-        """E."""
+        """The embeddings E."""
         return self.lift if self.basis is None else self.basis
 
     def moved(self, z: Float[Array, " r"]) -> "Coordinates":
@@ -327,8 +321,6 @@ class Coordinates:
         )
 
     def _leapt(self, start: Array, end: Array) -> Array:
-        """Compute how far a step lets tokens leap over tied ones, which it must not."""
-
         def from_how_far(_: Any, flow: Coordinates, *ends: Array) -> Array:
             return leap(flow.corpus, *(flow.scores + flow.lift @ z for z in ends))
 

@@ -77,24 +77,24 @@ class _LinearPath(FlowPath):
 
 @struct.dataclass(repr=False)
 class Path(_LinearPath):
-    """Points along gradient flow on p, float64; with a leading seed axis B on every array for B seeds.
+    """Points along gradient flow on p, float64; with a leading axis B for B seeds.
 
-    Row 0 is the start, and the last row is the end of the path. The rows between are at log-spaced arc
-    lengths. Rows that were not reached repeat the last state.
+    Row 0 is the start, the last row is the end, and the rows between are at log-spaced arc lengths. Rows that
+    were not reached repeat the last state.
 
     Attributes:
         p: (k, d).
         arc_length: (k,); s, length of the path so far.
         norm: (k,); ‖p‖.
         log_gradient_norm: (k,); log ‖∂L/∂p‖, -inf where the gradient is exactly zero.
-        log_time: (k,); log t of the flow dp/dt = -∂L/∂p, -inf at the start.
+        log_time: (k,); log t, -inf at the start.
         steps: (k,) int32; number of attempted steps so far.
         status: () int32; the stopping condition, a `Stop`.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
-        columns: () int; columns of the Jacobian of a step, each of which costs one gradient evaluation.
-        selection: the highest token of every sequence at the end of the path, and the tokens that tie with
-            it in the limit: their scores differ by a bounded amount while ‖p‖ grows.
+        columns: () int; columns of the Jacobian, each of which costs one gradient evaluation per step.
+        selection: the highest token of every sequence at the end, and the tokens that tie with it in the
+            limit: their scores differ by a bounded amount while ‖p‖ grows.
     """
 
     p: Leaf
@@ -129,9 +129,8 @@ def exact_flow(
 
         L = (1/n) Σ_X ℓ(f(X), y_X),   f(X) = Σ_s q_s γ_s,   q = softmax of a = Φ p over X.
 
-    Everything is computed in float64, whatever the precision of the inputs and of JAX. The sine of the angle
-    between p and dp/dt is the change of p/‖p‖ per e-fold of ‖p‖, and approximately the distance of p/‖p‖ to
-    its limit.
+    All computations are in float64. The sine of the angle between p and dp/dt is the change of p/‖p‖ per
+    e-fold of ‖p‖, and approximately the distance of p/‖p‖ to its limit.
 
     Args:
         scores: keys (m, D), values (m,), or (m, K) for K > 2 classes, and bags of n sequences; any of them
@@ -143,7 +142,7 @@ def exact_flow(
         max_steps: stop after this many steps, accepted or rejected.
         rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
         gradient_rtol: relative error of ‖∂L/∂p‖ that the error of a step may cause, which keeps `log_time`
-            accurate. Pass infinity if only the path is needed; this saves steps on winding paths.
+            accurate. Pass infinity if only the path is needed; this saves steps.
         points: number of recorded points k ≥ 3.
         width: number of seeds integrated at once with vmap; defaults to a value for the backend.
 
@@ -194,10 +193,8 @@ def _inputs(scores: Scores, p: Array | np.ndarray) -> Inputs:
 class PathSoFar(_LinearPath):
     """State of a path so far, across successive descriptions of the flow (stages).
 
-    Its rows are those of `Path`; rows that were not reached repeat the last state.
-
     Attributes:
-        p: (k, d).
+        p: (k, d); rows as in `Path`.
         norm: (k,); ‖p‖.
         integration: the integration, in coordinates of the last stage.
         start: p at the start of that stage, (d,).
@@ -205,7 +202,7 @@ class PathSoFar(_LinearPath):
         tied: True if there are any, () bool.
         left: number of stages that may follow, () int32; 0 once the path has ended.
         accepted_before: number of accepted steps before that stage, () int32.
-        columns: columns of the Jacobian of a step, () int.
+        columns: columns of the Jacobian, () int.
     """
 
     p: Leaf
@@ -230,7 +227,7 @@ class PathSoFar(_LinearPath):
 
 
 def begin_path(scores: Scores, p: Array, ends: Ends, points: int) -> PathSoFar:
-    """Return the path of one seed with its start alone; `continue_path` computes further rows."""
+    """Return the path of one seed with only its start; `continue_path` computes further rows."""
     keys, start, values, corpus = _inputs(scores, p).arrays
     with backend.float64():
         arrays = doubled((keys, start, values))
@@ -240,7 +237,7 @@ def begin_path(scores: Scores, p: Array, ends: Ends, points: int) -> PathSoFar:
 def continue_path(
     scores: Scores, path: PathSoFar, ends: Ends, max_steps: int | Array, row: int | Array
 ) -> PathSoFar:
-    """Continue a path of `begin_path`, with the same scores, until it reaches a row or ends."""
+    """Return a path of `begin_path`, for the same scores, continued until it reaches a row or ends."""
     with backend.float64():
         arrays = *doubled((scores.keys, scores.values)), scores.corpus, path, doubled(ends)
         return _continued(*arrays, jnp.asarray(max_steps, jnp.int32), row + 1)
@@ -277,7 +274,6 @@ def _begin(
     points: int,
     log_gradient_norm: Array | float = math.nan,
 ) -> PathSoFar:
-    """Return the start of the path of one seed."""
     ties = no_ties(E, values, corpus)
     flow = tied_coordinates(E, p, corpus, ties)
     return PathSoFar(
@@ -295,7 +291,6 @@ def _begin(
 
 @jax.jit
 def _log_gradient_norm(E: Array, p: Array, values: Array, corpus: Corpus) -> Array:
-    """Compute log ‖∂L/∂p‖, ()."""
     flow = tied_coordinates(E, p, corpus, no_ties(E, values, corpus))
     return flow.at(flow.zero).log_gradient_norm
 
@@ -309,8 +304,6 @@ def _continue(
     max_steps: Array,
     rows: int | Array,
 ) -> PathSoFar:
-    """Continue the path of one seed until this number of rows is reached, or it ends."""
-
     def stage(before: PathSoFar) -> PathSoFar:
         flow = tied_coordinates(E, before.start, corpus, before.ties)
         integration = integrate(flow, ends, _reach(ends), max_steps, before.integration, rows)
@@ -346,7 +339,6 @@ def _points(flow: Coordinates, z: Array, path: PathSoFar) -> Array:
 def _next_stage(
     E: Array, values: Array, corpus: Corpus, ends: Ends, before: PathSoFar, after: PathSoFar
 ) -> PathSoFar:
-    """Return the next stage: the same description if it has not ended, another one, or the path's end."""
     integration, ties = after.integration, before.ties
     runs = integration.status == Stop.RUNNING
     slides = before.tied & ties.watch.slides & ~runs
@@ -356,7 +348,7 @@ def _next_stage(
     given = E, end, values, corpus, ties, slides, looks
     otherwise = end, no_balance(E, end, values, corpus)
     p, found = cond_under_vmap(slides | looks, lambda _, *given: find_ties(*given), otherwise, *given)
-    # Without an accepted step the next stage would end at the same point.
+    # Without an accepted step, the next stage would end at the same point.
     stuck = balances & before.tied & (integration.accepted == before.accepted_before)
     lost = balances & ~before.tied & ~found.settled
     status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, integration.status)

@@ -61,7 +61,7 @@ class Head(NamedTuple):
     Attributes:
         chosen: (R, W) bool; s(X), an entry of the bag of X.
         token: (n,) int32; s(X).
-        coefficients: (V,); v_mm = Eᵀ coefficients, so that they are ±λ.
+        coefficients: (V,); ±λ, so that v_mm = Eᵀ coefficients.
         values: E v_mm, (V,).
         log_norm: log ‖v_mm‖, ().
     """
@@ -80,9 +80,8 @@ class Handover(NamedTuple):
         head: v_mm.
         log_scale: log r, ().
         flow: flow of p from here on; its walls are steep enough for all ‖p‖ up to `until_norm`.
-        mismatch: sine of the angle between dp/dt in the joint flow and in `flow` at this point, or the value
-            of `neglected` if that is larger, (). Infinite if v_mm is tight without a multiplier on a
-            sequence, whose weight is then unknown.
+        mismatch: sine of the angle between dp/dt in the joint flow and in `flow`, or the value of `neglected`
+            if that is larger, (). Infinite if v_mm is tight without a multiplier on a sequence.
     """
 
     head: Head
@@ -92,16 +91,7 @@ class Handover(NamedTuple):
 
 
 def hand_over(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[Array, ""]) -> Handover:
-    """Replace v by a function of p at a point of the joint flow where ‖v‖ is large.
-
-    Args:
-        flow: the joint flow.
-        z: the point.
-        until_norm: ‖p‖ at the end of the path.
-
-    Returns:
-        The transition, with the flow of p from this point.
-    """
+    """Replace v by a function of p at a point z of the joint flow where ‖v‖ is large."""
     corpus, unit = flow.query.corpus, flow.unit
     z_p, z_v = jnp.split(z, 2)
     here, norm = flow.query.moved(z_p), flow.head.norm(z_v, 1.0)
@@ -141,14 +131,8 @@ def neglected(handover: Handover, z: Float[Array, " m"], log_scale: Float[Array,
 
         max_X max_i r q_i |γ_i - γ_s(X)|,   γ = E v_mm.
 
-    Args:
-        handover: the transition.
-        z: a point of `handover.flow`.
-        log_scale: log r there.
-
-    Returns:
-        The error, (). Infinite if another sequence rests on a token on which v_mm is tight: its wall is then
-        not at a mixture, but recedes like log r.
+    It is infinite if another sequence attends to a token on which v_mm is tight: its wall is then not at a
+    mixture, but recedes like log r.
     """
     flow, head = handover.flow, handover.head
     bags = flow.corpus.bags
@@ -163,7 +147,6 @@ def neglected(handover: Handover, z: Float[Array, " m"], log_scale: Float[Array,
 
 
 def _head(here: Coordinates, values: Array, spread: Array) -> Head:
-    """Compute the attended token of every sequence, and the max-margin head of these tokens."""
     labels, vocab = here.corpus.targets, here.corpus.vocab_size
     chosen, token = _attended(here.corpus, here.scores, values, spread)
     sign = jnp.zeros(vocab).at[token].add(1.0 * labels)
@@ -198,6 +181,6 @@ def _attended(
     attended = below_top(corpus, scores) <= spread
     agreement = jnp.where(attended, bags.spread(corpus.targets) * take(values, index), -jnp.inf)
     best = attended & (agreement == bags.spread(bags.max(agreement)))
-    # If several agree equally, take the first.
+    # Ties are broken by taking the first token.
     first = first_tokens(corpus, best, index)
     return best & (index == bags.spread(first)), first

@@ -65,7 +65,7 @@ class RecordedPath(FlowPath):
 
     @property
     def reached(self) -> Array:
-        """The row at which the path ended, ()."""
+        """Row at which the path ended, ()."""
         return jnp.asarray(len(next(iter(self.params.values()))) - 1 if self.last is None else self.last)
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
@@ -102,7 +102,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
 
     @property
     def goal(self) -> Goal | None:
-        """The stopping condition with the smallest value, for progress messages."""
+        """Stopping condition with the smallest value, for progress messages."""
         given = {name: x for name, x in self._settings().items() if x is not None}
         goals = [Goal(*_GOALS[name], x) for name, x in given.items() if name in _GOALS]
         return min(goals, key=lambda goal: goal.value, default=None)
@@ -146,7 +146,6 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return {**path.metrics_at(state.step), "came_to_end": 1.0 * came}
 
     def _checked(self, path: Any, params: Params) -> FlowPath:
-        """Return the path of a custom function; raise InputError unless it has a row for each of points."""
         if not isinstance(path, FlowPath):
             raise InputError(f"it returns {shown(path)}; return a ja.dynamics.RecordedPath")
         if not isinstance(path, RecordedPath):
@@ -159,14 +158,14 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         for name, x, shape in [*wanted, *((name, x, ()) for name, x in path.metrics.items())]:
             if np.shape(x) != (rows := (self.points, *shape)):
                 raise InputError(
-                    f"{name} of the path has shape {np.shape(x)}; return {rows}, a row per point"
+                    f"{name} of the path has shape {np.shape(x)}; return {rows}, one row per point"
                 )
         made: FlowPath = path.replace(status=jnp.asarray(path.status, jnp.int32))  # type: ignore[attr-defined]
         return made
 
 
 def of_function(function: Function, kind: str) -> type[FlowPhase]:
-    """Return the phase of a custom flow.
+    """Return the settings class of a custom flow, from its function.
 
     Raises:
         InputError: the function does not declare the trained parameters, or has no setting `points`.
@@ -180,14 +179,12 @@ def of_function(function: Function, kind: str) -> type[FlowPhase]:
 
 
 class _TheoryFlow(FlowPhase, frozen=True, kw_only=True):
-    """Base class of the built-in flows."""
-
     refines: ClassVar[tuple[str, ...]] = ("p_norm", "log_gradient_norm")
     rotation_invariant: ClassVar[bool] = True
 
 
 class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
-    """Flow of one parameter that the scores of the model are linear in.
+    """Flow of one parameter, in which the scores of the model are linear.
 
     Attributes:
         linear_in: name of the trained parameter, in which the scores must be linear; defaults to p.

@@ -1,21 +1,21 @@
 """The direction of -∂L/∂p and its derivative, without cancellation or underflow.
 
 For large ‖p‖ every sequence attends to its top token, and the other weights are as small as e^(-3000), so
-f - γ_top computed by subtraction is zero in any floating-point format. Here each sequence's top value is
-subtracted first and its largest remaining exponent factored out: with δ_s = γ_s - γ_top,
+f - γ_top computed by subtraction is zero in floating point. Here each sequence's top value is subtracted
+first and its largest remaining exponent factored out: with δ_s = γ_s - γ_top,
 
     f - γ_top = e^m φ,   q_s (γ_s - f) = e^m c_s,   c_s = q_s δ_s e^(-m) - q_s φ,
 
 where m is the largest score, relative to the top, among the tokens with δ ≠ 0. The largest exponent over
 all sequences is factored out next, so every number is of order one or stored as its logarithm.
 
-K > 2 classes work in the same way. With outputs f ∈ R^K, π = softmax(f) and the residual r = e_y - π, the
-force of a sequence on its scores is
+With outputs f ∈ R^K, π = softmax(f) and the residual r = e_y - π for K > 2 classes, the force of a sequence
+on its scores is
 
     -∂ℓ/∂a_s = q_s r·(γ_s - f),
 
 as for two classes with values r·γ_s. For large ‖p‖ r keeps its relative precision if its size is factored
-out, r = (1 - π_y) (e_y - π') with π' the softmax over the other classes; γ_s - f = e^gap c / q_s.
+out, r = (1 - π_y) (e_y - π') with π' the softmax over the other classes.
 """
 
 from collections.abc import Callable
@@ -50,8 +50,8 @@ class Force:
         slope: (n,); k.
         modes: (R, W, K); replaces k c cᵀ for K > 2 classes, whose `turn` is q; see `token_curvature`. None
             for two classes.
-        pairs: the force of pairs of tokens whose forces cancel to first order, a `PairForce`, which `force`
-            does not include; None without any.
+        pairs: the force of pairs of tokens that cancel to first order, a `PairForce`, not included in
+            `force`; None without any.
     """
 
     force: Leaf
@@ -67,7 +67,7 @@ class Force:
 
     @property
     def total(self) -> Float[Array, " V"]:
-        """The force on the scores including that of pairs, (V,)."""
+        """Force on the scores including that of pairs, (V,)."""
         return self.force if self.pairs is None else self.force + self.pairs.on_tokens(len(self.force))
 
     @property
@@ -100,18 +100,13 @@ def score_force(
 
     Args:
         corpus: n sequences over V tokens.
-        scores: a = E p, (V,); any spread.
-        values: γ of every token, (V,) for two classes and (V, K) for K > 2; or of every entry of the bags,
-            (R, W) or (R, W, K).
-        weigh: function of m = y f, (n,), that returns log g and -∂ log g/∂m, for another g. It is ignored for
-            K > 2.
+        scores: a = E p; any spread.
+        values: γ of every token, or of every entry of the bags.
+        weigh: function of m = y f that returns log g and -∂ log g/∂m, for another g; ignored for K > 2.
 
     Returns:
         The force; each sequence's term has full relative precision for two classes. `gross` sums the K terms
         of r·(γ_s - f) separately, because they may cancel too.
-
-    Source:
-        The gradient on p of arXiv 2505.17282.
     """
     bags, two = corpus.bags, corpus.num_classes == 2
     present = bags.count > 0
@@ -169,19 +164,12 @@ def token_curvature(
 
     -(1/n) Σ_X Σ_k π_k m_k m_kᵀ,   m_k = q (e_k - π)·(γ - f).
 
-    Args:
-        corpus: n sequences over V tokens.
-        force: the force at some scores and values.
-        place: index of the row and column of every token, `size` or more for tokens to omit. None keeps all
-            tokens in their order.
-        size: number of rows and columns of the result with `place`.
+    With `place`, the result has `size` rows and columns, and token s is at index place_s, or omitted if this
+    is `size` or more.
 
     Returns:
-        (V, V), symmetric with rows that sum to zero, or (size, size) of it. Temporary memory: two arrays of n
-        V numbers, or of n size.
-
-    Source:
-        Derived from the gradient on p of arXiv 2505.17282.
+        (V, V), symmetric with rows that sum to zero, or (size, size) of it. Temporary memory: two arrays of
+        (n, V) or (n, size).
     """
     # Both cross terms and the square in one product: H = diag - M - Mᵀ, M = Σ_X (w c)(q - k c/2)ᵀ.
     spread = partial(dense, corpus, place=place, size=size)
@@ -212,16 +200,7 @@ def curvature_product(corpus: Corpus, force: Force, x: Float[Array, " V"]) -> Fl
 
 
 def curvature_bound(corpus: Corpus, force: Force, lengths: Float[Array, " V"]) -> Float[Array, " V"]:
-    """Compute upper bounds on the row sums of |H_st| ‖E_s‖ ‖E_t‖, where H is `token_curvature`.
-
-    Args:
-        corpus: n sequences over V tokens.
-        force: the force at some scores and values.
-        lengths: ‖E_s‖, (V,).
-
-    Returns:
-        (V,).
-    """
+    """Compute upper bounds on the row sums of |H_st| ‖E_s‖ ‖E_t‖, with H of `token_curvature`."""
     bags = corpus.bags
     length = take(lengths, bags.index.astype(jnp.int32))
     pull, turn = jnp.abs(force.pull), jnp.where(bags.count > 0, jnp.abs(force.turn), 0)
@@ -241,12 +220,7 @@ def _each(modes: Array | None) -> list[Array]:
 def direction(params: Any, corpus: Corpus) -> tuple[Float[Array, " d"], Float[Array, ""]]:
     """Compute the unit vector along -∂L/∂p and log ‖∂L/∂p‖, accurate even for gradients like e^(-10000).
 
-    Args:
-        params: E (V, d), p (d,), v (d,).
-        corpus: n sequences of two classes over V tokens.
-
-    Returns:
-        The direction (d,) and the log norm; zeros and -inf where the gradient is exactly zero.
+    They are zeros and -inf where the gradient is exactly zero. `corpus` has two classes.
     """
     force, log_scale = _force(corpus, params.E @ params.p, params.E @ params.v)
     vector = force @ params.E
@@ -261,7 +235,7 @@ def _force(corpus: Corpus, scores: Array, values: Array) -> tuple[Array, Array]:
 
 
 def by_token(corpus: Corpus, entries: Float[Array, "R W"]) -> tuple[Float[Array, " V"], Float[Array, " V"]]:
-    """Sum the entries of all bags by token, and their sizes."""
+    """Sum the entries of all bags, and their absolute values, by token."""
     gathered = _gathered(corpus, entries)
     total, gross = corpus.occurrences.sum(gathered, jnp.abs(gathered))
     return total, gross
@@ -278,9 +252,9 @@ def _gathered(corpus: Corpus, entries: Array) -> Array:
 def dense(
     corpus: Corpus, entries: Float[Array, "R W"], place: Int[Array, " V"] | None = None, size: int = 0
 ) -> Float[Array, "n k"]:
-    """Write the entries of all bags into an (n, V) array, as a scatter without collisions.
+    """Scatter the entries of all bags into an (n, V) array.
 
-    With `place` and `size` as in `token_curvature` it is (n, size).
+    With `place` and `size` as in `token_curvature`, it is (n, size).
     """
     bags = corpus.bags
     index, columns = bags.index.astype(jnp.int32), corpus.vocab_size
@@ -294,11 +268,7 @@ def dense(
 def residual(
     f: Float[Array, "K n"], labels: Int[Array, " n"]
 ) -> tuple[Float[Array, "K n"], Float[Array, " n"], Float[Array, "K n"]]:
-    """Compute r = e_y - π = e^log_size direction, and log π.
-
-    Args:
-        f: (K, n); outputs.
-        labels: (n,); y, 0 .. K-1.
+    """Compute r = e_y - π = e^log_size direction, and log π, for outputs f and labels 0 .. K-1.
 
     Returns:
         direction (K, n), e_y minus the softmax over the other classes; log_size (n,); log π (K, n).
@@ -315,8 +285,7 @@ def _modes(
 ) -> Float[Array, "R W K"]:
     """Compute √(π_k) (e_k - π)·(γ_s - f) q_s of all classes k in the unit of the force, e^log_unit squared.
 
-    The sum of their squares is the term that -∂r/∂f = Σ_k π_k (e_k - π)(e_k - π)ᵀ subtracts from the
-    curvature.
+    The curvature contains the sum of their squares, from -∂r/∂f = Σ_k π_k (e_k - π)(e_k - π)ᵀ.
     """
     own = direction > 0
     mean = sum(bags.spread(jnp.exp(log_k)) * x for log_k, x in zip(log_pi, c, strict=True))

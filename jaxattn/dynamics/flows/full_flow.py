@@ -32,11 +32,10 @@ _UNTIL_LOG_LOSS = math.log(1e-12)
 
 @struct.dataclass(repr=False)
 class FullPath(FlowPath):
-    """Points along gradient flow on E, p and v, float64; with a leading seed axis B for B seeds.
+    """Points along gradient flow on E, p and v, float64; with a leading axis B for B seeds.
 
     E, p and v are in r coordinates, x = basis · x_r: those of their span if V + 2 < d, else of R^d itself.
-    Row 0 is the start, and the other rows are at log-spaced losses. Rows that were not reached repeat the
-    last one that was.
+    The rows are at log-spaced losses. Rows that were not reached repeat the last state.
 
     Attributes:
         E: (k, V, r).
@@ -46,7 +45,7 @@ class FullPath(FlowPath):
         log_loss: (k,); log L.
         arc_length: (k,); s, length of the path so far.
         log_time: (k,); log t, -inf at the start.
-        drift: (k,); ‖Q - Q_0‖ / ‖Q_0‖ for Q = EᵀE - p pᵀ - v vᵀ, which the flow conserves; an estimate of the
+        drift: (k,); ‖Q - Q_0‖ / ‖Q_0‖ for Q = EᵀE - p pᵀ - v vᵀ, which the flow conserves; estimates the
             integration error.
         status: () int32; the stopping condition, a `Stop`: LOSS, STEP_BUDGET or FAILED.
     """
@@ -63,7 +62,7 @@ class FullPath(FlowPath):
 
     @property
     def reached(self) -> Array:
-        """The row at which the path ended."""
+        """Row at which the path ended, ()."""
         return (self.arc_length < self.arc_length[-1]).sum()
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
@@ -101,7 +100,7 @@ def full_flow(
 
         dE/dt = -∂L/∂E,   dp/dt = -∂L/∂p,   dv/dt = -∂L/∂v.
 
-    The loss is logistic. Forces are computed in the log domain, so that losses as small as e^(-10,000) can be
+    The loss is logistic. Forces are computed in the log domain, so losses as small as e^(-10,000) can be
     reached.
 
     Args:
@@ -156,7 +155,7 @@ def _follow(
     _: Array,
     points: int,
 ) -> FullPath:
-    import diffrax  # takes half a second to import, and only this flow uses it
+    import diffrax  # The import takes half a second, and only this flow uses it.
 
     until_log_loss, rtol = settings
     V, d = E.shape
@@ -168,7 +167,7 @@ def _follow(
         basis = jnp.eye(d)
     start = _Point(rows[:V], rows[V], rows[V + 1], jnp.zeros(()), jnp.zeros(()))
     begin = -_log_loss(start, corpus)
-    # If the loss at the start is already below the target, the start is the whole path.
+    # If the initial loss is already below the target, the path consists of the start alone.
     left = jnp.maximum(-until_log_loss - begin, 0)
     clock = jnp.append(0, jnp.geomspace(jnp.minimum(_FIRST, left / 2), left, points - 1))
     clock = jnp.where(left > 0, clock, 0).at[-1].set(left)
@@ -203,7 +202,6 @@ def _follow(
 
 
 def _velocity(point: _Point, corpus: Corpus) -> _Point:
-    """Compute dθ/dℓ, ds/dℓ and d log(1 + t)/dℓ."""
     E, p, v = point.E, point.p, point.v
     forces = joint_force(corpus, E @ p, E @ v)
     F, G = forces.scores, forces.head

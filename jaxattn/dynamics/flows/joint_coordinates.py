@@ -4,7 +4,7 @@ With a = E p, γ = E v, the forces F = -∂L/∂a and G = -∂L/∂γ move both 
 
     dp/dt = EᵀF,   F_s = (1/n) Σ_X y g q_s (γ_s - f),       dv/dt = EᵀG,   G_s = (1/n) Σ_X y g q_s,
 
-so z = (z_p, z_v) has twice as many coordinates as `coordinates` has for p alone.
+so z = (z_p, z_v) has twice as many coordinates as in `coordinates`.
 """
 
 from collections.abc import Callable
@@ -44,20 +44,14 @@ class Forces:
 
     @property
     def scores(self) -> Float[Array, " V"]:
-        """F."""
+        """The force F on the scores."""
         return jnp.exp(self.shift) * self.of_scores.force
 
 
 def joint_force(corpus: Corpus, scores: Float[Array, " V"], values: Float[Array, " V"]) -> Forces:
-    """Compute F and G, with the exponent of the heaviest sequence factored out.
+    """Compute F and G, with the exponent of the largest sequence weight factored out.
 
-    Args:
-        corpus: n sequences of two classes over V tokens.
-        scores: a = E p, (V,); any spread.
-        values: γ = E v, (V,).
-
-    Returns:
-        The forces; each sequence's term in either has full relative precision.
+    The corpus has two classes, a = E p, and γ = E v. Each sequence's term has full relative precision.
     """
     force = score_force(corpus, scores, values)
     largest = force.log_weight.max()
@@ -115,7 +109,7 @@ class JointCoordinates:
 
     @property
     def unit(self) -> Float[Array, ""]:
-        """1 / max ‖E_s‖."""
+        """The length 1 / max ‖E_s‖, ()."""
         return self.query.unit
 
     def inner(self, x: Float[Array, " m"], y: Float[Array, " m"]) -> Float[Array, ""]:
@@ -150,7 +144,7 @@ class JointCoordinates:
     def to_end(
         self, z: Float[Array, " m"], velocity: Float[Array, " m"], until_norm: Float[Array, ""]
     ) -> Float[Array, ""]:
-        """Compute the distance along a straight line to that point."""
+        """Compute the distance along a straight line to the end defined by `ended`, ()."""
         (z_p, z_v), (u_p, u_v) = jnp.split(z, 2), jnp.split(velocity, 2)
         return jnp.minimum(self.query.to_end(z_p, u_p, until_norm), self.head.to_end(z_v, u_v, self.far))
 
@@ -186,7 +180,6 @@ class JointCoordinates:
         return by_factors(jacobian, c)
 
     def _rests(self, z: Array, pull: Array, forces: Forces) -> Array:
-        """Return True if the forces on p cancel up to rounding while ‖v‖ is large and may keep growing."""
         (z_p, z_v), (on_p, _) = jnp.split(z, 2), jnp.split(pull, 2)
         gross = jnp.exp(forces.shift) * forces.of_scores.gross
         rounding = jnp.finfo(z.dtype).eps * (1 + self.query.norm(z_p, 1.0) / self.unit) * gross

@@ -1,6 +1,6 @@
 """Gradient flow on p and v together, E fixed: integrated jointly while ‖v‖ is moderate, with v slaved beyond.
 
-"Slaved" means that v is computed as a function of p. On separable data ‖v‖ grows like exp(margin ‖p‖ / 2),
+"Slaved" means that v is computed as a function of p. On separable data ‖v‖ grows like exp(margin ‖p‖ / 2);
 see docs/notes/joint_flow.md.
 """
 
@@ -47,11 +47,10 @@ _CLOCK = 1e-3
 
 @struct.dataclass(repr=False)
 class JointPath(FlowPath):
-    """Points along gradient flow on p and v, float64; with a leading seed axis B for B seeds.
+    """Points along gradient flow on p and v, float64; with a leading axis B for B seeds.
 
-    Row 0 is the start, and the last row is the end of the path. The first half of the rows is at log-spaced
-    arc lengths of (p, v), the second half at log-spaced arc lengths of p. Rows that were not reached repeat
-    the last state.
+    The first half of the rows is at log-spaced arc lengths of (p, v), the second half at log-spaced arc
+    lengths of p. Rows that were not reached repeat the last state.
 
     Attributes:
         p: (k, d).
@@ -67,7 +66,7 @@ class JointPath(FlowPath):
         mismatch: (); error of dp/dt with v slaved: the sine of the angle between the two dp/dt at the
             transition, or the largest relative error of a weight after it, whichever is larger. NaN before
             the transition.
-        columns: () int; columns of the Jacobian of a step, as in `Path`.
+        columns: () int; columns of the Jacobian, as in `Path`.
     """
 
     p: Leaf
@@ -123,18 +122,16 @@ def joint_flow(
         width: number of seeds integrated at once with vmap; defaults to a value for the backend.
 
     Returns:
-        The path. Status NORM: ‖p‖ reached `until_norm`. UNSETTLED: ‖v‖ grows, but p does not converge to one
-        token in every sequence on which v is tight; the path up to there is valid. BALANCED: the forces
-        cancel up to rounding. Then p rests at a mixture of tokens while v may keep growing, or no v separates
-        the attended tokens. A seed that fails reports it in `status`, keeps its last state, and does not
-        affect the other seeds.
+        The path. NORM: ‖p‖ reached `until_norm`. UNSETTLED: ‖v‖ grows, but p does not converge to one token
+        in every sequence on which v is tight; the path up to there is valid. BALANCED: the forces cancel up
+        to rounding, so p converges to a mixture of tokens while v may grow, or no v separates the attended
+        tokens. A seed that fails reports it in `status` and does not affect the other seeds.
 
     Raises:
         InputError: there are more than two classes, shapes do not match, or `until_norm` is infinite.
 
     Source:
-        Conjectured by this library from the regularisation path of arXiv 2306.13596; see
-        docs/notes/joint_flow.md.
+        Conjectured by this library from the regularisation path of arXiv 2306.13596.
     """
     check_settings(rtol, points, least=5)
     if not math.isfinite(until_norm):
@@ -147,7 +144,6 @@ def joint_flow(
 def _follow(
     E: Array, p: Array, v: Array, corpus: Corpus, settings: Sequence[Array], max_steps: Array, points: int
 ) -> JointPath:
-    """Integrate the path of one seed: jointly, then with v slaved if it reaches the transition."""
     until_norm, rtol = settings
     ends = Ends(until_norm, jnp.asarray(math.inf), jnp.zeros(()), rtol)
     flow = joint_coordinates(E, p, v, corpus, FAR)

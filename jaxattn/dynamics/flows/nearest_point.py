@@ -25,13 +25,12 @@ class _State(NamedTuple):
 def nearest_point(
     rows: Float[Array, "m r"],
 ) -> tuple[Float[Array, " m"], Int[Array, ""]]:
-    """Find the point of the convex hull of the rows that is nearest to zero. Pure: supports vmap and jit.
+    """Find the point of the convex hull of the rows that is nearest to zero; supports vmap and jit.
 
         min_{w, ρ} ½ ‖w‖² - ρ  s.t.  A w - ρ = s ≥ 0,  with multipliers λ:  w = Aᵀ λ,  Σ λ = 1.
 
     p_mm = w / ‖w‖², the margin is ‖w‖ = √ρ, and w = 0 if and only if no direction separates the selection.
-    The problem always has a solution, so infeasible seeds of a vmapped batch converge too. An iteration costs
-    O(m r²) for a system in (w, ρ) that is solved twice, for Mehrotra's predictor and corrector.
+    Infeasible seeds of a vmapped batch converge too. An iteration costs O(m r²).
 
     Args:
         rows: (m, r) float64; the differences A, longest about 1. Repeated rows are allowed.
@@ -55,7 +54,6 @@ def nearest_point(
         dual = curvature * z + linear - matrix.T @ multipliers
 
         def direction(product: Array) -> tuple[Array, Array, Array]:
-            """Solve the Newton equations with Δs λ + s Δλ = product."""
             dz = jax.scipy.linalg.cho_solve(
                 factor, matrix.T @ ((product - multipliers * primal) / slack) - dual
             )
@@ -102,8 +100,8 @@ def _polish(
 ) -> Float[Array, " m"]:
     """Solve with the tight pairs as equalities, and return the result where it is better.
 
-    It works with r × r matrices: the pseudoinverse of M = Aᵀ A over the tight pairs is accurate to half the
-    digits, and each refinement of A p = 1 and of Aᵀ λ = p doubles them.
+    The pseudoinverse of M = Aᵀ A over the tight pairs is accurate to half the digits. Each refinement of
+    A p = 1 and of Aᵀ λ = p doubles them.
     """
     active = jnp.where(tight[:, None], rows, 0.0)
     size, basis = jnp.linalg.eigh(sum_of_outer_products(active, active))

@@ -58,7 +58,6 @@ class PairForce:
 
     @property
     def _derivative(self) -> Float[Array, "m m"]:
-        """Compute ∂F_i/∂log x_j."""
         return -self.terms - jnp.diag(self.terms.sum(axis=1))
 
     def _spread(self, force: Array, vocab: int) -> Array:

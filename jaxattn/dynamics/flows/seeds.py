@@ -27,7 +27,7 @@ class Inputs(NamedTuple):
     Attributes:
         arrays: the arrays, the corpus last.
         batched: whether each of them has the axis.
-        seeds: number of seeds, None for a single path without the axis.
+        seeds: number of seeds, None without the axis.
     """
 
     arrays: tuple[Any, ...]
@@ -42,28 +42,20 @@ def of_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
         InputError: there are more than two classes, or shapes do not match.
     """
     if corpus.num_classes != 2:
-        raise InputError(
-            f"corpus: {corpus.num_classes} classes; the flow is that of the logistic loss of two"
-        )
+        raise InputError(f"corpus: {corpus.num_classes} classes; this flow requires two")
     if np.shape(params.p)[-1:] != np.shape(params.v)[-1:]:
         shapes = (f"{name} {np.shape(getattr(params, name))}" for name in "Epv")
-        raise InputError(f"shapes do not fit: {', '.join(shapes)}; p and v are of one dimension")
+        raise InputError(f"shapes do not fit: {', '.join(shapes)}; p and v must have one dimension")
     return {"E": (params.E, 2), "p": (params.p, 1), "v": (params.v, 1)}
 
 
 def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
-    """Check shapes, and determine which arrays have a leading axis of seeds.
+    """Check shapes, and determine which arrays have a leading axis of seeds; raises InputError.
 
     Args:
         parts: arrays by name, each with its number of axes for one seed; first the embeddings or keys of all
             tokens, then p.
         corpus: n sequences over as many tokens.
-
-    Returns:
-        The input of `over_seeds`.
-
-    Raises:
-        InputError: shapes do not match.
     """
     shapes = {name: np.shape(x) for name, (x, _) in parts.items()}
     (rows, p), names = list(shapes.values())[:2], ", ".join([*parts, "corpus"])
@@ -92,7 +84,7 @@ def over_seeds(
     points: int,
     width: int | None,
 ) -> Any:
-    """Integrate chunks of seeds one after the other, so that a slow seed delays its own chunk only.
+    """Integrate chunks of seeds one after the other, so that a slow seed delays only its chunk.
 
     Args:
         follow: (arrays, corpus, numbers, max_steps, points) -> a pytree; integrates one seed in float64.

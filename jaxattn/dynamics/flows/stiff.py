@@ -6,16 +6,14 @@ u = R F / ‖·‖,
 
     J = (1 - u mᵀ) R H L / ‖·‖,   H = ∂F/∂a,   m = B Bᵀ u.
 
-A product with H takes two passes over the entries of the bags; forming H takes n V² operations. For large ‖p‖
-most tokens exert almost no force: row s of H is as small as e^(-gap). With S the tokens whose rows are not
-small relative to 1/c,
+For large ‖p‖ most tokens exert almost no force: row s of H is as small as e^(-gap). With S the tokens whose
+rows are not small relative to 1/c,
 
     P = 1 - c (1 - u mᵀ) R_S H_SS L_S / ‖·‖
 
 has an inverse by factors of an |S| × |S| matrix (Woodbury's identity), and P⁻¹ (1 - c J) differs from 1 only
-by the neglected rows. Conjugate residuals with P⁻¹ take one product where these are negligible, and a few
-elsewhere. All systems of a step have the same matrix, so each solve starts with the directions of the
-previous ones. The solution is that of the full J, up to a tolerance far below the error of a step.
+by the neglected rows. Conjugate residuals with P⁻¹ converge in few products. All systems of a step have the
+same matrix, so each solve starts with the directions of the previous ones.
 """
 
 from collections.abc import Callable
@@ -60,7 +58,7 @@ class Solver(NamedTuple):
 
     Attributes:
         solve: maps b (r,) and `known` to x (r,) and the updated `known`.
-        known: information that helps to solve further systems; initial value; any pytree.
+        known: initial value of the information that speeds up further solves; any pytree.
     """
 
     solve: Callable[[Array, Any], tuple[Array, Any]]
@@ -88,13 +86,13 @@ def step(
 
     Args:
         field: f.
-        y: (r,); where to start.
-        f: (r,); f(y).
+        y: the current point.
+        f: f(y).
         solver: maps c to the solver of (1 - c J) x = b, with J = ∂f/∂y at y.
         h: step length.
 
     Returns:
-        y(s + h), of order 4, L-stable and stiffly accurate; and its error (r,) by the embedded order 3.
+        y(s + h), of order 4, L-stable and stiffly accurate; and its error by the embedded order 3.
 
     Source:
         RODAS of Hairer & Wanner, Solving Ordinary Differential Equations II, section IV.7.
@@ -168,15 +166,12 @@ class Curved:
 
     @property
     def finite(self) -> Bool[Array, ""]:
-        """True if it holds no NaN and no infinity."""
+        """True if it has no NaN and no infinity."""
         return jnp.isfinite(self.stiffness).all() & jnp.isfinite(self.velocity).all()
 
 
 class _Factors(NamedTuple):
-    """Factors of 1 - c L_S (1 - u mᵀ) R_S H_SS / ‖·‖, H_SS and L_S, in the upper left corners.
-
-    The rows of L_S are gathered once, because a product with all of L reads many times as much memory.
-    """
+    """Factors of 1 - c L_S (1 - u mᵀ) R_S H_SS / ‖·‖, H_SS and L_S, in the upper left corners."""
 
     lu: Array
     pivots: Array
@@ -185,16 +180,7 @@ class _Factors(NamedTuple):
 
 
 def solver(space: Space, at: Curved, c: Float[Array, ""]) -> Solver:
-    """Prepare to solve (1 - c J) x = b.
-
-    Args:
-        space: the coordinates.
-        at: J.
-        c: any number ≥ 0.
-
-    Returns:
-        The solver; x is NaN if the iteration does not converge.
-    """
+    """Prepare to solve (1 - c J) x = b for c ≥ 0; x is NaN if the iteration does not converge."""
     vocab = space.lift.shape[0]
     sizes = (*(size for size in SIZES if size < vocab), min(vocab, SIZES[-1]))
     stiffness = c * at.stiffness
@@ -310,8 +296,7 @@ def conjugate_residuals(
         known: directions of previous systems with the same A.
 
     Returns:
-        x (r,), with the smallest residual in the span of the directions, NaN if this needs more directions
-        than fit; and all directions.
+        x (r,), NaN if it requires more directions than fit; and all directions.
 
     Source: Eisenstat, Elman and Schultz, SIAM Journal on Numerical Analysis 20 (1983), the method GCR.
     """
@@ -325,7 +310,7 @@ def conjugate_residuals(
         x, left, known = state
         direction = precondition(left)
         image = product(direction)
-        for _ in range(2):  # two passes make it orthogonal up to rounding
+        for _ in range(2):  # Two passes make it orthogonal up to rounding.
             share = known.images @ image
             direction, image = direction - share @ known.directions, image - share @ known.images
         size = nonzero(jnp.linalg.norm(image))

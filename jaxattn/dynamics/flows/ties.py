@@ -1,8 +1,7 @@
 """Tokens that tie in the limit of gradient flow on p: kept in balance and eliminated from the flow.
 
 If sequences exert opposite forces on the difference of two tokens' scores, it settles at a finite value while
-‖p‖ keeps growing. With 𝒯 = span{E_s - E_s' : s, s' tie}, Q the projection onto its complement, and p in
-parts,
+‖p‖ keeps growing. With 𝒯 = span{E_s - E_s' : s, s' tie} and Q the projection onto its complement,
 
     p = (1 - Q) p + Q p,    ∂L/∂((1 - Q) p) = 0,    d(Q p)/dt = -Q ∂L/∂p.
 
@@ -12,7 +11,7 @@ Within a sequence tied tokens have the same Q E_s, so they act on Q p as one tok
 
 A class may instead be balanced along a curve, on which no f_X of its sequences changes. Then the class
 contributes only the span of the ∂f_X/∂p to 𝒯, its tokens slide along the curve, and their value is f_X.
-docs/notes/exact_flow_ties.md derives it.
+docs/notes/exact_flow_ties.md contains the derivation.
 """
 
 import dataclasses
@@ -124,7 +123,7 @@ def tied_coordinates(
 def top_class(
     E: Float[Array, "V d"], p: Float[Array, " d"], corpus: Corpus, leader: Int[Array, " V"]
 ) -> Bool[Array, "R W"]:
-    """Return the tokens of every sequence that tie with its highest one, including that token."""
+    """Return which tokens of every sequence tie with its highest one, including that token."""
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
     below = below_top(corpus, E @ p)

@@ -25,13 +25,7 @@ _Tables = Callable[[], dict[str, pd.DataFrame]]
 
 
 def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMonitor) -> list[dict[str, Any]]:
-    """Run the phases of a batch, or those that are left, and write its tables.
-
-    Args:
-        batch: the batch.
-        cache: programs of its group.
-        folder: folder of its checkpoints and tables.
-        monitor: shows progress, and decides when to save and stop.
+    """Run the remaining phases of a batch, write its tables, and return its failures.
 
     Returns:
         Cell, seed, phase, step and reason of every failed seed.
@@ -61,7 +55,7 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
         program = programs.phase(index, loaded)
         monitor.begin_phase(index, program.probe_steps, saved.step if saved else 0)
         params, saved = here.phase(program, index, params, keys, saved), None
-        if params is None:  # the checkpoint was damaged and has been set aside
+        if params is None:  # The checkpoint was damaged and has been set aside.
             return run_batch(batch, cache, folder, monitor)
         monitor.end_phase()
 
@@ -81,7 +75,7 @@ class _State:
 
 
 class _BatchRun(NamedTuple):
-    """A running batch; `kept` holds the parameters after each earlier phase, as far as it trained them."""
+    """A running batch; `kept` holds the parameters that each earlier phase trained."""
 
     batch: Batch
     loaded: Loaded
@@ -92,7 +86,7 @@ class _BatchRun(NamedTuple):
     kept: dict[str, dict[str, Any]]
 
     def phase(self, program: Program, index: int, params: Any, keys: Any, saved: BatchState | None) -> Any:
-        """Run a phase, or the rest of it; return its final parameters, or None for a damaged checkpoint."""
+        """Run the rest of a phase; return its final parameters, or None for a damaged checkpoint."""
         start = program, index, params, keys
         state = self.initial_state(*start) if saved is None else self.restored_state(*start, saved)
         if state is None:
@@ -102,13 +96,7 @@ class _BatchRun(NamedTuple):
         return state.carried.state.params
 
     def steps(self, program: Program, state: _State, measured: bool) -> None:
-        """Take the remaining steps of a phase, with measurements and checkpoints.
-
-        Args:
-            program: functions of the phase.
-            state: state of the phase; it is changed in place.
-            measured: True if the current step has been measured already.
-        """
+        """Take the remaining steps of a phase, with measurements and checkpoints; changes `state`."""
         monitor, last_measured = self.monitor, state.step if measured else -1
         for step in (step for step in program.probe_steps if step > last_measured):
             while state.step < step and not monitor.is_stopped:
@@ -127,7 +115,6 @@ class _BatchRun(NamedTuple):
                 raise Interrupted
 
     def measure(self, program: Program, state: _State) -> None:
-        """Measure the current step, and add the result to the records and the log."""
         batch, step, carried = self.batch, state.step, state.carried
         by_probe = program.measure(carried, self.loaded.splits, self.numbers)
         found = merged_metrics(batch.group.setting, by_probe, step) | program.state_metrics(carried)
@@ -140,7 +127,6 @@ class _BatchRun(NamedTuple):
         self.monitor.record(entry, seed_series(measured, batch))
 
     def conclude(self, program: Program, state: _State) -> None:
-        """Compute phase metrics and the token table at the end of a phase; keep its trained parameters."""
         name, steps, params = program.phase.name, program.probe_steps, state.carried.state.params
         model = self.batch.group.setting.model
         for (probe, _), seen in zip(program.observe, state.history.values(), strict=True):
@@ -154,13 +140,11 @@ class _BatchRun(NamedTuple):
         self.kept[name] = {moved: get(params, moved) for moved in _moved(params, program.phase, state.index)}
 
     def save_so_far(self, state: _State) -> None:
-        """Save a checkpoint of the batch."""
         arrays = {"state": {"carried": state.carried, "kept": self.kept}, "history": state.history}
         with self.monitor.saving():
             self.save(arrays, self.records.so_far, state.index, state.step)
 
     def save(self, arrays: Any, tables: _Tables, phase: int, step: int, finished: bool = False) -> None:
-        """Save the state of the batch."""
         cells = {str(cell.number): cell.config_hash for cell in self.batch.cells}
         self.folder.save(
             self.batch.name,
@@ -174,7 +158,6 @@ class _BatchRun(NamedTuple):
         )
 
     def initial_state(self, program: Program, index: int, params: Any, keys: Any) -> _State:
-        """Return the state at the start of a phase."""
         carried = program.begin(params, self.loaded.splits, self.numbers, keys)
         return _State(index, 0, carried, program.histories(carried))
 
@@ -192,7 +175,7 @@ class _BatchRun(NamedTuple):
         if (found := self.folder.restore(self.batch.name, saved, wanted)) is None:
             return None
         lanes = jax.tree.leaves(shapes)[0].shape[0]
-        found = devices.padded_again(found, len(self.batch.lanes), lanes)
+        found = devices.repad(found, len(self.batch.lanes), lanes)
         self.kept.update(found["state"]["kept"])
         carried = devices.put(found["state"]["carried"], self.loaded.shared)
         return _State(index, saved.step, carried, found["history"])

@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Unique name within the study, with the range of cells and the range of seeds."""
+        """Unique name within the study, with the ranges of its cells and seeds."""
         first, last = self.cells[0].number, self.cells[-1].number
         return f"cells-{first:05d}-{last:05d}-seeds-{self.seeds.start:05d}-{self.seeds.stop - 1:05d}"
 
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
     @property
     def lanes(self) -> list[tuple[Cell, int]]:
-        """Cell and seed of every run, cell after cell."""
+        """Cell and seed of every run, ordered by cell."""
         return [(cell, seed) for cell in self.cells for seed in self.seeds]
 
 
@@ -52,7 +52,7 @@ def describe_batch(batch: Batch) -> str:
 
 
 def halved(batch: Batch) -> list[Batch]:
-    """Cut a batch of several runs in two, by seeds, or by cells if it has a single seed."""
+    """Cut a batch in two, by seeds, or by cells if it has a single seed."""
     seeds, cells = batch.seeds, batch.cells
     if len(seeds) > 1:
         middle = len(seeds) // 2
@@ -72,22 +72,11 @@ def cut_batches(
     raising: frozenset[int] = frozenset(),
     progress: Callable[[str, float], None] = lambda description, share: None,
 ) -> tuple[list[int], list[Batch]]:
-    """Cut a study into batches. Existing batches of a results folder are kept, so that numbers do not change.
+    """Cut a study into batches, and return the vmapped runs of each group and the batches of all shards.
 
-    Args:
-        study: the study.
-        groups: its compile groups.
-        existing: names of the batches in the results folder.
-        known: its manifest, as returned by `Store.join`.
-        cache: programs of the groups.
-        max_memory: memory limit in bytes per device. If it is given, only existing batches are kept, and all
-            others are cut again.
-        shards: number of shards; each gets at least one batch.
-        raising: numbers of the groups whose code raises, with any number of runs.
-        progress: progress callback.
-
-    Returns:
-        Number of runs that are vmapped together in every group, and the batches of all shards.
+    Existing batches of a results folder are kept, so that numbers do not change. With `max_memory`, in bytes
+    per device, all others are cut again. Every shard gets at least one batch. The code of the groups in
+    `raising` raises with any number of runs.
 
     Raises:
         InputError: a cell does not fit in memory, or the folder holds results of another config.
@@ -118,8 +107,6 @@ def _widths(
     raising: frozenset[int],
     progress: Callable[[str, float], None],
 ) -> list[int]:
-    """Return the number of runs that are vmapped together in every group."""
-
     def note(group: CompileGroup) -> None:
         progress(f"memory of compile group {group.number + 1} of {len(groups)}", group.number / len(groups))
 
@@ -139,17 +126,13 @@ def _widths(
 def cut(
     groups: Sequence[CompileGroup], seeds: Sequence[int], known: Sequence[str], widths: Sequence[int]
 ) -> list[Batch]:
-    """Cut the runs of every compile group into batches.
+    """Cut the runs of every compile group into batches, ordered by group, cells and seeds.
 
     Args:
         groups: compile groups.
         seeds: requested seeds of every cell.
-        known: names of existing batches. They are kept whatever seeds are requested, and only runs that are
-            in none of them are cut into new batches.
+        known: names of existing batches, which are kept whatever seeds are requested.
         widths: largest number of runs that may be vmapped together, for every group.
-
-    Returns:
-        The batches, by group, cells and seeds in ascending order.
 
     Raises:
         InputError: there are more batches than a folder can hold.
@@ -161,7 +144,7 @@ def cut(
         if len(batches) > MOST_BATCHES:
             raise InputError(
                 f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds in batches of {width:,} are more "
-                f"than {MOST_BATCHES:,} batches; increase chunk or --max-memory, or sweep less"
+                f"than {MOST_BATCHES:,} batches; increase chunk or --max-memory, or sweep fewer settings"
             )
     return batches
 
@@ -211,10 +194,7 @@ def select_shard(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
 
 
 def check_shards(study: Definition, shards: int) -> None:
-    """Raise InputError if some of N shards would be empty for any memory.
-
-    The check uses the smallest possible batches: those of the study's chunk, or of a single run.
-    """
+    """Raise InputError if some of N shards would be empty with the smallest possible batches."""
     groups = compile_groups(study.cells)
     lanes = [len(group.cells) * len(study.seeds) for group in groups]
     widths = [min(study.chunk or 1, math.ceil(number / shards)) for number in lanes]
@@ -241,7 +221,6 @@ def _rectangles(
 
 
 def _even(items: Sequence[Any], width: int) -> Iterator[Any]:
-    """Cut a sequence into pieces of at most `width` elements, all equal except for a shorter last piece."""
     size = math.ceil(len(items) / math.ceil(len(items) / width))
     for first in range(0, len(items), size):
         yield items[first : first + size]

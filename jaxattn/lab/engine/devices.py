@@ -1,8 +1,8 @@
 """Distribution of vmapped runs, one for each seed of each cell, over devices.
 
 On an accelerator all runs of a device are vmapped together. On a CPU every core counts as a device, and
-computes as few runs at a time as fit in its cache, so that their arrays stay in the cache for many steps.
-Runs that share a large corpus are one batch in either case, because they share its products with the counts.
+computes as few runs at a time as fit in its cache. Runs that share a large corpus form one batch in either
+case, because they share its products with the counts.
 """
 
 import math
@@ -25,12 +25,12 @@ from jaxattn.core.mapping import map_in_equal_parts
 # Bytes of a core's first-level cache. Runs that exceed it together take up to twice as long as one after the
 # other. Runs below it are faster together, because of the overhead of each operation.
 CACHE = 2**15
-# Value of `per_core`: all vmapped runs of a core at a time.
+# Value of `per_core` with which a core computes all its vmapped runs at once.
 EVERY = sys.maxsize
 
 
 def use_all_cores() -> None:
-    """Make every core of a CPU a device, unless their number is set; has no effect once JAX is in use."""
+    """Make every CPU core a device, unless their number is set; has no effect once JAX is in use."""
     is_set = "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in os.environ.get("XLA_FLAGS", "")
     with suppress(RuntimeError):
         if not is_set:
@@ -44,14 +44,11 @@ def describe_devices() -> dict[str, Any]:
 
 
 def trouble(platform: str, jaxlib: str = "") -> str:
-    """Return a warning about known JAX bugs on a platform.
+    """Return a one-line warning about known JAX bugs on a platform, "" if none is known.
 
     Args:
         platform: "cpu", "gpu" or "tpu".
         jaxlib: version of jaxlib; the installed one if empty.
-
-    Returns:
-        One line; "" if no bug is known.
 
     Source:
         jax#36958 (wrong numbers), jax#38806 and xla#46225 (scatter-adds).
@@ -82,7 +79,7 @@ def vmap_over_devices(
             in its cache, or all if the runs share a corpus.
 
     Returns:
-        The function of all vmapped runs. Their number must be one that `pad_to_devices` does not change.
+        The function of all vmapped runs, whose number `pad_to_devices` must leave unchanged.
     """
     every = jax.vmap(function, in_axes=tuple(in_axes))
 
@@ -125,7 +122,7 @@ def _shard(function: Callable[..., Any], in_axes: Sequence[int | None], shared: 
 class Lifted:
     """A function of one run, lifted to many runs over the devices and compiled for its arguments.
 
-    If float64 requires the host, the arguments are moved to the devices of the program.
+    If the devices lack float64, it runs on the host, and its arguments are moved there.
     """
 
     def __init__(
@@ -138,23 +135,17 @@ class Lifted:
         view: Callable[[Any], Any] = lambda first: first,
         **options: Any,
     ) -> None:
-        """Lift a function.
+        """Lift a function, with the arguments of `vmap_over_devices` and the options of `jax.jit`.
 
-        Args:
-            function: pure function of one run, of pytrees of arrays.
-            in_axes: for every argument 0 if each run has its own, None if all runs share it.
-            shared: True if the vmapped runs share a corpus.
-            per_core: number of vmapped runs that a CPU core computes at a time; see `vmap_over_devices`.
-            dtype: "float64" compiles in float64 whatever the session's setting.
-            view: function that selects the part of the first argument that is passed on.
-            options: options of `jax.jit`.
+        `dtype` "float64" compiles in float64 whatever the session's setting; `view` selects the part of the
+        first argument that is passed on.
         """
         self._jitted = jax.jit(vmap_over_devices(function, in_axes, shared, per_core), **options)
         self._in_axes, self._shared, self._view = tuple(in_axes), shared, view
         self._double = dtype == "float64"
 
     def __call__(self, first: Any, *others: Any) -> Any:
-        """Call the function."""
+        """Return the results for all runs."""
         with self.precision():
             arguments = self._view(first), *others
             if backend.has_host():
@@ -176,7 +167,7 @@ class Lifted:
         return self._double and backend.platform() in backend.WITHOUT_FLOAT64
 
     def precision(self) -> Any:
-        """Return the context of precision and devices that the function is compiled in."""
+        """Return the context manager that sets the precision and devices of the function."""
         return backend.float64() if self._double else nullcontext()
 
 
@@ -186,48 +177,38 @@ def pad_to_devices(lanes: Sequence[Any], shared: bool) -> list[Any]:
     return [*lanes, *[lanes[-1]] * (used * each - len(lanes))]
 
 
-def padded_again(tree: Any, lanes: int, padded: int) -> Any:
+def repad(tree: Any, lanes: int, padded: int) -> Any:
     """Change the padding of vmapped runs from that of other devices to that of these devices.
 
-    Args:
-        tree: arrays with a leading axis of vmapped runs, including padding.
-        lanes: number of vmapped runs without padding.
-        padded: number of vmapped runs with the padding of `pad_to_devices` on these devices.
+    `lanes` is the number of runs without padding, and `padded` that with the padding of these devices.
     """
     lane = np.minimum(np.arange(padded), lanes - 1)
     return jax.tree.map(lambda x: x if len(x) == padded else np.asarray(x)[lane], tree)
 
 
 def put(tree: Any, shared: bool) -> Any:
-    """Put arrays with a leading axis of vmapped runs on the devices of their vmapped runs."""
+    """Transfer arrays with a leading axis of vmapped runs to the devices of their runs."""
     if backend.has_host():
-        return tree  # programs move their arguments
+        return tree  # Programs transfer their arguments.
     mesh = _mesh(jax.tree.leaves(tree)[0].shape[0], shared)
-    with jax.enable_x64(True):  # keeps float64 arrays
+    with jax.enable_x64(True):  # float64 arrays are kept.
         return jax.device_put(tree, None if mesh is None else NamedSharding(mesh, P("lanes")))
 
 
 def moved(arguments: Sequence[Any], in_axes: Sequence[int | None], shared: bool) -> tuple[Any, ...]:
-    """Move the arguments of a lifted function to the devices that it is compiled for."""
+    """Transfer the arguments of a lifted function to the devices that it is compiled for."""
     lanes = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
     places = [_place(lanes, axis, shared) for axis in in_axes]
-    with jax.enable_x64(True):  # keeps float64 arrays
+    with jax.enable_x64(True):  # float64 arrays are kept.
         return tuple(jax.device_put(x, to) for x, to in zip(arguments, places, strict=True))
 
 
 def shape_structs(tree: Any, lanes: int, in_axis: int | None, shared: bool, computed: bool = False) -> Any:
-    """Return shapes of an argument that a program can be compiled for.
+    """Return shapes of an argument, arrays or shapes, that a program can be compiled for.
 
-    Args:
-        tree: arrays or their shapes.
-        lanes: number of vmapped runs of the program.
-        in_axis: 0 if each run has its own argument, None if all runs share it.
-        shared: True if the vmapped runs share a corpus.
-        computed: True if another program computed the argument on the devices of its vmapped runs.
-
-    Returns:
-        Shapes, with shardings where they are known before the call. Shapes for a described chip always have
-        shardings, because these determine the chip that the program is compiled for.
+    `in_axis` is 0 if each run has its own argument, None if all runs share it; `shared` if they share a
+    corpus; `computed` if another program computed the argument on the devices of its runs. Shapes have
+    shardings where they are known before the call, and always for a described chip.
     """
     sharding = None
     if backend.are_described() or backend.has_host() or (computed and _mesh(lanes, shared) is not None):
@@ -256,7 +237,9 @@ def _mesh(lanes: int, shared: bool) -> Mesh | None:
         # Runs are padded for the accelerator; the host computes them with as many devices as fit.
         used = max(k for k in range(1, used + 1) if lanes % k == 0)
     elif used * each != lanes:
-        raise ValueError(f"{lanes} lanes are not what pad_to_devices makes for {used} devices")
+        raise ValueError(
+            f"{lanes} runs do not divide evenly over {used} devices; pad them with pad_to_devices"
+        )
     return None if used == 1 else backend.mesh_of(tuple(backend.local_devices()[:used]))
 
 
@@ -271,5 +254,5 @@ def _own(arguments: Sequence[Any], in_axes: Sequence[int | None]) -> tuple[Any, 
 
 
 def size_of(tree: Any) -> int:
-    """Return the size in bytes of arrays, or of their shapes."""
+    """Return the size of arrays, or of their shapes, in bytes."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -1,7 +1,6 @@
 """Studies on several processes that share a folder or a bucket: each runs a shard, then waits for the others.
 
-The processes communicate only through the results folder. A killed process does not stop the others, and
-resumes when it is started again.
+The processes communicate only through the results folder. A killed process does not stop the others.
 """
 
 import os
@@ -26,14 +25,11 @@ _LAUNCHERS = (
 
 
 def read_process(text: str) -> tuple[int, int]:
-    """Return the shard of this process.
+    """Return the shard of this process, I + 1 and N.
 
     Args:
         text: "auto" for processes started by Slurm or Open MPI, else "N,I" with the number of processes N and
             the index I of this process, from 0. A leading address, "HOST:PORT,N,I", is ignored.
-
-    Returns:
-        I + 1 and N, as for a shard.
 
     Raises:
         InputError: the text has another form, or the cluster is unknown.
@@ -56,17 +52,10 @@ def read_process(text: str) -> tuple[int, int]:
 def wait(
     study: Definition, directory: Path, shards: int, limit: float, note: Callable[[str], None]
 ) -> list[Path]:
-    """Wait until all shards of a folder are finished.
+    """Return the folders of all shards in a directory once they are finished.
 
-    Args:
-        study: the study that the shards run.
-        directory: the folder that contains the shard folders.
-        shards: number of shards.
-        limit: longest time in seconds without a running process in the folder of an unfinished shard.
-        note: called with a line about each shard that is waited for.
-
-    Returns:
-        The folders of the shards.
+    `limit` is the longest time in seconds without a running process in the folder of an unfinished shard.
+    `note` is called with a line about each shard that is waited for.
 
     Raises:
         InputError: a shard has another config.
@@ -119,11 +108,7 @@ def _manifest(folder: ResultsFolder, described: dict[str, Any]) -> Mapping[str, 
 
 
 def _of_cluster() -> tuple[int, int]:
-    """Return the index of this process and the number of processes, and select the GPU of this process.
-
-    Raises:
-        InputError: the launcher is unknown, or its variables are not numbers.
-    """
+    """Return the index of this process and the number of processes, and select the GPU of this process."""
     given = next((names for names in _LAUNCHERS if all(name in os.environ for name in names)), None)
     if given is None:
         raise InputError(

@@ -59,7 +59,7 @@ class CompileGroup(NamedTuple):
 
 
 def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
-    """Sort cells into compile groups, in the order of their first cells."""
+    """Group cells that one program can run, in the order of their first cells."""
     members: dict[bytes, list[Cell]] = {}
     numbers = {}
     for cell in cells:
@@ -74,16 +74,9 @@ def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
 def rehearse_groups(
     study: Definition, groups: Sequence[CompileGroup], progress: Any, *, keep_going: bool = False
 ) -> frozenset[int]:
-    """Trace every group of a study with custom code; see `dry_run.rehearse`.
+    """Trace every group of a study with custom code, and return the numbers of the groups whose code raises.
 
-    Args:
-        study: the study.
-        groups: its compile groups.
-        progress: progress callback for reading texts.
-        keep_going: True if some groups may raise; their batches will raise again.
-
-    Returns:
-        Numbers of the groups whose code raises.
+    With `keep_going`, some groups may raise; their batches will raise again.
 
     Raises:
         InputError: custom code returns a value of the wrong type or shape.

@@ -77,7 +77,7 @@ class Shaped(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the program within the phase."""
+        """Name of the program within its phase."""
         return self.place.rpartition(".")[2]
 
 
@@ -90,7 +90,7 @@ class Programs:
     """
 
     def __init__(self, setting: Setting, text: Loaded | None = None) -> None:
-        """Store the setting; nothing is compiled yet."""
+        """Store the setting without compiling anything."""
         self.setting, self.text = setting, text
         self._kept: dict[Hashable, Any] = {}
         self._compiled_for: set[int] = set()
@@ -145,11 +145,7 @@ class Programs:
     def shaped(self, group: CompileGroup, lanes: int) -> Iterator[Shaped]:
         """Yield the programs that a batch runs, in the order of their first calls.
 
-        Call this method, and lower the programs, in the precision of the study.
-
-        Args:
-            group: cells that share the programs.
-            lanes: number of vmapped runs, including the padding of `pad_to_devices`.
+        Call it, and lower the programs, in the precision of the study. `lanes` includes padding.
         """
         shared = self.text is not None
         fresh, own = (
@@ -196,11 +192,7 @@ class Programs:
     def compile(self, group: CompileGroup, lanes: int, phase: int = 0, resumed: bool = False) -> None:
         """Compile all programs in parallel threads before they are called.
 
-        Args:
-            group: cells that share the programs.
-            lanes: number of vmapped runs.
-            phase: index of the first phase that runs.
-            resumed: True if this phase resumes from a checkpoint.
+        `phase` is the first phase that runs; `resumed` is True if it resumes from a checkpoint.
         """
         if lanes in self._compiled_for:
             return
@@ -234,15 +226,11 @@ class ProgramCache:
         self._last: tuple[CompileGroup, Programs] | None = None
 
     def of(self, group: CompileGroup) -> Programs:
-        """Return the programs of a group, after reading its texts.
-
-        Raises:
-            InputError: a text cannot be read.
-        """
+        """Return the programs of a group, after reading its texts; raises InputError."""
         if self._last is None or self._last[0] is not group:
             if self._last is not None:
                 self._last = None
-                gc.collect()  # as in `programs`
+                gc.collect()  # As in `programs`.
             self._last = group, self._make(group.setting)
         return self._last[1]
 
@@ -280,7 +268,7 @@ MOST_KNOWN = 8
 
 
 class _UserCode(Exception):
-    """A setting contains custom code."""
+    """Raised for a setting that contains custom code."""
 
 
 def _identity(x: Any) -> Hashable:
@@ -299,8 +287,8 @@ def _identity(x: Any) -> Hashable:
 def seed_keys(seeds: Sequence[int]) -> tuple[Array, Array]:
     """Return the PRNG keys of every seed: (S,) for its data and (S,) for its parameters.
 
-    The keys depend only on the seed, and not on the grid or on other seeds. Hence cells share random numbers,
-    so that differences between settings can be paired, and seeds can be added later.
+    The keys depend only on the seed, so cells share random numbers, differences between settings can be
+    paired, and seeds can be added later.
     """
     return _make_keys(np.asarray(seeds, np.uint32))
 
@@ -325,7 +313,7 @@ def _compile(lowered: Any, lifted: Lifted, dtype: str) -> None:
 
 
 class _Parameters(NamedTuple):
-    """State for probes of single steps, without fields in float64, which float32 programs cannot take."""
+    """State for probes of single steps, without float64 fields, which float32 programs cannot accept."""
 
     params: Any
 

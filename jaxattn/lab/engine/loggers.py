@@ -16,16 +16,11 @@ Kind = Literal["tensorboard", "wandb"]
 
 @contextmanager
 def open_loggers(folder: Store, name: str, kinds: Sequence[Kind], profile: bool) -> Iterator[Write]:
-    """Open the writers of measurements, and start a JAX trace if requested.
-
-    Args:
-        folder: the results folder.
-        name: name of the study.
-        kinds: dashboards; entries without measurements are written only to metrics.jsonl.
-        profile: True to write the trace.
+    """Open the writers of measurements, and start a JAX trace if `profile`.
 
     Yields:
-        A function to call with every entry and the series of its seeds.
+        A function to call with every entry and the series of its seeds. Entries without measurements are
+        written only to metrics.jsonl.
 
     Raises:
         InputError: the package of a dashboard is not installed.
@@ -35,7 +30,7 @@ def open_loggers(folder: Store, name: str, kinds: Sequence[Kind], profile: bool)
             stack.enter_context(jax.profiler.trace(str(folder.directory / "profile")))
         boards = []
         for kind in kinds:
-            board, close = writer(kind, folder.directory, name)
+            board, close = open_dashboard(kind, folder.directory, name)
             boards.append(board)
             stack.callback(close)
 
@@ -47,14 +42,11 @@ def open_loggers(folder: Store, name: str, kinds: Sequence[Kind], profile: bool)
         yield write
 
 
-def writer(kind: Kind, directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
+def open_dashboard(kind: Kind, directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
     """Open a dashboard, with the median over the vmapped runs of a batch and a line for every seed.
 
-    Args:
-        kind: name of the dashboard.
-        directory: the results folder. Files are written to `tensorboard` or `wandb` in it. Nothing is
-            uploaded; `wandb sync` uploads an offline run.
-        name: name of the study.
+    Files are written to `tensorboard` or `wandb` in the results folder. Nothing is uploaded; `wandb sync`
+    uploads an offline run.
 
     Returns:
         A function to call with every entry and the series of its seeds, and a function that closes the

@@ -21,13 +21,7 @@ INERT = frozenset(f"data.{name}" for name in Source.inert)
 
 
 def new_manifest(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -> dict[str, Any]:
-    """Return the manifest of a new run: config and hash, command, versions, commit, device, starting time.
-
-    Args:
-        study: the study.
-        command: the command line.
-        shard: I and N for shard I of N.
-    """
+    """Return the manifest of a new run: config and hash, command, versions, commit, device, starting time."""
     source = provenance.installed()
     cells = [
         {"cell": cell.number, "settings": cell.settings, "config_hash": cell.config_hash}
@@ -100,12 +94,12 @@ def note_unhashed(study: Definition, code: Mapping[str, str | None], note: Calla
 
 
 def labels(study: Definition) -> dict[str, str]:
-    """Return the printed names of the metrics, from the probes."""
+    """Return the labels of the metrics, from the probes."""
     return {name: label for probe in _probes(study) for name, label in probe.labels.items()}
 
 
 def scales(study: Definition) -> dict[str, list[Any]]:
-    """Return kind, low and high of the scales that probes declare for their metrics; None for no bound."""
+    """Return kind, low and high of the scales of metrics, from the probes; None for no bound."""
     return {
         name: [found.kind, *(x if math.isfinite(x) else None for x in (found.low, found.high))]
         for probe in _probes(study)
@@ -130,7 +124,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     ]
 
 
-def code_trouble(known: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> str:
+def code_changes(known: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> str:
     """Return which custom functions and classes changed or cannot be compared; "" if none."""
     shared = [name for name in now if any(name in one for one in known)]
     unknown = [name for name in shared if now[name] is None]

@@ -29,19 +29,10 @@ def fitting_width(
     budget: int,
     note: Callable[[CompileGroup], None] = lambda group: None,
 ) -> int:
-    """Return the number of runs of a group that are vmapped together.
+    """Return the number of runs of a group that are vmapped together, at most `lanes`.
 
-    Programs are compiled only if the sizes of parameters and data do not decide.
-
-    Args:
-        group: cells that share programs.
-        programs: their programs.
-        lanes: requested number of vmapped runs.
-        budget: memory limit in bytes per device.
-        note: called before programs are compiled, which takes seconds.
-
-    Returns:
-        The number of vmapped runs, at most `lanes`.
+    Programs are compiled, after a call of `note`, only if the sizes of parameters and data are not sufficient
+    to decide. `budget` is the memory limit in bytes per device.
 
     Raises:
         InputError: one run alone does not fit; the message gives its memory. Or the arrays are too large.
@@ -63,24 +54,18 @@ def fitting_width(
     if each < 1:
         raise InputError(
             f"cell {group.cells[0].number}: one seed needs {needed / 2**20:,.0f} MiB, but "
-            f"{budget / 2**20:,.0f} MiB may be used; make it smaller (model.dim, the data), or raise "
+            f"{budget / 2**20:,.0f} MiB may be used; reduce model.dim or the data, or raise "
             "--max-memory"
         )
     return min(each * used, lanes)
 
 
 def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> tuple[int, float]:
-    """Return the number of vmapped runs that fit on a device, by linear interpolation of memory.
+    """Return the number of vmapped runs that fit on a device, 0 if none, and the memory of the last program.
 
-    Args:
-        peak: function that compiles for a number of vmapped runs and returns their memory in bytes; infinite
-            if they cannot be compiled.
-        most: first number of vmapped runs to try. It is halved until it fits; the last two memories are then
-            interpolated.
-        budget: memory of the device in bytes.
-
-    Returns:
-        The number of vmapped runs, 0 if none fits; and the memory in bytes of the last program.
+    `peak` compiles for a number of runs and returns their memory in bytes, infinite if they cannot be
+    compiled. `most` runs are tried first. The number is halved until it fits; the last two memories are then
+    interpolated.
     """
     lanes, needed = most, float(peak(most))
     more, needed_by_more = 0, 0.0
@@ -95,10 +80,7 @@ def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> t
 
 
 def peak(group: CompileGroup, programs: Programs, lanes: int) -> int:
-    """Compile every phase for some vmapped runs and return the peak memory of a device in bytes.
-
-    It consists of arguments, results and temporaries: parameters, optimiser states, data and gradients.
-    """
+    """Compile every phase for some vmapped runs and return the peak memory of a device in bytes."""
     with backend.precision(group.setting.dtype):
         # The largest programs of a phase; for minibatches, measuring on all data needs most memory.
         heavy = [x for x in programs.shaped(group, lanes) if x.name in ("begin", "advance", "measure")]
@@ -123,7 +105,7 @@ def default_budget() -> int:
 
 
 def address_space() -> int | None:
-    """Return the limit of address space of this process in bytes (`ulimit -v`), None if there is none."""
+    """Return the limit of address space of this process in bytes (`ulimit -v`), or None."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
 
@@ -155,7 +137,7 @@ def _of_control_groups(
 
 
 def program_sizes(group: CompileGroup, programs: Programs, lanes: int) -> tuple[int, int]:
-    """Return the bytes of data that all runs share, and the bytes of parameters and data of each run."""
+    """Return the bytes of data that all runs share, and of parameters and data of each run."""
     with backend.precision(group.setting.dtype):
         loaded = programs.corpora(group, lanes)
         own = devices.size_of(programs.params(group, lanes)) // lanes

@@ -38,7 +38,7 @@ class Intervals(NamedTuple):
 
 
 class RunMonitor:
-    """Progress of a run in time. The time left leaves out compilation and checkpoints, unlike rich's."""
+    """Progress of a run, with an estimate of the time left that excludes compilation and checkpoints."""
 
     _batch: Batch
     _probes: Sequence[int]
@@ -58,8 +58,7 @@ class RunMonitor:
             reporter: shows the progress.
             write: callback that gets an entry for every status and every measurement.
             intervals: time intervals of progress and checkpoints.
-            earlier: records of the resources of earlier processes of this run. The largest ones count,
-                because they are cumulative.
+            earlier: cumulative resources of earlier processes of this run.
             started: `time.monotonic()` at the start of this process; now by default.
         """
         self._reporter, self._write, self._intervals = reporter, write, intervals
@@ -75,7 +74,7 @@ class RunMonitor:
         self._per_step: float | None = None
 
     def spent(self) -> dict[str, float | None]:
-        """Return seconds, and the peak of memory in MiB, over all processes; None for an unknown peak."""
+        """Return seconds and peak memory in MiB over all processes; None for an unknown peak."""
         seconds = self._earlier_s + time.monotonic() - self._started
         peak = max(self._earlier_mib, peak_mib() or 0.0)
         return {"wall_time_s": round(seconds, 3), "peak_memory_mib": round(peak) or None}
@@ -89,7 +88,7 @@ class RunMonitor:
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Make the first SIGINT or SIGTERM a request to stop; a second one has its usual effect."""
+        """Convert the first SIGINT or SIGTERM into a request to stop; a second one has its usual effect."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -118,7 +117,7 @@ class RunMonitor:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Time a checkpoint, and compute from it when the next one is due."""
+        """Time a checkpoint, and compute when the next one is due."""
         begin = time.monotonic()
         yield
         took = time.monotonic() - begin
@@ -142,7 +141,7 @@ class RunMonitor:
         self._metrics: dict[str, float | None] = {}
 
     def set_status(self, status: str, left: float | None = None) -> None:
-        """Show an operation without steps; its share is shown only if the time left is known."""
+        """Show an operation without steps; its fraction is shown only if the time left is known."""
         share = None if left is None else self._overall()
         self._reporter.update(f"{describe_batch(self._batch)}{status}", share, left=left)
         nothing: dict[str, Any] = {"metrics": {}, "losses": {}, "failures": []}
@@ -165,7 +164,7 @@ class RunMonitor:
 
     @contextmanager
     def stepping(self, steps: int) -> Iterator[None]:
-        """Time a block of steps, and show the progress afterwards."""
+        """Time a block of steps, then show the progress."""
         begin = time.perf_counter()
         yield
         self._per_step = (time.perf_counter() - begin) / steps
@@ -181,21 +180,20 @@ class RunMonitor:
         self._show()
 
     def end_phase(self) -> None:
-        """Record the time of the phase per vmapped run, as an estimate for other batches of the group."""
+        """Record the time of the phase per vmapped run, for estimates of other batches of the group."""
         if self._is_whole:
             self._costs[self._batch.group.number, self._phase] = self._in_phase() / self._batch.width
 
     def left(self) -> float | None:
         """Estimate the seconds left; None if some phase has not been timed yet."""
         later = _runs(self._batch, self._phase + 1)
-        wanted = self._waiting + Counter(later)  # without entries that are zero
+        wanted = self._waiting + Counter(later)  # Entries that are zero are dropped.
         here = self._left_of_phase()
         if here is None or wanted.keys() - self._costs.keys():
             return None
         return here + sum(self._costs[place] * runs for place, runs in wanted.items())
 
     def _left_of_phase(self) -> float | None:
-        """Estimate the seconds left of the phase, from its own steps or from earlier batches."""
         last = self._probes[-1]
         # The first block of a phase includes compilation; steps towards a goal take unequal times.
         equal = self._blocks > 1 and self._goal is None
@@ -206,7 +204,7 @@ class RunMonitor:
         if cost is None or not self._is_whole:
             return None
         left = cost * self._batch.width - self._in_phase()
-        return left if left > 0 else None  # it takes longer than earlier batches did
+        return left if left > 0 else None  # The phase takes longer than in earlier batches.
 
     def _in_phase(self) -> float:
         return time.monotonic() - self._phase_began - self._saving_s
@@ -214,10 +212,9 @@ class RunMonitor:
     @property
     def _goal(self) -> Goal | None:
         goal = self._phases[self._phase].goal
-        return goal if isinstance(goal, Goal) else None  # a custom phase may have a setting of this name
+        return goal if isinstance(goal, Goal) else None  # A custom phase may have a setting of this name.
 
     def _share(self) -> float:
-        """Return the finished fraction of the batch, as if all steps of its phases took equally long."""
         steps = [max(phase.steps, 1) for phase in self._phases]
         here = steps[self._phase] * self._step / max(self._probes[-1], 1)
         return (sum(steps[: self._phase]) + here) / sum(steps)
@@ -251,7 +248,7 @@ class RunMonitor:
 
 
 def _runs(batch: Batch, first: int = 0) -> dict[tuple[int, int], int]:
-    """Return the number of vmapped runs of a batch, by its group and each phase from the first one on."""
+    """Return the number of vmapped runs of a batch by (group, phase), from the phase `first` on."""
     phases = range(first, len(batch.group.setting.phases))
     return {(batch.group.number, phase): batch.width for phase in phases}
 

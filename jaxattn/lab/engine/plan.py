@@ -41,7 +41,11 @@ def plan_study(
     quick: bool = False,
     progress: Callable[[str, float], None] = lambda description, share: None,
 ) -> tuple[list[pd.DataFrame], str]:
-    """Return the plan of a study.
+    """Return the plan of a study: tables of its cells and of its groups, and a sentence with the totals.
+
+    The table of cells has settings, group, seeds, and the number of finished seeds. The table of groups,
+    which are compiled programs, has cells, coordinates of the vectors, vmapped numbers, runs, runs in a
+    batch, batches, memory of a device, and estimated time left.
 
     Args:
         study: the study.
@@ -49,13 +53,6 @@ def plan_study(
         max_memory: memory limit in bytes per device; by default that of the device.
         quick: skip memory and time, which require compiling and running every group.
         progress: callback with the current group and the finished fraction.
-
-    Returns:
-        A table of the cells: settings, group, seeds, and the number of finished seeds. A table of the groups,
-        each of which is one compiled program for every phase: its cells, the number of coordinates of its
-        vectors (the dimension of their span if that is less than d), the numbers that are vmapped, the
-        number of runs, the number of runs in a batch, batches, memory of a device, and estimated time left.
-        And a sentence with the totals.
 
     Raises:
         InputError: the sizes of a cell do not match, a cell does not fit in memory, or the folder holds
@@ -104,14 +101,7 @@ def plan_study(
 def recorded_lines(study: Definition) -> list[str]:
     """Return a line for each phase with its metrics in the first cell, and skipped probes with reasons.
 
-    Args:
-        study: the study; its texts are read.
-
-    Returns:
-        The lines.
-
-    Raises:
-        InputError: as for `plan_study`.
+    Reads the texts of the study, and raises like `plan_study`.
     """
     setting = study.cells[0].setting
     task, found = _measurements(setting)
@@ -119,14 +109,10 @@ def recorded_lines(study: Definition) -> list[str]:
 
 
 def check_metrics(study: Definition, asked: Mapping[str, str]) -> None:
-    """Check that the cells of a study record some metrics.
+    """Raise InputError unless some cell of a study records each of the metrics.
 
-    Args:
-        study: the study; its texts are read.
-        asked: metrics by the places that refer to them.
-
-    Raises:
-        InputError: no cell records one of them. The message gives the place and a similar metric.
+    `asked` maps the places that refer to metrics to their names. The message gives the place and a similar
+    metric.
     """
     groups = compile_groups(study.cells) if asked else []
     raising = rehearse_groups(study, groups, silent, keep_going=True)
@@ -177,7 +163,6 @@ def _shapes(measured: dict[int, dict[str, Any]], own: dict[str, Any]) -> dict[st
 
 
 def _named(setting: Setting, task: Task, phase: Phase, known: Collection[str]) -> list[str]:
-    """Return the metrics of a phase in addition to those measured at its steps, `known`."""
     best = [name for name, by in BEST.items() if {"test_accuracy", by} <= set(known)]
     of_phases = [probe for probe in setting.probes.of_phases if not probe.skip_reason(task, phase)]
     return [*best, *(name for probe in of_phases for name in probe.metrics)]
@@ -186,7 +171,6 @@ def _named(setting: Setting, task: Task, phase: Phase, known: Collection[str]) -
 def _line(
     setting: Setting, task: Task, phase: Phase, measured: dict[int, dict[str, Any]], own: dict[str, Any]
 ) -> str:
-    """Return the line of `recorded_lines` for a phase, from its metrics by probe and its own metrics."""
     shapes = _shapes(measured, own)
     names = [f"{name}_00 .. {size[0] - 1:02d}" if size else name for name, size in shapes.items()]
     names += _named(setting, task, phase, shapes)
@@ -200,7 +184,7 @@ def _line(
 
 
 def _coordinates(setting: Setting) -> str:
-    """Return the length of embedding vectors, as far as it is known before data are read."""
+    """Return the number of coordinates of embeddings, as far as it is known before data are read."""
     dim = setting.model.dim
     if dim is None or isinstance(setting.data, SharedData):
         return "" if dim is None else str(dim)
@@ -232,19 +216,11 @@ def _cells(
 
 
 def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[batches.Batch]) -> float:
-    """Estimate the time left of a group in seconds.
+    """Estimate the time left of a group in seconds, including one compilation of every program.
 
-    A trial sets up every phase for a few runs, takes some steps and measures once. The estimate assumes that
-    all steps take as long as these and that time is proportional to the number of runs, so it is an
-    overestimate on wide devices. The time for phase probes and figures is not included.
-
-    Args:
-        group: cells that share a program.
-        programs: their programs.
-        left: unfinished batches of the group, at least one.
-
-    Returns:
-        Seconds, including one compilation of every program.
+    A trial sets up every phase for a few runs, takes some steps and measures once. The estimate assumes equal
+    steps and time proportional to the number of runs, so it is an overestimate on wide devices. It excludes
+    phase probes and figures.
     """
     setting = group.setting
     compiling, running = 0.0, 0.0

@@ -1,4 +1,4 @@
-"""bars.Progress of a run: a bar on a terminal, a line in a notebook, plain lines in a pipe."""
+"""Progress of a run: a bar on a terminal, a line in a notebook, plain lines in a pipe."""
 
 import sys
 import time
@@ -56,8 +56,8 @@ class Reporter:
         """Show progress.
 
         Args:
-            description: current step of the work.
-            share: share of the work that is done; None if unknown.
+            description: current operation.
+            share: finished fraction of the work; None if unknown.
             state: state of the work, such as the loss.
             left: seconds left; None if unknown.
         """
@@ -95,7 +95,7 @@ class Reporter:
             self.warn(line)
 
     def warn(self, line: str) -> None:
-        """Print one line, even if quiet. Errors of stderr are ignored, because the run must go on."""
+        """Print one line, even if quiet. Errors of stderr are ignored."""
         with suppress(OSError, ValueError):
             self.console.print(plain(line), markup=False)
 
@@ -126,15 +126,11 @@ class _Console(Console):
     """A console that raises BrokenPipeError instead of exiting."""
 
     def on_broken_pipe(self) -> None:
-        """Raise the current exception again."""
         raise
 
 
 class _Left(bars.ProgressColumn):
-    """Column of the time left, which counts down between updates."""
-
     def render(self, task: bars.Task) -> Text:
-        """Format the time left; empty if it is unknown or over."""
         end = task.fields["end"]
         left = 0.0 if end is None else end - time.monotonic()
         return Text(f"{duration(left)} left" if left > 0 else "")

@@ -100,8 +100,7 @@ def rows(measured: Mapping[str, np.ndarray], batch: Batch, phase: str, step: int
 def with_best(records: pd.DataFrame) -> pd.DataFrame:
     """Add the metrics of `BEST` at every step of a phase.
 
-    Each is the test accuracy at the first step with the highest accuracy so far, on the test set or on the
-    validation data.
+    Each is the test accuracy at the first step with the highest accuracy so far on its data set.
     """
     if records.empty:
         return records
@@ -124,8 +123,7 @@ def with_best(records: pd.DataFrame) -> pd.DataFrame:
 def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded: Loaded) -> pd.DataFrame:
     """Return token columns, (L, V) or (L, V, C), in long form, with a row for each run, token and class.
 
-    Returns:
-        The table; empty for a model without scores and values of tokens.
+    The table is empty for a model without scores and values of tokens.
     """
     if not columns:
         return pd.DataFrame()
@@ -161,7 +159,7 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
 
 
 def seed_series(measured: Mapping[str, np.ndarray], batch: Batch) -> dict[str, dict[str, float]]:
-    """Return the scalars of the first runs by "cell C/seed S" and metric, for lines in dashboards."""
+    """Return the scalars of the first runs by "cell C/seed S" and metric, for dashboards."""
     return {
         f"cell {cell.number}/seed {seed}": {
             name: float(x[lane]) for name, x in measured.items() if x.ndim == 1 and np.isfinite(x[lane])
@@ -171,12 +169,7 @@ def seed_series(measured: Mapping[str, np.ndarray], batch: Batch) -> dict[str, d
 
 
 def log_entry(measured: Mapping[str, np.ndarray], batch: Batch, failures: Sequence[Any]) -> dict[str, Any]:
-    """Return the summary of a measurement for metrics.jsonl.
-
-    Args:
-        measured: metrics of a step, (L,) or (L, bins).
-        batch: the batch.
-        failures: its failed seeds so far.
+    """Return the summary of a measurement, (L,) or (L, bins) per metric, for metrics.jsonl.
 
     Returns:
         The median over the batch of every scalar, the finite losses of every cell, and the failures.

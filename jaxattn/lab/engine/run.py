@@ -1,4 +1,4 @@
-"""The steps of a run: plan the batches, run one after the other, and merge their tables."""
+"""The steps of a run: plan the batches, run them one after the other, and merge their tables."""
 
 import time
 from collections import deque
@@ -64,7 +64,7 @@ def run_study(
 
     Args:
         study: the study.
-        directory: the results folder.
+        directory: the results folder; the outcome leaves records.parquet, tokens.parquet and manifest.json.
         command: the command line, for the manifest.
         reporter: reporter of progress.
         shard: I and N for shard I of N of the batches, in a separate folder.
@@ -74,9 +74,6 @@ def run_study(
         profile: write a JAX trace of the run into the folder.
         log: dashboards that get every measurement, in addition to metrics.jsonl.
         intervals: time intervals of progress and checkpoints.
-
-    Returns:
-        The outcome; records.parquet, tokens.parquet and manifest.json are in the folder.
 
     Raises:
         InputError: the data, the memory or the config of the folder does not allow the run.
@@ -105,7 +102,6 @@ def run_study(
 
 
 def _check_machine(reporter: Reporter) -> None:
-    """Note or raise problems of this machine, and reset the peak of memory."""
     forget_peak()
     memory.check_address_space(reporter.note)
     if trouble := devices.trouble(backend.platform()):
@@ -123,7 +119,6 @@ def _plan(
     on_failure: _OnFailure,
     accept_code: bool,
 ) -> tuple[ProgramCache, list[Batch], dict[str, Any]]:
-    """Check the study and the folder; return programs, the batches of the shard, and the manifest."""
     cache = ProgramCache(reporter.loading)
     groups = compile_groups(study.cells)
     raising = rehearse_groups(study, groups, reporter.loading, keep_going=on_failure != "stop")
@@ -142,7 +137,7 @@ def _plan(
 
 
 def _unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list[Batch]:
-    """Return the batches that are still to be run; all others are finished and intact."""
+    """Return the batches that have no intact results."""
     progress, todo = patient(reporter.update), []
     for number, batch in enumerate(batches):
         progress(f"comparing {batch.name} with its checksums", number / len(batches))
@@ -165,7 +160,6 @@ class _Queue(NamedTuple):
     errors: list[dict[str, Any]]
 
     def run_and_merge(self, waiting: deque[Batch]) -> None:
-        """Run the waiting batches, merge the tables of all finished ones, and write the manifest."""
         folder, known = self.folder, self.known
         known |= {"status": "running", "continued_on": manifest.devices_since(known, self.reporter.note)}
         folder.write_manifest(known)
@@ -182,10 +176,6 @@ class _Queue(NamedTuple):
 
         A batch that does not fit in memory is replaced by its halves, down to a single seed. A batch that
         fails is repeated if `on_failure` is "retry", and does not stop the others unless it is "stop".
-
-        Raises:
-            RunError: a batch failed and `on_failure` is "stop".
-            Interrupted: the run was asked to stop.
         """
         self.monitor.expect(waiting)
         while waiting:
@@ -227,14 +217,13 @@ class _Queue(NamedTuple):
                 return f"{lines[-1]} in a callback of your functions"
             remedy = "smaller batches may help: --max-memory or --set chunk=..."
             if _is_out_of_memory(error):
-                remedy = "a single seed needs a smaller problem, or more memory"
+                remedy = "a single seed does not fit; make the problem smaller, or use more memory"
             return f"{lines[0] or type(error).__name__}; {remedy}"
         if found := in_user_code(error, files, ""):
             self.reporter.trace(batch.name, found)
         return str(found or "")
 
     def replace_by_halves(self, batch: Batch) -> list[Batch]:
-        """Replace a batch that ran out of memory by its halves in the folder; return them."""
         halves = halved(batch)
         text = " and ".join(half.name for half in halves)
         self.reporter.note(f"{batch.name}: out of memory; running {text} instead")

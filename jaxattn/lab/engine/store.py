@@ -1,4 +1,4 @@
-"""The results folder of a run: lock, manifest, tables and checkpoints. All writes of a study are here."""
+"""The results folder of a run: lock, manifest, tables and checkpoints, including all writes to it."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import strays
-from jaxattn.lab.engine.manifest import code_trouble, differences
+from jaxattn.lab.engine.manifest import code_changes, differences
 from jaxattn.lab.storage import batch_state, checkpoints, files, lock, manifest, provenance, run_log
 from jaxattn.lab.storage.batch_state import TABLES, BatchState, Provenance
 from jaxattn.lab.storage.bucket import OWN, Bucket
@@ -27,10 +27,7 @@ class Store:
     """The results folder of one study, with its batches of cells and seeds."""
 
     def __init__(self, directory: Path, warn: Callable[[str], None] = lambda line: None) -> None:
-        """Store the path; nothing is written yet. `warn` is called for damage that was repaired.
-
-        For a bucket address, the folder is its local copy.
-        """
+        """Store the path, or the local copy of a bucket; `warn` is called for damage that was repaired."""
         self.bucket = Bucket(directory) if is_address(directory) else None
         self.directory = self.bucket.folder if self.bucket else Path(os.path.abspath(directory))
         self.warn = warn
@@ -72,7 +69,7 @@ class Store:
                 made = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
                 existed = (self.directory / manifest.MANIFEST).exists()
         if strange:
-            yield  # not a results folder: `join` will raise
+            yield  # This is not a results folder, so `join` will raise.
             return
         try:
             with files.saving(self.directory, self.directory):
@@ -105,24 +102,20 @@ class Store:
 
     def _is_strange(self) -> bool:
         if self.bucket:
-            return False  # `Bucket.locked` has checked the folder
+            return False  # `Bucket.locked` has checked the folder.
         if not self.directory.is_dir() or (self.directory / manifest.MANIFEST).exists() or self.batches():
             return False
         return any(path.name not in EMPTY for path in self.directory.iterdir())
 
     def join(self, described: dict[str, Any], accept_code: bool = False) -> dict[str, Any]:
-        """Return the manifest of a run that starts or resumes in this folder; nothing is written.
+        """Return the manifest of a run that starts or resumes in this folder, without writing anything.
 
-        Args:
-            described: manifest of a new run.
-            accept_code: resume although custom code has changed.
-
-        Returns:
-            The manifest, including existing results. If it is missing or damaged although there are batches,
-            it is rebuilt with an empty `batches`.
+        `described` is the manifest of a new run. A manifest that is missing or damaged although there are
+        batches is rebuilt with an empty `batches`.
 
         Raises:
-            InputError: the folder holds other files, or results of another config or of other code.
+            InputError: the folder holds other files, or results of another config or, without `accept_code`,
+                of other code.
         """
         self._code = described["code"]
         if self._is_strange():
@@ -143,13 +136,13 @@ class Store:
         if batches:
             self._check_same(changed, described, batches)
             codes = [known["code"]] if known else [saved.origin.code for saved in self._whole_states(batches)]
-            if not accept_code and (trouble := code_trouble(codes, described["code"])):
+            if not accept_code and (trouble := code_changes(codes, described["code"])):
                 raise InputError(
                     f"{self.directory}: {trouble}; choose another folder with --out, or resume with "
                     "accept_code=True (command line: --accept-code)"
                 )
         elif changed:
-            known = None  # nothing was computed, for example because the earlier config did not fit
+            known = None  # Nothing was computed, for example because the earlier config did not fit.
         held = {seed for batch in batches for seed in batch_state.spans(batch)[1]}
         seeds = sorted({*described["seeds"], *held, *(known["seeds"] if known else ())})
         kept = ("name", "description", "config", "cells", "code", "labels", "scales")
@@ -169,7 +162,9 @@ class Store:
 
     def _check_same(self, changed: list[str], described: Mapping[str, Any], batches: list[str]) -> None:
         for saved in [] if changed else self._whole_states(batches):
-            changed += [f"cell {cell}" for cell in batch_state.foreign(saved, described["cells"])]
+            changed += [
+                f"cell {cell}" for cell in batch_state.cells_of_other_configs(saved, described["cells"])
+            ]
         if changed:
             raise InputError(
                 f"{self.directory}: holds results of another config ({'; '.join(dict.fromkeys(changed))}); "
@@ -225,7 +220,7 @@ class Store:
             self.set_aside(batch, error)
             return False
         if self.bucket or sum(1 for _ in (self.directory / "checkpoints" / batch).glob("*")) > 1:
-            self._drop_others(batch, saved)  # left by a process that was killed before it deleted them
+            self._drop_others(batch, saved)  # A process was killed before it deleted them.
         return True
 
     def resume(self, batch: str) -> tuple[BatchState | None, dict[str, pd.DataFrame]]:
@@ -263,7 +258,7 @@ class Store:
         Args:
             batch: its name.
             arrays: state to resume from; for a finished batch, the trained parameters.
-            tables: function that returns the tables so far; for a finished batch, the complete ones.
+            tables: function that returns the tables so far.
             cells: hashes of the configs of its cells, by number.
             phase: number of the current phase.
             step: steps taken in it.
@@ -283,7 +278,7 @@ class Store:
             by = Provenance(dict(cells), self._code, provenance.installed())
             saved = BatchState(finished, phase, step, failures, digests, checkpoint, by)
             if self.bucket:
-                self.bucket.send_named(batch, saved)
+                self.bucket.upload_referenced(batch, saved)
             batch_state.write_state(self.directory, batch, saved)
             if self.bucket:
                 self.bucket.commit_batch(batch, saved)
@@ -303,7 +298,6 @@ class Store:
         return digests
 
     def _drop_others(self, batch: str, saved: BatchState) -> None:
-        """Delete tables and checkpoints of a batch that its commit record does not refer to."""
         named = {batch_state.table_path(self.directory, batch, *of) for of in saved.tables.items()}
         for path in (self.directory / "parts").glob(f"{batch}.*.parquet"):
             if path not in named:
@@ -345,7 +339,7 @@ class Store:
     def is_merged(self, known: Mapping[str, Any]) -> bool:
         """Return True if the merged tables have the checksums of the manifest."""
         if self.bucket:
-            self.bucket.bring({f"{name}.parquet": known["sha256"].get(name, "") for name in TABLES})
+            self.bucket.download({f"{name}.parquet": known["sha256"].get(name, "") for name in TABLES})
         try:
             for name in TABLES:
                 path = self.directory / f"{name}.parquet"
@@ -383,10 +377,10 @@ class Store:
             with files.saving(path, self.directory):
                 files.write_file(path, content, self.directory)
                 if self.bucket:
-                    self.bucket.send([path.name])
+                    self.bucket.upload([path.name])
             sums[name] = files.digest(content)
         if self.bucket:
-            self.bucket.tidy()
+            self.bucket.delete_uncommitted()
         makers = [saved.origin.made_by for saved in found.values()]
         return {
             "failures": [failure for saved in found.values() for failure in saved.failures],

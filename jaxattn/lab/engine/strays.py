@@ -10,19 +10,11 @@ from jaxattn.lab.storage.files import Damaged
 
 
 def find_strays(directory: Path, known: Mapping[str, Any] | None, asked: Iterable[int]) -> dict[str, str]:
-    """Find the batches of a folder that do not belong to its run.
+    """Return the batches of a folder that do not belong to its run, each with the reason.
 
     The manifest lists the batches of the run. Another batch belongs to the run if it is intact, has its own
     name, has only seeds of the manifest or of `asked`, and shares no (cell, seed) pair with another batch.
-    Without a manifest all seeds are accepted.
-
-    Args:
-        directory: the results folder.
-        known: its manifest; None if it is lost.
-        asked: the requested seeds.
-
-    Returns:
-        The reason for each such batch, by its name.
+    Without a manifest (`known` is None) all seeds are accepted.
     """
     cells: dict[str, list[int]] = {}
     seeds, planned = None, set()
@@ -52,6 +44,6 @@ def find_strays(directory: Path, known: Mapping[str, Any] | None, asked: Iterabl
     while both := batch_state.overlaps(cells):
         for first, second in both:
             stray, other = (second, first) if second not in planned else (first, second)
-            found[stray] = f"{batch_state.path(directory, stray)}: has seeds that {other} has too"
+            found[stray] = f"{batch_state.path(directory, stray)}: has seeds that are also in {other}"
             cells.pop(stray, None)
     return found

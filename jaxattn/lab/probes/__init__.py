@@ -1,4 +1,4 @@
-"""Probes: measurements of one seed, as settings classes with pure functions; `jaxattn.base` has the bases."""
+"""Probes: measurements of one seed, as settings classes with pure functions."""
 
 from jaxattn.base import Measurement
 from jaxattn.base.probe import ProbeContext

@@ -43,8 +43,7 @@ _AT_THE_END_P = (
 class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
     """The distance between p and the max-margin direction of the final selection.
 
-    The final selection is known only at the end of the phase, so the metrics are computed then. The engine
-    calls `observe` for every seed at every measured step, and `conclude` with the whole history.
+    Computed at the end of the phase, because the final selection is known only then.
 
     Attributes:
         nats: a token counts as selected if its score is within `nats` of the highest score in its sequence;
@@ -91,8 +90,8 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
 
         Returns:
             Metrics of every probe step, (S, k) each: 1 - cos to the max-margin direction, and the margin on
-            the final selection relative to the largest one. Metrics of the max-margin problem, (S,) each.
-            NaN if no direction separates the selection; `feasible` is NaN if neither case is proven.
+            the final selection relative to the largest one. Metrics of the max-margin problem, (S,) each. NaN
+            if no direction separates the selection; `feasible` is NaN if neither case is proven.
         """
         # On one device, because the solver does not support arrays on several devices.
         params, data = jax.device_get((params, loaded.splits.train))
@@ -116,17 +115,11 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
 
 
 def certified_distance(away: Any, duality_gap: Any) -> np.ndarray:
-    """Return an upper bound on 1 - cos of the angle to the true max-margin direction.
+    """Return an upper bound on 1 - cos of the angle to the true max-margin direction, NaN if there is none.
 
-    The angle is at most that to the computed direction plus the angle between the computed and the true
-    direction, which is bounded by the duality gap: 1 - cos ≤ 1 - √(1 - gap).
-
-    Args:
-        away: 1 - cos to the computed direction, (...).
-        duality_gap: its relative duality gap, (...).
-
-    Returns:
-        (...) float64, NaN if there is no direction.
+    `away` is 1 - cos to the computed direction. The angle is at most that to the computed direction plus the
+    angle between the computed and the true direction, which is bounded by the relative duality gap:
+    1 - cos ≤ 1 - √(1 - gap).
     """
     gap = np.asarray(duality_gap)
     left_open = gap / (1 + np.sqrt(1 - gap))
@@ -197,8 +190,7 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
     """The distances of p and v to p_relax and v_mm of the final selection.
 
     The counterpart of `max_margin_direction` for phases that train p and v. The token with the highest score
-    counts as selected. The metrics are NaN if two tokens share the highest score, or if no direction
-    separates the selection.
+    is selected. The metrics are NaN if two tokens share it, or if no direction separates the selection.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -224,11 +216,7 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
     ) -> tuple[_Metrics, _Metrics]:
         """Compute the directions of every seed, and compare p and v with them.
 
-        Args:
-            history: (S, k, 2, d) float64; p and v of every seed at k probe steps.
-            params: the final parameters; E (S, V, d) is not trained in the phase.
-            model: the one-layer model.
-            loaded: corpora, shared by the seeds or one for each.
+        `history` is p and v of every seed at k probe steps, (S, k, 2, d) float64.
 
         Returns:
             1 - cos of p to p_relax and to the max-margin direction of all sequences, and of v to v_mm,
@@ -315,11 +303,7 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
     ) -> tuple[_Metrics, _Metrics]:
         """Certify the limit of every seed, and compare p with it.
 
-        Args:
-            history: (S, k, d) float64; p of every seed at k probe steps.
-            params: the final parameters; E (S, V, d) and v (S, d) or (S, d, K) are not trained in the phase.
-            model: the one-layer model.
-            loaded: corpora, shared by the seeds or one for each.
+        `history` is p of every seed at k probe steps, (S, k, d) float64.
 
         Returns:
             1 - cos to the limit, (S, k). Its certificate, and the share of sequences with tied tokens, (S,).

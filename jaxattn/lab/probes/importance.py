@@ -22,15 +22,15 @@ class Importance(Probe, frozen=True, kw_only=True):
     correlates with α.
 
     In a trained model, E·p is a U-shaped function of the posterior difference: its correlation with the
-    absolute value (`absolute`) is close to 1, and its correlation with the signed value (`signed`) is close
-    to 0. For K > 2 classes, E·v_k is compared with the posterior difference of class k, and the results are
-    averaged over classes; for E·p, the absolute value is the maximum over classes.
+    absolute value (`absolute`) is close to 1, and its correlation with the signed value (`signed`) close to
+    0. For K > 2 classes, E·v_k is compared with the posterior difference of class k, and E·p with the maximum
+    of the absolute values; the results are averaged over classes.
 
     Attributes:
         bins: number of equal bins that divide the posterior difference between `low` and `high`; 0 for none.
         low: lower end of the first bin.
         high: upper end of the last bin.
-        min_count: correlations over tokens are over those with at least so many occurrences.
+        min_count: smallest number of occurrences for a token to enter correlations over tokens.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -108,17 +108,9 @@ def bin_means_array(
     low: float | Array,
     high: float | Array,
 ) -> Float[Array, " bins"]:
-    """Average values of tokens within equal bins of the posterior difference.
+    """Return the mean value of tokens in equal bins of the posterior difference from low to high.
 
-    Args:
-        values: one number per token.
-        difference: posterior difference; tokens with NaN or outside [low, high] are dropped.
-        bins: number of bins.
-        low: lower end of the first bin.
-        high: upper end of the last bin.
-
-    Returns:
-        The mean of every bin, NaN for an empty one.
+    Tokens with NaN or outside [low, high] are dropped; an empty bin is NaN.
     """
     # Ratios of counts may be on bin edges up to rounding; `results.correlations` has the same tolerance.
     at = (difference - low) / ((high - low) / bins) + 1e-5
@@ -131,8 +123,7 @@ def bin_means_array(
 def spearman_array(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array, " N"]) -> Float[Array, ""]:
     """Compute Spearman's rank correlation over the entries in use; ties have their average rank.
 
-    Returns:
-        The coefficient; NaN if fewer than two entries are in use or one side is constant.
+    NaN if fewer than two entries are in use or one side is constant.
     """
     # Both sides are sorted together because sorting takes long to compile.
     ranks = jax.vmap(_ranks, (0, None))(jnp.stack([x, y]), use)
@@ -161,7 +152,7 @@ class OneStepError(Probe, frozen=True, kw_only=True):
 
         max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0
 
-    It is recorded after a single step on E, for the one-layer model with the logistic loss.
+    Recorded after a single step on E, for the one-layer model with the logistic loss.
     """
 
     rotation_invariant: ClassVar[bool] = True

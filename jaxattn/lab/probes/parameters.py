@@ -124,8 +124,8 @@ def largest_eigenvalue(
     Args:
         product: x -> A x, (N,) -> (N,).
         start: (N,); a vector that is not an eigenvector, such as a random one.
-        iterations: number of products, at most N. The estimate increases with it. It is exact up to rounding
-            if the number is at least that of the distinct eigenvalues of A.
+        iterations: number of products, at most N. The estimate increases with it, and is exact up to rounding
+            once it is at least the number of distinct eigenvalues.
 
     Returns:
         The estimate, at most the eigenvalue; NaN if A has NaN.

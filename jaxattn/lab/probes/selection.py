@@ -106,8 +106,7 @@ def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
     """Return the tokens whose score is within `nats` of the largest one of their sequence; ties if None.
 
     Scores that tie in the limit of a flow differ by a few nats along the path, and all others diverge like
-    margin · ‖p‖. Hence 10 nats separate them if ‖p‖ is above about 20 / margin. A token within 10 nats has at
-    least 5e-5 of the attention on the token with the largest score.
+    margin · ‖p‖. Hence 10 nats separate them if ‖p‖ is above about 20 / margin.
     """
     if nats is None:
         return selection_from_scores(scores, corpus)
@@ -117,8 +116,7 @@ def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
 def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[Selection, np.ndarray]:
     """Compute `attended` with NumPy, because shapes differ between seeds and JAX would compile for each.
 
-    Returns:
-        The selection, and the number of selected tokens of every sequence, (n,).
+    Also returns the number of selected tokens of every sequence, (n,).
     """
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
@@ -178,14 +176,9 @@ class RelevantTokens(Probe, frozen=True, kw_only=True):
 
 @sequential_vmap_if_large
 def attention_entropy(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, " n"]:
-    """Compute -Σ_s q_s log q_s, q_s = count_s exp(a_s) / Σ_r count_r exp(a_r), of every sequence.
+    """Compute -Σ_s q_s log q_s, q_s = count_s exp(a_s) / Σ_r count_r exp(a_r), of every sequence, in nats.
 
-    Args:
-        corpus: n sequences over V tokens.
-        scores: a, (V,); any finite spread.
-
-    Returns:
-        (n,), in nats: 0 if all attention is on one token, however often it occurs.
+    It is 0 if all attention is on one token, however often it occurs. Scores may have any finite spread.
     """
     bags = corpus.bags
     _, _, normaliser, weight = bags.softmax(take(scores, bags.index.astype(jnp.int32)))
@@ -218,8 +211,7 @@ class Attended(Probe, frozen=True, kw_only=True):
     """How concentrated the attention of every head and query is, averaged over the training data.
 
     A query selects a token if its largest attention weight is at least `above`. With the attention q (n, ...,
-    T) from `Model.attention`, the number of attended positions is exp(-Σ_t q_t log q_t). There is one value
-    per head and query, in the order used by the model.
+    T) from `Model.attention`, the number of attended positions is exp(-Σ_t q_t log q_t).
 
     Attributes:
         above: smallest attention weight for a token to count as selected.
@@ -303,15 +295,7 @@ class Cover(Probe, frozen=True, kw_only=True):
 
 
 def on_top(scores: Array, corpus: Corpus) -> tuple[Array, Array]:
-    """Return the token with the highest score of every sequence; the first one if several tie.
-
-    Args:
-        scores: (V,) float.
-        corpus: n sequences over V tokens.
-
-    Returns:
-        The token, (n,) int32, and the attention on it, (n,).
-    """
+    """Return the first token with the highest score of every sequence and its attention, (n,) each."""
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
     below = below_top(corpus, scores)

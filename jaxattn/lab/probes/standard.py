@@ -25,14 +25,15 @@ BEST = {
 
 
 class Probes(Spec, frozen=True, kw_only=True):
-    """Settings of the measurements, and the steps at which they are made. The first and the last step of a
-    phase are always measured.
+    """Settings of the measurements and of their steps.
+
+    The first and the last step of a phase are always measured.
 
     Attributes:
         per_decade: number of log-spaced measurements per decade of steps; 0 measures only the first and the
             last step of a phase.
-        steps: the steps at which to measure, in place of `per_decade`: one list for all phases, or a table
-            with a list per phase.
+        steps: steps to measure at, in place of `per_decade`: a list for all phases, or a table with a list
+            per phase.
         every: number of steps between measurements, in place of `per_decade`: one number for all phases, or a
             table with a number per phase.
         bins: number of equal bins that divide the posterior difference between `low` and `high`; 0 for none.
@@ -41,12 +42,11 @@ class Probes(Spec, frozen=True, kw_only=True):
         min_count: smallest number of occurrences for a token to enter correlations over tokens, or to count
             as important.
         important: smallest |posterior difference| for a token to count as important.
-        max_margin: whether to compute the max-margin direction at the end of each phase that trains only p,
-            and to compare p with it at every measured step.
-        sample: number of evenly spaced sequences in each corpus on which to measure losses, accuracies and
-            gradients; defaults to all.
-        tokens: whether to measure the attention on tokens, and how E·v and E·p correlate with the importance
-            of tokens.
+        max_margin: whether to compare p with the max-margin direction in each phase that trains only p.
+        sample: number of evenly spaced sequences in each corpus to measure losses, accuracies and gradients
+            on; defaults to all.
+        tokens: whether to measure the attention on tokens, and the correlations of E·v and E·p with the
+            importance of tokens.
         own: additional probes, built-in or custom.
     """
 
@@ -152,7 +152,7 @@ class Accuracy(Probe, frozen=True, kw_only=True):
     }
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless targets are classes and the loss is one of single examples."""
+        """Return a reason unless targets are classes and the loss is a sum over single examples."""
         if task.data.train.num_classes is None:
             return "requires targets that are classes"
         return "requires a loss of single examples" if task.loss.coupled else None

@@ -59,14 +59,14 @@ class BatchState(msgspec.Struct, frozen=True):
     """Commit record of a batch.
 
     Attributes:
-        finished: True if the tables are complete and the checkpoint holds the trained parameters.
+        finished: True if the tables are complete and the checkpoint has the trained parameters.
         phase: number of the current phase.
         step: number of steps taken in that phase.
         failures: seeds that have failed so far.
         tables: SHA-256 of each table so far.
         checkpoint: checkpoint to resume from, or the trained parameters if the batch is finished.
         origin: provenance of the batch.
-        batch: name of the batch. Commit records of version 0.2 lack it; then cells and tables are checked.
+        batch: name of the batch, missing in version 0.2; then cells and tables are checked.
     """
 
     finished: bool
@@ -80,7 +80,7 @@ class BatchState(msgspec.Struct, frozen=True):
 
 
 def spans(batch: str) -> tuple[range, range]:
-    """Return the range of cells and the range of seeds that the name of a batch contains."""
+    """Return the ranges of cells and seeds that the name of a batch contains."""
     found = BATCH_NAME.fullmatch(batch)
     if found is None:
         raise ValueError(f"{batch!r} is not the name of a batch")
@@ -89,13 +89,7 @@ def spans(batch: str) -> tuple[range, range]:
 
 
 def overlaps(cells: Mapping[str, Iterable[int]]) -> list[tuple[str, str]]:
-    """Return the pairs of batches that share a (cell, seed) pair.
-
-    The list is empty if and only if no (cell, seed) pair is in two batches.
-
-    Args:
-        cells: cells of every batch, by its name.
-    """
+    """Return the pairs of batches that share a (cell, seed) pair, given the cells of every batch by name."""
     runs: dict[int, list[tuple[int, int, str]]] = {}
     for batch, own in cells.items():
         seeds = spans(batch)[1]
@@ -168,22 +162,17 @@ def read_state(directory: Path, batch: str) -> BatchState | None:
 
 
 def _lies_between(cells: Iterable[str], between: range) -> bool:
-    """Return True if the least and the largest of some numbers, given as text, are the ends of a range."""
     found = [int(cell) if cell.isdecimal() else -1 for cell in cells]
     return bool(found and between) and (min(found), max(found)) == (between[0], between[-1])
 
 
 def write_state(directory: Path, batch: str, saved: BatchState) -> None:
-    """Write the commit record of a batch, including the batch's name.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the commit record of a batch, including the batch's name; raises OSError."""
     content = msgspec.to_builtins(saved) | {"batch": batch}
     files.write_file(path(directory, batch), files.sealed(content), directory)
 
 
-def foreign(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
+def cells_of_other_configs(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the cells of a batch whose configs differ from those in a manifest."""
     hashes = {str(entry["cell"]): entry.get("config_hash") for entry in cells}
     made = saved.origin.cells.items()
@@ -193,7 +182,7 @@ def foreign(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
 def fault(directory: Path, batch: str, saved: BatchState, known: Mapping[str, Any]) -> str:
     """Return the reason why a batch does not belong to the run of a manifest; "" if it does."""
     place = path(directory, batch)
-    if other := foreign(saved, known["cells"]):
+    if other := cells_of_other_configs(saved, known["cells"]):
         return f"{place}: cell {other[0]} has another config than in the manifest; delete this file"
     if not set(spans(batch)[1]).issubset(known["seeds"]):
         return f"{place}: has seeds that are not in the manifest"
@@ -205,7 +194,7 @@ def read_with_tables(directory: Path, batch: str) -> tuple[BatchState, dict[str,
 
     Raises:
         Misplaced: one of them belongs to another batch.
-        Damaged: the content of one of them differs from the written content.
+        Damaged: one of them differs from the written content.
         InputError: one of them cannot be read.
     """
     while (saved := read_state(directory, batch)) is not None:

@@ -1,9 +1,9 @@
 """Results folders in buckets: a local copy, which is fetched at the start and sent at every commit.
 
-The files that a commit record refers to are sent first, under names that no other run uses. Then the commit
-record is sent, on the condition that the object in the bucket is the last one that this run has read or
-written. Hence every commit record in the bucket is complete even if the run is killed, and of two runs that
-hold the same folder one gets an error. Readers fetch the objects that they need into a separate local folder.
+The files that a commit record refers to are sent first, under unique names. Then the commit record is sent,
+on the condition that the object in the bucket is the last one that this run has read or written. Hence every
+commit record in the bucket is complete even if the run is killed, and of two runs that hold the same folder
+one gets an error. Readers fetch the objects that they need into a separate local folder.
 """
 
 import re
@@ -63,11 +63,11 @@ class Bucket:
         self.lock.take(warn)
         with self.lock.beating(self._send_log, lambda: self._broken is None):
             self.listed = self.objects.entries()
-            self._clean(set())  # a run trusts only the bucket
+            self._clean(set())  # A run trusts only the bucket.
             self._fetch({"tables", "log", "unfinished"})
             yield
 
-    def look(self, asked: Set[str], fresh: bool = False) -> None:
+    def refresh(self, asked: Set[str], fresh: bool = False) -> None:
         """Fetch the files that a reader needs, as of a single moment."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / OWN[1], "w") as file:
@@ -92,7 +92,7 @@ class Bucket:
     def fetch_batch(self, batch: str, saved: BatchState) -> None:
         """Fetch the tables and the checkpoint of a batch."""
         self.listed = self.objects.entries()
-        self.bring(_tables(batch, saved) | _checkpoint(batch, saved))
+        self.download(_tables(batch, saved) | _checkpoint(batch, saved))
 
     def _fetch(self, asked: Set[str]) -> None:
         records = [name for name in self.listed if name == manifest.MANIFEST or _is_record(name)]
@@ -101,13 +101,13 @@ class Bucket:
                 (self.folder / name).parent.mkdir(exist_ok=True)
                 files.replace(self.folder / name, content)
         self._clean({*records, *self._referenced({"tables", "checkpoints"})} & self.listed.keys())
-        self.bring(self._referenced(asked))
+        self.download(self._referenced(asked))
         loose = {run_log.RUN_LOG} if "log" in asked else set()
         if "report" in asked:
             loose |= {name for name in self.listed if _is_of_report(name)}
         for name in loose:
             self._path(name).unlink(missing_ok=True)
-        self.bring(dict.fromkeys(loose))
+        self.download(dict.fromkeys(loose))
 
     def _referenced(self, asked: Set[str]) -> dict[str, str | None]:
         """Map every object that a committed batch state refers to to its checksum, None if it has none."""
@@ -117,7 +117,7 @@ class Bucket:
             try:
                 saved = batch_state.read_state(self.folder, batch)
             except InputError:
-                continue  # the next reader raises this error
+                continue  # The next reader raises this error.
             if saved is None:
                 continue
             if "checkpoints" in asked or ("tables" in asked and not merged):
@@ -136,10 +136,10 @@ class Bucket:
         found = {f"{name}.parquet": sha256 for name, sha256 in known["sha256"].items() if name in TABLES}
         return found if all(name in self.listed for name in found) else {}
 
-    def bring(self, wanted: Mapping[str, str | None]) -> None:
-        """Fetch objects that are missing or different here, given by name with their checksums if known."""
+    def download(self, wanted: Mapping[str, str | None]) -> None:
+        """Download objects that are missing or differ here, by name with their checksums if known."""
         missing = [name for name, x in wanted.items() if name in self.listed and not self._is_here(name, x)]
-        self._each(lambda name: self.objects.bring(name, self._path(name)), missing)
+        self._each(lambda name: self.objects.download(name, self._path(name)), missing)
 
     def _is_here(self, name: str, sha256: str | None) -> bool:
         path = self._path(name)
@@ -147,21 +147,21 @@ class Bucket:
             return False
         return sha256 is None or files.digest(path.read_bytes()) == sha256
 
-    def send(self, names: Iterable[str]) -> None:
-        """Send files of the local copy."""
+    def upload(self, names: Iterable[str]) -> None:
+        """Upload files of the local copy."""
         wanted = list(names)
         with self._writing():
-            self._each(lambda name: self.objects.send(name, self._path(name)), wanted)
+            self._each(lambda name: self.objects.upload(name, self._path(name)), wanted)
         self.listed |= {name: Entry(self._path(name).stat().st_size, "") for name in wanted}
 
-    def send_named(self, batch: str, saved: BatchState) -> None:
-        """Send the files that a commit record refers to, before it is committed."""
-        self.send(_tables(batch, saved) | _checkpoint(batch, saved))
+    def upload_referenced(self, batch: str, saved: BatchState) -> None:
+        """Upload the files that a commit record refers to, before it is committed."""
+        self.upload(_tables(batch, saved) | _checkpoint(batch, saved))
 
     def commit_batch(self, batch: str, saved: BatchState) -> None:
         """Send the commit record of a batch; raises like `commit`.
 
-        If another run holds the folder by now, the checkpoint is deleted again; no other run uses its number.
+        If another run holds the folder by now, the checkpoint is deleted again.
         """
         try:
             self.commit(f"parts/{batch}.json")
@@ -171,7 +171,7 @@ class Bucket:
                     self.objects.delete(_checkpoint(batch, saved))
             raise
 
-    def tidy(self) -> None:
+    def delete_uncommitted(self) -> None:
         """Delete objects without a commit record, which killed or displaced runs have left."""
         self.listed = self.objects.entries()
         held: dict[str, list[str]] = {}
@@ -187,7 +187,7 @@ class Bucket:
                     self.delete(name for name in own if name not in named)
 
     def commit(self, name: str) -> None:
-        """Send a commit record, which makes the files that it refers to valid.
+        """Upload a commit record, which makes the files that it refers to valid.
 
         Raises:
             RunError: another run has replaced the record or taken over the folder, or it cannot be written.
@@ -239,7 +239,7 @@ class Bucket:
     def _send_log(self) -> None:
         path = self.folder / run_log.RUN_LOG
         if path.exists() and (size := path.stat().st_size) != self._sent_log:
-            self.objects.send(run_log.RUN_LOG, path)
+            self.objects.upload(run_log.RUN_LOG, path)
             self._sent_log = size
 
     def _clean(self, kept: set[str]) -> None:

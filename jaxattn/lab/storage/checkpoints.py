@@ -75,17 +75,10 @@ def save(folder: Path, arrays: Any) -> Checkpoint:
 
 
 def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) -> Any:
-    """Read the arrays of a checkpoint.
+    """Read the arrays of a checkpoint to the host, where a lack of device memory is not mistaken for damage.
 
-    Args:
-        folder: folder of the checkpoint.
-        known: its description in the commit record.
-        directory: the results folder. Nothing outside it is read.
-        like: a tree of arrays, or of their shapes and dtypes. If None, nested dictionaries are returned.
-
-    Returns:
-        The tree of NumPy arrays. Arrays are read to the host, so that a lack of device memory is not mistaken
-        for damage.
+    `known` is its description in the commit record. The result has the structure of `like`, or is nested
+    dictionaries if None. Nothing outside `directory` is read.
 
     Raises:
         Damaged: the arrays differ from the saved ones.
@@ -173,7 +166,6 @@ def _checksums(arrays: Any) -> dict[str, int]:
 
 
 def _checksum(x: Any) -> int:
-    """Return the CRC-32 of an array's bytes, device by device, because a copy would take longer."""
     whole = not isinstance(x, jax.Array) or x.is_fully_replicated
     total = 0
     for part in [x] if whole else [shard.data for shard in x.addressable_shards]:

@@ -32,7 +32,7 @@ def inside(path: Path, folder: Path) -> Path:
     """Return the path unchanged; raise Damaged if it leads out of the folder, also by a symbolic link."""
     try:
         leads = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-    except ValueError:  # not a valid path
+    except ValueError:  # The path is not valid.
         leads = False
     if leads:
         return path
@@ -67,12 +67,7 @@ def check_links(folder: Path, *below: str) -> None:
 
 
 def write_file(path: Path, content: bytes, folder: Path) -> None:
-    """Replace a file of a folder atomically and durably.
-
-    Raises:
-        OSError: it cannot be written.
-        Damaged: it would be written outside the folder.
-    """
+    """Replace a file of a folder atomically and durably; raises OSError, or Damaged for a path outside."""
     inside(path.parent, folder)
     replace(path, content)
 
@@ -84,7 +79,7 @@ def append_bytes(path: Path, content: bytes) -> None:
 
 
 def open_own(path: str, mode: int) -> int:
-    """Open a file for writing in place, creating it if necessary; pass this as `opener` to `open`.
+    """Open a file for writing in place, creating it if necessary; an `opener` for `open`.
 
     Raises:
         Damaged: it is not a regular file, or it is a hard link, which may belong to another folder too.
@@ -157,8 +152,7 @@ def read_file(path: Path, folder: Path | None, sha256: str | None = None, most: 
         most: largest size in bytes; by default a quarter of the machine's memory.
 
     Raises:
-        Damaged: it is missing, has other content, is not a regular file, is too large, or is outside the
-            folder.
+        Damaged: it is missing, too large, not a regular file, outside the folder, or has other content.
         InputError: it cannot be read.
     """
     with open_file(path, folder, most) as file:
@@ -175,14 +169,7 @@ def check_file(path: Path, folder: Path, sha256: str) -> None:
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
-    """Return the cache folder.
-
-    Args:
-        cache_dir: the folder asked for; None for the default.
-
-    Returns:
-        `cache_dir`, else $JAXATTN_CACHE, else $XDG_CACHE_HOME/jaxattn, else ~/.cache/jaxattn.
-    """
+    """Return `cache_dir`, else $JAXATTN_CACHE, else $XDG_CACHE_HOME/jaxattn, else ~/.cache/jaxattn."""
     if chosen := cache_dir or os.environ.get("JAXATTN_CACHE"):
         return Path(os.path.expanduser(chosen))
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "jaxattn")
@@ -215,11 +202,7 @@ def sealed(content: Mapping[str, Any], indent: int | None = None) -> bytes:
 
 
 def unsealed(content: Any) -> dict[str, Any]:
-    """Check the checksum of an object that `sealed` has written, and return the content without it.
-
-    Raises:
-        ValueError: the content differs from the written content.
-    """
+    """Return the content of an object that `sealed` has written; raises ValueError if it is damaged."""
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
     rest = {key: value for key, value in content.items() if key != SEAL}

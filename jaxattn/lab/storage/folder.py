@@ -24,7 +24,7 @@ class ResultsFolder:
         absolute: the absolute path, or the address.
         local: the folder, or its local copy.
         is_remote: True if the folder is not on this machine.
-        look_s: seconds between two looks of a process that waits for the folder.
+        look_s: seconds between two checks of a process that waits for the folder.
     """
 
     is_remote, look_s = False, 0.5
@@ -34,14 +34,9 @@ class ResultsFolder:
         self.name, self.absolute, self.local = str(place), os.path.abspath(place), Path(place)
 
     def fetch(self, *kinds: Kind) -> Path:
-        """Make the files that a reader needs available on this machine, and return the local path.
+        """Fetch the manifest, the commit records and files of other kinds; return the local path.
 
-        Args:
-            kinds: files in addition to the manifest and the commit records. With checkpoints, the local copy
-                is discarded first.
-
-        Raises:
-            InputError: the folder cannot be read.
+        With checkpoints, the local copy is discarded first. Raises InputError if the folder cannot be read.
         """
         return self.local
 
@@ -68,14 +63,14 @@ class _BucketFolder(ResultsFolder):
         self.local = local_path(place)
 
     def fetch(self, *kinds: Kind) -> Path:
-        Bucket(self.name, "read").look(set(kinds), fresh="checkpoints" in kinds)
+        Bucket(self.name, "read").refresh(set(kinds), fresh="checkpoints" in kinds)
         return self.local
 
     def send_report(self, paths: Iterable[Path], directory: Path) -> None:
         bucket = Bucket(self.name, "read")
         bucket.folder = directory
-        bucket.send(path.relative_to(directory).as_posix() for path in paths)
-        bucket.send(["figures/drawn.json"])
+        bucket.upload(path.relative_to(directory).as_posix() for path in paths)
+        bucket.upload(["figures/drawn.json"])
 
     def shards(self) -> list[str]:
         objects = Objects(self.name)

@@ -1,10 +1,9 @@
 """Locks of results folders: one process at a time may use a folder, and a killed process releases it.
 
 The lock of a local folder is a file lock. The lock of a bucket folder is an object that its holder replaces
-every few seconds. A process that wants the lock watches the object for some time with its own clock, so
-differing clocks do not matter. Every replacement is conditional on the object being the last one read or
-written. Hence of two processes that take over a lock one fails, and a process that has lost its lock gets an
-error at its next replacement.
+every few seconds. A process that wants the lock watches the object with its own clock. Every replacement is
+conditional on the object being the last one read or written. Hence of two processes that take over a lock one
+fails, and a process that has lost its lock gets an error at its next replacement.
 """
 
 import json
@@ -31,7 +30,7 @@ except ModuleNotFoundError:
 
 FILE, OBJECT = ".lock", "lock.json"
 _TRIES = 5
-# Characters of a lock file that are read for the name of the holder.
+# Number of characters of a lock file that are read for the name of the holder.
 HOLDER = 100
 # The holder replaces the object every BEAT_S seconds, and counts as gone after GONE_S seconds without that.
 BEAT_S, GONE_S = 5.0, 60.0
@@ -106,24 +105,14 @@ class Lock:
     """The lock of a bucket folder."""
 
     def __init__(self, objects: Objects, local: Path) -> None:
-        """Store the folder.
-
-        Args:
-            objects: objects of the folder.
-            local: local file with the id of the last run that held the lock from this copy; only one process
-                at a time uses it.
-        """
+        """Store the folder; the file `local` has the id of the last run that held the lock from this copy."""
         self._objects, self._local = objects, local
         self._run = secrets.token_hex(8)
         self._since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._one, self._lost, self._last = threading.Lock(), "", 0.0
 
     def take(self, warn: Callable[[str], None]) -> None:
-        """Take the lock, also from a holder that is gone.
-
-        Raises:
-            RunError: another process holds it.
-        """
+        """Acquire the lock, also from a holder that is gone; raises RunError if another process holds it."""
         found = self._objects.read(OBJECT)
         held = _parsed(found)
         # A process that held it from this local copy is gone, because this process holds the local lock.
@@ -201,7 +190,7 @@ class Lock:
                     self._lose()
                     return
                 except RunError:
-                    continue  # a lost connection; `check` tries again before anything is committed
+                    continue  # The connection was lost; `check` tries again before anything is committed.
 
         thread = threading.Thread(target=beats, daemon=True)
         thread.start()
@@ -238,7 +227,7 @@ def is_held(objects: Objects) -> bool:
 
 
 def _replaced(objects: Objects, found: bytes | None, seconds: float) -> dict[str, Any] | None:
-    """Wait until a lock is replaced and return the new one; None if it is not replaced in time."""
+    """Return the lock once it is replaced; None if it is not replaced in time."""
     begin = time.monotonic()
     while time.monotonic() - begin < seconds:
         time.sleep(LOOK_S)

@@ -16,7 +16,7 @@ from jaxattn.lab.storage.files import Damaged
 
 MANIFEST = "manifest.json"
 MOST_BINS = 10_000
-# Increase it when the content of results folders changes.
+# Version of the format; increase it when the content of results folders changes.
 FORMAT = 5
 REBUILD = "run the same sweep again into this folder to rebuild it from the batches there"
 NOT_A_RUN = "use a folder that `jaxattn run` wrote"
@@ -34,8 +34,6 @@ BatchName = Annotated[str, msgspec.Meta(pattern=rf"^{batch_state.BATCH_NAME.patt
 
 
 class _Batch(msgspec.Struct):
-    """Cells and seeds that ran together."""
-
     name: BatchName
     cells: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
     seeds: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
@@ -50,8 +48,6 @@ class Error(msgspec.Struct):
 
 
 class _Phase(msgspec.Struct):
-    """A phase of the config."""
-
     name: str
 
 
@@ -125,13 +121,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def find_manifest(directory: Path) -> dict[str, Any] | None:
-    """Read and check a manifest.
-
-    Args:
-        directory: a folder.
-
-    Returns:
-        The manifest, with all keys of `Manifest`; None if the folder has neither a manifest nor a batch.
+    """Read and check a manifest; None if the folder has neither a manifest nor a batch.
 
     Raises:
         Damaged: its content differs from the written content, or it is missing although there are batches.
@@ -190,16 +180,12 @@ def _inconsistent(checked: Manifest) -> str:
 
 
 def write_manifest(directory: Path, content: Mapping[str, Any]) -> None:
-    """Replace the manifest.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Replace the manifest; raises OSError if it cannot be written."""
     files.write_file(directory / MANIFEST, files.sealed(content, indent=2), directory)
 
 
 def run_command(manifest: Mapping[str, Any]) -> str:
-    """Return the command that a manifest records. It is untrusted text."""
+    """Return the command that a manifest records, which is untrusted text."""
     given = manifest["command"]
     return given if isinstance(given, str) else shlex.join(given)
 

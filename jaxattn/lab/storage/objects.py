@@ -1,4 +1,4 @@
-"""Objects of a bucket below a prefix: list, read, send and conditional replacement."""
+"""Objects of a bucket below a prefix: list, read, upload and conditional replacement."""
 
 import importlib.util
 import os
@@ -61,7 +61,7 @@ class Objects:
     """Objects below an address, by names relative to the address."""
 
     def __init__(self, place: str | Path) -> None:
-        """Store the address; no request is made yet.
+        """Store the address without making a request.
 
         Raises:
             InputError: the address is invalid, obstore is not installed, or there are no credentials.
@@ -95,7 +95,7 @@ class Objects:
         self._versions[name] = _version(found.meta)
         return content
 
-    def bring(self, name: str, path: Path) -> None:
+    def download(self, name: str, path: Path) -> None:
         """Download an object to a file atomically; nothing is written if it does not exist."""
         temporary = temporary_path(path)
         try:
@@ -114,7 +114,7 @@ class Objects:
             with suppress(OSError):
                 temporary.unlink()
 
-    def send(self, name: str, path: Path) -> None:
+    def upload(self, name: str, path: Path) -> None:
         """Upload a file to an object, replacing it unconditionally."""
         with self._translated(RunError, "written"):
             self._store.put(name, path)
@@ -247,8 +247,11 @@ REASONS = (
         "the bucket is in another region; set AWS_REGION",
     ),
     (r"NoSuchKey|404 Not Found", "the object no longer exists"),
-    # The whole words: a port or a duration in the text may hold the digits.
-    (r"NotImplemented|501 Not Implemented", "the server has no conditional writes; use another server"),
+    # Only whole words are matched, because a port or a duration in the text may contain the digits.
+    (
+        r"NotImplemented|501 Not Implemented",
+        "the server does not support conditional writes; use another one",
+    ),
 )
 
 

@@ -26,7 +26,7 @@ def installed() -> dict[str, str | None]:
 def version(name: str) -> str | None:
     """Return the version of an installed package, or None."""
     if name == _PACKAGE.name:
-        # The metadata of an editable installation are those of the day when it was installed.
+        # The metadata of an editable installation may be older than its source.
         return __version__
     try:
         return metadata.version(name)
@@ -41,11 +41,7 @@ def makers(manifest: Mapping[str, Any]) -> list[dict[str, str | None]]:
 
 
 def differs(made_by: Sequence[Mapping[str, str | None]]) -> str:
-    """Return a note if results were made by another source than the installed one, else "".
-
-    Args:
-        made_by: one or several sources, see `makers`.
-    """
+    """Return a note if results were made by other sources, see `makers`, than the installed one, else ""."""
     now = installed()
     keys = [("source",) if one.get("source") else ("version", "commit") for one in made_by]
     if all(one.get(key) == now[key] for one, own in zip(made_by, keys, strict=True) for key in own):

@@ -18,7 +18,7 @@ MOST_BYTES = 2**31
 # Number of last lines of a batch that are tried until one is intact.
 _TRIES = 3
 BATCH = re.compile(rb'(?<!\\)"batch": "(%s)"' % batch_state.BATCH_NAME.pattern.encode())
-# Content of lines without losses or failures. The newest line without such content is kept too.
+# Text in lines without losses or failures. The newest line without such text is kept too.
 WITHOUT = (b'"losses": {}', b'"failures": []')
 
 

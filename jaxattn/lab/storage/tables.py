@@ -32,17 +32,13 @@ def read_table(
 ) -> pd.DataFrame:
     """Read a Parquet table of a results folder.
 
-    Args:
-        place: the file.
-        directory: the results folder. Nothing outside it is read.
-        sha256: expected checksum; not checked if None.
-        columns: names of the columns to read; missing ones are ignored. All columns if None.
+    `columns` selects columns, of which missing ones are ignored. Nothing outside `directory` is read.
 
     Raises:
         Damaged: it is missing, differs from the written content, or would use too much memory.
         InputError: it cannot be read.
     """
-    from pyarrow.parquet import ParquetFile  # slow to import
+    from pyarrow.parquet import ParquetFile  # This import is slow.
 
     content = files.read_file(place, directory, sha256)
     # Damage without a checksum can surface as almost any exception of pyarrow and pandas.

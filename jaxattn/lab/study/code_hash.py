@@ -1,8 +1,8 @@
 """Hash of custom code that a study uses, including its dependencies in the user's files and notebook.
 
-The hash of code in a file covers the source of the file and of the local modules that it imports. The hash
-of code in a notebook, in the running script or at the prompt covers its functions, and the functions, classes
-and values that they read. Installed packages are recorded by their versions instead.
+The hash of code in a file covers the file and the local modules that it imports. The hash of code in a
+notebook, in the running script or at the prompt covers its functions, and the functions, classes and values
+that they read. Installed packages are recorded by their versions instead.
 """
 
 import ast
@@ -53,12 +53,10 @@ class Unhashable(Exception):
 def code_hash(target: Any) -> str:
     """Return the hash of a class or function, 16 hexadecimal digits.
 
+    It changes with the code, with local modules that the code imports, and with values that it reads.
+
     Args:
         target: a class or function of a file, of an installed package or of a notebook.
-
-    Returns:
-        The hash. It changes with the code, with local modules that the code imports, and with values that
-        it reads.
 
     Raises:
         Unhashable: the code reads a value that has no hash.
@@ -81,7 +79,6 @@ class _Code:
         self.files: set[str] = set()
 
     def add(self, *contents: str | bytes) -> None:
-        """Hash texts or bytes."""
         for x in contents:
             content = x.encode() if isinstance(x, str) else x
             self.state.update(f"{len(content)}\0".encode() + content)
@@ -101,7 +98,6 @@ class _Code:
             del self.seen[id(x)]
 
     def hash(self, x: Any, place: str) -> None:
-        """Hash an object that is visited for the first time, or any value."""
         if isinstance(x, types.ModuleType):
             self.module(x)
         elif name := _installed_name(x):
@@ -131,7 +127,7 @@ class _Code:
                 return
             own = _is_loose(kind) or is_local(_file_of(kind))
             reduced = x.__reduce_ex__(4)[:3] if own else pickle.dumps(x, protocol=4)
-        except Exception:  # objects may raise anything when they are pickled
+        except Exception:  # Pickling may raise any exception.
             raise Unhashable(f"{place} ({kind.__qualname__})") from None
         self.visit(reduced, place)
 
@@ -152,14 +148,13 @@ class _Code:
         self.files.add(file)
         content = Path(file).read_bytes()
         self.add(content)
-        with suppress(SyntaxError, ValueError):  # compiled code
+        with suppress(SyntaxError, ValueError):  # The module is compiled.
             for name in sorted(set(_imports(ast.parse(content), package))):
                 if is_local(found := _imported_file(name, search_folders(Path(file)))):
                     is_package = Path(found).name == "__init__.py"
                     self.file(found, name if is_package else name.rpartition(".")[0])
 
     def class_(self, kind: type, place: str) -> None:
-        """Hash a class: its file or its methods and attributes, and its bases."""
         loose, module = _is_loose(kind), _module_of(kind)
         if not loose and not is_local(_file_of(kind)):
             self.add(f"{kind.__module__}.{kind.__qualname__}")
@@ -188,7 +183,7 @@ class _Code:
         if declared := vars(function).get("declared"):
             self.visit(declared, place)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            with suppress(ValueError):  # a cell that is still empty
+            with suppress(ValueError):  # The cell is still empty.
                 self.visit(cell.cell_contents, name)
         for name in sorted(_names(function.__code__)) if loose or local else ():
             x = function.__globals__.get(name)
@@ -224,7 +219,7 @@ def _parts(x: Any) -> list[Any] | None:
         return [x.fget, x.fset]
     if isinstance(x, functools.cached_property):
         return [x.func]
-    if hasattr(x, "__wrapped__"):  # result of jax.jit, functools.cache or staticmethod
+    if hasattr(x, "__wrapped__"):  # The object is a result of jax.jit, functools.cache or staticmethod.
         own = sorted(vars(x).items()) if hasattr(x, "__dict__") else ()
         return [
             x.__wrapped__,
@@ -292,7 +287,7 @@ def _imports(tree: ast.AST, package: str) -> Iterator[str]:
             for alias in node.names:
                 yield from _with_parents(alias.name)
         elif isinstance(node, ast.ImportFrom):
-            with suppress(ImportError):  # a relative import beyond the top-level package
+            with suppress(ImportError):  # The relative import leads beyond the top-level package.
                 whole = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
                 yield from _with_parents(whole)
                 yield from (f"{whole}.{alias.name}" for alias in node.names)
@@ -304,7 +299,7 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 def search_folders(file: Path) -> list[Path]:
-    """Return the folders from which a file imports other files: its folder, and that of its book if any.
+    """Return the folders from which a file imports other files: its own, and that of its book if any.
 
     A book is a folder with a book.toml; the files of its items are in subfolders.
     """

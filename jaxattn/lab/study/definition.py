@@ -63,7 +63,7 @@ class Definition:
         self._tables = _tables(self.tree)
         self._reader = Reader(self.names)
         self._base = self._reader.read(self.tree)
-        # Evaluated now, so that they raise now.
+        # Evaluated here, so that invalid values raise at once.
         _ = self.seeds, self.cells
 
     @property
@@ -137,7 +137,7 @@ class Definition:
     def own_kinds(self) -> list[str]:
         """Import paths of the custom code of all cells."""
         every = [self.config, *(cell.tables for cell in self.cells)]
-        # Cells share the tables that are the same.
+        # Cells share equal tables.
         parts = {id(part): part for tree in every for x in tree.values() for part in _tables_in(x)}
         return sorted({path for part in parts.values() for path in _paths(part)})
 

@@ -46,15 +46,11 @@ def rehearse(
 ) -> None:
     """Trace the run of one seed, and check the return value of every part.
 
-    Args:
-        setting: common setting of the cells of a program.
-        varying: dtypes of the traced numbers, which differ between the vmapped runs of the program.
-        files: source files of the user's code.
-        progress: progress callback for reading texts.
+    `varying` are the dtypes of the numbers that differ between vmapped runs, and `files` the source files of
+    the user's code.
 
     Raises:
         InputError: a part returns a value of the wrong type or shape, or needs the value of a traced number.
-            The message gives the place and the remedy.
         UserCodeError: custom code raised; its cause is the original exception.
     """
     with backend.precision(setting.dtype):
@@ -259,7 +255,6 @@ def _is_double(setting: Setting, phase: Phase) -> bool:
 
 
 def _wanted(probe: Measurement) -> Concept[Any] | str:
-    """Return the requirement that an exception of a probe violates, for a custom or a built-in probe."""
     if probe.kind or not type(probe).__module__.startswith("jaxattn."):
         return registry.PROBE
     return f"the built-in probe {type(probe).__name__} does not support this model"

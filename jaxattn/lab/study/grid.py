@@ -18,7 +18,7 @@ from jaxattn.lab.study.tree import assign
 GRID = ("axes", "zip", "halton", "cells", "exclude")
 # Settings that do not change any number of a run. They may change when a run is resumed.
 PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
-# This many cells are created and checked within seconds.
+# Largest number of cells; this many are created and checked within seconds.
 _MOST_CELLS = 100_000
 _OF_ALL_CELLS = frozenset(PRESENTATION) - {"name"}
 
@@ -51,17 +51,11 @@ def grid_cells(
     """Return the cells of a study, block after block.
 
     Within a block they are the product of the explicit `cells`, the zipped axes, the Halton points and the
-    product axes, with the last axis fastest, without excluded cells.
-
-    Args:
-        tree: tables of the study.
-        tables_of: function that checks the tables of a block or cell and returns them.
-        read: function that reads a cell from its tables, number and axis values.
-        names: resolver of import paths.
+    product axes, with the last axis fastest, without excluded cells. `tables_of` checks and returns the
+    tables of a block or cell; `read` reads a cell from its tables, number and axis values.
 
     Raises:
         InputError: a block or axis has an unknown key, a value makes a cell invalid, or the grid is empty.
-            The message gives the place.
     """
     result: list[Cell] = []
     for name, block in tree.get("blocks", {}).items() or [("", {})]:
@@ -155,7 +149,7 @@ def halton(wanted: Halton | None) -> list[dict[str, Any]]:
             raise InputError(
                 f"halton.axes.{key}: low must be positive for a logarithmic axis, got {bounds.low}"
             )
-    from scipy.stats import qmc  # slow to import
+    from scipy.stats import qmc  # This import is slow.
 
     unit = qmc.Halton(len(wanted.axes), scramble=True, rng=wanted.seed).random(wanted.points)
     return [

@@ -29,22 +29,15 @@ class ImportPaths:
     """
 
     def __init__(self, folder: str | Path = ".", given: Mapping[str, Any] | None = None) -> None:
-        """Store the folder; nothing is imported yet."""
+        """Store the folder without importing anything."""
         self.folder = Path(folder)
         self.given = dict(given or {})
 
     def load(self, name: str) -> Any:
-        """Import a class or function.
-
-        Args:
-            name: "package.module:Name" or "file.py:Name".
-
-        Returns:
-            The class or function.
+        """Import a class or function by its name, "package.module:Name" or "file.py:Name".
 
         Raises:
-            InputError: the file, module or name does not exist, or a file imports a module whose name is
-                already in use.
+            InputError: the file, module or name does not exist, or a module name is already in use.
             UserCodeError: the import raised an exception.
         """
         if name in self.given:
@@ -65,7 +58,7 @@ class ImportPaths:
         """Return the path of a file, relative to the folder of the study."""
         try:
             return self.folder / Path(text).expanduser()
-        except RuntimeError:  # ~ of an unknown user
+        except RuntimeError:  # The user after ~ is unknown.
             return self.folder / text
 
     def code_hash(self, name: str) -> str | None:
@@ -100,7 +93,7 @@ class ImportPaths:
             path = path.resolve()
             is_file = path.is_file()
             siblings = [] if is_file else [other.name for other in path.parent.glob("*.py")]
-        except (OSError, ValueError):  # not a valid path
+        except (OSError, ValueError):  # The path is not valid.
             is_file, siblings = False, []
         if not is_file:
             near = difflib.get_close_matches(path.name, siblings, 1)

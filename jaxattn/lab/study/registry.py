@@ -66,11 +66,10 @@ class Concept(Generic[C]):
         place: key of a sweep file.
         known: built-in classes by short name.
         bases: base classes, each with the attributes that a derived class must define.
-        of_function: function that makes a class from a function and its `kind`; None if the concept requires
-            a class.
+        of_function: makes a class from a function and its `kind`; None if the concept requires a class.
         functions: signatures of such functions.
         further: calls to show for a base class instead of the required attributes.
-        default: function from the keys of a table without a kind to its kind.
+        default: maps the keys of a table without a kind to its kind.
     """
 
     name: str
@@ -115,16 +114,13 @@ def _call(base: type, name: str) -> str:
 
 
 def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tuple[C, Table]:
-    """Create the instance that a table describes.
+    """Return the instance that a table describes, and its table with all settings including defaults.
 
     Args:
         concept: concept of the table.
         table: the kind, or a table with its settings.
         place: key of the table in the sweep file, for messages.
         names: resolver of import paths.
-
-    Returns:
-        The instance, and its table with all settings including defaults.
 
     Raises:
         InputError: the kind or a setting is unknown, a type or value is wrong, or a class lacks a method.
@@ -144,12 +140,11 @@ def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tup
 
 @functools.cache
 def _marked(target: type[Spec]) -> dict[str, str]:
-    """Return the settings that are paths of files or import paths, with the marks of their annotations."""
+    """Return the settings that are file or import paths, with the marks of their annotations."""
     return {f.name: mark for f in _fields(target) for mark in (FILE, IMPORT_PATH) if has_mark(f.type, mark)}
 
 
 def _located(mark: str, value: Any, names: ImportPaths) -> Any:
-    """Return the value of such a setting with its paths resolved."""
     if isinstance(value, dict):
         return {key: _located(mark, x, names) for key, x in value.items()}
     if isinstance(value, list | tuple):
@@ -183,11 +178,7 @@ def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
 
 
 def convert(target: type[Spec], values: Table, place: str) -> Table:
-    """Check settings against the annotations of a class, and add defaults.
-
-    Raises:
-        InputError: a setting is invalid. The message gives the setting and a similar valid one.
-    """
+    """Check settings against the annotations of a class, and add defaults; raises InputError."""
     fields = fields_of(target, place)
     rest = dict(values)
     if takes := target.takes_further:
@@ -209,11 +200,7 @@ def convert(target: type[Spec], values: Table, place: str) -> Table:
 
 
 def fields_of(target: type[Spec], place: str = "") -> list[Field]:
-    """Return the settings of a class, in order.
-
-    Raises:
-        InputError: an annotation cannot be read.
-    """
+    """Return the settings of a class, in order; raises InputError if an annotation cannot be read."""
     try:
         return _fields(target)
     except NameError as error:
@@ -253,7 +240,6 @@ def _struct(target: type[Spec]) -> type[msgspec.Struct]:
 
 
 def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> type[C]:
-    """Return the class of a kind; a function is converted to a class."""
     if kind is None:
         raise InputError(f"{place}: missing key 'kind'{nearest('', concept.known)}")
     if not isinstance(kind, str):
@@ -285,7 +271,6 @@ def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> ty
 
 
 def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
-    """Raise InputError unless a class derives from a base of its concept and defines its attributes."""
     for old, new in ATTRIBUTES.items():
         if old in dir(target):
             raise InputError(f"{kind}: version 0.3 renamed {old!r} to {new!r}; rename it")

@@ -106,10 +106,7 @@ def metric_names(what: str, metrics: Any, axes: int) -> list[str]:
 def couples(loss: PerSequence, sequences: int, classes: int) -> bool:
     """Return True if the loss of a sequence changes when other sequences are replaced, on random data.
 
-    Args:
-        loss: function (outputs, targets) -> (n,).
-        sequences: number of sequences to use if the loss does not accept 8.
-        classes: number of classes.
+    The loss, (outputs, targets) -> (n,), is called with `sequences` sequences if it does not accept 8.
     """
 
     def moves(n: int) -> bool:
@@ -131,5 +128,5 @@ def couples(loss: PerSequence, sequences: int, classes: int) -> bool:
 
     try:
         return moves(8)
-    except Exception:  # the loss may require the number of examples
+    except Exception:  # The loss may require the number of examples.
         return moves(sequences)

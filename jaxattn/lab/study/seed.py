@@ -41,7 +41,7 @@ ProbeMetrics = dict[int, Mapping[str, Array]]
 
 
 class Carried(NamedTuple):
-    """State of a phase: the state of its dynamics, and the values that its probes remember of its start."""
+    """State of a phase: the state of its dynamics, and the values that its probes remember from its start."""
 
     state: Any
     memory: dict[int, Any]
@@ -180,18 +180,15 @@ def run_seed(setting: Setting, seed: int) -> Iterator[tuple[str, int, dict[str, 
 def seed_dataset(
     data: Data, seed: int, dtype: str, swept: Collection[str] = (), progress: Progress = silent
 ) -> Loaded:
-    """Sample the data of one seed, or read the data that all seeds share.
+    """Return the data of one seed, or the data that all seeds share, and the names of the tokens.
 
     Args:
         data: settings of the data.
         seed: the seed; ignored if all seeds share the data.
         dtype: dtype of the study, "float32" or "float64".
-        swept: names of the settings of the data that a sweep varies. A run traces them as numbers of the
-            study's dtype, which may round differently from constants.
+        swept: names of the settings that a sweep varies. A run traces them as numbers of the study's dtype,
+            which may round differently from constants.
         progress: progress callback for reading texts.
-
-    Returns:
-        The data, without a leading axis of seeds, and the names of the tokens.
 
     Raises:
         InputError: the data cannot be read.
@@ -204,7 +201,7 @@ def seed_dataset(
         numbers = {name: jnp.asarray(x, dtype) for name, x in traced.items()}
         try:
             draw = _drawing(data)
-        except TypeError:  # settings that cannot be hashed, such as dictionaries
+        except TypeError:  # Some settings, such as dictionaries, cannot be hashed.
             draw = _drawing.__wrapped__(data)
         splits = draw(jnp.uint32(seed), numbers)
     return Loaded(splits, False, data.tokens)
@@ -229,11 +226,7 @@ def swept_settings(cells: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def check_data(loaded: Loaded) -> None:
-    """Check the values of data on the host.
-
-    Raises:
-        InputError: a number is not finite, or `Dataset.check` raises.
-    """
+    """Raise InputError if a number in the data is not finite, or `Dataset.check` raises."""
     for name in ("train", "test", "validation"):
         data = getattr(loaded.splits, name)
         if data is None:

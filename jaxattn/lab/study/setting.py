@@ -98,7 +98,7 @@ class Reader:
     """Reader of cells from tables; cells of one reader share instances with equal tables."""
 
     def __init__(self, names: ImportPaths) -> None:
-        """Store the resolver of import paths; nothing is read yet."""
+        """Store the resolver of import paths."""
         self._names = names
         # Instances and their full tables, by place and content of the table.
         self._known: dict[tuple[str, str], tuple[Any, Any]] = {}
@@ -111,11 +111,8 @@ class Reader:
             number: index of the cell.
             settings: its axis values, which the tables already contain.
 
-        Returns:
-            The cell.
-
         Raises:
-            InputError: a table is invalid. The message gives the place in the tables and the remedy.
+            InputError: a table is invalid.
             UserCodeError: custom code raised.
         """
         dtype = tree.get("dtype", "float32")
@@ -245,7 +242,7 @@ def _check(setting: Setting) -> None:
         _ask(phase, place, setting)
     setting.probes.check_phases(setting.phases)
     gives = setting.data.gives
-    # A base class of what the model accepts decides nothing: the dry run checks the type of the data.
+    # If `data` declares only a base class of the accepted type, the dry run checks the type of the data.
     if gives is not None and not issubclass(setting.model.takes, gives):
         check_kind(gives, setting.model)
     if setting.probes.max_margin:
@@ -259,7 +256,7 @@ def check_kind(given: type[Dataset], model: Model[Any]) -> None:
     """Raise InputError unless a model accepts a type of data."""
     if not issubclass(given, model.takes):
         raise InputError(
-            f"model: it takes {model.takes.__name__}, but the data are {given.__name__}; choose another "
+            f"model: requires {model.takes.__name__}, but the data are {given.__name__}; choose another "
             "model or other data"
         )
 
@@ -272,10 +269,10 @@ def _config_hash(setting: Setting, tables: Mapping[str, Any]) -> str:
 
 
 def setting_in_span(setting: Setting) -> Setting:
-    """Use the model in coordinates of its span if no part of the setting depends on the axes of R^d.
+    """Return the setting with its model in coordinates of the span, unless a part depends on the axes of R^d.
 
     Raises:
-        InputError: d is infinite although a part depends on the axes; the message gives the part.
+        InputError: d is infinite although a part depends on the axes.
     """
     things: dict[str, Start | Phase | Measurement] = {
         **{f"model.init.{name}": start for name, start in setting.starts.items()},

@@ -31,20 +31,17 @@ def read_sweep(
     axes: Sequence[str] = (),
     made: Callable[[dict[str, Any], ImportPaths], _D] = Definition,  # type: ignore[assignment]
 ) -> _D:
-    """Read a sweep file.
+    """Read a sweep file, and return the checked study.
 
     Args:
-        path: the TOML file. A file that it `extends` is read first, and this file is merged into it.
+        path: the TOML file, which is merged into the file that it `extends`.
         overrides: `key=value` with dotted keys and TOML values, applied last; `key=null` removes a key.
         axes: `key=[value, ...]`, product axes in addition to those of the file.
         made: function that creates a study from its tables and the resolver of import paths.
 
-    Returns:
-        The checked study.
-
     Raises:
         InputError: the file is missing or malformed, a key is unknown, a type or value is wrong, or an
-            override has no effect. The message gives the place.
+            override has no effect.
         UserCodeError: custom code raised.
     """
     path = Path(path)
@@ -88,11 +85,7 @@ def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[s
 
 
 def write_sweep(tree: dict[str, Any], path: str | Path) -> Path:
-    """Write tables as a sweep file.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Write tables as a sweep file; raises RunError if it cannot be written."""
     path = Path(path)
     try:
         path.write_text(tomli_w.dumps(_without_none(tree)), encoding="utf-8")
@@ -132,7 +125,7 @@ def _resolved(path: Path) -> Path:
     try:
         return path.resolve()
     except (OSError, ValueError):
-        return path  # reading the file raises with the reason
+        return path  # Reading the file raises with the reason.
 
 
 def _text(path: Path) -> str:
@@ -191,12 +184,7 @@ def _nearby(path: Path) -> str:
 
 
 def check_seen(tree: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Raise InputError for an override without effect, because all cells have other values of its key.
-
-    Args:
-        tree: checked tables with the overrides applied.
-        overrides: `key=value` with dotted keys.
-    """
+    """Raise InputError for an override without effect, because all cells have other values of its key."""
     blocks = tree.get("blocks", {})
     of_file = [*_swept(tree)]
     variants = [[*_of_block(name, block), *of_file] for name, block in blocks.items()] or [of_file]

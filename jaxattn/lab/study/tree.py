@@ -17,7 +17,7 @@ Keys = Callable[[_Path, Any], Iterable[str]]
 
 
 def assign(tree: Any, key: str, value: Any) -> Any:
-    """Return a copy of a tree with `tree[a][b]... = value` for a dotted key; other parts are shared.
+    """Return a copy of a tree with `tree[a][b]... = value` for a dotted key.
 
     Lists are indexed by number or by an entry's name. The value None removes the key.
     """
@@ -79,11 +79,7 @@ def _places(tree: Any, key: str, prefix: str = "") -> Iterator[str]:
 def merge(tree: Any, changes: dict[str, Any], keys: Keys = lambda path, kind: (), path: _Path = ()) -> Any:
     """Return a tree with changes applied: tables are merged, entries of lists are found by name or number.
 
-    Args:
-        tree: tables, or a list of them.
-        changes: the changes.
-        keys: function from a path and a new kind to the keys that are kept, in addition to the name.
-        path: path of the tree.
+    `keys` maps a path and a new kind to the keys that are kept, in addition to the name.
     """
     merged = copy.copy(tree)
     for key, value in changes.items():

@@ -10,7 +10,7 @@ import jaxattn as ja
 from jaxattn.attention import attend
 from jaxattn.core.errors import InputError
 from jaxattn.dynamics import descent, early_stop, loss, optimizer, run
-from jaxattn.dynamics.descents.descent import deal
+from jaxattn.dynamics.descents.descent import assign_minibatches
 from jaxattn.dynamics.descents.descent_phase import Descent
 
 
@@ -25,7 +25,7 @@ gradients = jax.jit(jax.grad(ja.dynamics.loss))
 
 
 @pytest.mark.parametrize("name", ["sgd", "normalized", "polyak", "adam"])
-def test_a_few_steps_equal_a_loop_written_out(problem, name):
+def test_steps_match_an_explicit_loop(problem, name):
     params, corpus = problem
     train = ("E", "p")
     options = {"loss_floor": 0.1} if name == "polyak" else {}
@@ -56,7 +56,7 @@ def test_a_few_steps_equal_a_loop_written_out(problem, name):
     np.testing.assert_array_equal(got.v, params.v)
 
 
-def test_split_runs_equal_straight_ones_bit_for_bit(problem):
+def test_split_runs_are_bitwise_identical_to_a_single_run(problem):
     params, corpus = problem
     algorithm = descent(optimizer("adam", 0.01), train=("E", "p", "v"))
     advance = jax.jit(lambda state, steps: run(algorithm, state, corpus, steps))
@@ -66,7 +66,7 @@ def test_split_runs_equal_straight_ones_bit_for_bit(problem):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_loop_is_traced_once_for_any_number_of_steps(problem):
+def test_loop_is_traced_once_for_any_number_of_steps(problem):
     params, corpus = problem
     algorithm, traced = descent(optimizer("sgd", 0.1), train=["p"]), []
 
@@ -80,8 +80,8 @@ def test_a_loop_is_traced_once_for_any_number_of_steps(problem):
     np.testing.assert_array_equal(run(counting, ends[0], corpus, 2).params.p, ends[1].params.p)
 
 
-def test_small_steps_on_p_follow_gradient_flow(problem):
-    """Halving the step halves the distance to the flow, as integrated by scipy."""
+def test_small_steps_on_p_approximate_gradient_flow(problem):
+    """Halving the step halves the distance to the flow integrated by SciPy."""
     from scipy.integrate import solve_ivp
 
     params, corpus = problem
@@ -97,7 +97,7 @@ def test_small_steps_on_p_follow_gradient_flow(problem):
     assert 1.8 < errors[0] / errors[1] < 2.2
 
 
-def test_the_first_failing_step_is_recorded_and_other_seeds_go_on(problem):
+def test_first_failing_step_is_recorded_and_other_seeds_continue(problem):
     params, corpus = problem
     algorithm = descent(optimizer("sgd", 0.1), train=("p",))
     both = jax.tree.map(lambda x: jnp.stack([x, x]), algorithm.init(params))
@@ -111,7 +111,7 @@ def test_the_first_failing_step_is_recorded_and_other_seeds_go_on(problem):
 
 
 @pytest.mark.parametrize("train", [("E",), ("p",), ("E", "p", "v")])
-def test_what_a_failing_step_was_to_move_is_not_a_number(problem, train):
+def test_failing_step_sets_its_parameters_to_nan(problem, train):
     params, corpus = problem
     algorithm = descent(optimizer("sgd", 0.1), train=train)
     state = algorithm.init(params.replace(v=params.v.at[0].set(jnp.inf)))
@@ -121,8 +121,8 @@ def test_what_a_failing_step_was_to_move_is_not_a_number(problem, train):
         assert np.isnan(getattr(moved.params, name)).all() == (name in train)
 
 
-def test_a_joint_step_neither_copies_the_embeddings_nor_writes_their_gradient(problem):
-    """Of the size of E, a step of Adam writes E and its two moments alone."""
+def test_joint_step_does_not_copy_embeddings_or_store_their_gradient(problem):
+    """The only arrays of the size of E that a step of Adam writes are E and its two moments."""
     params, corpus = problem
     params = ja.models.one_layer.init(jax.random.key(1), vocab_size=20, dim=640)
     algorithm = descent(optimizer("adam", 0.01), train=("E", "p", "v"))
@@ -132,7 +132,7 @@ def test_a_joint_step_neither_copies_the_embeddings_nor_writes_their_gradient(pr
     assert len(body) == 3, body
 
 
-def test_info_reports_loss_and_gradient_norm_before_the_step(problem):
+def test_info_has_loss_and_gradient_norm_before_the_step(problem):
     params, corpus = problem
     algorithm = descent(optimizer("sgd", 0.1), train=("p", "v"))
     _, info = jax.jit(algorithm.step)(algorithm.init(params), corpus)
@@ -141,9 +141,9 @@ def test_info_reports_loss_and_gradient_norm_before_the_step(problem):
     np.testing.assert_allclose(info.gradient_norm, np.sqrt((g.p**2).sum() + (g.v**2).sum()), rtol=1e-12)
 
 
-def test_minibatches_deal_every_sequence_out_once_an_epoch(x64):
+def test_every_sequence_is_in_one_minibatch_per_epoch(x64):
     key = jax.random.key(5)
-    dealt = np.stack([deal(key, jnp.int32(step), 7, 30) for step in range(8)])
+    dealt = np.stack([assign_minibatches(key, jnp.int32(step), 7, 30) for step in range(8)])
     np.testing.assert_array_equal(np.sort(dealt, axis=1), np.tile(np.arange(30), (8, 1)))
     chosen = dealt < 7
     for epoch in (chosen[:4], chosen[4:]):
@@ -152,14 +152,14 @@ def test_minibatches_deal_every_sequence_out_once_an_epoch(x64):
 
 
 @pytest.mark.parametrize("cuts_batches", [pytest.param(False, marks=pytest.mark.more), True])
-def test_steps_on_minibatches_equal_full_steps_on_corpora_of_the_batch_alone(problem, cuts_batches):
+def test_minibatch_step_equals_full_step_on_the_batch(problem, cuts_batches):
     params, corpus = problem
     ids, mask = map(np.asarray, ja.models.reference.padded_sequences(corpus))
     algorithm = descent(optimizer("sgd", 0.5), train=("E", "p"), batch_size=8, cuts_batches=cuts_batches)
     key, advance = jax.random.key(2), jax.jit(algorithm.step)
     state = algorithm.init(params, key)
     for step in range(7):
-        (own,) = np.nonzero(np.asarray(deal(key, jnp.int32(step), 8, 40)) < 8)
+        (own,) = np.nonzero(np.asarray(assign_minibatches(key, jnp.int32(step), 8, 40)) < 8)
         alone = ja.data.from_sequences(
             [ids[k][mask[k]].tolist() for k in own], np.asarray(corpus.targets)[own].tolist(), vocab_size=20
         )
@@ -169,7 +169,7 @@ def test_steps_on_minibatches_equal_full_steps_on_corpora_of_the_batch_alone(pro
         np.testing.assert_allclose(state.params.p, expected.p, rtol=1e-12, atol=1e-14)
 
 
-def test_cut_out_or_weighed_a_minibatch_of_two_layers_is_the_same(problem):
+def test_sliced_and_weighted_minibatches_agree(problem):
     params, corpus = problem
     algorithms = [
         descent(
@@ -187,7 +187,7 @@ def test_cut_out_or_weighed_a_minibatch_of_two_layers_is_the_same(problem):
 
 
 class Contrast(ja.Loss):
-    """-log of the share that the margins of positive sequences have of all exponentials."""
+    """Minus the log of the share of positive sequences in the sum of exponentiated margins."""
 
     coupled = True
 
@@ -196,7 +196,7 @@ class Contrast(ja.Loss):
 
 
 @pytest.mark.more
-def test_a_loss_of_a_whole_batch_sees_the_batch_alone(problem):
+def test_coupled_loss_gets_only_the_minibatch(problem):
     params, corpus = problem
     ids, mask = ja.models.reference.padded_sequences(corpus)
     phase = Descent(name="q", train=("E", "p"), optimizer="sgd", step_size=0.5, steps=5, batch_size=8)
@@ -214,7 +214,7 @@ def test_a_loss_of_a_whole_batch_sees_the_batch_alone(problem):
 
     expected = params
     for step in range(5):
-        (own,) = np.nonzero(np.asarray(deal(key, jnp.int32(step), 8, 40)) < 8)
+        (own,) = np.nonzero(np.asarray(assign_minibatches(key, jnp.int32(step), 8, 40)) < 8)
         gradient = jax.grad(loss)(expected, own)
         expected = expected.replace(E=expected.E - 0.5 * gradient.E, p=expected.p - 0.5 * gradient.p)
     found = phase.advance(task, state, 5).params
@@ -222,7 +222,7 @@ def test_a_loss_of_a_whole_batch_sees_the_batch_alone(problem):
     np.testing.assert_allclose(found.p, expected.p, rtol=1e-10, atol=1e-12)
 
 
-def test_a_batch_of_all_sequences_is_the_full_batch(problem):
+def test_batch_of_all_sequences_equals_full_batch(problem):
     params, corpus = problem
     algorithms = [
         descent(optimizer("adam", 0.1), train=("E", "p", "v"), batch_size=size) for size in (None, 99)
@@ -231,7 +231,7 @@ def test_a_batch_of_all_sequences_is_the_full_batch(problem):
     np.testing.assert_allclose(one.E, other.E, rtol=1e-10, atol=1e-12)
 
 
-def test_parameters_may_be_a_dict_and_the_loss_another_one(problem):
+def test_dict_parameters_and_custom_loss(problem):
     params, corpus = problem
     hinge = ja.losses.Hinge(smoothing=0.1)
     algorithm = descent(
@@ -249,8 +249,8 @@ def test_parameters_may_be_a_dict_and_the_loss_another_one(problem):
     np.testing.assert_allclose(got["p"], params.p, rtol=1e-12)
 
 
-def test_a_line_search_is_given_the_loss_as_a_function(problem):
-    """L-BFGS on p gets as far in 30 steps as scipy's does."""
+def test_line_search_gets_the_loss_function(problem):
+    """L-BFGS on p reaches the same loss in 30 steps as SciPy's."""
     from scipy.optimize import minimize
 
     params, corpus = problem
@@ -267,7 +267,7 @@ def test_a_line_search_is_given_the_loss_as_a_function(problem):
     assert float(loss(state.params, corpus)) < float(loss(params, corpus)) - 0.02
 
 
-def test_an_unknown_parameter_is_named(problem):
+def test_unknown_parameter_raises(problem):
     params, _ = problem
     with pytest.raises(InputError, match="q: not a parameter of the model; known: E, p, v"):
         descent(optimizer("sgd", 0.1), train=("q",)).init(params)
@@ -284,7 +284,7 @@ def wide_problem():
     return ja.models.one_layer.init(jax.random.key(1), vocab_size=30, dim=2048), corpus
 
 
-def test_one_step_moves_E_alone_along_the_gradient(wide_problem):
+def test_one_step_moves_only_E_along_the_gradient(wide_problem):
     params, corpus = wide_problem
     moved = step(params, corpus, 10.0)
     gradient = gradients(params, corpus)
@@ -293,7 +293,7 @@ def test_one_step_moves_E_alone_along_the_gradient(wide_problem):
     np.testing.assert_array_equal(moved.v, params.v)
 
 
-def test_one_step_writes_half_the_importance_into_the_values(wide_problem):
+def test_one_step_adds_half_the_importance_to_the_values(wide_problem):
     params, corpus = wide_problem
     moved = step(params, corpus, 2e3)
     alpha = ja.data.average_signed_frequency(corpus)
@@ -302,7 +302,7 @@ def test_one_step_writes_half_the_importance_into_the_values(wide_problem):
     np.testing.assert_allclose(ratio, 1, atol=0.1)
 
 
-def test_other_parameters_move_when_asked(wide_problem):
+def test_one_step_on_other_parameters(wide_problem):
     params, corpus = wide_problem
     moved = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=1.0, train=("p", "v")))(params)
     assert (moved.E == params.E).all()
@@ -310,7 +310,7 @@ def test_other_parameters_move_when_asked(wide_problem):
     assert (moved.v != params.v).any()
 
 
-def test_the_loss_may_be_another_one(wide_problem):
+def test_one_step_with_custom_loss(wide_problem):
     params, corpus = wide_problem
     exponential = ja.losses.Exponential()
     f = ja.models.one_layer.outputs(params, corpus)
@@ -326,7 +326,7 @@ def test_the_loss_may_be_another_one(wide_problem):
     np.testing.assert_allclose(gradients["p"], jax.jit(jax.grad(by_position))(params.p), rtol=1e-3, atol=1e-7)
 
 
-def test_parameters_may_be_a_dict(wide_problem):
+def test_one_step_with_dict_parameters(wide_problem):
     params, corpus = wide_problem
     logits = lambda own, corpus: ja.models.one_layer.outputs(ja.models.one_layer.Params(**own), corpus)  # noqa: E731
     moved = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=3.0, outputs=logits))(vars(params))
@@ -340,14 +340,14 @@ STEPS, EVERY = 60, 5
 
 @pytest.fixture
 def overfitting(x64):
-    """Sixty tokens and forty sequences: training overfits."""
+    """Return sixty tokens and forty sequences, on which training overfits."""
     train, held_out = (ja.data.independent(jax.random.key(seed), **SIZES) for seed in (0, 1))
     params = ja.models.one_layer.init(jax.random.key(2), vocab_size=60, dim=32, dtype=jnp.float64)
     return params, train, held_out
 
 
 def by_hand(params, train, held_out, patience):
-    """Write the rule out: the best parameters, and the step at which it gave up."""
+    """Compute the best parameters and the stopping step with an explicit loop."""
     algorithm = descent(optimizer("adam", 0.02), train=("E", "p", "v"))
     state = algorithm.init(params)
     take_step, loss_of = jax.jit(algorithm.step), jax.jit(loss)
@@ -367,7 +367,7 @@ def by_hand(params, train, held_out, patience):
 @pytest.mark.parametrize(
     "patience", [1, *(pytest.param(patience, marks=pytest.mark.more) for patience in (3, 100))]
 )
-def test_it_ends_with_the_best_parameters(overfitting, patience):
+def test_early_stop_ends_with_the_best_parameters(overfitting, patience):
     params, train, held_out = overfitting
     expected, gave_up = by_hand(params, train, held_out, patience)
     assert gave_up < STEPS or patience == 100
@@ -377,12 +377,12 @@ def test_it_ends_with_the_best_parameters(overfitting, patience):
     np.testing.assert_allclose(state.params.E, expected.E, rtol=1e-12)
     np.testing.assert_allclose(state.params.v, expected.v, rtol=1e-12)
     assert state.step == STEPS
-    # Before it gives up it is an ordinary descent.
+    # Before it stops, it is an ordinary descent.
     early = run(algorithm, algorithm.init(params), (train, held_out), EVERY - 1)
     np.testing.assert_allclose(early.params.E, run(inner, inner.init(params), train, EVERY - 1).params.E)
 
 
-def test_lanes_stop_on_their_own(overfitting):
+def test_vmapped_runs_stop_independently(overfitting):
     params, train, held_out = overfitting
     algorithm = early_stop(
         descent(optimizer("adam", 0.02), train=("E", "p", "v")), steps=STEPS, every=EVERY, patience=1
@@ -395,7 +395,7 @@ def test_lanes_stop_on_their_own(overfitting):
         np.testing.assert_allclose(state.params.E[lane], alone.params.E, rtol=1e-10)
 
 
-def test_many_steps_at_once_are_the_steps_one_by_one(overfitting):
+def test_advance_equals_single_steps(overfitting):
     params, train, held_out = overfitting
     inner = descent(optimizer("adam", 0.02), train=("E", "p", "v"))
     algorithm = early_stop(inner, steps=STEPS - 2, every=EVERY, patience=1)
@@ -414,7 +414,7 @@ def test_many_steps_at_once_are_the_steps_one_by_one(overfitting):
     assert (state.waited == 1).any()
 
 
-def test_lanes_look_at_the_held_out_corpus_between_blocks_of_steps_alone(overfitting):
+def test_held_out_loss_is_evaluated_only_between_blocks(overfitting):
     params, train, _ = overfitting
     held_out = ja.data.independent(jax.random.key(1), **SIZES | {"sequences": 30})
     looks = []
@@ -430,12 +430,12 @@ def test_lanes_look_at_the_held_out_corpus_between_blocks_of_steps_alone(overfit
     state = advance(jax.vmap(algorithm.init)(both), (train, held_out), 4 * EVERY)
     jax.block_until_ready(state)
     jax.effects_barrier()
-    # Two lanes look four times each, and step twenty times.
+    # Each of two vmapped runs evaluates the held-out loss four times in twenty steps.
     assert looks.count(30) == 2 * 4
     assert looks.count(40) >= 2 * 4 * EVERY
 
 
-def test_parameters_of_any_names_may_be_watched_by_another_loss(overfitting):
+def test_early_stop_with_custom_parameters_and_loss(overfitting):
     params, train, held_out = overfitting
     squared = ja.losses.Squared()
     logits = lambda own, corpus: attend(corpus, own["scores"], own["values"])  # noqa: E731
@@ -448,7 +448,7 @@ def test_parameters_of_any_names_may_be_watched_by_another_loss(overfitting):
     np.testing.assert_allclose(state.best_loss, expected, rtol=1e-12)
 
 
-def test_a_batch_of_more_examples_than_there_are_is_refused(study):
+def test_batch_size_above_the_number_of_examples_raises(study):
     descent = {"name": "q", "kind": "descent", "train": ["p"], "optimizer": "sgd", "step_size": 0.1}
     study(phases=[descent | {"steps": 2, "batch_size": 30}])
     with pytest.raises(InputError, match=r"phases\[0\]: batch_size: 31 of 30 examples; give a smaller one"):

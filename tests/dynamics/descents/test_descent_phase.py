@@ -20,19 +20,19 @@ from jaxattn.dynamics.descents.descent_phase import check_options
         ("exponential", lambda t: 0.01**t),
     ],
 )
-def test_schedules_follow_their_formula(name, formula):
+def test_schedules_match_their_formulas(name, formula):
     made = jax.jit(schedule(name, 0.3, 100))
     for step in (0, 1, 50, 99, 100):
         np.testing.assert_allclose(made(step), 0.3 * formula(step / 100), rtol=1e-5, atol=1e-7)
 
 
-def test_inverse_square_root_and_warmup():
+def test_inverse_sqrt_schedule_and_warmup():
     made = schedule("inverse_sqrt", 0.3, 100, warmup=10)
     np.testing.assert_allclose([made(0), made(5), made(10), made(13)], [0, 0.15, 0.3, 0.15], rtol=1e-6)
 
 
 def last_of(transformation, steps=4):
-    """Take a few steps on a quadratic function; (3,)."""
+    """Return the parameters after a few steps on a quadratic function, (3,)."""
     transformation = optax.with_extra_args_support(transformation)
     theta = {"p": jnp.array([1.0, -2.0, 0.5])}
     state = transformation.init(theta)
@@ -68,11 +68,11 @@ def last_of(transformation, steps=4):
         ("lamb", {"weight_decay": 0.1}, lambda: optax.lamb(0.1, weight_decay=0.1)),
     ],
 )
-def test_optimisers_of_optax_go_by_their_names(name, options, theirs):
+def test_optax_optimizers_are_available_by_name(name, options, theirs):
     np.testing.assert_array_equal(last_of(optimizer(name, 0.1, **options)), last_of(theirs()))
 
 
-def test_step_sizes_and_options_may_be_traced():
+def test_step_size_and_options_can_be_traced():
     def together(name, **options):
         keys, values = zip(*options.items(), strict=True)
         return jax.vmap(lambda x, *y: last_of(optimizer(name, x, **dict(zip(keys, y, strict=True)))))(
@@ -91,7 +91,7 @@ def test_step_sizes_and_options_may_be_traced():
             np.testing.assert_allclose(found, alone, rtol=1e-5, err_msg=name)
 
 
-def test_a_chain_of_the_users_own():
+def test_custom_optax_chain():
     def clipped(step_size, *, norm: float, decay: float = 0.0):
         return optax.chain(optax.clip_by_global_norm(norm), optax.sgd(step_size, momentum=decay))
 
@@ -124,14 +124,14 @@ def test_a_chain_of_the_users_own():
         ("sgd", ["b1"], "b1: not an option of sgd; known: momentum, nesterov"),
     ],
 )
-def test_unknown_names_and_options_are_named_with_the_nearest(name, options, message):
+def test_unknown_optimizer_or_option_suggests_the_closest(name, options, message):
     with pytest.raises(InputError, match=re.escape(message)) as caught:
         check_options(name, options)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["normalized", "polyak", "sgd", "adam"])
-def test_parameters_stay_where_the_gradient_is_exactly_zero(name):
+def test_zero_gradient_does_not_move_parameters(name):
     made = optax.with_extra_args_support(optimizer(name, 0.1))
     theta = {"p": jnp.array([1.0, -2.0]), "v": jnp.array(3.0)}
     still = jax.tree.map(jnp.zeros_like, theta)
@@ -139,7 +139,7 @@ def test_parameters_stay_where_the_gradient_is_exactly_zero(name):
     assert all((x == 0).all() for x in jax.tree.leaves(updates))
 
 
-def test_a_normalized_step_has_the_length_of_the_step_size_if_anything_moves():
+def test_normalized_step_has_length_step_size():
     made = optimizer("normalized", 0.1)
     gradients = {"p": jnp.array([3e-5, 0.0]), "v": jnp.array(-4e-5)}
     updates, _ = made.update(gradients, made.init(gradients))

@@ -20,7 +20,7 @@ def problem():
 
 
 def excess(p, params, corpus):
-    """L - L* with L* from a loop over sequences."""
+    """Compute L - L*, with L* from a loop over sequences."""
     values = np.asarray(params.E) @ np.asarray(params.v)
     ids, mask = map(np.asarray, ja.models.reference.padded_sequences(corpus))
     labels = np.asarray(corpus.targets)
@@ -29,7 +29,7 @@ def excess(p, params, corpus):
 
 
 @pytest.mark.more
-def test_excess_loss_is_the_loss_above_that_of_best_tokens(problem):
+def test_log_excess_loss_matches_a_loop(problem):
     params, corpus = problem
     for scale in (0.0, 1.0, 10.0):
         p = scale * params.p
@@ -37,8 +37,8 @@ def test_excess_loss_is_the_loss_above_that_of_best_tokens(problem):
         np.testing.assert_allclose(np.exp(log_excess), excess(p, params, corpus), rtol=1e-12)
 
 
-def test_excess_loss_of_two_tokens_in_closed_form():
-    """X = (0, 1), y = 1, γ = (1, -1), a = (s, 0): D = 2 / (1 + e^s), even where that is e^(-5000)."""
+def test_log_excess_loss_of_two_tokens_in_closed_form():
+    """X = (0, 1), y = 1, γ = (1, -1), a = (s, 0): D = 2 / (1 + e^s), even where this is e^(-5000)."""
     corpus = ja.data.from_sequences([[0, 1]], [1], vocab_size=2)
     for s in (0.0, 3.0, 30.0, 5000.0):
         got = jax.jit(log_excess_loss)(corpus, jnp.array([s, 0.0]), jnp.array([1.0, -1.0]))
@@ -49,14 +49,14 @@ def test_excess_loss_of_two_tokens_in_closed_form():
         np.testing.assert_allclose(got, expected, rtol=1e-10)
 
 
-def test_nothing_is_lost_where_only_best_tokens_are():
+def test_log_excess_loss_is_minus_infinity_at_the_best_tokens():
     corpus = ja.data.from_sequences([[0], [1, 1]], [1, -1], vocab_size=2)
     assert jax.jit(log_excess_loss)(corpus, jnp.array([1.0, 2.0]), jnp.array([1.0, -1.0])) == -jnp.inf
 
 
 @pytest.mark.parametrize("norm", [pytest.param(10.0, marks=pytest.mark.more), 3000.0])
-def test_dual_acceleration_pulls_along_the_gradient_of_the_log_excess(problem, norm):
-    """The first step is 2 η times -∂ log(L - L*)/∂p, which autodiff finds from the log itself."""
+def test_dual_acceleration_uses_the_gradient_of_the_log_excess_loss(problem, norm):
+    """The first step is 2 η times -∂ log(L - L*)/∂p, computed by autodiff of the logarithm."""
     params, corpus = problem
     far = norm * params.p / jnp.linalg.norm(params.p)
     start = params.replace(p=far)
@@ -77,7 +77,7 @@ def test_dual_acceleration_pulls_along_the_gradient_of_the_log_excess(problem, n
     np.testing.assert_allclose(state.params.p, expected, atol=1e-9)
 
 
-def test_normalised_polyak_and_log_time_steps_equal_loops_with_plain_gradients(problem):
+def test_methods_match_loops_with_plain_gradients(problem):
     params, corpus = problem
     gradient = jax.jit(jax.grad(lambda p: ja.dynamics.loss(params.replace(p=p), corpus)))
 
@@ -107,7 +107,7 @@ def test_normalised_polyak_and_log_time_steps_equal_loops_with_plain_gradients(p
         assert state.failed_at == -1
 
 
-def test_every_method_tends_to_the_max_margin_direction_of_its_own_selection(problem):
+def test_every_method_converges_to_the_max_margin_direction(problem):
     params, corpus = problem
     sizes = {"normalized": 1.0, "polyak": 1.0, "dual_acceleration": 0.1, "log_time": 1.0}
     for method, step_size in sizes.items():
@@ -117,12 +117,12 @@ def test_every_method_tends_to_the_max_margin_direction_of_its_own_selection(pro
         mm = ja.theory.max_margin(
             ja.theory.Scores(params.E, corpus), ja.theory.selection(p, ja.theory.Scores(params.E, corpus))
         )
-        # 1 - cos is a constant of order 10 over ‖p‖² here, and none of these p is shorter than 500.
+        # Here 1 - cos is about 10 / ‖p‖², and every ‖p‖ is at least 500.
         assert jnp.linalg.norm(p) > 500
         assert ja.theory.one_minus_cosine(p, mm.p) < 1e-4, method
 
 
-def test_no_gradient_moves_nothing_and_nan_is_reported(problem):
+def test_zero_gradient_and_nan(problem):
     params, corpus = problem
     for method in ("normalized", "polyak", "dual_acceleration", "log_time"):
         made = log_descent(method, 0.1)
@@ -136,6 +136,6 @@ def test_no_gradient_moves_nothing_and_nan_is_reported(problem):
         assert state.failed_at == 0
 
 
-def test_an_unknown_method_is_refused():
+def test_unknown_method_raises():
     with pytest.raises(InputError, match=r"'newton'; give one of normalized, polyak"):
         log_descent("newton", 0.1)

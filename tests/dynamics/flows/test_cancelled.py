@@ -1,4 +1,4 @@
-"""Pulls that cancel to first order: what is left of them, by automatic differentiation and by hand."""
+"""Forces that cancel to first order: the remaining force, by autodiff and in closed form."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 def corpus_of(sequences, labels, vocab=6, **settings):
-    """Six sequences: one program serves all tests with the same shapes."""
+    """Build a corpus of six sequences, so that one program serves all tests with the same shapes."""
     fill = 6 - len(sequences)
     return ja.data.from_sequences(sequences + [[5]] * fill, labels + [1] * fill, vocab_size=vocab, **settings)
 
@@ -30,21 +30,21 @@ def away(p, direction):
 
 
 def found(corpus, values, p):
-    """The balance next to p, with E = 1."""
+    """Return the balance near p, with E = 1."""
     given = jnp.eye(6), jnp.array(p, float), jnp.array(values, float), corpus
     return jax.jit(lambda *given: balance.find_ties(*given, no_ties(given[0], *given[2:]))[1])(*given)
 
 
 def size_of(pairs, top, low):
-    """M of the pair of two tokens and itself."""
+    """Return the diagonal entry of M for a pair of two tokens."""
     for k, (one, other) in enumerate(zip(np.asarray(pairs.top), np.asarray(pairs.low), strict=True)):
         if (one, other) == (top, low):
             return float(pairs.sign[k, k] * jnp.exp(pairs.log_size[k, k]))
     raise AssertionError(f"no pair {top}, {low}")
 
 
-def test_the_second_order_is_the_second_derivative_of_the_loss():
-    """(0, 1) twice with y = 1 and once with y = -1, 0 at log 2 where both labels balance."""
+def test_second_order_terms_match_autodiff():
+    """Two sequences (0, 1) with y = 1 and one with y = -1; the labels balance at a_0 = log 2."""
     corpus = corpus_of([[0, 1], [0, 1], [0, 1], [3, 4]], [1, 1, -1, 1])
     values = [np.log(2), -0.7, 0, 1, 0, 0]
     got = found(corpus, values, [20.0, -10, 0, 30, -30, 0])
@@ -59,15 +59,18 @@ def test_the_second_order_is_the_second_derivative_of_the_loss():
 
 
 def answered(x, y):
-    """The loss of (0, 1, 2) and (0, 1) with either label: y = a_0 - a_1, x = e^(a_2 - a_0), γ = 1, -1, .3."""
+    """Compute the loss of (0, 1, 2) and (0, 1) with both labels.
+
+    y = a_0 - a_1, x = e^(a_2 - a_0), γ = 1, -1, .3.
+    """
     q = jax.nn.sigmoid(y)
     short = 2 * q - 1
     long = (short / q + 0.3 * x) / (1 / q + x)
     return sum(jax.nn.softplus(f) + jax.nn.softplus(-f) for f in (short, long)) / 6
 
 
-def test_tied_tokens_answer_in_part():
-    """The tie of 0 and 1 serves two kinds of sequences, so that it cannot make up for 2 in one of them."""
+def test_response_of_tied_tokens_cancels_part_of_the_force():
+    """0 and 1 tie in two kinds of sequences, so their response cancels the force of 2 in one kind only."""
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [0, 1], [0, 1], [3, 4]], [1, -1, 1, -1, 1])
     got = found(corpus, [1, -1, 0.3, 1, 0, 0], [15.0, 15, -20, 40, -40, 0])
     assert got.settled
@@ -76,8 +79,8 @@ def test_tied_tokens_answer_in_part():
     np.testing.assert_allclose(size_of(got.ties.pairs, 0, 2), expected, rtol=1e-9)
 
 
-def test_tied_tokens_that_answer_in_part_leave_a_force_on_the_path():
-    """a_0 - a_2 gains half of what a_3 - a_4 gains: p_* = (1, 1, -2, 3, -3)/6."""
+def test_partly_cancelled_force_moves_the_path():
+    """a_0 - a_2 grows half as fast as a_3 - a_4: p_* = (1, 1, -2, 3, -3)/6."""
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [0, 1], [0, 1], [3, 4]], [1, -1, 1, -1, 1])
     scores, path = flow(corpus, [1, -1, 0.3, 1, 0, 0], [0.1, 0, 0, 0, 0, 0])
     assert path.stop == "norm"
@@ -87,10 +90,10 @@ def test_tied_tokens_that_answer_in_part_leave_a_force_on_the_path():
     np.testing.assert_allclose(limit.direction.p, np.array([1, 1, -2, 3, -3, 0]) / 6, atol=1e-9)
 
 
-def test_a_token_whose_value_is_the_output_is_pushed_by_no_rounding():
-    """0 and 1 balance at f = 0 = γ_2, so that 2 has no force at any order, and 3 alone falls.
+def test_rounding_exerts_no_force_on_a_token_whose_value_equals_the_output():
+    """0 and 1 balance at f = 0 = γ_2, so 2 has no force at any order, and only 3 recedes.
 
-    What rounding leaves of M_22 would win over M_33 later on, since 2 is nearer to the top than 3 is. p_* is
+    Otherwise rounding errors of M_22 would exceed M_33 later, since 2 is closer to the top than 3. p_* is
     the projection of E_0 - E_3 along the tie.
     """
     keys = [[1.08, -1.06, 0.98], [0.86, 0.92, -0.72], [0.1, -1.08, 0.87], [-0.1, 0, 0], [0, 0, 0], [0, 0, 0]]
@@ -106,15 +109,15 @@ def test_a_token_whose_value_is_the_output_is_pushed_by_no_rounding():
     assert away(limit.direction.p, expected) < 1e-12
 
 
-def test_a_single_token_on_top_leaves_a_force_of_second_order():
+def test_second_order_force_with_a_single_top_token():
     corpus = corpus_of([[0, 1], [0, 1], [3, 4]], [1, -1, 1])
     _, path = flow(corpus, [0, 0.5, 0, 1, 0, 0], [0.1, 0, 0, 0, 0, 0])
     assert path.stop == "norm"
     assert away(path.p[-1], [1, -1, 0, 2, -2, 0]) < 1e-8
 
 
-def test_three_classes_leave_a_force_of_second_order():
-    """r·(γ_1 - γ_0) = 0 for π = 1/3 and γ_1 = (1, 2, 0), label 0: one sequence cancels by itself."""
+def test_second_order_force_with_three_classes():
+    """r·(γ_1 - γ_0) = 0 for π = 1/3, γ_1 = (1, 2, 0), label 0: the force of one sequence is zero."""
     corpus = corpus_of([[0, 1], [3, 4]], [0, 1], num_classes=3)
     values = np.zeros((6, 3))
     values[1], values[3] = [1, 2, 0], [0, 1, 0]
@@ -123,8 +126,8 @@ def test_three_classes_leave_a_force_of_second_order():
     assert away(path.p[-1], [1, -1, 0, 2, -2, 0]) < 1e-8
 
 
-def test_equal_vectors_of_several_sequences_are_one_pair(rng):
-    """As rows of their own tokens have other numbers; the forces on p are the same."""
+def test_equal_vectors_in_several_sequences_form_one_pair(rng):
+    """Rows of separate tokens have other indices, but the same force on p."""
     keys = rng.normal(size=(4, 3))
     values, sequences, labels = [0, 0.5, 1.0, 0], [[0, 1], [0, 1], [2, 3]], [1, -1, 1]
     corpus = ja.data.from_sequences(sequences, labels, vocab_size=4)
@@ -138,8 +141,8 @@ def test_equal_vectors_of_several_sequences_are_one_pair(rng):
     np.testing.assert_allclose(shared.p[-1], own.p[-1], rtol=1e-6)
 
 
-def test_an_unknown_order_ends_the_path_where_it_is_known_to_be_right():
-    """At counts 1, 1, 2 and δ = 4/3 the first and the second order cancel, and nobody computes the third."""
+def test_unknown_order_ends_the_path():
+    """For counts 1, 1, 2 and δ = 4/3 the first and second order cancel, and the third is not computed."""
     corpus = corpus_of([[0, 1], [0, 1], [0, 1, 1], [2, 3]], [1, 1, -1, 1])
     _, path = flow(corpus, [0, 4 / 3, 1, 0, 0, 0], [10, -10, 0, 0, 0, 0])
     assert path.stop == "undecided"
@@ -148,12 +151,12 @@ def test_an_unknown_order_ends_the_path_where_it_is_known_to_be_right():
 
 
 @pytest.mark.parametrize("small", [1e-2, 1e-4])
-def test_keys_of_other_scales_beside_a_tie_do_not_hide_it(small):
-    """0 and 1 tie at finite distance, their keys shorter by `small` than those of 3 and 4."""
+def test_tie_is_found_among_keys_of_other_scales(small):
+    """0 and 1 tie at a finite distance; their keys are `small` times as long as those of 3 and 4."""
     keys = np.diag([small, small, small, 1.0, 1.0, 1.0])
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [0, 1], [3, 4]], [1, 1, -1, 1])
     scores, path = flow(corpus, [1.0, -1, -3, 1, 0, 0], np.zeros(6), keys, until_norm=1e4 / small)
     assert path.stop == "norm"
-    # f = tanh((a_0 - a_1)/2) rests at log 2.
+    # f = tanh((a_0 - a_1)/2) converges to log 2.
     a = np.asarray(scores.keys) @ np.asarray(path.p[-1])
     np.testing.assert_allclose(a[0] - a[1], 2 * np.arctanh(np.log(2)), atol=1e-6)

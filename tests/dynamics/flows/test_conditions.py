@@ -1,4 +1,4 @@
-"""What is not needed is not computed, also where lanes run side by side."""
+"""Conditional computation, also under vmap."""
 
 import re
 
@@ -13,7 +13,7 @@ def trace_of_power(_, x):
 
 
 def loops_around(text, operation):
-    """Count the loops that an operation of a compiled program is in, the fewest of all places."""
+    """Return the smallest number of loops that contain an operation of a compiled program."""
     computations, name = {}, None
     for line in text.splitlines():
         if begun := re.match(r"(ENTRY )?%?([\w.-]+) .*{$", line):
@@ -32,7 +32,7 @@ def loops_around(text, operation):
     return min(depths("entry", 0))
 
 
-def test_what_no_lane_needs_is_not_computed_before_the_loop_either():
+def test_unneeded_work_is_not_hoisted_out_of_the_loop():
     x = jnp.broadcast_to(jnp.eye(60) / 2, (2, 60, 60))
 
     def loops(ask):
@@ -43,7 +43,7 @@ def test_what_no_lane_needs_is_not_computed_before_the_loop_either():
     assert loops(lambda needed, compute, old, x: jnp.where(needed, compute(old, x), old)) == 0
 
 
-def test_each_lane_gets_what_it_asked_for():
+def test_vmapped_conditions_are_independent():
     x, needed = jnp.arange(4.0), jnp.array([True, False, True, False])
     found = jax.vmap(lambda x, needed: cond_under_vmap(needed, lambda old, x: old + 10 * x, x, x))(x, needed)
     assert found.tolist() == [0.0, 1.0, 22.0, 3.0]

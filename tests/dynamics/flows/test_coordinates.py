@@ -1,4 +1,4 @@
-"""Coordinates against vectors of d numbers; tokens that leap over a top, against a loop over sequences."""
+"""Coordinates compared with d-dimensional vectors, and leaps of tokens compared with a loop."""
 
 import jax
 import jax.numpy as jnp
@@ -17,33 +17,33 @@ def at(flow, z):
 
 
 def plain_basis(flow, E):
-    """B as an array, (r, d)."""
+    """Return B as an array, (r, d)."""
     return jnp.eye(E.shape[1]) if flow.basis is None else E
 
 
-@pytest.fixture(params=["V < d", "V > d", "V < d, two embeddings alike"])
+@pytest.fixture(params=["V < d", "V > d", "V < d, equal embeddings"])
 def flow_and_params(request, corpus):
     dim = 6 if request.param == "V > d" else 48
     params = ja.models.one_layer.init(jax.random.key(0), vocab_size=44, dim=dim, dtype=jnp.float64)
-    if "alike" in request.param:
+    if "equal" in request.param:
         params = params.replace(E=params.E.at[1].set(params.E[0]))
     return coordinates(params.E, params.p, params.E @ params.v, corpus), params
 
 
 @pytest.fixture
 def vectors(flow_and_params):
-    """Coordinates of three points, none of them special."""
+    """Return the coordinates of three generic points."""
     flow, _ = flow_and_params
     return jax.random.normal(jax.random.key(1), (3, *flow.offset.shape))
 
 
-def test_coordinates_are_as_few_as_tokens_or_dimensions(flow_and_params):
+def test_number_of_coordinates_is_the_smaller_of_V_and_d(flow_and_params):
     flow, params = flow_and_params
     assert flow.offset.shape == (min(params.E.shape),)
     np.testing.assert_allclose(flow.unit, 1 / np.linalg.norm(params.E, axis=1).max(), rtol=1e-14)
 
 
-def test_lengths_and_angles_are_those_of_vectors_of_d_numbers(flow_and_params, vectors):
+def test_norms_and_angles_match_plain_vectors(flow_and_params, vectors):
     flow, params = flow_and_params
     B = plain_basis(flow, params.E)
     x, y, z = vectors
@@ -63,15 +63,15 @@ def test_lengths_and_angles_are_those_of_vectors_of_d_numbers(flow_and_params, v
 
 
 @pytest.mark.parametrize("angle", [1e-3, 1e-9])
-def test_sine_of_a_small_angle_keeps_its_digits(corpus, angle):
-    """In two dimensions the angle between p and the velocity is given; 1 - cos² would round to 0."""
+def test_sine_of_a_small_angle_is_accurate(corpus, angle):
+    """In two dimensions the angle between p and the velocity is known; 1 - cos² would round to 0."""
     E = jnp.asarray(np.random.default_rng(2).normal(size=(44, 2)))
     flow = coordinates(E, jnp.array([1.0, 0.0]), E @ E[0], corpus)
     velocity = jnp.array([np.cos(angle), np.sin(angle)])
     np.testing.assert_allclose(flow.sine(jnp.array([1e5, 0.0]), velocity), np.sin(angle), rtol=1e-6)
 
 
-def test_velocity_and_jacobian_are_those_of_the_plain_unit_direction(flow_and_params, vectors, textbook):
+def test_velocity_and_jacobian_match_autodiff(flow_and_params, vectors, textbook):
     """Moving z moves p by Bᵀ z: Bᵀ u is the unit direction at p, and Bᵀ ∂u/∂z its derivative along Bᵀ."""
     flow, params = flow_and_params
     B = plain_basis(flow, params.E)
@@ -89,7 +89,7 @@ def test_velocity_and_jacobian_are_those_of_the_plain_unit_direction(flow_and_pa
     np.testing.assert_allclose(jax.jit(type(flow).velocity)(flow, z), local.velocity, rtol=0, atol=1e-15)
 
 
-def test_log_slope_is_the_difference_quotient_of_the_log_gradient_norm(flow_and_params, vectors):
+def test_log_slope_matches_a_difference_quotient(flow_and_params, vectors):
     flow, params = flow_and_params
     z = 0.2 * vectors[0]
     local = at(flow, z)
@@ -101,8 +101,8 @@ def test_log_slope_is_the_difference_quotient_of_the_log_gradient_norm(flow_and_
 
 
 @pytest.mark.parametrize(("score", "balanced"), [(0.0, True), (1e-13, True), (1e-9, False), (1.0, False)])
-def test_forces_are_balanced_when_only_rounding_is_left_of_their_sum(score, balanced):
-    """X = (0, 1) under both labels, values ±1, scores ±a/2: f = tanh(a/2), and f/2 of each force is left."""
+def test_forces_are_balanced_if_their_sum_is_rounding(score, balanced):
+    """X = (0, 1) under both labels, values ±1, scores ±a/2: f = tanh(a/2), and each net force is f/2."""
     corpus = ja.data.from_sequences([[0, 1], [0, 1]], [1, -1], vocab_size=2)
     E = jnp.array([[0.5, 1.0], [-0.5, -1.0]])
     flow = coordinates(E, jnp.array([score, 0.0]), E[:, 1], corpus)
@@ -116,7 +116,7 @@ def test_forces_are_balanced_when_only_rounding_is_left_of_their_sum(score, bala
 
 
 def by_loop(sequences, before, after):
-    """min(below the top before, above the former top after), the largest of all tokens, in units of 2."""
+    """Compute the largest min(below the top before, above the old top after) of all tokens, over 2."""
     largest = -np.inf
     for tokens in sequences:
         top = max(tokens, key=lambda token: before[token])
@@ -126,8 +126,8 @@ def by_loop(sequences, before, after):
 
 
 @pytest.mark.parametrize("sizes", [pytest.param((3, 5, 1, 6, 2), marks=pytest.mark.more), (3, 90, 1, 60, 2)])
-def test_a_leap_is_that_of_a_loop(sizes):
-    """Sequences of one row, and of several."""
+def test_leap_matches_a_loop(sizes):
+    """Sequences have one row or several."""
     keys = jax.random.split(jax.random.key(0), 3)
     rng = np.random.default_rng(0)
     sequences = [rng.choice(100, size, replace=False).tolist() for size in sizes]

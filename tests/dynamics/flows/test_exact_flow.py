@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 @functools.cache
 def problems(seeds=3):
-    """Corpora and the parameters after one step, with a leading axis of seeds: equal sizes, other values."""
+    """Sample corpora of equal sizes and parameters after one step, with a leading axis of seeds."""
 
     def draw(key):
         data_key, model_key = jax.random.split(key)
@@ -41,19 +41,19 @@ def unit(x):
 
 
 def four_pairs(sequences, labels):
-    """A corpus of four sequences of at most two tokens, all with token 0: one program serves every test."""
+    """Build a corpus of four sequences of at most two tokens, all with token 0, to share one program."""
     return ja.data.from_sequences(sequences, labels, vocab_size=4)
 
 
 def flow(params, corpus, **settings):
-    """Call with one number of points, so that the tests share compiled programs."""
+    """Compute the flow with a fixed number of points, so that the tests share compiled programs."""
     return ja.dynamics.exact_flow(
         ja.theory.scores.one_layer(params, corpus), params.p, **{"until_norm": 1e3, "points": 16} | settings
     )
 
 
 @pytest.mark.more
-def test_descent_with_small_steps_follows_the_path_on_its_clock():
+def test_descent_with_small_steps_matches_path_and_time():
     params, corpus = problem(0)
     rate, steps = 0.02, 5000
 
@@ -68,16 +68,16 @@ def test_descent_with_small_steps_follows_the_path_on_its_clock():
     assert path.arc_length[-1] == length
     moved = float(jnp.linalg.norm(path.p[-1] - params.p))
     assert moved > 1
-    # Descent with steps of this rate is off the flow by about rate × curvature.
+    # The distance of descent from the flow is about rate × curvature.
     assert jnp.linalg.norm(path.p[-1] - p) < 2e-3 * moved
     np.testing.assert_allclose(np.exp(path.log_time[-1]), rate * steps, rtol=2e-3)
 
 
 @pytest.mark.slow
-def test_diffrax_finds_the_same_path_to_where_every_sequence_has_settled():
+def test_path_matches_diffrax():
     diffrax = pytest.importorskip("diffrax")
     params, corpus = problem(1)
-    # Diffrax gets its Jacobian by differentiating the direction, and knows no coordinates of span(E).
+    # Diffrax computes the Jacobian by autodiff of the direction, without coordinates of span(E).
     basis = jnp.linalg.qr(params.E.T)[0].T
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(lambda s, z, _: basis @ direction(params.replace(p=params.p + z @ basis), corpus)[0]),
@@ -103,8 +103,8 @@ def test_diffrax_finds_the_same_path_to_where_every_sequence_has_settled():
 
 
 @pytest.mark.more
-def test_normalised_descent_by_automatic_differentiation_leaves_the_limit():
-    """What the exponents are for: the same limit, looked for with plain float64 gradients."""
+def test_plain_float64_gradients_lose_the_limit():
+    """Normalised descent with plain float64 gradients does not reach the limit that the flow reaches."""
     params, corpus = problem(0)
     path = flow(params, corpus, until_norm=1e6)
     limit = unit(path.p[-1])
@@ -121,7 +121,7 @@ def test_normalised_descent_by_automatic_differentiation_leaves_the_limit():
 
 
 @pytest.mark.more
-def test_every_seed_tends_to_its_certified_max_margin_direction_like_norm_to_the_minus_two():
+def test_every_seed_converges_to_its_certified_max_margin_direction():
     params, corpora = problems()
     path = flow(params, corpora, until_norm=1e6)
     chosen = jax.vmap(ja.theory.selection)(path.p[:, -1], ja.theory.Scores(params.E, corpora))
@@ -137,8 +137,11 @@ def test_every_seed_tends_to_its_certified_max_margin_direction_like_norm_to_the
         assert abs(slope + 2) < 0.1
 
 
-def test_two_tokens_by_hand():
-    """X = (0, 1), y = 1, E = ±e/2, v = e: p = s e, f = tanh(s/2)/2, -∂L/∂p = sigmoid(-f) sech²(s/2)/4 · e."""
+def test_two_tokens_in_closed_form():
+    """X = (0, 1), y = 1, E = ±e/2, v = e: p = s e, f = tanh(s/2)/2.
+
+    -∂L/∂p = sigmoid(-f) sech²(s/2)/4 · e.
+    """
     corpus = four_pairs([[0, 1]] * 4, [1] * 4)
     e = jnp.array([0.6, 0.0, 0.8, 0.0, 0.0, 0.0])
     params = ja.models.one_layer.Params(E=jnp.stack([e / 2, -e / 2, 0 * e, 0 * e]), p=0 * e, v=e)
@@ -155,7 +158,7 @@ def test_two_tokens_by_hand():
     np.testing.assert_allclose(np.exp(path.log_time), time, rtol=1e-3)
 
 
-def test_seeds_together_are_seeds_alone():
+def test_vmapped_seeds_match_single_seeds():
     params, corpora = problems()
     together = flow(params, corpora)
     assert together.p.shape == (3, 16, 64)
@@ -167,8 +170,8 @@ def test_seeds_together_are_seeds_alone():
 
 
 @pytest.mark.more
-def test_seeds_side_by_side_that_share_all_but_their_start():
-    """Three seeds in chunks of two."""
+def test_seeds_that_differ_only_in_the_start():
+    """Three seeds are integrated in chunks of two."""
     params, _ = problems()
     one, corpus = problem(0)
     shared = flow(one.replace(p=params.p), corpus, width=2)
@@ -180,7 +183,7 @@ def test_seeds_side_by_side_that_share_all_but_their_start():
 
 @pytest.mark.more
 def test_fewer_dimensions_than_tokens():
-    """V > d carries p itself; padding E with zero columns gives the same path through E Eᵀ."""
+    """For V > d the coordinates are p itself; padding E with zero columns gives the same path."""
     params, corpus = problem(0)
     params = jax.tree.map(lambda x: x[..., :6], params)
     narrow = flow(params, corpus)
@@ -194,14 +197,14 @@ def test_fewer_dimensions_than_tokens():
     np.testing.assert_array_equal(wide.p[:, 6:], 0)
 
 
-def test_what_lies_outside_the_span_of_the_embeddings_stays():
+def test_component_outside_the_span_is_constant():
     params, corpus = problem(0)
     off = params.p - jnp.linalg.lstsq(params.E.T, params.p)[0] @ params.E
     path = flow(params, corpus)
     np.testing.assert_allclose(path.p @ unit(off), jnp.linalg.norm(off), rtol=1e-9)
 
 
-def test_a_start_at_zero_leaves_along_the_gradient_there():
+def test_path_from_zero_starts_along_the_gradient():
     params, corpus = problem(0)
     params = params.replace(p=jnp.zeros(64))
     path = flow(params, corpus)
@@ -212,7 +215,7 @@ def test_a_start_at_zero_leaves_along_the_gradient_there():
     np.testing.assert_allclose(unit(path.p[1]), -unit(gradient), atol=0.03)
 
 
-def test_sequences_that_repeat_and_sequences_of_one_token_leave_the_path_where_it_is():
+def test_repeated_and_single_token_sequences_do_not_change_the_path():
     E, p, v = (jax.random.normal(jax.random.key(k), size) for k, size in enumerate([(4, 6), (6,), (6,)]))
     params = ja.models.one_layer.Params(E=E, p=p, v=v)
     twice, with_one_token = (
@@ -221,13 +224,13 @@ def test_sequences_that_repeat_and_sequences_of_one_token_leave_the_path_where_i
     )
     assert twice.stop == "norm"
     np.testing.assert_allclose(with_one_token.p, twice.p, rtol=1e-9, atol=1e-9)
-    # The mean is over four sequences, of which four and two pull.
+    # The mean is over four sequences, of which four and two exert a force.
     shift = with_one_token.log_gradient_norm - twice.log_gradient_norm
     np.testing.assert_allclose(shift, -np.log(2), rtol=1e-9)
     np.testing.assert_allclose(with_one_token.log_time[1:] - twice.log_time[1:], np.log(2), rtol=1e-9)
 
 
-def test_a_session_in_single_precision_gets_the_path_of_its_parameters_in_double():
+def test_float32_session_gets_the_float64_path():
     params, corpus = problem(0)
     single = jax.tree.map(lambda x: x.astype(jnp.float32), params)
     expected = flow(jax.tree.map(lambda x: x.astype(jnp.float64), single), corpus)
@@ -256,7 +259,7 @@ def test_rows():
     np.testing.assert_array_equal(short.p[rows:], jnp.broadcast_to(short.p[-1], (16 - rows, 64)))
 
 
-def test_ends():
+def test_stopping_conditions():
     params, corpus = problem(0)
     assert flow(params, corpus, max_steps=0).stop == "step_budget"
     assert flow(params, corpus, until_arc_length=0.0).stop == "arc_length"
@@ -269,7 +272,7 @@ def test_ends():
     assert 1e-10 < ja.theory.one_minus_cosine(settled.p[-1], limit) < 1e-7
 
 
-def test_changing_ends_and_tolerances_compiles_nothing():
+def test_new_stopping_conditions_and_tolerances_do_not_recompile():
     params, corpus = problem(0)
     flow(params, corpus)
     programs = _over_chunks._cache_size()
@@ -286,7 +289,7 @@ def test_inside_jit_and_vmap():
 
 
 @pytest.mark.more
-def test_inside_jit_and_two_vmaps_of_a_session_in_single_precision():
+def test_inside_jit_and_two_vmaps_in_float32():
     params, corpus = jax.tree.map(lambda x: x.astype(jnp.float32), take(problems(), 0)[0]), problem(0)[1]
     lengths = jnp.arange(1.0, 5.0, dtype=jnp.float32).reshape(2, 2)
 
@@ -297,11 +300,11 @@ def test_inside_jit_and_two_vmaps_of_a_session_in_single_precision():
         inside = jax.jit(jax.vmap(jax.vmap(query)))(lengths)
         outside = query(lengths[1, 0])
     assert inside.dtype == outside.dtype == np.float64
-    # A path of single precision would be off by 1e-4 of its length.
+    # A path in float32 would have an error of 1e-4 of its length.
     np.testing.assert_allclose(inside[1, 0], outside, rtol=1e-9, atol=1e-7)
 
 
-def test_differentiated_it_says_that_it_has_no_derivative():
+def test_differentiation_raises():
     params, corpus = problem(0)
 
     def length(p):
@@ -313,7 +316,7 @@ def test_differentiated_it_says_that_it_has_no_derivative():
     assert length(jax.lax.stop_gradient(params.p)) > 0
 
 
-def test_an_error_a_thousand_times_smaller_moves_the_path_by_less_than_promised():
+def test_error_is_within_rtol():
     params, corpora = problems()
     path, fine = flow(params, corpora), flow(params, corpora, rtol=1e-9, max_steps=100_000)
     error = jnp.linalg.norm(path.p - fine.p, axis=2) / fine.norm
@@ -323,8 +326,8 @@ def test_an_error_a_thousand_times_smaller_moves_the_path_by_less_than_promised(
 
 
 @pytest.mark.parametrize("seed", [1, 4, 5])
-def test_sharp_bends_are_followed_by_trying_steps_again(seed):
-    """Embeddings so long that the path turns abruptly where one sequence takes over from another."""
+def test_sharp_bends_are_followed_by_rejecting_steps(seed):
+    """With long embeddings the path turns abruptly where another sequence begins to dominate."""
     corpus = four_pairs([[0, 1], [0, 2], [0, 3], [0, 1]], [1, -1, 1, 1])
     E, p, v = map(jax.random.normal, jax.random.split(jax.random.key(seed), 3), [(4, 6), (6,), (6,)])
     params = ja.models.one_layer.Params(E=30 * E, p=p, v=unit(v))
@@ -335,19 +338,19 @@ def test_sharp_bends_are_followed_by_trying_steps_again(seed):
     assert path.stop == fine.stop == "norm"
     error = jnp.linalg.norm(path.p - fine.p, axis=1) / fine.norm
     assert error.max() < 1e-4
-    # log t ends at 3e7, in proportion to the margin along a path that is followed to 1e-5 in each step.
+    # log t ends at 3e7, in proportion to the margin along the path; each step has an error of 1e-5.
     np.testing.assert_allclose(path.log_time[1:], fine.log_time[1:], rtol=1e-6, atol=5e-3)
-    # However large the error allowed on p, the exponent of the gradient is kept to a few hundredths.
+    # The log of the gradient norm is accurate to a few hundredths for any error tolerance on p.
     np.testing.assert_allclose(coarse.log_gradient_norm[:-1], fine.log_gradient_norm[:-1], atol=0.03)
-    # Where that exponent does not count, the path takes fewer steps, and is the same up to its error.
+    # Without that tolerance the path takes fewer steps, and is the same up to its error.
     free = flow(params, corpus, until_norm=1e6, gradient_rtol=np.inf, max_steps=100_000)
     assert free.stop == "norm"
     assert free.accepted + free.rejected < path.accepted + path.rejected
     assert (jnp.linalg.norm(free.p - fine.p, axis=1) / fine.norm).max() < 1e-4
 
 
-def test_labels_that_contradict_each_other_end_at_a_stationary_point():
-    """Every bag under both labels: the loss is least where f = 0, which finite p reach."""
+def test_contradictory_labels_end_at_a_stationary_point():
+    """Every bag has both labels: the loss is smallest where f = 0, at a finite p."""
     corpus = four_pairs([[0, 1], [0, 1], [0, 3], [0, 3]], [1, -1, 1, -1])
     E, p = jax.random.normal(jax.random.key(0), (4, 6)), jnp.ones(6)
     v = jnp.linalg.lstsq(E, jnp.array([1.0, -2.0, 3.0, -1.0]))[0]
@@ -361,7 +364,7 @@ def test_labels_that_contradict_each_other_end_at_a_stationary_point():
 
 @pytest.mark.parametrize("name", ["E", "p", "v"])
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
-def test_a_seed_that_is_not_finite_fails_alone(name, value):
+def test_nonfinite_seed_fails_without_affecting_others(name, value):
     params, corpora = problems()
     healthy = flow(params, corpora)
     array = getattr(params, name)
@@ -373,11 +376,11 @@ def test_a_seed_that_is_not_finite_fails_alone(name, value):
     np.testing.assert_array_equal(path.p[2], healthy.p[2])
 
 
-def test_every_end_has_its_words():
+def test_every_status_has_a_reason():
     assert [reason.partition(": ")[0] for reason in _REASONS.values()] == [x.name.lower() for x in Stop]
 
 
-def test_no_gradient_at_all():
+def test_zero_gradient_everywhere():
     params, corpus = problem(0)
     nothing, same = jnp.zeros_like(params.E), jnp.broadcast_to(params.E[0], params.E.shape)
     # Equal embeddings may still differ in their values E·v by rounding.
@@ -387,7 +390,7 @@ def test_no_gradient_at_all():
         np.testing.assert_array_equal(path.p, jnp.broadcast_to(params.p, (16, 64)))
 
 
-def test_bad_input():
+def test_invalid_input_raises():
     params, corpus = problem(0)
     three = ja.data.from_sequences([[0, 1]], [2], vocab_size=12, num_classes=3)
     with pytest.raises(InputError, match="3 classes"):

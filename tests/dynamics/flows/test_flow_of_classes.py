@@ -8,7 +8,7 @@ from jaxattn.lab.api import Study
 
 
 @pytest.mark.slow
-def test_a_study_follows_the_flow_of_three_classes_to_its_certified_limit(tmp_path):
+def test_flow_of_three_classes_reaches_its_certified_limit(tmp_path):
     data = ja.data.Assumption1(vocab_size=12, relevant=6, length=4, sequences=30, num_classes=3)
     phases = [
         ja.dynamics.OneStep(name="step", train=("E",), step_size=20.0),
@@ -31,5 +31,5 @@ def test_a_study_follows_the_flow_of_three_classes_to_its_certified_limit(tmp_pa
     assert (ends["came_to_end"] == 1).all()
     assert (ends["limit_feasible"] == 1).all()
     assert (ends["limit_one_minus_cosine"] < 1e-4).all()
-    # Chance is log 3.
+    # The loss at chance is log 3.
     assert (ends["loss"] < 1.0).all()

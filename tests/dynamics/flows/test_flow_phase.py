@@ -1,4 +1,4 @@
-"""The exact flow as a phase: rows of its path are steps."""
+"""The exact flow as a phase whose steps are rows of its path."""
 
 import inspect
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ from jaxattn.dynamics.flows.arc_length import Stop
         pytest.param({"until_norm": 1e9, "until_arc_length": 7.0}, marks=pytest.mark.more),
     ],
 )
-def test_rows_are_those_of_the_path(task, params, until):
+def test_rows_match_the_path(task, params, until):
     phase = ExactFlow(name="flow", points=6, **until)
     path = exact_flow(ja.theory.scores.one_layer(params, task.data.train), params.p, points=6, **until)
     state = phase.init(task, params, jax.random.key(0))
@@ -41,13 +41,13 @@ def test_rows_are_those_of_the_path(task, params, until):
             ("log_time", path.log_time),
         ):
             np.testing.assert_allclose(found[name], expected[row], rtol=1e-9, err_msg=name)
-        # A Jacobian costs a gradient for each of the min(V, d) columns.
+        # A Jacobian costs one gradient for each of its min(V, d) columns.
         assert found["evaluations"] == path.steps[row] * (6 + 6)
         state = phase.advance(task, state, 1)
 
 
-def test_a_path_of_long_steps_is_followed_on_the_way_and_is_the_same(monkeypatch, cleared, x64):
-    """Through the ties that it finds: a row is not there before its step, and none is followed twice."""
+def test_path_of_expensive_steps_is_computed_incrementally(monkeypatch, cleared, x64):
+    """The path has ties: a row is not computed before its step, and no row is computed twice."""
     monkeypatch.setattr(stiff, "LARGE", 0)
     monkeypatch.setattr(stiff, "SIZES", (4, 8))
     monkeypatch.setattr(ties, "MOST_TIED", 12)
@@ -82,7 +82,7 @@ def test_a_path_of_long_steps_is_followed_on_the_way_and_is_the_same(monkeypatch
 
 @pytest.mark.more
 @pytest.mark.parametrize("classes", [2, 3])
-def test_paths_side_by_side_end_each_at_a_row_of_its_own(classes, monkeypatch, cleared, x64):
+def test_vmapped_paths_end_at_different_rows(classes, monkeypatch, cleared, x64):
     monkeypatch.setattr(stiff, "LARGE", 0)
     monkeypatch.setattr(stiff, "SIZES", (4, 8))
     monkeypatch.setattr(ties, "MOST_TIED", 12)
@@ -109,7 +109,7 @@ def test_paths_side_by_side_end_each_at_a_row_of_its_own(classes, monkeypatch, c
     assert len(set(np.asarray(state.path.integration.reached).tolist())) > 1
     arrived = np.asarray(whole.status) == Stop.NORM
     np.testing.assert_allclose(state.path.norm[arrived], whole.norm[arrived], rtol=1e-8)
-    # Two programs round differently, and a path between balances amplifies it: forces cancel to three digits.
+    # Two programs round differently; near balances, where forces cancel to three digits, this is amplified.
     np.testing.assert_allclose(state.path.norm, whole.norm, rtol=1e-5)
     np.testing.assert_allclose(state.path.p[arrived], whole.p[arrived], rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(state.path.p, whole.p, atol=1e-3)
@@ -124,12 +124,12 @@ def test_paths_side_by_side_end_each_at_a_row_of_its_own(classes, monkeypatch, c
         ({"until_norm": np.inf, "until_arc_length": 7.0}, ("arc_length", "arc length", 7.0)),
     ],
 )
-def test_the_goal_is_the_end_that_comes_first(ends, goal):
+def test_goal_is_the_first_stopping_condition(ends, goal):
     phase = ExactFlow(name="flow", **ends)
     assert phase.goal == goal
 
 
-def test_a_path_without_an_end_is_refused_before_it_begins(task):
+def test_path_without_a_finite_stopping_condition_raises(task):
     phase = ExactFlow(name="flow", until_norm=np.inf)
     setting = SimpleNamespace(model=task.model, loss=task.loss, data=task.data)
     with pytest.raises(InputError, match="both infinite; give one of them"):
@@ -137,7 +137,7 @@ def test_a_path_without_an_end_is_refused_before_it_begins(task):
 
 
 @pytest.mark.more
-def test_the_query_keeps_its_precision_in_a_float32_study(task, params):
+def test_query_is_float64_in_a_float32_study(task, params):
     single = jax.tree.map(lambda x: x.astype(jnp.float32), params)
     phase = ExactFlow(name="flow", points=4, until_norm=30.0)
     state = phase.advance(task, phase.init(task, single, jax.random.key(0)), 3)
@@ -146,7 +146,7 @@ def test_the_query_keeps_its_precision_in_a_float32_study(task, params):
     np.testing.assert_array_equal(state.params.p, phase.parameter(state, "p").astype(jnp.float32))
 
 
-def test_a_flow_that_fails_says_at_which_row(task, params):
+def test_failed_flow_records_the_row(task, params):
     phase = ExactFlow(name="flow", points=6, until_norm=30.0)
     broken = params.replace(p=params.p * jnp.nan)
     state = phase.init(task, broken, jax.random.key(0))
@@ -156,7 +156,7 @@ def test_a_flow_that_fails_says_at_which_row(task, params):
 
 
 @pytest.mark.more
-def test_rows_of_the_joint_flow_hold_p_and_v(task, params):
+def test_rows_of_the_joint_flow_contain_p_and_v(task, params):
     phase = JointFlow(name="flow", points=6, until_norm=30.0)
     path = joint_flow(params, task.data.train, points=6, until_norm=30.0)
     state = phase.init(task, params, jax.random.key(0))
@@ -167,14 +167,14 @@ def test_rows_of_the_joint_flow_hold_p_and_v(task, params):
         np.testing.assert_allclose(found["log_v_norm"], path.log_v_norm[row], rtol=1e-9)
         length = min(np.exp(path.log_v_norm[row]), 1e15)
         np.testing.assert_allclose(state.params.v, length * path.v[row], rtol=1e-8)
-        # Of p and of v, where the Jacobian of either costs a gradient for each of its 6 columns.
+        # The Jacobians of p and of v cost one gradient for each of their 6 columns.
         assert found["evaluations"] == path.steps[row] * 2 * (6 + 6)
         state = phase.advance(task, state, 1)
     assert state.params.E is params.E
 
 
 @pytest.mark.more
-def test_rows_of_the_full_flow_hold_all_parameters(task, params):
+def test_rows_of_the_full_flow_contain_all_parameters(task, params):
     phase = FullFlow(name="flow", points=4, until_log_loss=-3.0)
     path = full_flow(params, task.data.train, points=4, until_log_loss=-3.0)
     state = phase.init(task, params, jax.random.key(0))
@@ -194,7 +194,7 @@ def test_rows_of_the_full_flow_hold_all_parameters(task, params):
         (FullFlow, {}, {"width"}),
     ],
 )
-def test_settings_are_the_arguments_of_the_flow(phase, further, without):
+def test_settings_match_the_arguments_of_the_flow(phase, further, without):
     parameters = inspect.signature(phase.function).parameters.values()
     wanted = {x.name: x.default for x in parameters if x.kind is x.KEYWORD_ONLY and x.name not in without}
     found = {field.name: field.default for field in msgspec.structs.fields(phase) if field.name != "name"}

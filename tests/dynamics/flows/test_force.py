@@ -1,4 +1,4 @@
-"""Forces in many digits and by automatic differentiation; the flow of cross-entropy by another integrator."""
+"""Forces compared with high precision and autodiff; the flow of cross-entropy with another integrator."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 @jax.jit
 def evaluate(corpus, scores, values):
-    """The force and the curvature, both in units of exp(log_scale)."""
+    """Return the force and the curvature, both in units of exp(log_scale)."""
     force = score_force(corpus, scores, values)
     return force, token_curvature(corpus, force)
 
@@ -28,7 +28,7 @@ def plain_gradient(params, corpus):
 
 
 def exact_force(corpus, scores, values):
-    """-n ∂L/∂a_s = Σ_X y g Σ_{i: x_i = s} q_i (γ_s - f) by its formula, in the digits mpmath is set to."""
+    """Compute -n ∂L/∂a_s = Σ_X y g Σ_{i: x_i = s} q_i (γ_s - f) in the working precision of mpmath."""
     ids, mask = map(np.asarray, ja.models.reference.padded_sequences(corpus))
     values = [mpmath.mpf(float(x)) for x in values]
     force = [mpmath.mpf(0)] * len(values)
@@ -44,7 +44,7 @@ def exact_force(corpus, scores, values):
 
 
 def scaled(force, n):
-    """As floats: the force in units of its largest entry, and log of that entry over n."""
+    """Return as floats the force in units of its largest entry, and the log of that entry over n."""
     largest = max(abs(x) for x in force)
     return np.array([float(x / largest) for x in force]), float(mpmath.log(largest / n))
 
@@ -60,7 +60,7 @@ def exact_direction(params, corpus):
 
 
 def far_away(corpus, norm):
-    """Parameters with p along a max-margin direction, where sequences of equal margin pull equally hard."""
+    """Return parameters with p along a max-margin direction, so that all margins and forces are equal."""
     params = ja.models.one_layer.init(jax.random.key(0), vocab_size=44, dim=48, dtype=jnp.float64)
     params = params.replace(E=4 * params.E)
     chosen = ja.theory.selection(params.p, ja.theory.Scores(params.E, corpus))
@@ -70,16 +70,16 @@ def far_away(corpus, norm):
 
 @pytest.fixture
 def digits():
-    # The strongest pull is like e^(-3934), 10^(-1708).
+    # The largest force is about e^(-3934), which is 10^(-1708).
     with mpmath.workdps(2000):
         yield
 
 
 @pytest.mark.parametrize("norm", [pytest.param(50.0, marks=pytest.mark.more), 3000.0])
-def test_direction_keeps_ten_digits_where_the_plain_gradient_has_lost_them(corpus, digits, norm):
+def test_direction_has_ten_digits_where_the_plain_gradient_underflows(corpus, digits, norm):
     params = far_away(corpus, norm)
     expected, log_norm = exact_direction(params, corpus)
-    assert norm < 1000 or log_norm < -750  # e^(-750) is below the smallest float64
+    assert norm < 1000 or log_norm < -750  # e^(-750) is below the smallest float64.
     got, got_log_norm = jax.jit(direction)(params, corpus)
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10)
     np.testing.assert_allclose(got_log_norm, log_norm, rtol=1e-12)
@@ -89,7 +89,7 @@ def test_direction_keeps_ten_digits_where_the_plain_gradient_has_lost_them(corpu
 
 
 @pytest.mark.parametrize("ties", ["none", "of two values", "of one value", "of all tokens"])
-def test_force_of_every_token_is_right_however_far_apart_the_scores_are(corpus, digits, ties):
+def test_force_is_accurate_for_any_spread_of_scores(corpus, digits, ties):
     scores, values = np.array(jax.random.normal(jax.random.key(1), (2, 44)))
     scores *= 700
     if ties != "none":
@@ -106,7 +106,7 @@ def test_force_of_every_token_is_right_however_far_apart_the_scores_are(corpus, 
     np.testing.assert_allclose(force.log_scale + np.log(largest), log_largest, rtol=1e-12, atol=1e-12)
 
 
-def test_curvature_is_the_difference_quotient_of_the_exact_force_far_away(corpus, digits):
+def test_curvature_matches_a_difference_quotient_at_large_norm(corpus, digits):
     params = far_away(corpus, 3000.0)
     scores, values = params.E @ params.p, params.E @ params.v
     start = [mpmath.mpf(x) for x in scores.tolist()]
@@ -125,7 +125,7 @@ def test_curvature_is_the_difference_quotient_of_the_exact_force_far_away(corpus
     np.testing.assert_allclose(force.log_scale + np.log(largest), log_largest, rtol=1e-12)
 
 
-def test_force_and_curvature_are_derivatives_of_the_textbook_loss(corpus, textbook):
+def test_force_and_curvature_match_derivatives_of_the_reference_loss(corpus, textbook):
     scores, values = jax.random.normal(jax.random.key(3), (2, 44))
     force, curvature = evaluate(corpus, scores, values)
     gradient = jax.jit(jax.grad(lambda a: textbook(corpus, a, values)))
@@ -137,7 +137,7 @@ def test_force_and_curvature_are_derivatives_of_the_textbook_loss(corpus, textbo
     np.testing.assert_allclose(curvature.sum(axis=1), 0, atol=1e-14)
 
 
-def test_direction_is_that_of_the_gradient_on_p_and_zero_where_there_is_none(corpus, textbook):
+def test_direction_matches_the_gradient_on_p(corpus, textbook):
     params = ja.models.one_layer.init(jax.random.key(4), vocab_size=44, dim=48, dtype=jnp.float64)
     got, log_norm = jax.jit(direction)(params, corpus)
     plain = jax.jit(jax.grad(lambda p: textbook(corpus, params.E @ p, params.E @ params.v)))(params.p)
@@ -148,8 +148,8 @@ def test_direction_is_that_of_the_gradient_on_p_and_zero_where_there_is_none(cor
     assert log_norm == -np.inf
 
 
-def test_gross_adds_up_what_the_sequences_pull_without_letting_them_cancel():
-    """X = (0, 1) with y = 1 and y = -1, values ±1: each pulls with y g q_0 q_1 (γ_0 - γ_1) on token 0."""
+def test_gross_sums_forces_without_cancellation():
+    """X = (0, 1) with y = 1 and y = -1, values ±1: each exerts y g q_0 q_1 (γ_0 - γ_1) on token 0."""
     corpus = ja.data.from_sequences([[0, 1], [0, 1]], [1, -1], vocab_size=2)
     force, _ = evaluate(corpus, jnp.array([0.8, 0.2]), jnp.array([1.0, -1.0]))
     q = 1 / (1 + np.exp(-0.6))
@@ -159,8 +159,8 @@ def test_gross_adds_up_what_the_sequences_pull_without_letting_them_cancel():
     np.testing.assert_allclose(scale * force.gross, 2 * pull.sum(), rtol=1e-13)
 
 
-def test_a_repeated_token_is_one_whose_score_is_higher_by_the_log_of_its_count():
-    """[0, 0, 0, 1] weighs token 0 as [0, 1] does with a_0 + log 3, however far apart the scores are."""
+def test_count_adds_its_logarithm_to_the_score():
+    """[0, 0, 0, 1] has the weights of [0, 1] with a_0 + log 3, for any spread of scores."""
     values = jnp.array([0.5, -1.0])
     three, one = (ja.data.from_sequences([x, x], [-1, -1], vocab_size=2) for x in ([0, 0, 0, 1], [0, 1]))
     for score in (0.0, 0.7, -900.0, 900.0):
@@ -171,7 +171,7 @@ def test_a_repeated_token_is_one_whose_score_is_higher_by_the_log_of_its_count()
         np.testing.assert_allclose(shift * curvature, expected, rtol=1e-11)
 
 
-def test_sequences_of_one_token_do_not_pull():
+def test_single_token_sequences_exert_no_force():
     corpus = ja.data.from_sequences([[0], [1], [1, 1], [2]], [1, -1, -1, 1], vocab_size=3)
     force, curvature = evaluate(corpus, jnp.array([1.0, -800.0, 3.0]), jnp.array([1.0, 2.0, -1.0]))
     np.testing.assert_array_equal(force.force, 0)
@@ -180,8 +180,8 @@ def test_sequences_of_one_token_do_not_pull():
     assert force.gross == 0
 
 
-def test_rows_and_sequences_without_tokens_change_nothing_but_the_mean(rng):
-    """A corpus laid out inside jit has unused rows; one of its sequences is emptied on top of that."""
+def test_empty_rows_and_sequences_only_change_the_mean(rng):
+    """A corpus built inside jit has unused rows; one of its sequences is emptied as well."""
     tokens, labels = rng.integers(0, 44, (3, 40)), np.array([1, -1, 1])
     scores, values = jnp.asarray(rng.normal(size=(2, 44)))
 
@@ -218,7 +218,7 @@ K, VOCAB, DIM = 3, 9, 12
 
 
 def problem(seed):
-    """Bags of four distinct tokens of three classes; the first token of each has its class."""
+    """Sample bags of four distinct tokens of three classes; the first token of each has its class."""
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.arange(12) % K)
     lists = [[int(y), *rng.choice(np.arange(K, VOCAB), 3, replace=False).tolist()] for y in labels]
@@ -229,7 +229,7 @@ def problem(seed):
 
 
 def loss(a, values, lists, labels):
-    """Mean cross-entropy, sequence by sequence."""
+    """Compute the mean cross-entropy in a loop over sequences."""
     total = 0.0
     for tokens, y in zip(lists, labels, strict=True):
         index = np.array(tokens)
@@ -239,7 +239,7 @@ def loss(a, values, lists, labels):
 
 
 @pytest.mark.parametrize("size", [pytest.param(0.5, marks=pytest.mark.more), 3.0])
-def test_force_and_curvature_by_automatic_differentiation(x64, rng, size):
+def test_force_and_curvature_match_autodiff(x64, rng, size):
     scores, _, lists, labels = problem(0)
     a, values = jnp.asarray(size * rng.normal(size=VOCAB)), jnp.asarray(scores.values)
 
@@ -262,8 +262,8 @@ def test_force_and_curvature_by_automatic_differentiation(x64, rng, size):
     np.testing.assert_allclose(scale * curvature, -hessian, rtol=1e-8, atol=1e-13)
 
 
-def test_far_out_the_force_is_the_leading_term(x64):
-    """One sequence on its top token by 500 nats: the pull of the other is e^-500 r·(γ_1 - γ_0)."""
+def test_force_is_the_leading_term_at_large_norm(x64):
+    """The top token leads by 500 nats: the force of the other one is e^-500 r·(γ_1 - γ_0)."""
     corpus = ja.data.from_sequences([[0, 1]], [2], vocab_size=2, num_classes=3)
     values = np.array([[0.0, 1.0, 4.0], [2.0, -1.0, 0.5]])
     force = jax.jit(score_force)(corpus, jnp.array([500.0, 0.0]), jnp.asarray(values))
@@ -275,7 +275,7 @@ def test_far_out_the_force_is_the_leading_term(x64):
 
 @pytest.mark.more
 @pytest.mark.parametrize("seed", range(2))
-def test_the_path_is_that_of_an_independent_integrator_and_its_end_is_certified(x64, seed):
+def test_path_matches_an_independent_integrator_and_its_limit_is_certified(x64, seed):
     scores, p, lists, labels = problem(seed)
     path = ja.dynamics.exact_flow(scores, p, until_norm=1e5, points=24, rtol=1e-6)
     assert path.stop == "norm"
@@ -296,8 +296,8 @@ def test_the_path_is_that_of_an_independent_integrator_and_its_end_is_certified(
 
 
 @pytest.mark.more
-def test_two_classes_with_a_logit_each_go_where_the_logistic_loss_goes(x64):
-    """Outputs (0, 0, f) with a third class far below: cross-entropy of (−f/2, f/2) is logistic of f."""
+def test_cross_entropy_of_two_logits_matches_the_logistic_loss(x64):
+    """Outputs (0, 0, f) with a third class far below: cross-entropy of (−f/2, f/2) is logistic in f."""
     rng = np.random.default_rng(5)
     lists = [rng.choice(VOCAB, 4, replace=False).tolist() for _ in range(8)]
     labels, gamma = rng.choice([-1, 1], 8), rng.normal(size=VOCAB)

@@ -39,8 +39,8 @@ def followed(dim, until, **kind):
     ("dim", "scale"),
     [*(pytest.param(*each, marks=pytest.mark.more) for each in ((6, 1.0), (24, 0.01))), (24, 1.0)],
 )
-def test_it_is_the_flow_of_all_parameters_in_time(dim, scale):
-    """Plain integration of dθ/dt = -∂L/∂θ in R^d by scipy, held against the rows at their own times."""
+def test_full_flow_matches_plain_integration(dim, scale):
+    """Plain integration of dθ/dt = -∂L/∂θ in R^d by SciPy, compared with the rows at their times."""
     params, corpus = take(problems(dim, scale=scale), 1)
     path = take(followed(dim, -4.0, scale=scale), 1)
     flat, restore = jax.flatten_util.ravel_pytree(params)
@@ -60,7 +60,7 @@ def test_it_is_the_flow_of_all_parameters_in_time(dim, scale):
     assert (np.linalg.norm(steps, axis=0) <= np.diff(path.arc_length) + 1e-6).all()
 
 
-def test_what_the_flow_conserves_is_conserved_to_any_loss():
+def test_conserved_quantity_is_conserved():
     params, _ = problems(24)
     path = followed(24, -1e3)
     assert path.stop.tolist() == ["loss", "loss"]
@@ -78,7 +78,7 @@ def test_what_the_flow_conserves_is_conserved_to_any_loss():
 
 
 def on_top(E, p, corpus):
-    """Look up s(X) sequence by sequence."""
+    """Return s(X) by a loop over sequences."""
     ids, mask = padded_sequences(corpus)
     scores = E @ p
     return np.array([row[there][scores[row[there]].argmax()] for row, there in zip(ids, mask, strict=True)])
@@ -86,11 +86,11 @@ def on_top(E, p, corpus):
 
 @pytest.mark.more
 @pytest.mark.parametrize(("relevant", "scale", "all_relevant"), [(4, 1.0, True), (10, 0.1, False)])
-def test_tokens_on_top_line_up_with_the_head(relevant, scale, all_relevant):
-    """E_s·v = y_s ‖v‖²/√r_eff on the r_eff tokens that end on top, 0 elsewhere, and E of rank one.
+def test_top_tokens_align_with_the_head(relevant, scale, all_relevant):
+    """E_s·v = y_s ‖v‖²/√r_eff for the r_eff top tokens at the end, 0 for others, and E of rank one.
 
-    These are the relevant tokens; or, with 10 of 12 tokens relevant and a small start, those of one label and
-    irrelevant ones in place of the other's.
+    The top tokens are the relevant ones; or, with 10 of 12 tokens relevant and a small start, the relevant
+    tokens of one label and irrelevant tokens for the other label.
     """
     kind = {"relevant": relevant, "scale": scale}
     path, (_, corpora) = followed(24, -1e3, **kind), problems(24, **kind)
@@ -99,7 +99,7 @@ def test_tokens_on_top_line_up_with_the_head(relevant, scale, all_relevant):
         corpus = take(corpora, seed)
         labels, token = np.asarray(corpus.targets), on_top(E[-1], p[-1], corpus)
         chosen = np.unique(token)
-        # A token speaks for one label.
+        # Each top token occurs under one label.
         assert len(set(zip(token.tolist(), labels.tolist(), strict=True))) == len(chosen)
         if all_relevant:
             np.testing.assert_array_equal(chosen, np.arange(relevant))
@@ -111,7 +111,7 @@ def test_tokens_on_top_line_up_with_the_head(relevant, scale, all_relevant):
         ratio = np.einsum("ksr,kr->ks", E, v) / np.square(v).sum(1, keepdims=True) * np.sqrt(len(chosen))
         off = np.abs(ratio - sign)
         on, elsewhere = off[:, chosen].max(1), off[:, sign == 0].max(1)
-        # -log L has grown by a factor of 10 since the row before; errors fall like it, or like its root.
+        # -log L is 10 times that of the row before; errors decrease by this factor, or by its square root.
         assert on[-1] < 0.04
         assert on[-1] < on[-2] / 3
         assert elsewhere[-1] < 0.3
@@ -119,7 +119,7 @@ def test_tokens_on_top_line_up_with_the_head(relevant, scale, all_relevant):
 
 
 @pytest.mark.more
-def test_labels_that_nothing_fits_end_above():
+def test_unfittable_labels_end_above_the_target_loss():
     params, _ = take(problems(24), 0)
     corpus = ja.data.from_sequences([[0, 1], [0, 1], [2, 3]], [1, -1, 1], vocab_size=12)
     path = ja.dynamics.full_flow(params, corpus, until_log_loss=-9.0, points=8, max_steps=300)
@@ -129,7 +129,7 @@ def test_labels_that_nothing_fits_end_above():
     assert np.isfinite(path.E).all()
 
 
-def test_a_seed_that_is_not_finite_fails_alone():
+def test_nonfinite_seed_fails_without_affecting_others():
     params, corpora = problems(24)
     broken = params.replace(p=params.p.at[0, 0].set(jnp.nan))
     path = ja.dynamics.full_flow(broken, corpora, until_log_loss=-1e3, points=8)
@@ -137,7 +137,7 @@ def test_a_seed_that_is_not_finite_fails_alone():
     np.testing.assert_array_equal(path.p[1], followed(24, -1e3).p[1])
 
 
-def test_bad_input():
+def test_invalid_input_raises():
     params, corpus = take(problems(24), 0)
     with pytest.raises(InputError, match="until_log_loss: -inf"):
         ja.dynamics.full_flow(params, corpus, until_log_loss=-np.inf)
@@ -147,7 +147,7 @@ def test_bad_input():
         jax.jit(lambda params: ja.dynamics.full_flow(params, corpus).p)(params)
 
 
-def test_a_start_below_the_loss_is_the_whole_path():
+def test_start_below_the_target_loss_is_the_whole_path():
     params, corpora = problems(24)
     path = ja.dynamics.full_flow(params, corpora, until_log_loss=0.0, points=8)
     assert path.stop.tolist() == ["loss", "loss"]

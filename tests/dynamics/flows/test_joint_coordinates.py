@@ -15,7 +15,7 @@ def evaluate(corpus, scores, values):
     return forces, joint_curvature(corpus, forces)
 
 
-def test_forces_and_curvature_are_derivatives_of_the_textbook_loss(corpus, textbook):
+def test_joint_forces_and_curvature_match_derivatives_of_the_reference_loss(corpus, textbook):
     both = jax.random.normal(jax.random.key(3), (2, 44))
     forces, curvature = evaluate(corpus, *both)
     scale = np.exp(forces.log_scale)
@@ -27,8 +27,8 @@ def test_forces_and_curvature_are_derivatives_of_the_textbook_loss(corpus, textb
     np.testing.assert_allclose(scale * curvature, hessian, atol=1e-15)
 
 
-def test_forces_keep_their_digits_where_the_loss_has_none(corpus):
-    """At values of 1e5 the loss is e^(-1e4) and less; forces shrink with it, and their directions stay."""
+def test_forces_are_accurate_where_the_loss_underflows(corpus):
+    """For values of 1e5 the loss is below e^(-1e4); the directions of the forces do not change."""
     scores = jax.random.normal(jax.random.key(3), (44,))
     values = jnp.asarray(np.sign(scores))
     labels = corpus.replace(targets=jnp.ones_like(corpus.targets))
@@ -50,7 +50,7 @@ def at(flow, z):
     return flow.at(z), flow.velocity(z)
 
 
-def test_velocity_and_jacobian_are_those_of_the_plain_unit_direction(flow_and_params, textbook):
+def test_velocity_and_jacobian_match_autodiff(flow_and_params, textbook):
     flow, params = flow_and_params
     r = flow.query.offset.shape[0]
     z, other = 0.2 * jax.random.normal(jax.random.key(1), (2, 2 * r))
@@ -72,7 +72,7 @@ def test_velocity_and_jacobian_are_those_of_the_plain_unit_direction(flow_and_pa
     np.testing.assert_allclose(flow.norm(z), jnp.linalg.norm(z @ lift), rtol=1e-13)
 
 
-def test_it_ends_where_p_or_v_does(flow_and_params):
+def test_flow_ends_at_the_norm_of_p_or_v(flow_and_params):
     flow, params = flow_and_params
     r = flow.query.offset.shape[0]
     u = jnp.ones(2 * r) / flow.norm(jnp.ones(2 * r))

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 @functools.cache
 def problems(seeds=3):
-    """Corpora and the parameters after one step, in their span; 4 of 12 tokens are relevant."""
+    """Sample corpora and the parameters after one step, in their span; 4 of 12 tokens are relevant."""
 
     def draw(key):
         data_key, model_key = jax.random.split(key)
@@ -36,17 +36,17 @@ def take(tree, seed):
 
 
 def flow(params, corpus, **settings):
-    """Call with one number of points, so that the tests share compiled programs."""
+    """Compute the flow with a fixed number of points, so that the tests share compiled programs."""
     return ja.dynamics.joint_flow(params, corpus, **{"until_norm": 1e4, "points": 16} | settings)
 
 
 def four(sequences, labels):
-    """Four sequences of two tokens at most, each in two of them: one program serves every test."""
+    """Build four sequences of at most two tokens, to share one program."""
     return ja.data.from_sequences(sequences, labels, vocab_size=4)
 
 
 def mirrored(c=1.0):
-    """Two pairs of tokens that mirror each other, ±c along p: p stays on the mirror, v across it."""
+    """Build two pairs of mirrored tokens, ±c along p; p stays in the mirror plane, v is normal to it."""
     E = jnp.array([[1.0, c, 0, 0], [0, -c, 0, 0], [-1, c, 0, 0], [0, -c, 0, 0]])
     params = ja.models.one_layer.Params(E=E, p=jnp.array([0.0, 0.3, 0, 0]), v=jnp.array([0.5, 0, 0, 0]))
     return params, four([[0, 1], [2, 3]] * 2, [1, -1] * 2)
@@ -54,11 +54,11 @@ def mirrored(c=1.0):
 
 @pytest.mark.more
 @pytest.mark.parametrize("c", [1.0, 0.004])
-def test_two_pairs_by_hand(c):
+def test_two_pairs_in_closed_form(c):
     """p = (0, s), v = (w, 0), q = 1/(1 + e^(-2cs)): ds/dt = 2c g w q (1-q), dw/dt = g q have an invariant.
 
-    2 w dw = (1 + e^(2cs)) ds/c, so w² - s/c - e^(2cs)/(2c²) stays what it is, here up to e^20000. Where c is
-    small the pairs fall apart late: what v slaved leaves out, 1/(2c²w), is 3e-3 at w = 1e7 and 3e-4 at 1e8.
+    2 w dw = (1 + e^(2cs)) ds/c, so w² - s/c - e^(2cs)/(2c²) is constant, here up to e^20000. For small c the
+    pairs separate late: the neglected term of a slaved v, 1/(2c²w), is 3e-3 at w = 1e7 and 3e-4 at 1e8.
     """
     params, corpus = mirrored(c)
     path = flow(params, corpus)
@@ -71,7 +71,7 @@ def test_two_pairs_by_hand(c):
     with np.errstate(divide="ignore", invalid="ignore"):
         linear = np.log(np.maximum(s / c + constant, 0))
     expected = np.logaddexp(linear, 2 * c * s - np.log(2 * c**2)) / 2
-    # Where the linear part is still below zero the sum has two signs.
+    # If the linear part is still negative, the terms of the sum have both signs.
     late = s / c + constant > 0
     assert late.sum() > 8
     error = 1 / (2 * c**2 * 1e8)
@@ -79,8 +79,8 @@ def test_two_pairs_by_hand(c):
     assert path.mismatch < max(1e-5, 1.1 * error)
 
 
-def test_it_is_the_flow_of_both_on_its_own_path():
-    """Plain integration of (dp, dv) by scipy, as far as float64 goes by itself."""
+def test_joint_flow_matches_plain_integration():
+    """Plain integration of (dp, dv) by SciPy, within the range of float64."""
     params, corpus = take(problems(), 0)
     path = flow(params, corpus, until_norm=8.0)
     assert path.stop == "norm"
@@ -116,23 +116,23 @@ def test_it_is_the_flow_of_both_on_its_own_path():
 
 @pytest.fixture
 def benchmark(monkeypatch):
-    """The benchmark that holds the flow against an ODE written in NumPy, with SciPy's Radau."""
+    """Import the benchmark that compares the flow with an ODE in NumPy, integrated by SciPy's Radau."""
     monkeypatch.syspath_prepend(Path(__file__).parents[3] / "benchmarks")
     return importlib.import_module("joint_flow")
 
 
 def flipped(key, **sizes):
-    """Draw under Assumption 1, and flip two labels."""
+    """Sample under Assumption 1, and flip two labels."""
     corpus = ja.data.assumption1(key, **sizes)
     return corpus.replace(targets=corpus.targets.at[:2].multiply(-1))
 
 
 @pytest.mark.parametrize("kind", ["2", "3", "assumption1", "flipped"])
 @pytest.mark.more
-def test_it_agrees_with_an_independent_ode_as_far_as_it_goes(benchmark, kind):
-    """One of two seeds with two relevant tokens leans on walls where v is slaved, the other on ties.
+def test_joint_flow_matches_an_independent_ode(benchmark, kind):
+    """With two relevant tokens, one seed has walls where v is slaved, the other one ties.
 
-    v is slaved where log ‖v‖ is about 17.8.
+    v is slaved from log ‖v‖ ≈ 17.8.
     """
     names = {name.split()[1] if "," in name else name: draw for name, draw in benchmark.DATA.items()}
     params, corpora = benchmark.problems((names | {"flipped": flipped})[kind], 2)
@@ -150,7 +150,7 @@ def test_it_agrees_with_an_independent_ode_as_far_as_it_goes(benchmark, kind):
 @pytest.mark.parametrize(
     "seeds", [pytest.param(8, marks=pytest.mark.slow), pytest.param(64, marks=pytest.mark.exhaustive)]
 )
-def test_of_many_seeds_every_one_agrees_or_says_where_it_stops(benchmark, relevant, seeds):
+def test_every_seed_agrees_with_the_ode_or_reports_its_end(benchmark, relevant, seeds):
     name = f"multi_relevant, {relevant} relevant tokens"
     found = benchmark.measure(name, benchmark.DATA[name], seeds)
     assert found["share that agrees to 1e-4 as far as it goes"] == 1
@@ -158,7 +158,7 @@ def test_of_many_seeds_every_one_agrees_or_says_where_it_stops(benchmark, releva
 
 
 @pytest.mark.more
-def test_the_ode_does_not_depend_on_its_tolerance(benchmark):
+def test_independent_ode_does_not_depend_on_its_tolerance(benchmark):
     params, corpora = benchmark.problems(benchmark.DATA["assumption1"], 1)
     own, corpus = take((params, corpora), 0)
     ids, mask = ja.models.reference.padded_sequences(corpus)
@@ -169,7 +169,7 @@ def test_the_ode_does_not_depend_on_its_tolerance(benchmark):
 
 
 @pytest.mark.more
-def test_every_seed_tends_to_the_relaxed_max_margin_direction_and_v_to_its_own():
+def test_p_and_v_converge_to_their_max_margin_directions():
     params, corpora = problems()
     path = flow(params, corpora)
     apart = 0
@@ -182,7 +182,7 @@ def test_every_seed_tends_to_the_relaxed_max_margin_direction_and_v_to_its_own()
         away = one_minus_cosine(path.p[seed], expected.p)
         assert path.stop[seed] == "norm"
         assert away[-1] < 1e-6
-        # The offset from the ray stays what it is.
+        # The offset from the ray is constant.
         late = path.norm[seed] > 300
         offset = np.sqrt(2 * away[late]) * path.norm[seed][late]
         assert late.sum() >= 3
@@ -197,15 +197,15 @@ def test_every_seed_tends_to_the_relaxed_max_margin_direction_and_v_to_its_own()
 
 
 @pytest.mark.more
-def test_seeds_together_are_seeds_alone():
+def test_vmapped_seeds_match_single_seeds():
     params, corpora = problems()
     together = flow(params, corpora)
     assert together.p.shape == together.v.shape == (3, 16, 24)
     alone = flow(*take((params, corpora), 1))
-    # Where p meets a wall the length of steps depends on rounding.
+    # Where p meets a wall, the length of steps depends on rounding.
     np.testing.assert_allclose(alone.p, together.p[1], rtol=1e-5, atol=0.01)
-    # log ‖v‖ is the clock of a path whose forces cancel. It differs by up to 4e-4 however small rtol is,
-    # 1e-5 to 1e-8, and with the way to compile, while p comes together to 4e-6: rounding, not steps.
+    # log ‖v‖ is the time of a path whose forces cancel. Due to rounding it differs by up to 4e-4 for any rtol
+    # from 1e-5 to 1e-8 and between compiled programs, while p agrees to 4e-6.
     np.testing.assert_allclose(alone.log_v_norm, together.log_v_norm[1], rtol=1e-3, atol=0.01)
     np.testing.assert_array_equal(alone.selection.mask, together.selection.mask[1])
 
@@ -229,10 +229,10 @@ def test_rows():
     np.testing.assert_allclose(near.norm[-1], 2, rtol=1e-5)
 
 
-def test_p_may_rest_at_a_mixture_while_v_grows():
-    """Both labels hold tokens 0 and 1, one of them 0 twenty times: v tells mixtures apart, but not tokens.
+def test_p_can_converge_to_a_mixture_while_v_grows():
+    """Both labels have tokens 0 and 1, one of them 0 twenty times: v separates only mixtures.
 
-    Its margin is largest where q = x/(1 + x) and 20x/(1 + 20x) add up to 1, at x = 20^(-1/2).
+    The margin is largest where q = x/(1 + x) and 20x/(1 + 20x) add up to 1, at x = 20^(-1/2).
     """
     params, _ = mirrored()
     params = params.replace(E=jnp.eye(4))
@@ -245,7 +245,7 @@ def test_p_may_rest_at_a_mixture_while_v_grows():
     np.testing.assert_allclose(path.v[-1], head / np.linalg.norm(head), atol=1e-4)
 
 
-def test_labels_that_no_v_separates_end_where_the_forces_balance():
+def test_inseparable_labels_end_balanced():
     params, _ = mirrored()
     path = flow(params, four([[0, 1], [0, 1], [2, 3], [2, 3]], [1, -1, 1, -1]))
     assert path.stop in ("balanced", "stationary")
@@ -255,7 +255,7 @@ def test_labels_that_no_v_separates_end_where_the_forces_balance():
 
 @pytest.mark.more
 @pytest.mark.parametrize("name", ["p", *(pytest.param(name, marks=pytest.mark.more) for name in "Ev")])
-def test_a_seed_that_is_not_finite_fails_alone(name):
+def test_nonfinite_seed_fails_without_affecting_others(name):
     params, corpora = problems()
     healthy = flow(params, corpora)
     array = getattr(params, name)
@@ -265,7 +265,7 @@ def test_a_seed_that_is_not_finite_fails_alone(name):
     np.testing.assert_array_equal(path.p[2], healthy.p[2])
 
 
-def test_bad_input():
+def test_invalid_input_raises():
     params, corpus = mirrored()
     three = ja.data.from_sequences([[0, 1]], [2], vocab_size=4, num_classes=3)
     with pytest.raises(InputError, match="3 classes"):
@@ -279,8 +279,8 @@ def test_bad_input():
 
 
 @pytest.mark.parametrize(("value", "expected"), [(1.7, 3 * np.exp(5.0 - 10) * 0.6), (1.0, np.inf)])
-def test_what_a_slaved_head_neglects_by_hand(value, expected):
-    """v_mm is tight on token 0 of the first sequence; the other rests on token 1, off the margin or on it."""
+def test_error_of_a_slaved_head_in_closed_form(value, expected):
+    """v_mm is tight on token 0 of one sequence; the other attends to token 1, off the margin or on it."""
     corpus = ja.data.from_sequences([[0, 2, 2, 2], [1, 3, 3, 3]], [1, 1], vocab_size=4)
     head = Head(
         chosen=jnp.asarray(corpus.bags.index) < 2,

@@ -9,14 +9,14 @@ solve = jax.jit(nearest_point)
 
 
 def nearest(rows):
-    """Multipliers and iterations, in float64."""
+    """Return multipliers and iterations, in float64."""
     with backend.float64():
         multipliers, iterations = solve(rows)
         return np.asarray(multipliers), int(iterations)
 
 
 def gap(rows, multipliers):
-    """The relative duality gap, from the multipliers alone."""
+    """Compute the relative duality gap from the multipliers alone."""
     assert (multipliers >= 0).all()
     w = multipliers @ rows
     lower, upper = (rows @ w).min() / np.linalg.norm(w), np.linalg.norm(w) / multipliers.sum()
@@ -25,10 +25,10 @@ def gap(rows, multipliers):
 
 @pytest.fixture(scope="module")
 def answers():
-    """Problems of several sizes in five dimensions and their solutions.
+    """Return problems of several sizes in five dimensions, and their solutions.
 
-    Five with margins down to 0.03 of the longest row; the third again with every row three times; five
-    with rows all around zero.
+    Five have margins down to 0.03 of the longest row; one of them is repeated with every row three times; in
+    five the rows surround zero.
     """
     rng = np.random.default_rng(1)
     problems = []
@@ -41,28 +41,28 @@ def answers():
     return [(rows, nearest(rows)) for rows in problems]
 
 
-def test_multipliers_are_right_to_rounding_without_help_from_another_solver(answers):
+def test_multipliers_are_accurate_up_to_rounding(answers):
     for rows, (multipliers, iterations) in answers[:6]:
         assert multipliers.shape == (len(rows),)
         assert gap(rows, multipliers) < 1e-12
-        # The predictor alone would take up to 17.
+        # Without the corrector, up to 17 iterations are needed.
         assert 1 <= iterations <= 14
 
 
-def test_rows_around_zero_sum_to_zero_with_the_multipliers(answers):
+def test_hull_that_contains_zero(answers):
     for rows, (multipliers, _) in answers[6:]:
         assert (multipliers >= 0).all()
         assert np.linalg.norm(multipliers @ rows) < 1e-13 * multipliers.sum()
 
 
-def test_rows_that_repeat_share_their_multiplier(answers):
+def test_repeated_rows_share_their_multiplier(answers):
     once, often = answers[2][1][0], answers[5][1][0].reshape(3, -1).sum(axis=0)
     np.testing.assert_allclose(often / often.sum(), once / once.sum(), atol=1e-8)
 
 
 @pytest.mark.parametrize("seed", [177, 295, 438])
-def test_a_corrector_that_leads_astray_does_not_go_round_in_a_circle(seed):
-    """Most rows far from the nearest point: with the whole corrector every predictor comes to a tenth."""
+def test_unreliable_corrector_does_not_cycle(seed):
+    """Most rows are far from the nearest point; the full corrector limits predictor steps to 0.1."""
     rows = np.random.default_rng(seed).normal(size=(6, 3)) / 3
     rows[:, 0] += 1
     rows = rows[[*range(6), *[5] * 18]] / np.linalg.norm(rows, axis=1).max()
@@ -71,8 +71,8 @@ def test_a_corrector_that_leads_astray_does_not_go_round_in_a_circle(seed):
     assert gap(rows, multipliers) < 1e-12
 
 
-def test_of_a_segment_it_is_known(rng):
-    """With two rows the answer is the point of a segment that is nearest to zero; many at once by vmap."""
+def test_nearest_point_of_a_segment(rng):
+    """With two rows the solution is the nearest point of a segment; many are solved at once by vmap."""
     problems = np.abs(rng.normal(size=(70, 2, 2)))
     with backend.float64():
         found = np.asarray(jax.jit(jax.vmap(nearest_point))(problems)[0])

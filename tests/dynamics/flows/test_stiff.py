@@ -1,4 +1,4 @@
-"""Stiff steps, and linear systems of many coordinates, against whole Jacobians, closed forms and SciPy."""
+"""Stiff steps and large linear systems, compared with full Jacobians, closed forms and SciPy."""
 
 from functools import partial
 
@@ -26,23 +26,23 @@ def solver(jacobian):
 
 
 def spiral(y):
-    """In polar coordinates r' = r (1 - r²), θ' = 3."""
+    """Evaluate the field that is r' = r (1 - r²), θ' = 3 in polar coordinates."""
     return (1 - y @ y) * y + 3 * jnp.array([-y[1], y[0]])
 
 
 def spiral_solution(time):
-    """From (1/2, 0): r² = 1 / (1 + 3 e^(-2t))."""
+    """Return the solution from (1/2, 0): r² = 1 / (1 + 3 e^(-2t))."""
     r = 1 / np.sqrt(1 + 3 * np.exp(-2 * time))
     return r * np.array([np.cos(3 * time), np.sin(3 * time)])
 
 
 def van_der_pol(y):
-    """Its fast time scale is 1e-5 / 3 on the branch y[0] ≈ 2."""
+    """Evaluate van der Pol's field; its fast time scale is 1e-5 / 3 on the branch y[0] ≈ 2."""
     return jnp.array([y[1], 1e5 * ((1 - y[0] ** 2) * y[1] - y[0])])
 
 
 def integrate(field, y, end, counts):
-    """Go from 0 to the end in equal steps, with each of the counts."""
+    """Integrate from 0 to `end` in equal steps, for each number of steps."""
 
     @jax.jit
     def run(y, h, count):
@@ -56,20 +56,20 @@ def integrate(field, y, end, counts):
 
 @jax.jit
 def amplification(z):
-    """One step of length 1 for y' = z y from y = 1: R(z) and the error estimate, as pairs of real numbers."""
+    """Return R(z) and the error estimate of one step of length 1 for y' = z y, y = 1, as pairs of reals."""
     A = jnp.array([[z.real, -z.imag], [z.imag, z.real]])
     y = jnp.array([1.0, 0.0])
     return stiff.step(lambda y: A @ y, y, A @ y, solver(A), jnp.ones(()))
 
 
-def test_halving_the_step_divides_the_error_by_sixteen():
+def test_step_has_order_four():
     results = integrate(spiral, [0.5, 0.0], 2.0, (80, 160, 320))
     errors = np.array([np.linalg.norm(y - spiral_solution(2.0)) for y in results])
     assert errors[-1] < 1e-7
     np.testing.assert_allclose(errors[:-1] / errors[1:], 16, rtol=0.1)
 
 
-def test_one_step_is_off_by_the_fifth_power_of_its_length_and_its_estimate_by_the_fourth():
+def test_local_error_and_its_estimate_have_orders_five_and_four():
     y = jnp.array([0.5, 0.0])
 
     @jax.jit
@@ -87,22 +87,22 @@ def test_one_step_is_off_by_the_fifth_power_of_its_length_and_its_estimate_by_th
 
 
 @pytest.mark.parametrize("size", [1e6, 1e12])
-def test_what_decays_at_once_is_gone_after_one_step(size):
-    """L-stability: R(z) → 0 as z → -∞."""
+def test_step_is_l_stable(size):
+    """R(z) → 0 as z → -∞."""
     moved, error = amplification(-size + 0j)
     assert jnp.linalg.norm(moved) < 10 / size
     assert jnp.linalg.norm(error) < 10 / size
 
 
-def test_no_step_lets_an_oscillation_or_a_decay_grow():
-    """A-stability: |R(z)| ≤ 1 wherever the real part of z is at most 0."""
+def test_step_is_a_stable():
+    """|R(z)| ≤ 1 wherever the real part of z is at most 0."""
     z = np.geomspace(1e-2, 1e4, 200)[:, None] * np.exp(1j * np.pi * np.linspace(0.5, 1, 8))
     moved, _ = jax.vmap(amplification)(jnp.asarray(z.ravel()))
     assert jnp.linalg.norm(moved, axis=1).max() <= 1 + 1e-9
 
 
-def test_a_stiff_problem_is_followed_as_by_an_independent_implicit_method():
-    """Van der Pol's oscillator on its slow branch: steps a thousand times longer than its fast time scale."""
+def test_stiff_problem_matches_an_independent_implicit_method():
+    """Steps on the slow branch of van der Pol's oscillator are a thousand times its fast time scale."""
     start = [2.0, -0.66]
     field = jax.jit(van_der_pol)
     reference = solve_ivp(lambda _, y: field(y), (0, 0.5), start, method="Radau", rtol=1e-10, atol=1e-12)
@@ -112,7 +112,7 @@ def test_a_stiff_problem_is_followed_as_by_an_independent_implicit_method():
     np.testing.assert_allclose(fine, expected, rtol=1e-6)
 
 
-def test_a_point_at_rest_stays():
+def test_stationary_point_does_not_move():
     y = jnp.array([1.0, -2.0, 0.5])
     still = solver(jnp.zeros((3, 3)))
     moved, error = stiff.step(jnp.zeros_like, y, jnp.zeros(3), still, jnp.asarray(10.0))
@@ -122,7 +122,7 @@ def test_a_point_at_rest_stays():
 
 @pytest.fixture
 def large(monkeypatch, cleared):
-    """Let few coordinates count as many."""
+    """Treat a small number of coordinates as large."""
     monkeypatch.setattr(stiff, "LARGE", 0)
     monkeypatch.setattr(stiff, "SIZES", (4, 16))
     monkeypatch.setattr(ties, "MOST_TIED", 8)
@@ -133,19 +133,19 @@ curvature_of = jax.jit(token_curvature, static_argnums=3)
 
 @pytest.fixture(params=[2, 3])
 def force(request, ragged, rng):
-    """A force of two or three classes, and its corpus."""
+    """Return a force of two or three classes, and its corpus."""
     corpus = ragged(request.param)
     values = rng.normal(size=(81,) if request.param == 2 else (81, 3))
     return corpus, jax.jit(score_force)(corpus, jnp.asarray(3 * rng.normal(size=81)), jnp.asarray(values))
 
 
-def test_products_with_the_curvature_are_those_of_the_matrix(force, rng):
+def test_curvature_product_matches_the_matrix(force, rng):
     corpus, force = force
     x, whole = rng.normal(size=81), np.asarray(curvature_of(corpus, force))
     np.testing.assert_allclose(jax.jit(curvature_product)(corpus, force, x), whole @ x, atol=1e-13)
 
 
-def test_part_of_the_curvature_is_cut_out_of_the_matrix(force, rng):
+def test_partial_curvature_matches_the_submatrix(force, rng):
     corpus, force = force
     whole, tokens = (
         np.asarray(curvature_of(corpus, force)),
@@ -156,7 +156,7 @@ def test_part_of_the_curvature_is_cut_out_of_the_matrix(force, rng):
     np.testing.assert_allclose(part, whole[np.ix_(tokens, tokens)], atol=1e-14)
 
 
-def test_row_sums_of_the_curvature_are_bounded(force, rng):
+def test_curvature_bound_holds(force, rng):
     corpus, force = force
     lengths = rng.uniform(0.5, 2, 81)
     rows = np.abs(np.asarray(curvature_of(corpus, force)) * np.outer(lengths, lengths)).sum(axis=1)
@@ -165,7 +165,7 @@ def test_row_sums_of_the_curvature_are_bounded(force, rng):
     assert (bound[rows > 0] <= 20 * rows[rows > 0]).all()
 
 
-def test_conjugate_residuals_solve_a_system_without_symmetry(rng):
+def test_conjugate_residuals_solve_an_asymmetric_system(rng):
     A = np.eye(30) + 0.1 * rng.normal(size=(30, 30))
     b = rng.normal(size=30)
     known = stiff.no_directions(30, b.dtype)
@@ -173,7 +173,7 @@ def test_conjugate_residuals_solve_a_system_without_symmetry(rng):
     np.testing.assert_allclose(found, np.linalg.solve(A, b), rtol=1e-6, atol=1e-7)
 
 
-def test_a_system_that_is_known_needs_no_further_product(rng):
+def test_known_directions_need_no_further_products(rng):
     A, b = jnp.asarray(np.eye(30) + 0.1 * rng.normal(size=(30, 30))), jnp.asarray(rng.normal(size=30))
     solve = partial(stiff.conjugate_residuals, lambda x: A @ x, lambda x: x)
     first, known = solve(b, stiff.no_directions(30, b.dtype))
@@ -182,8 +182,8 @@ def test_a_system_that_is_known_needs_no_further_product(rng):
     np.testing.assert_allclose(again, -2 * first, rtol=1e-6, atol=1e-7)
 
 
-def test_conjugate_residuals_do_not_answer_what_they_have_not_solved(rng):
-    """A shift around a circle of 64 shows b to the first direction only after 63 products."""
+def test_conjugate_residuals_return_nan_without_convergence(rng):
+    """For a cyclic shift of 64 entries, 63 products are needed before b affects the first direction."""
     known = stiff.no_directions(64, jnp.float64)
     found, _ = stiff.conjugate_residuals(lambda x: jnp.roll(x, 1), lambda x: x, jnp.eye(64)[0], known)
     assert np.isnan(found).all()
@@ -191,7 +191,7 @@ def test_conjugate_residuals_do_not_answer_what_they_have_not_solved(rng):
 
 @pytest.mark.parametrize("dim", [48, 6])
 @pytest.mark.parametrize("c", [pytest.param(1e-2, marks=pytest.mark.more), 1.0, 1e3])
-def test_systems_are_those_of_the_whole_jacobian(corpus, large, dim, c):
+def test_solver_matches_the_full_jacobian(corpus, large, dim, c):
     params = ja.models.one_layer.init(jax.random.key(0), vocab_size=44, dim=dim, dtype=jnp.float64)
     flow = coordinates(params.E, params.p, params.E @ params.v, corpus)
     z, b = 3 * jax.random.normal(jax.random.key(1), (2, *flow.offset.shape))
@@ -218,7 +218,7 @@ def test_systems_are_those_of_the_whole_jacobian(corpus, large, dim, c):
 
 
 def made(data, dim):
-    """A corpus of 24 tokens, and parameters after one step."""
+    """Sample a corpus of 24 tokens, and parameters after one step."""
     corpus = data.draw(jax.random.key(3)).train
     params = ja.models.one_layer.init(jax.random.key(4), vocab_size=24, dim=dim, dtype=jnp.float64)
     return ja.dynamics.one_step(params, corpus, step_size=60.0), corpus
@@ -233,7 +233,7 @@ DATA = {
 
 @pytest.mark.more
 @pytest.mark.parametrize(("kind", "dim"), [("ties", 32), ("no tie", 16), ("ties", 16)])
-def test_paths_are_those_of_the_whole_jacobian(kind, dim, monkeypatch, cleared):
+def test_path_matches_the_full_jacobian(kind, dim, monkeypatch, cleared):
     params, corpus = made(DATA[kind], dim)
     scores = ja.theory.scores.one_layer(params, corpus)
 
@@ -251,7 +251,7 @@ def test_paths_are_those_of_the_whole_jacobian(kind, dim, monkeypatch, cleared):
     several = (np.asarray(whole.selection.counts(corpus)) > 1).any()
     assert several == (kind == "ties")
     np.testing.assert_allclose(parts.p / parts.norm[:, None], whole.p / whole.norm[:, None], atol=1e-5)
-    # Where forces cancel before a tie is found the clock is noise: log t of the whole form itself moves by
+    # Where forces cancel before a tie is found, the time is noise: log t with the full Jacobian changes by
     # 0.02 there between tolerances of 1e-5 and 1e-7.
     apart = 0.03 if several else 1e-3
     np.testing.assert_allclose(parts.log_time[1:], whole.log_time[1:], rtol=1e-5, atol=apart)
@@ -261,8 +261,8 @@ def test_paths_are_those_of_the_whole_jacobian(kind, dim, monkeypatch, cleared):
 
 
 @pytest.mark.more
-def test_a_path_is_that_of_an_independent_stiff_solver(large):
-    """Radau of SciPy on plain NumPy: positions, not bags, no coordinates, no logarithms of exponents."""
+def test_path_matches_an_independent_stiff_solver(large):
+    """SciPy's Radau in plain NumPy, with positions in place of bags and plain exponentials."""
     params, corpus = made(DATA["no tie"], 32)
     E, v = np.asarray(params.E), np.asarray(params.v)
     ids, mask = map(np.asarray, ja.models.reference.padded_sequences(corpus))
@@ -293,8 +293,8 @@ def test_a_path_is_that_of_an_independent_stiff_solver(large):
 
 
 @pytest.mark.more
-def test_many_coordinates_follow_several_seeds(large):
-    """Under vmap a condition would compute both of its sides: seeds side by side are those one by one."""
+def test_vmapped_seeds_with_many_coordinates(large):
+    """Under vmap a condition computes both branches; vmapped seeds match single ones."""
     params, corpus = made(DATA["no tie"], 32)
     scores = ja.theory.scores.one_layer(params, corpus)
     starts = jnp.stack([params.p, -params.p])

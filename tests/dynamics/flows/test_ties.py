@@ -1,4 +1,4 @@
-"""Tokens that tie: by hand, against mpmath, and on corpora where nothing is arranged."""
+"""Tied tokens in closed form, compared with mpmath, and on random corpora."""
 
 import functools
 
@@ -19,13 +19,13 @@ VALUES = [1.0, -1.0, -3.0, 0.5, -0.5, 0.7]
 
 
 def corpus_of(sequences, labels):
-    """Six sequences over six tokens: one program serves all tests by hand."""
+    """Build six sequences over six tokens, so that all closed-form tests share one program."""
     fill = 6 - len(sequences)
     return ja.data.from_sequences(sequences + [[3]] * fill, labels + [1] * fill, vocab_size=6)
 
 
 def by_hand(p):
-    """E = 1, so that p are the scores."""
+    """Compute the path with E = 1, so that p are the scores."""
     return ja.models.one_layer.Params(E=jnp.eye(6), p=jnp.array(p, float), v=jnp.array(VALUES))
 
 
@@ -36,7 +36,7 @@ def flow(params, corpus, **settings):
 
 
 def chosen(path, corpus):
-    """The selection as one list of tokens for every sequence."""
+    """Return the selection as one list of tokens for every sequence."""
     index, mask = np.asarray(corpus.bags.index), np.asarray(path.selection.mask)
     return [sorted(row[kept].tolist()) for row, kept in zip(index, mask, strict=True)]
 
@@ -45,11 +45,11 @@ def distance(p, direction):
     return float(ja.theory.one_minus_cosine(p, jnp.array(direction, float)))
 
 
-def test_a_tie_by_hand():
-    """(0, 1, 2) twice with y = 1 and (0, 1) with y = -1: f = log 2 on top of all, and 2 falls behind.
+def test_tie_in_closed_form():
+    """(0, 1, 2) twice with y = 1 and (0, 1) with y = -1: f = log 2 for the top tokens, and 2 falls behind.
 
-    2 sigmoid(-f) = sigmoid(f) has the root log 2, f = tanh(x/2) for x = a_0 - a_1, and 2 is pushed along
-    (E_0 + E_1)/2 - E_2 with (2/6) sigmoid(-f) q_2 (f - γ_2).
+    2 sigmoid(-f) = sigmoid(f) has the root log 2, f = tanh(x/2) for x = a_0 - a_1, and the force on 2 is
+    along (E_0 + E_1)/2 - E_2 with size (2/6) sigmoid(-f) q_2 (f - γ_2).
     """
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [0, 1]], [1, 1, -1])
     params = by_hand([0.3, 0.1, -0.2, 0.0, 0.0, 0.0])
@@ -69,7 +69,7 @@ def test_a_tie_by_hand():
 
 
 @pytest.mark.parametrize("most", [2, 4])
-def test_values_of_classes_are_means_within_a_sequence_column_by_column(rng, most):
+def test_class_values_are_means_within_a_sequence(rng, most):
     corpus = ja.data.from_sequences([[0, 1, 1, 2], [1, 2, 3], [0, 3]], [1, -1, 1], vocab_size=4)
     leader, values = jnp.array([0, 0, 2, 0], jnp.int32), rng.normal(size=(4, 2))
     bags = corpus.bags
@@ -82,7 +82,7 @@ def test_values_of_classes_are_means_within_a_sequence_column_by_column(rng, mos
         np.testing.assert_allclose(found[row, column], expected, rtol=1e-12)
 
 
-def test_distances_to_the_top_are_those_of_a_loop_also_in_sequences_of_other_lengths(rng):
+def test_distances_to_the_top_match_a_loop(rng):
     sequences = [[0, 3], [4, 1, 2, 2, 5], [1], [5, 0, 3]]
     corpus = ja.data.from_sequences(sequences, [1, -1, 1, -1], vocab_size=6)
     scores = rng.normal(size=6)
@@ -103,8 +103,8 @@ def test_distances_to_the_top_are_those_of_a_loop_also_in_sequences_of_other_len
     assert (below[count == 0] == np.inf).all()
 
 
-def test_tied_tokens_that_contradict_each_other_pull_at_nothing_below_them():
-    """(0, 1, 2) with either label is at rest where f = 0, whatever 2 does; (5, 2) pushes 2 down."""
+def test_contradictory_ties_exert_no_force_on_lower_tokens():
+    """(0, 1, 2) with both labels is balanced where f = 0, for any score of 2; (5, 2) lowers 2."""
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [3, 4], [5, 2]], [1, -1, 1, 1])
     params = by_hand([0.2, 0.0, -30.0, 0.0, 0.0, -20.0])
     path = flow(params, corpus)
@@ -113,16 +113,16 @@ def test_tied_tokens_that_contradict_each_other_pull_at_nothing_below_them():
     assert distance(path.p[-1], [0, 0, -1, 1, -1, 1]) < 1e-8
     certificate = certify_limit(ja.theory.scores.one_layer(params, corpus), path.p[-1], path.selection)
     assert certificate.holds
-    # Every other pair has a margin of 1: half of it is enough where nothing pulls.
+    # Every other pair has a margin of 1; half of it is required where there is no force.
     np.testing.assert_allclose(certificate.idle, 0.5, atol=1e-12)
 
 
 @pytest.mark.parametrize("depth", [30.0, 100.0, 200.0])
-def test_no_step_leaps_over_tokens_that_tie(depth):
-    """(0, 1) with y = 1 ties 0 and 1 against (0, 1, 2) twice with y = -1, until 2 comes up from far below.
+def test_steps_do_not_leap_over_tied_tokens(depth):
+    """(0, 1) with y = 1 balances 0 and 1 against (0, 1, 2) twice with y = -1, until 2 rises from far below.
 
-    On its way 2 is all that moves, a_0 + a_1 + a_2 stays, and it comes to the top where all three are level.
-    From there 2 alone is attended to, and (0, 1) has nothing against 0: a_1 falls and 0 stays.
+    On the way only 2 moves, a_0 + a_1 + a_2 is constant, and 2 reaches the top when all three are level. From
+    there on 2 alone has attention, and no force opposes 0 in (0, 1): a_1 falls and 0 stays.
     """
     corpus = corpus_of([[0, 1], [0, 1, 2], [0, 1, 2]], [1, -1, -1])
     apart = 2 * np.arctanh(np.log(2))
@@ -132,13 +132,13 @@ def test_no_step_leaps_over_tokens_that_tie(depth):
     assert chosen(path, corpus) == [[0], [2], [2], [3], [3], [3]]
     p = np.asarray(path.p[-1])
     np.testing.assert_allclose(p[:3].sum(), -apart - depth, rtol=1e-9)
-    # Level up to what is left of the tie on the last nats: log of the depth.
+    # The scores are level up to the log of the depth.
     np.testing.assert_allclose(p[0], -(depth + apart) / 3, atol=1 + np.log(depth))
     assert certify_limit(ja.theory.scores.one_layer(params, corpus), path.p[-1], path.selection).holds
 
 
 @pytest.mark.more
-def test_everything_tied_is_a_finite_end():
+def test_path_ends_if_all_tokens_tie():
     corpus = corpus_of([[0, 1], [0, 1], [0, 1]], [1, 1, -1])
     params = by_hand([0.3, 0.1, 0.0, 0.0, 0.0, 0.0])
     path = flow(params, corpus)
@@ -152,8 +152,8 @@ def test_everything_tied_is_a_finite_end():
 
 
 @pytest.mark.more
-def test_tied_tokens_stay_on_a_curve_of_balances_where_nothing_moves_them():
-    """(0, 1, 2) with either label, all of them attended to: f = 0 leaves two differences to one equation."""
+def test_tied_tokens_rest_on_a_curve_of_balances():
+    """(0, 1, 2) with both labels, all with attention: f = 0 is one equation for two differences."""
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [3, 4]], [1, -1, 1])
     params = by_hand([0.2, 0.0, -0.5, 0.0, 0.0, 0.0])
     path = flow(params, corpus)
@@ -169,16 +169,16 @@ def test_tied_tokens_stay_on_a_curve_of_balances_where_nothing_moves_them():
 
 
 @pytest.mark.more
-def test_a_tied_token_slides_away_along_a_curve_of_balances():
-    """(0, 1, 2) with either label keep f = 0; (3, 4) drives p along E_3 - E_4, which lowers token 2.
+def test_tied_token_slides_along_a_curve_of_balances():
+    """(0, 1, 2) with both labels keep f = 0; (3, 4) moves p along E_3 - E_4, which lowers token 2.
 
-    Then dp = P (E_3 - E_4) dτ with P the projection orthogonal to ∂f/∂p: here by Runge-Kutta's method.
+    Then dp = P (E_3 - E_4) dτ with P the projection orthogonal to ∂f/∂p, here by Runge-Kutta.
     """
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [3, 4]], [1, -1, 1])
     E = np.eye(6)
     E[2, 3] = -0.1
     values = E @ VALUES
-    # On the curve, e^a_0 = e^a_1 + 3.05 e^a_2, and so far out that all other forces are e^-60.
+    # On the curve, e^a_0 = e^a_1 + 3.05 e^a_2, at a norm where all other forces are e^-60.
     p = np.array([np.log(-values[1:3] @ np.exp([0.0, -0.5])), 0, 2.5, 30, -30, 0])
     params = ja.models.one_layer.Params(E=jnp.asarray(E), p=jnp.asarray(p), v=jnp.array(VALUES))
     path = flow(params, corpus)
@@ -207,7 +207,7 @@ def test_a_tied_token_slides_away_along_a_curve_of_balances():
 
 
 def exact_pull(corpus, params, p):
-    """-n ∂L/∂p by its formula in mpmath, and its Jacobian."""
+    """Compute -n ∂L/∂p and its Jacobian in mpmath."""
     E = mpmath.matrix(np.asarray(params.E).tolist())
     values, scores = E * mpmath.matrix(np.asarray(params.v).tolist()), E * p
     ids, mask = ja.models.reference.padded_sequences(corpus)
@@ -231,7 +231,7 @@ def exact_pull(corpus, params, p):
 
 
 def exact_path(corpus, params, until_norm, rtol):
-    """dp/ds = F/‖F‖ in the digits mpmath is set to, by the Rosenbrock pair with steps of its own."""
+    """Integrate dp/ds = F/‖F‖ in mpmath's working precision, by a separate Rosenbrock pair."""
     p = mpmath.matrix(np.asarray(params.p).tolist())
     A, C = stiff.A, stiff.C
 
@@ -260,7 +260,7 @@ def exact_path(corpus, params, until_norm, rtol):
 
 @functools.cache
 def generic():
-    """A tie of two tokens and one below them, embeddings anywhere: too small to be anything but a tie."""
+    """Return a tie of two tokens and one token below them, with generic embeddings."""
     corpus = ja.data.from_sequences([[0, 1, 2], [0, 1], [0, 1, 2]], [1, -1, 1], vocab_size=3)
     E = jax.random.normal(jax.random.key(3), (3, 3))
     v = jnp.linalg.solve(E, jnp.array([1.0, -1.0, -3.0]))
@@ -268,7 +268,7 @@ def generic():
 
 
 @pytest.mark.more
-def test_mpmath_follows_the_same_path_to_where_float64_sees_no_force():
+def test_path_matches_mpmath_beyond_the_resolution_of_float64():
     params, corpus = generic()
     with mpmath.workdps(120):
         exact = exact_path(corpus, params, 80, 1e-7)
@@ -281,7 +281,7 @@ def test_mpmath_follows_the_same_path_to_where_float64_sees_no_force():
 
 @functools.cache
 def problems(dim, seeds=12):
-    """Independent tokens, one step on E: small corpora where tokens tie by themselves."""
+    """Sample independent tokens and take one step on E: small corpora in which tokens tie."""
 
     def draw(key):
         data_key, model_key = jax.random.split(key)
@@ -298,7 +298,7 @@ def take(tree, seed):
 
 @pytest.mark.more
 @pytest.mark.parametrize("dim", [8, pytest.param(64, marks=pytest.mark.more)])
-def test_every_path_ends_with_a_certificate_or_says_that_it_has_none(dim):
+def test_every_path_has_a_certificate_or_reports_its_absence(dim):
     params, corpora = problems(dim)
     path = flow(params, corpora)
     ended = np.asarray(path.stop)
@@ -318,7 +318,7 @@ def test_every_path_ends_with_a_certificate_or_says_that_it_has_none(dim):
 
 
 @pytest.mark.more
-def test_alone_and_under_vmap_a_seed_has_the_same_path():
+def test_vmapped_path_matches_single_path():
     params, corpora = problems(8)
     together = flow(params, corpora)
     alone = flow(*take((params, corpora), 0))
@@ -332,7 +332,7 @@ def test_alone_and_under_vmap_a_seed_has_the_same_path():
 
 @pytest.mark.parametrize("unit", [512.0, 1 / 512])
 def test_ties_do_not_depend_on_the_unit_of_length(unit):
-    """Keys in another unit, p in its inverse: the same scores, so the same path."""
+    """Scaling the keys, and p inversely, gives the same scores and hence the same path."""
     data = ja.data.Independent(vocab_size=24, relevant=8, length=5, sequences=40)
     corpus = data.draw(jax.random.key(1)).train
     start = ja.models.one_layer.init(jax.random.key(4), vocab_size=24, dim=32, dtype=jnp.float64)

@@ -1,4 +1,4 @@
-"""Runs of small studies, and what they leave."""
+"""Fixtures that run small studies and read their results."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ TOKEN_KEYS = ["cell", "seed", "phase", "id", "class"]
 
 
 class Lines(Reporter):
-    """Keeps its notes, and asks the run to stop after some calls into the device."""
+    """Reporter that keeps its notes, and asks the run to stop after some calls to the device."""
 
     def __init__(self, stop_after=None):
         super().__init__(quiet=True)
@@ -36,7 +36,7 @@ class Lines(Reporter):
 
 @pytest.fixture(scope="session")
 def go():
-    """Run a study in a folder: the outcome, and what the user is told."""
+    """Return a function that runs a study in a folder, and returns the outcome and the printed lines."""
 
     def start(directory, study, stop_after=None, **options):
         with Lines(stop_after) as reporter:
@@ -48,7 +48,7 @@ def go():
 
 @pytest.fixture(scope="session")
 def stop(go):
-    """Run a study and stop it after some calls into the device."""
+    """Return a function that runs a study and stops it after some calls to the device."""
 
     def start(directory, study, after, **options):
         with pytest.raises(Interrupted):
@@ -60,13 +60,13 @@ def stop(go):
 
 @pytest.fixture(scope="session")
 def every_step():
-    """Intervals that save after every step."""
+    """Return intervals that save after every step."""
     return Intervals(block_s=0.0, checkpoint_s=0.0, checkpoint_share=np.inf)
 
 
 @pytest.fixture(scope="session")
 def read():
-    """Read the tables of a folder, records and tokens, also sorted."""
+    """Return a function that reads the tables of a folder, records and tokens, optionally sorted."""
 
     def tables(directory, ordered=False):
         found = [pd.read_parquet(directory / f"{name}.parquet") for name in ("records", "tokens")]
@@ -82,7 +82,7 @@ def read():
 
 @pytest.fixture(scope="session")
 def assert_same(read):
-    """Require that two folders hold the same tables, bit by bit."""
+    """Return a function that asserts that two folders have bitwise identical tables."""
 
     def compare(one, other):
         for mine, theirs in zip(read(one), read(other), strict=True):
@@ -93,7 +93,7 @@ def assert_same(read):
 
 @pytest.fixture(scope="session")
 def small_run(go, study, tmp_path_factory):
-    """A finished run of the small study, which tests must not write into."""
+    """Return a finished run of the small study, which tests must not change."""
     directory = tmp_path_factory.mktemp("finished") / "small"
     assert not go(directory, study())[0].failures
     return directory
@@ -101,7 +101,7 @@ def small_run(go, study, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def flow_run(go, study, tmp_path_factory):
-    """A finished run of the study with a flow, which tests must not write into."""
+    """Return a finished run of the study with a flow, which tests must not change."""
     directory = tmp_path_factory.mktemp("finished") / "flow"
     assert not go(directory, study("flow"))[0].failures
     return directory
@@ -109,7 +109,7 @@ def flow_run(go, study, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def two_batches(go, study, tmp_path_factory):
-    """A finished run of the small study with a batch for each of two seeds."""
+    """Return a finished run of the small study with one batch for each of two seeds."""
     directory = tmp_path_factory.mktemp("finished") / "small"
     assert not go(directory, study(chunk=1))[0].failures
     return directory
@@ -135,7 +135,7 @@ PHASES = [
 
 @pytest.fixture(scope="session")
 def lanes(tmp_path_factory, go, study):
-    """Every kind of descent over every kind of number, as lanes of one program."""
+    """Return a run of all kinds of descent over all kinds of numbers, vmapped in one program."""
     axes = {
         "data.vocab_size": [7, 40, 12],
         "phases.heavy.momentum": [0.0, 0.5],
@@ -155,7 +155,7 @@ def lanes(tmp_path_factory, go, study):
 
 @pytest.fixture(scope="session")
 def flows(tmp_path_factory, go, study):
-    """The exact flow to its limit, with more tokens than dimensions and with fewer."""
+    """Return a run of the exact flow to its limit, with more tokens than dimensions and with fewer."""
     axes = {"data.vocab_size": [12, 40], "phases.embed.step_size": [100.0, 50.0]}
     wanted = study("flow", axes=axes, seeds=2)
     folder = tmp_path_factory.mktemp("flows") / "together"

@@ -1,4 +1,4 @@
-"""Lanes cut into batches, and batches into shares."""
+"""Batches of vmapped runs, and shards of batches."""
 
 import numpy as np
 import pandas as pd
@@ -21,27 +21,27 @@ def cut(study, known=()):
     return batches.cut(groups, study.seeds, known, [study.chunk] * len(groups))
 
 
-def test_more_shards_than_there_can_be_batches_are_refused_before_they_run(study):
+def test_too_many_shards_raise_before_the_run(study):
     batches.check_shards(study(seeds=3), 3)
     with pytest.raises(
         InputError, match=r"^shard 4/4: there are 3 batches; use at most 3 shards, or make more"
     ):
         batches.check_shards(study(seeds=3), 4)
-    # No chunk, and each of 4 shares of 6 seeds: one or two seeds as the memory may be.
+    # Without a chunk, each of 4 shards of 6 seeds has one or two seeds, depending on memory.
     batches.check_shards(study(seeds=6, chunk=None), 4)
     with pytest.raises(InputError, match=r"^shard 4/4: there are 3 batches"):
         batches.check_shards(study(seeds=6, chunk=2), 4)
 
 
 @pytest.mark.more
-def test_batches_cut_the_seeds_and_chunks_change_no_more_than_rounding(small_run, two_batches, read, study):
+def test_chunk_size_changes_only_rounding(small_run, two_batches, read, study):
     assert [list(batch.seeds) for batch in cut(study(seeds=5, chunk=2))] == [[0, 1], [2, 3], [4]]
     (one, _), (both, _) = read(two_batches, ordered=True), read(small_run, ordered=True)
     loss = one["metric"] == "loss"
     np.testing.assert_allclose(one["value"][loss], both["value"][loss], rtol=1e-5)
 
 
-def test_gaps_between_seeds_make_batches_of_their_own(study):
+def test_gaps_between_seeds_split_batches(study):
     wanted = study(seeds=[0, 1, 2, 5, 6, 9], chunk=2)
     assert [list(batch.seeds) for batch in cut(wanted)] == [[0, 1], [2], [5, 6], [9]]
     known = ["cells-00000-00000-seeds-00001-00005"]
@@ -51,12 +51,12 @@ def test_gaps_between_seeds_make_batches_of_their_own(study):
 @pytest.mark.parametrize(
     "name", ["cells-00000-00000-seeds-00003-00002", "cells-00001-00000-seeds-00000-00001"]
 )
-def test_a_name_that_holds_no_lane_is_no_batch(study, name):
+def test_batch_name_with_an_empty_range_is_ignored(study, name):
     wanted = study(seeds=3, chunk=3)
     assert [list(batch.seeds) for batch in cut(wanted, [name])] == [[0, 1, 2]]
 
 
-def test_lanes_are_every_seed_of_every_cell_once(study):
+def test_batches_contain_every_cell_and_seed_once(study):
     axes = {"model.dim": [8, 16], "phases.query.step_size": [0.1, 0.2, 0.3]}
     for chunk in (1, 2, 4, 100):
         wanted = study(seeds=3, axes=axes, chunk=chunk)
@@ -65,7 +65,7 @@ def test_lanes_are_every_seed_of_every_cell_once(study):
         assert len({batch.name for batch in cut(wanted)}) == len(cut(wanted))
 
 
-def test_a_batch_is_called_by_the_settings_of_its_cell_or_by_how_many_it_has(study):
+def test_batch_description_has_its_settings_or_cell_count(study):
     axes = {"phases.query.step_size": [1e-4 / 3, 0.2], "model.dim": [8]}
     assert {batches.describe_batch(batch) for batch in cut(study(axes=axes, chunk=100))} == {"2 cells "}
     (first, *_) = cut(study(axes=axes, chunk=1, seeds=1))
@@ -73,7 +73,7 @@ def test_a_batch_is_called_by_the_settings_of_its_cell_or_by_how_many_it_has(stu
     assert batches.describe_batch(cut(study(chunk=1))[0]) == ""
 
 
-def test_what_a_folder_holds_of_several_cells_is_kept(study):
+def test_existing_batches_of_several_cells_are_kept(study):
     wanted = study(seeds=4, axes={"phases.query.step_size": [0.1, 0.2, 0.3, 0.4]}, chunk=4)
     known = ["cells-00001-00002-seeds-00001-00002", "cells-00009-00009-seeds-00000-00003"]
     lanes = [(cell.number, seed) for batch in cut(wanted, known) for cell, seed in batch.lanes]
@@ -81,7 +81,7 @@ def test_what_a_folder_holds_of_several_cells_is_kept(study):
     assert known[0] in [batch.name for batch in cut(wanted, known)]
 
 
-def test_more_batches_than_a_folder_can_hold_are_refused(study):
+def test_too_many_batches_raise(study):
     with pytest.raises(
         InputError, match=r"chunk: 1 cells × 1,000,000 seeds in batches of 1 are more than 100,000"
     ):
@@ -89,7 +89,7 @@ def test_more_batches_than_a_folder_can_hold_are_refused(study):
 
 
 def begun(directory, *names):
-    """A folder in which batches were begun."""
+    """Return a folder in which some batches have started."""
     (directory / "parts").mkdir(parents=True)
     nothing = {}, batch_state.Checkpoint(1, {}, {}), batch_state.Provenance({}, {}, {})
     for name in names:
@@ -109,8 +109,8 @@ def named(cut):
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_what_is_left_is_cut_as_it_was_planned(tmp_path, study, first):
-    """Ten seeds, four at a time: whichever batch was begun, the others stay the same."""
+def test_remaining_batches_are_cut_as_planned(tmp_path, study, first):
+    """Ten seeds in batches of four: whichever batch has started, the others are the same."""
     wanted = study(seeds=10)
     groups = compile_groups(wanted.cells)
     every = batches.cut(groups, wanted.seeds, [], [4])
@@ -126,7 +126,7 @@ def test_what_is_left_is_cut_as_it_was_planned(tmp_path, study, first):
     }
     assert named(cut_batches(wanted, folder, known, None)) == ([4], names)
     if first < 2:
-        # Without a manifest, the width of what was begun tells.
+        # Without a manifest, the width is that of the batches that have started.
         assert named(cut_batches(wanted, folder, described, None)) == ([4], names)
     fewer = study(seeds=6 if first < 2 else "6:10")
     _, some = cut_batches(fewer, folder, known, None)
@@ -137,7 +137,7 @@ def test_what_is_left_is_cut_as_it_was_planned(tmp_path, study, first):
 
 
 @pytest.mark.slow
-def test_shares_write_side_by_side_and_make_up_the_whole(tmp_path, go, study):
+def test_shards_combine_to_the_full_study(tmp_path, go, study):
     wanted = study(axes={"model.dim": [8, 16]}, chunk=1)
     go(tmp_path / "whole", wanted)
     for which in (1, 2, 3):
@@ -153,6 +153,6 @@ def test_shares_write_side_by_side_and_make_up_the_whole(tmp_path, go, study):
     ("shard", "message"),
     [((4, 3), "give a number from 1 to 3"), ((5, 5), "there are 4 batches; use at most 4 shards")],
 )
-def test_shares_that_are_none_are_named(study, shard, message):
+def test_invalid_shards_raise(study, shard, message):
     with pytest.raises(InputError, match=message):
         batches.select_shard(cut(study(axes={"model.dim": [8, 16]}, chunk=1)), shard)

@@ -1,4 +1,4 @@
-"""Results folders in buckets, with a server of their protocol: runs, readers, locks, and what they refuse."""
+"""Results folders in buckets, on a local S3 server: runs, readers, locks, and errors."""
 
 import importlib
 import itertools
@@ -33,7 +33,7 @@ NUMBERS, WHOLE = itertools.count(), get_args(Kind)
 
 @pytest.fixture(scope="module")
 def server():
-    """A server, that this process uses as long as the module's tests run."""
+    """Return a server that this process uses while the tests of the module run."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "robustness"))
     try:
         started = importlib.import_module("s3_server").Server()
@@ -46,7 +46,7 @@ def server():
 
 @pytest.fixture
 def place(server):
-    """An address in an empty bucket."""
+    """Return an address in an empty bucket."""
     name = f"bucket-{next(NUMBERS)}"
     server.make_bucket(name)
     yield Path(f"s3://{name}/results/small")
@@ -55,7 +55,7 @@ def place(server):
 
 @pytest.fixture
 def elsewhere(monkeypatch, tmp_path):
-    """Go on as another machine, which has nothing of the first."""
+    """Return a function that switches to another machine, which has no local copies."""
     hosts = itertools.count()
 
     def move():
@@ -67,7 +67,7 @@ def elsewhere(monkeypatch, tmp_path):
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Look more often, and take a lock over soon: only where nobody who is to keep one replaces it."""
+    """Shorten the intervals of locks, for tests in which nobody must keep a lock."""
     monkeypatch.setattr(lock, "BEAT_S", 0.1)
     monkeypatch.setattr(lock, "GONE_S", 1.0)
     monkeypatch.setattr(lock, "LOOK_S", 0.05)
@@ -76,7 +76,7 @@ def soon(monkeypatch):
 
 @pytest.fixture
 def looked_at(monkeypatch):
-    """Let a holder replace its lock at every look of somebody else."""
+    """Let the holder of a lock renew it whenever another process reads it."""
 
     def held_by(holder):
         clock = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: holder.beat()})
@@ -87,24 +87,24 @@ def looked_at(monkeypatch):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Give up soon what fails."""
+    """Shorten the time for which failed requests are repeated."""
     monkeypatch.setattr(objects, "RETRY_S", 0.3)
 
 
 def sent(server, place):
-    """Names and contents of what is in the bucket of an address, from its folder on."""
+    """Return names and contents of the objects below an address."""
     name, _, folder = str(place).removeprefix("s3:/").partition("/")
     return {key.removeprefix(f"{folder}/"): x for key, x in server.objects(name).items()}
 
 
-def test_a_stopped_run_goes_on_elsewhere_to_the_same_bits(
+def test_stopped_run_resumes_bitwise_on_another_machine(
     go, stop, study, place, elsewhere, soon, two_batches, every_step, assert_same, server
 ):
     wanted = study(chunk=1)
     stop(place, wanted, 12, intervals=every_step)
     there = sent(server, place)
     assert {"manifest.json", "metrics.jsonl", lock.OBJECT} <= there.keys()
-    # The batch that is finished is read without its parameters, the other one with what it goes on from.
+    # The finished batch is read without its parameters, the other one with its checkpoint.
     elsewhere()
     server.sent.clear()
     outcome, _ = go(place, wanted)
@@ -116,7 +116,7 @@ def test_a_stopped_run_goes_on_elsewhere_to_the_same_bits(
     )
     small = sum(len(x) for name, x in there.items() if not name.startswith("checkpoints/"))
     assert checkpoints > 0
-    # What is there is listed three times.
+    # The objects are listed three times.
     assert server.sent["GET"] < checkpoints + small + 3 * len(there) * 400
     elsewhere()
     assert_same(results_folder(place).fetch("tables"), two_batches)
@@ -124,7 +124,7 @@ def test_a_stopped_run_goes_on_elsewhere_to_the_same_bits(
 
 
 @pytest.mark.more
-def test_what_a_mark_names_is_there_and_nothing_else(go, study, place, elsewhere, every_step, server):
+def test_bucket_contains_exactly_the_committed_objects(go, study, place, elsewhere, every_step, server):
     named = []
 
     def look(method, path):
@@ -150,7 +150,7 @@ def test_what_a_mark_names_is_there_and_nothing_else(go, study, place, elsewhere
     assert sent(server, place).keys() == kept
 
 
-def test_readers_read_from_elsewhere(study, go, place, elsewhere, soon, server, capsys):
+def test_results_can_be_read_from_another_machine(study, go, place, elsewhere, soon, server, capsys):
     here = ja.load(go(place, study())[0].directory)
     elsewhere()
     loaded = ja.load(str(place).replace("s3:/", "s3://"))
@@ -174,7 +174,7 @@ def command(*words, status=0):
 
 
 @pytest.mark.more
-def test_a_report_is_drawn_from_elsewhere_to_the_same_bytes(study, place, elsewhere, server):
+def test_report_from_another_machine_is_bitwise_identical(study, place, elsewhere, server):
     study().run(place, quiet=True)
     page = sent(server, place)["report.html"]
     elsewhere()
@@ -184,7 +184,7 @@ def test_a_report_is_drawn_from_elsewhere_to_the_same_bytes(study, place, elsewh
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
-def test_verify_names_what_is_damaged_in_the_bucket(go, study, place, elsewhere, server, capsys, damage):
+def test_verify_reports_damage_in_a_bucket(go, study, place, elsewhere, server, capsys, damage):
     go(place, study())
     name = next(x for x in sent(server, place) if x.startswith("parts/") and ".records." in x)
     store, size = objects.Objects(place), len(sent(server, place)[name])
@@ -194,12 +194,12 @@ def test_verify_names_what_is_damaged_in_the_bucket(go, study, place, elsewhere,
     command("status", place, "--verify", status=1)
     lines = capsys.readouterr().err
     assert f"s3://{str(place)[4:]}/{name}: {damage}" in lines
-    # The same run mends it, also where an earlier copy is whole.
+    # The same command fixes it, also if an earlier copy is intact.
     go(place, study())
     command("status", place, "--verify")
 
 
-def test_one_of_two_runs_is_told_who_the_other_is(study, place, elsewhere, looked_at, go):
+def test_second_run_reports_the_holder_of_the_lock(study, place, elsewhere, looked_at, go):
     holder = Store(place)
     with holder.locked():
         looked_at(holder.bucket.lock)
@@ -210,9 +210,7 @@ def test_one_of_two_runs_is_told_who_the_other_is(study, place, elsewhere, looke
     assert not lock.is_locked(place)
 
 
-def test_a_lock_whose_holder_is_gone_is_taken_over_whatever_the_clocks_say(
-    study, place, elsewhere, soon, go, monkeypatch
-):
+def test_abandoned_lock_is_taken_over_despite_clock_skew(study, place, elsewhere, soon, go, monkeypatch):
     gone = lock.Lock(objects.Objects(place), Path(os.environ["JAXATTN_CACHE"]).parent / "gone")
     monkeypatch.setattr(time, "gmtime", lambda *_: time.struct_time((2040, 1, 1, 0, 0, 0, 6, 1, 0)))
     gone.take(print)
@@ -225,7 +223,7 @@ def test_a_lock_whose_holder_is_gone_is_taken_over_whatever_the_clocks_say(
         gone.check()
 
 
-def test_the_same_machine_goes_on_at_once_after_a_kill(study, place, elsewhere, go, monkeypatch):
+def test_same_machine_resumes_at_once_after_a_kill(study, place, elsewhere, go, monkeypatch):
     store = Store(place)
     store.directory.mkdir(parents=True)
     lock.Lock(store.bucket.objects, store.directory / bucket.OWN[0]).take(print)
@@ -233,16 +231,16 @@ def test_the_same_machine_goes_on_at_once_after_a_kill(study, place, elsewhere, 
     assert not go(place, study())[0].failures
 
 
-def test_a_run_that_slept_cannot_overwrite_its_successor(
+def test_suspended_run_cannot_overwrite_its_successor(
     study, place, elsewhere, soon, go, stop, every_step, server
 ):
-    """A process is taken for gone, a successor goes on, and the first one wakes up."""
+    """A suspended process counts as gone, a successor resumes the run, and the first process continues."""
     stop(place, study(), 8, intervals=every_step)
     elsewhere()
     first = Store(place)
     first.directory.mkdir(parents=True)
     with first.locked():
-        first.bucket.lock._one.acquire()  # it replaces its lock no more
+        first.bucket.lock._one.acquire()  # The process stops renewing its lock.
         elsewhere()
         assert not go(place, study())[0].failures
         before = sent(server, place)
@@ -253,8 +251,8 @@ def test_a_run_that_slept_cannot_overwrite_its_successor(
     assert verify(results_folder(place).fetch(*WHOLE)) == []
 
 
-def test_a_lock_that_is_lost_is_never_taken_back(place, elsewhere, soon, tmp_path):
-    """Telling who has it reads it, and whoever has read it last could replace it."""
+def test_lost_lock_is_never_taken_back(place, elsewhere, soon, tmp_path):
+    """Reporting the new holder reads the lock object, and a process may replace what it has read."""
     first, second = (lock.Lock(objects.Objects(place), tmp_path / name) for name in ("first", "second"))
     first.take(print)
     second.take(print)
@@ -268,7 +266,7 @@ def test_a_lock_that_is_lost_is_never_taken_back(place, elsewhere, soon, tmp_pat
 
 
 def named(folder):
-    """Names of what commit records of a copy of a folder name, and of the records."""
+    """Return the commit records of a local copy, and the names that they refer to."""
     found = set()
     for batch in bucket.batch_state.batches(folder):
         saved = bucket.batch_state.read_state(folder, batch)
@@ -276,7 +274,7 @@ def named(folder):
     return found
 
 
-def test_what_a_replaced_or_killed_run_has_sent_does_not_stay(
+def test_uncommitted_objects_are_deleted(
     study, place, elsewhere, soon, go, stop, every_step, server, monkeypatch
 ):
     stop(place, study(chunk=1), 8, intervals=every_step)
@@ -285,11 +283,11 @@ def test_what_a_replaced_or_killed_run_has_sent_does_not_stay(
     first.directory.mkdir(parents=True)
     batch = "cells-00000-00000-seeds-00001-00001"
     with first.locked():
-        first.bucket.lock._one.acquire()  # it replaces its lock no more
+        first.bucket.lock._one.acquire()  # The process stops renewing its lock.
         elsewhere()
         objects.Objects(place).commit(f"checkpoints/{batch}/7/killed", b"x")
         objects.Objects(place).commit(f"parts/{batch}.records.killed.parquet", b"x")
-        # Of a batch that the successor has not, as it was halved where memory was short.
+        # These are files of a batch that the successor lacks, because it was halved for lack of memory.
         other = batch.replace("seeds-00001", "seeds-00000")
         objects.Objects(place).commit(f"checkpoints/{other}/7/killed", b"x")
         objects.Objects(place).commit("parts/strange", b"x")
@@ -307,7 +305,7 @@ def test_what_a_replaced_or_killed_run_has_sent_does_not_stay(
     assert verify(results_folder(place).fetch(*WHOLE)) == []
 
 
-def test_a_damaged_checkpoint_is_named_by_its_address(go, study, place, elsewhere, server):
+def test_damaged_checkpoint_is_reported_by_address(go, study, place, elsewhere, server):
     go(place, study())
     name = next(x for x in sent(server, place) if x.startswith("checkpoints/") and x.endswith("_METADATA"))
     server.put(str(place).split("/")[1], f"results/small/{name}", b"{}")
@@ -321,7 +319,7 @@ def test_a_damaged_checkpoint_is_named_by_its_address(go, study, place, elsewher
 
 
 @pytest.mark.parametrize("key", ["a/../b", "a//b", "parts/..", "figures/\x1b[2J"])
-def test_a_key_that_is_no_path_is_named(go, study, place, elsewhere, server, key):
+def test_object_key_that_is_not_a_path_raises(go, study, place, elsewhere, server, key):
     go(place, study())
     server.put(str(place).split("/")[1], f"results/small/{key}", b"x")
     elsewhere()
@@ -332,7 +330,7 @@ def test_a_key_that_is_no_path_is_named(go, study, place, elsewhere, server, key
     assert repr(key)[1:-1] in str(caught.value)
 
 
-def test_keys_that_no_disk_holds_are_left_in_the_bucket(go, study, place, elsewhere, server):
+def test_object_keys_unsupported_by_the_file_system_are_ignored(go, study, place, elsewhere, server):
     go(place, study())
     for key in (f"figures/{'x' * 300}", f"parts/{'x' * 300}.json", "figures/", "x" * 500, "figures/a/b"):
         server.put(str(place).split("/")[1], f"results/small/{key}", b"x")
@@ -347,7 +345,7 @@ def test_keys_that_no_disk_holds_are_left_in_the_bucket(go, study, place, elsewh
     "fault",
     [*(pytest.param(x, marks=pytest.mark.more) for x in ("500", "lost before")), "slow down", "lost after"],
 )
-def test_requests_that_fail_now_and_then_change_nothing(
+def test_occasional_request_failures_are_retried(
     go, study, place, elsewhere, server, fault, two_batches, assert_same
 ):
     numbers = itertools.count(1)
@@ -368,7 +366,7 @@ def test_requests_that_fail_now_and_then_change_nothing(
         ("lost before", "unexpected response of the server"),
     ],
 )
-def test_a_bucket_that_ends_on_the_way_ends_the_run_with_one_line(
+def test_bucket_failure_during_a_run_is_one_line(
     go, study, place, elsewhere, server, fault, words, impatient, soon, two_batches, assert_same
 ):
     marks = itertools.count()
@@ -389,7 +387,7 @@ def test_a_bucket_that_ends_on_the_way_ends_the_run_with_one_line(
 
 
 @pytest.mark.parametrize(("fault", "words"), [("denied", "access denied"), ("expired", "have expired")])
-def test_a_bucket_that_refuses_from_the_start(study, place, elsewhere, server, fault, words):
+def test_bucket_failure_at_the_start_is_one_line(study, place, elsewhere, server, fault, words):
     server.fault = lambda method, path: fault
     with pytest.raises(InputError, match=words):
         study().run(place, quiet=True)
@@ -397,7 +395,7 @@ def test_a_bucket_that_refuses_from_the_start(study, place, elsewhere, server, f
         ja.load(place)
 
 
-def test_bad_addresses(study, place, elsewhere, server, monkeypatch, impatient):
+def test_invalid_addresses_raise(study, place, elsewhere, server, monkeypatch, impatient):
     run = study().run
     with pytest.raises(InputError, match=r"s3://nosuch/x: cannot be read: no such bucket; create it"):
         run("s3://nosuch/x", quiet=True)
@@ -412,7 +410,7 @@ def test_bad_addresses(study, place, elsewhere, server, monkeypatch, impatient):
         run(place, quiet=True)
 
 
-def test_without_credentials(study, place, elsewhere, monkeypatch, tmp_path, impatient):
+def test_missing_credentials_raise(study, place, elsewhere, monkeypatch, tmp_path, impatient):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -422,7 +420,7 @@ def test_without_credentials(study, place, elsewhere, monkeypatch, tmp_path, imp
         study().run(place, quiet=True)
 
 
-def test_a_prefix_that_holds_other_things_is_left_alone(study, place, elsewhere, server):
+def test_bucket_prefix_with_other_objects_raises(study, place, elsewhere, server):
     other = objects.Objects(place)
     other.commit("thesis.tex", b"x")
     with pytest.raises(InputError, match="not empty and not a results folder; choose another with --out"):
@@ -430,7 +428,7 @@ def test_a_prefix_that_holds_other_things_is_left_alone(study, place, elsewhere,
     assert sent(server, place).keys() == {"thesis.tex"}
 
 
-def test_a_folder_of_another_config_is_left_alone(go, study, place, elsewhere, server):
+def test_bucket_folder_of_another_config_raises(go, study, place, elsewhere, server):
     go(place, study())
     before = sent(server, place)
     elsewhere()
@@ -440,13 +438,13 @@ def test_a_folder_of_another_config_is_left_alone(go, study, place, elsewhere, s
     assert {**before, lock.OBJECT: b""} == {**after, lock.OBJECT: b""}
 
 
-def test_a_study_that_cannot_begin_leaves_nothing(study, place, elsewhere, server):
+def test_failed_start_leaves_no_objects(study, place, elsewhere, server):
     with pytest.raises((InputError, RunError)):
         study(data={"kind": "texts", "path": "nosuch"}).run(place, quiet=True)
     assert sent(server, place).keys() <= {lock.OBJECT}
 
 
-def test_shards_meet_in_the_bucket(study, place, elsewhere, soon, go, server, two_batches):
+def test_shards_combine_in_a_bucket(study, place, elsewhere, soon, go, server, two_batches):
     wanted, lines = study(chunk=1), []
     with pytest.raises(RunError, match=r"s3://.*/shard-1-of-2: not finished, and no process has"):
         distributed.wait(wanted, place, 2, 0.3, lines.append)

@@ -1,4 +1,4 @@
-"""A flow that a user writes as a function: in a study, stopped and resumed, and against the exact flow."""
+"""A custom flow written as a function: in a study, stopped and resumed, and compared with the exact flow."""
 
 import jax
 import jax.numpy as jnp
@@ -42,9 +42,7 @@ def study(flow, seeds=2, embed=EMBED, **settings):
     return ja.Study(name="own", data=DATA, model=ja.models.OneLayer(dim=16), phases=phases, seeds=seeds)
 
 
-def test_a_flow_as_a_function_runs_in_a_study_and_resumes_bitwise(
-    go, stop, every_step, assert_same, tmp_path
-):
+def test_custom_flow_runs_and_resumes_bitwise(go, stop, every_step, assert_same, tmp_path):
     made = study(euler, points=5)
     whole, _ = go(tmp_path / "whole", made)
     assert not whole.failures
@@ -59,7 +57,7 @@ def test_a_flow_as_a_function_runs_in_a_study_and_resumes_bitwise(
     assert rows.loc["loss", "value"].is_monotonic_decreasing
 
 
-def test_cells_that_differ_in_a_float_of_it_share_a_program(tmp_path):
+def test_cells_that_differ_in_a_float_of_the_flow_share_a_program(tmp_path):
     both = ja.Study(
         name="own",
         data=DATA,
@@ -71,7 +69,7 @@ def test_cells_that_differ_in_a_float_of_it_share_a_program(tmp_path):
     assert len(both.plan(tmp_path / "plan", quick=True).groups) == 1
 
 
-def test_it_follows_the_path_of_the_exact_flow(x64):
+def test_custom_flow_follows_the_exact_flow(x64):
     train = (
         ja.data.Assumption1(**{k: x for k, x in DATA.items() if k != "kind"}).draw(jax.random.key(2)).train
     )
@@ -90,7 +88,7 @@ def test_it_follows_the_path_of_the_exact_flow(x64):
     np.testing.assert_allclose(np.log(1e3), exact.log_time[-1], atol=2e-2)
 
 
-def test_its_trained_parameters_may_be_a_setting(tmp_path):
+def test_trained_parameters_of_a_custom_flow_can_be_a_setting(tmp_path):
     def still(params, task, *, train: list[str], points: int = 3):
         rows = {
             name: jnp.broadcast_to(x, (points, *x.shape))
@@ -105,7 +103,7 @@ def test_its_trained_parameters_may_be_a_setting(tmp_path):
     assert not records.query("phase == 'flow' and metric == 'came_to_end'")["value"].any()
 
 
-def test_a_flow_that_fails_is_a_failed_seed(tmp_path):
+def test_failed_custom_flow_is_a_failed_seed(tmp_path):
     @ja.declare(train=["p"])
     def broken(params, task, *, points: int = 4):
         p = jnp.broadcast_to(params.p, (points, *params.p.shape))
@@ -116,11 +114,11 @@ def test_a_flow_that_fails_is_a_failed_seed(tmp_path):
 
 
 def undeclared(params, task, *, points: int = 3):
-    """Nothing is declared."""
+    """Declare nothing."""
 
 
 def returning(result, train=("p",), **settings):
-    """A flow with some result."""
+    """Build a flow that returns a given result."""
 
     @ja.declare(train=list(train))
     def flow(params, task, *, points: int = 3):
@@ -135,17 +133,17 @@ def rows(x, count=3):
 
 @ja.declare(train=["p"])
 def without_points(params, task, *, steps: int = 3):
-    """Has no setting points."""
+    """Lack the setting points."""
 
 
 @ja.declare(train=["p"])
 def with_steps(params, task, *, points: int = 3, steps: int = 3):
-    """Has a setting with the name of an attribute."""
+    """Have a setting with the name of an attribute."""
 
 
 @ja.declare(trains=["p"])
 def misspelt(params, task, *, points: int = 3):
-    """Declares an attribute that does not exist."""
+    """Declare an attribute that does not exist."""
 
 
 @pytest.mark.parametrize(
@@ -172,15 +170,15 @@ def misspelt(params, task, *, points: int = 3):
         ),
         (
             returning(lambda x: RecordedPath(params={"p": rows(x.p, 4)}, status=1)),
-            r"phases\[1\]: p of the path has shape \(4, 16\); return \(3, 16\), a row per point",
+            r"phases\[1\]: p of the path has shape \(4, 16\); return \(3, 16\), one row per point",
         ),
         (
             returning(lambda x: RecordedPath({"p": rows(x.p)}, 1, {"time": jnp.zeros(())})),
-            r"phases\[1\]: time of the path has shape \(\); return \(3,\), a row per point",
+            r"phases\[1\]: time of the path has shape \(\); return \(3,\), one row per point",
         ),
     ],
 )
-def test_mistakes_are_one_line(flow, message, tmp_path):
+def test_invalid_custom_flows_raise_one_line(flow, message, tmp_path):
     with pytest.raises(InputError, match=message) as raised:
         study(flow).plan(tmp_path / "out", quick=True)
     assert "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""A run that goes on on other devices says that last digits may differ."""
+"""Devices of a run: notes about a change of devices, and known bugs of JAX."""
 
 import shutil
 
@@ -15,7 +15,7 @@ from jaxattn.lab.storage import manifest
         pytest.param({"platform": "cpu", "kind": "cpu", "count": 64}, "64 × cpu", marks=pytest.mark.more),
     ],
 )
-def test_a_run_that_goes_on_on_other_devices_says_so_once(two_batches, study, go, tmp_path, begun, words):
+def test_resuming_on_other_devices_is_noted_once(two_batches, study, go, tmp_path, begun, words):
     folder = shutil.copytree(two_batches, tmp_path / "small")
     manifest.write_manifest(folder, manifest.read_manifest(folder) | {"device": begun})
     lines = [go(folder, study(chunk=1, seeds=n))[1] for n in (3, 4)]
@@ -25,7 +25,7 @@ def test_a_run_that_goes_on_on_other_devices_says_so_once(two_batches, study, go
     assert manifest.read_manifest(folder)["continued_on"] == [here]
 
 
-def test_a_run_that_goes_on_where_it_was_begun_says_nothing(two_batches, study, go, tmp_path):
+def test_resuming_on_the_same_devices_is_not_noted(two_batches, study, go, tmp_path):
     folder = shutil.copytree(two_batches, tmp_path / "small")
     assert go(folder, study(chunk=1, seeds=3))[1] == []
     assert manifest.read_manifest(folder)["continued_on"] == []
@@ -43,7 +43,7 @@ def test_a_run_that_goes_on_where_it_was_begun_says_nothing(two_batches, study, 
         ("tpu", "0.10.2", []),
     ],
 )
-def test_known_troubles_are_one_line(platform, jaxlib, words):
+def test_known_jax_bugs_are_one_line(platform, jaxlib, words):
     found = devices.trouble(platform, jaxlib)
     assert all(word in found for word in words)
     assert bool(found) == bool(words)
@@ -51,7 +51,7 @@ def test_known_troubles_are_one_line(platform, jaxlib, words):
     assert ("scatter" in found) == ("scatter-adds" in words)
 
 
-def test_a_run_and_a_plan_tell_of_a_known_trouble(monkeypatch, go, study, tmp_path):
+def test_run_and_plan_warn_about_known_jax_bugs(monkeypatch, go, study, tmp_path):
     monkeypatch.setattr(devices, "trouble", lambda platform: f"trouble on a {platform}")
     assert "trouble on a cpu" in go(tmp_path / "run", study(seeds=1))[1]
     assert study(seeds=1).plan(tmp_path / "other", quick=True).sentence.endswith("; trouble on a cpu")

@@ -1,4 +1,4 @@
-"""Processes of their own: hosts that share a sweep, jobs of a queue, dashboards."""
+"""Studies on several processes: shared folders, job queues, dashboards."""
 
 import os
 import shutil
@@ -46,7 +46,7 @@ def finish(process):
 STUDY = ["run", SMALL, "--seeds", "4", "--set", "phases.query.steps=3"]
 
 
-def test_a_job_returns_the_status_of_its_command_and_tells_what_is_wrong_once(tmp_path, capfd):
+def test_job_returns_its_status_and_prints_errors_once(tmp_path, capfd):
     assert studies.Shard(["run", str(tmp_path / "missing.toml")])() == 2
     error = capfd.readouterr().err
     assert "missing.toml" in error
@@ -60,7 +60,7 @@ def start_all(folder, *options, count=2):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """A run of two processes: its folder, and what both printed."""
+    """Return the folder of an undisturbed run of two processes, and the output of both."""
     folder = tmp_path_factory.mktemp("undisturbed")
     return folder, [finish(process) for process in start_all(folder, "--quiet")]
 
@@ -81,8 +81,8 @@ def test_two_processes_share_a_sweep_and_print_one_table(undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-def test_four_processes_give_the_bits_of_one_in_float64(tmp_path):
-    """With one core each, and as many lanes together as the one has on its own."""
+def test_four_processes_match_one_bitwise_in_float64(tmp_path):
+    """Each process has one core, and vmaps as many runs as the single process."""
     options = ["--quiet", "--set", "dtype=float64", "--set", "chunk=1"]
     printed = [finish(process) for process in start_all(tmp_path / "four", *options, count=4)]
     finish(start(*STUDY, *options, "--out", tmp_path / "one"))
@@ -93,7 +93,7 @@ def test_four_processes_give_the_bits_of_one_in_float64(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
-def test_one_that_is_killed_takes_no_other_with_it_and_continues(undisturbed, tmp_path, killed):
+def test_killed_process_does_not_stop_others_and_resumes(undisturbed, tmp_path, killed):
     both = start_all(tmp_path, "--distributed-timeout", "2")
     shard = tmp_path / f"shard-{killed + 1}-of-2"
     while not (shard / "metrics.jsonl").exists() and both[killed].poll() is None:
@@ -115,7 +115,7 @@ def test_one_that_is_killed_takes_no_other_with_it_and_continues(undisturbed, tm
 
 @pytest.fixture(scope="module")
 def shards(go, study, tmp_path_factory):
-    """Two finished shards of a study."""
+    """Return two finished shards of a study."""
     folder = tmp_path_factory.mktemp("shards")
     for number in (1, 2):
         go(folder / f"shard-{number}-of-2", study(), shard=(number, 2))
@@ -123,7 +123,7 @@ def shards(go, study, tmp_path_factory):
 
 
 class Clock:
-    """A clock that runs while somebody sleeps, and what happens meanwhile."""
+    """Clock that advances in `sleep`, with events at given times."""
 
     def __init__(self):
         self.now, self.looks, self.meanwhile = 1000.0, 0, lambda look: None
@@ -153,11 +153,11 @@ def wait(clock, study):
     return until
 
 
-def test_nobody_waits_for_what_is_finished(shards, wait):
+def test_finished_shards_are_not_waited_for(shards, wait):
     assert wait(shards) == ([shards / "shard-1-of-2", shards / "shard-2-of-2"], [])
 
 
-def test_a_shard_is_waited_for_as_long_as_it_is_worked_on(shards, wait, clock, tmp_path):
+def test_running_shards_are_waited_for(shards, wait, clock, tmp_path):
     folder = shutil.copytree(shards, tmp_path / "copy")
     shard = folder / "shard-2-of-2"
     store = Store(shard)
@@ -171,7 +171,7 @@ def test_a_shard_is_waited_for_as_long_as_it_is_worked_on(shards, wait, clock, t
         work.enter_context(store.locked())
 
         def finish(look):
-            if look == 100:  # long after the limit
+            if look == 100:  # This is long after the limit.
                 store.write_manifest(finished)
                 work.close()
 
@@ -182,14 +182,14 @@ def test_a_shard_is_waited_for_as_long_as_it_is_worked_on(shards, wait, clock, t
     assert notes[-1] == f"{shard}: waiting for this shard to finish"
 
 
-def test_shards_of_fewer_seeds_and_of_another_config_do_not_count(shards, wait):
+def test_shards_with_fewer_seeds_or_another_config_are_rejected(shards, wait):
     with pytest.raises(RunError, match=r"shard-[12]-of-2: not finished"):
         wait(shards, seeds=3)
     with pytest.raises(InputError, match=r"another config \(model.dim: 16 -> 8\)"):
         wait(shards, model={"kind": "one_layer", "dim": 8})
 
 
-def test_shards_that_are_cut_differently_are_refused(shards, wait, monkeypatch):
+def test_shards_with_different_batches_raise(shards, wait, monkeypatch):
     existing = Store.existing
 
     def other_width(self, *arguments):
@@ -203,7 +203,7 @@ def test_shards_that_are_cut_differently_are_refused(shards, wait, monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "shard"), [("2,0", (1, 2)), ("host:9876,3,2", (3, 3)), ("1,0", (1, 1))])
-def test_processes_are_shards(text, shard):
+def test_process_index_determines_the_shard(text, shard):
     assert distributed.read_process(text) == shard
 
 
@@ -215,7 +215,7 @@ MPI = {
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Set the variables of a launcher, and return the settings of JAX that are changed after that."""
+    """Return a function that sets the variables of a launcher and returns the JAX settings that change."""
     for name in (*SLURM, *MPI):
         monkeypatch.delenv(name, raising=False)
     updated = {}
@@ -232,14 +232,14 @@ def launched(monkeypatch):
 @pytest.mark.parametrize(
     ("variables", "shard", "gpu"), [(SLURM, (3, 4), "0"), (MPI, (6, 8), "1"), (SLURM | MPI, (6, 8), "1")]
 )
-def test_the_launcher_tells_which_process_this_is(launched, variables, shard, gpu):
+def test_launcher_variables_determine_the_process(launched, variables, shard, gpu):
     updated = launched(variables)
     assert distributed.read_process("auto") == shard
     assert updated == {"jax_cuda_visible_devices": gpu, "jax_rocm_visible_devices": gpu}
 
 
 @pytest.mark.parametrize("missing", SLURM)
-def test_without_a_launcher_the_numbers_have_to_be_given(launched, missing):
+def test_distributed_auto_without_a_launcher_raises(launched, missing):
     updated = launched({name: text for name, text in SLURM.items() if name != missing})
     with pytest.raises(
         InputError, match=r"--distributed auto: .* no variables of Slurm .* or Open MPI .* give N,I"
@@ -248,7 +248,7 @@ def test_without_a_launcher_the_numbers_have_to_be_given(launched, missing):
     assert updated == {}
 
 
-def test_variables_that_are_no_numbers_are_named(launched):
+def test_non_numeric_launcher_variables_raise(launched):
     launched(SLURM | {"SLURM_PROCID": "two"})
     with pytest.raises(InputError, match="SLURM_PROCID=two, SLURM_LOCALID=0: expected numbers"):
         distributed.read_process("auto")
@@ -263,13 +263,13 @@ def test_variables_that_are_no_numbers_are_named(launched):
         ("localhost:1,2,2", "processes are numbered 0 to 1"),
     ],
 )
-def test_mistakes_in_distributed_are_named(text, message):
+def test_invalid_distributed_option_raises(text, message):
     with pytest.raises(InputError, match=message):
         distributed.read_process(text)
 
 
 @pytest.mark.slow
-def test_a_queue_runs_the_shards(tmp_path):
+def test_submitit_runs_the_shards(tmp_path):
     words = ["--executor", "local", "--wait", "--seeds", "2", "--set", "chunk=1", "--out", tmp_path / "jobs"]
     out = finish(start("launch", SMALL, "--shards", "2", *words))
     assert out.count("job ") == 2
@@ -278,17 +278,17 @@ def test_a_queue_runs_the_shards(tmp_path):
     assert sorted(shards.records["seed"].unique()) == [0, 1]
 
 
-def test_a_job_that_is_preempted_is_sent_again():
+def test_preempted_job_is_requeued():
     shard = studies.Shard(["run", "x.toml"])
     assert shard.checkpoint().function is shard
 
 
-def test_a_queue_that_is_not_there_is_one_line(tmp_path):
+def test_missing_slurm_is_one_line(tmp_path):
     with pytest.raises(InputError, match=r"cannot be submitted to slurm: .*; use --executor local to run"):
         studies.submit([["doctor"]], tmp_path, "slurm", 5, {})
 
 
-def test_the_time_limit_is_given_in_one_place(tmp_path):
+def test_time_limit_as_submitit_option_raises(tmp_path):
     with pytest.raises(InputError, match="--option timeout_min=5: set the time limit with --minutes"):
         studies.submit([["doctor"]], tmp_path, "local", 5, {"timeout_min": 5})
 
@@ -307,7 +307,7 @@ def events(path):
 
 
 @pytest.mark.slow
-def test_dashboards_get_what_the_log_has(tmp_path):
+def test_dashboards_match_the_log(tmp_path):
     finish(start("run", SMALL, "--quiet", "--out", tmp_path, "--profile", "--log", "tensorboard", "wandb"))
     (board,) = (tmp_path / "tensorboard").iterdir()
     written = {
@@ -324,7 +324,7 @@ def test_dashboards_get_what_the_log_has(tmp_path):
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 
-def test_a_dashboard_that_is_not_installed_is_named(tmp_path, monkeypatch):
+def test_missing_dashboard_package_raises(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(InputError, match=r"pip install 'jaxattn\[tensorboard\]'"):
-        loggers.writer("tensorboard", tmp_path, "small")
+        loggers.open_dashboard("tensorboard", tmp_path, "small")

@@ -1,4 +1,4 @@
-"""Cells that share a program: which ones, and that they do not notice, on one device or several."""
+"""Groups of cells that share a program: which cells they contain, and equality with single cells."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def found(study):
     return make
 
 
-def test_cells_that_differ_in_numbers_only_are_one_group(found):
+def test_cells_that_differ_only_in_numbers_form_one_group(found):
     axes = {
         "model.dim": [8, 16],
         "phases.embed.step_size": [1.0, 2.0],
@@ -38,7 +38,7 @@ def test_cells_that_differ_in_numbers_only_are_one_group(found):
     np.testing.assert_array_equal(numbers["data", "vocab_size"], [20, 30, 20, 30])
 
 
-def test_what_shapes_a_program_makes_another_group(found):
+def test_settings_that_change_shapes_split_groups(found):
     for axes in (
         {"phases.query.steps": [3, 4]},
         {"data.length": [4, 5]},
@@ -49,14 +49,14 @@ def test_what_shapes_a_program_makes_another_group(found):
         assert len(found(axes=axes)) == 2
 
 
-def test_numbers_of_starts_and_losses_are_lanes(found):
+def test_numbers_of_starts_and_losses_are_vmapped(found):
     init = {"p": {"kind": "scaled", "scale": 1.0}}
     model = {"kind": "one_layer", "dim": 4, "init": init}
     (group,) = found(model=model, axes={"model.init.p.scale": [0.5, 2.0], "loss.smoothing": [0.0, 0.1]})
     assert {group.key(path) for path in group.varying} == {"model.init.p.scale", "loss.smoothing"}
 
 
-def test_numbers_of_own_code_are_lanes_unless_marked_static(study):
+def test_numbers_of_custom_code_are_vmapped_unless_static(study):
     axes = {
         "model.sharpness": [1.0, 2.0],
         "model.init.v.value": [0.1, 0.2],
@@ -84,8 +84,8 @@ def test_numbers_of_own_code_are_lanes_unless_marked_static(study):
         pytest.param("flows", (-2, 1), marks=pytest.mark.slow),
     ],
 )
-def test_lanes_equal_cells_that_run_alone(case, lane, request, tmp_path, go, read, study):
-    """Seed by seed and cell by cell, without padding: every metric of every phase."""
+def test_vmapped_cells_match_single_cells(case, lane, request, tmp_path, go, read, study):
+    """Every metric of every phase is compared by seed and cell, without padding."""
     folder, wanted = request.getfixturevalue(case)
     together, tokens = read(folder, ordered=True)
     cells = wanted.cells
@@ -106,8 +106,8 @@ def test_lanes_equal_cells_that_run_alone(case, lane, request, tmp_path, go, rea
 
 
 @pytest.mark.slow
-def test_lanes_of_own_code_equal_cells_that_run_alone(tmp_path, go, read, study):
-    """Every float of a user's model, data, loss, start, optimiser, phase and probe as a lane of its own."""
+def test_vmapped_cells_of_custom_code_match_single_cells(tmp_path, go, read, study):
+    """Every float of a custom model, data, loss, start, optimiser, phase and probe varies between runs."""
     zipped = {
         "model.sharpness": [1.0, 2.0],
         "model.init.v.value": [0.25, 0.5],
@@ -131,7 +131,7 @@ def test_lanes_of_own_code_equal_cells_that_run_alone(tmp_path, go, read, study)
 
 
 def compiled(function):
-    """Count the programs that XLA compiles, or takes from the cache, while a function runs."""
+    """Count the programs that XLA compiles, or loads from the cache, during a call."""
     count = 0
 
     def listen(event, duration, **_):
@@ -147,7 +147,7 @@ def compiled(function):
 
 
 @pytest.mark.more
-def test_a_group_compiles_once_however_many_cells_and_batches_it_has(tmp_path, go, study):
+def test_group_compiles_once_for_all_cells_and_batches(tmp_path, go, study):
     jax.clear_caches()
     one = compiled(lambda: go(tmp_path / "one", study(dtype="float64", seeds=2, chunk=2)))
     jax.clear_caches()
@@ -155,11 +155,11 @@ def test_a_group_compiles_once_however_many_cells_and_batches_it_has(tmp_path, g
     wanted = study(dtype="float64", seeds=2, chunk=2, axes=axes)
     many = compiled(lambda: go(tmp_path / "many", wanted))
     assert one > 5
-    # The numbers of the lanes are arrays that a single cell does not have.
+    # The varying numbers of vmapped runs are arrays that a single cell does not have.
     assert many <= one + 10
 
 
-# In a process of its own, where the CPU counts as four devices.
+# The test runs in a separate process, in which the CPU counts as four devices.
 CHILD = """
 import sys
 from pathlib import Path
@@ -185,7 +185,7 @@ for number in range(1, len(sys.argv), 2):
 
 
 @pytest.mark.slow
-def test_lanes_on_four_devices_equal_lanes_on_one_without_collectives(lanes, flows, tmp_path, read):
+def test_four_devices_match_one_without_collectives(lanes, flows, tmp_path, read):
     words = []
     for number, (_, wanted) in enumerate((lanes, flows)):
         words += [str(wanted.write(tmp_path / f"{number}.toml")), str(tmp_path / f"four-{number}")]
@@ -218,9 +218,7 @@ KINDS = {
 @pytest.mark.parametrize(
     ("kind", "number"), [("topics", "min_purity"), ("xor", "label_noise"), ("negation", "negated")]
 )
-def test_numbers_of_a_generator_run_as_lanes_equal_to_cells_alone(
-    kind, number, tmp_path, go, read, study, tables
-):
+def test_vmapped_generator_settings_match_single_cells(kind, number, tmp_path, go, read, study, tables):
     axes = {f"data.{number}": [0.0, 0.5], "data.vocab_size": [16, 20]}
     data = {"kind": kind} | KINDS[kind]
     wanted = study(data=data, phases=tables()["phases"][:1], dtype="float64", axes=axes)
@@ -237,7 +235,7 @@ def test_numbers_of_a_generator_run_as_lanes_equal_to_cells_alone(
     np.testing.assert_allclose(mine["value"], alone["value"], rtol=1e-10, atol=1e-10)
     last = alone[alone.step == 1].set_index("metric")["value"]
     assert np.isfinite(last[["loss", "test_loss", "p_norm", "log_gradient_norm"]]).all()
-    # The cell of an xor without noise, or with half its sequences negated: no token has a signal.
+    # An xor without noise, or with half its sequences negated, has no token with a signal.
     correlations = last[["correlation_Ev_alpha", "spearman_Ev_tokens", "spearman_Ep_signed_tokens"]]
     assert correlations.isna().all() == (kind != "topics")
     assert np.isnan(last["important_mass"]) == (kind != "topics")

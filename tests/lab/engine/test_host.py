@@ -1,4 +1,4 @@
-"""What needs float64 runs on the host's CPU where devices lack it."""
+"""Computations in float64 run on the host's CPU if the devices lack float64."""
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,13 @@ from jaxattn.lab.engine import devices
 
 
 def are_chosen():
-    """Tell whether devices are others than this process would take."""
+    """Return True if other devices than the default ones are selected."""
     return backend._CHOSEN.get() is not None
 
 
 @pytest.fixture
 def lacking(monkeypatch):
-    """Let this CPU be a device without float64, whose host is a CPU; count what is moved between them."""
+    """Let this CPU be a device without float64 whose host is a CPU, and count transfers between them."""
     calls = []
     moved = devices.moved
 
@@ -30,10 +30,12 @@ def lacking(monkeypatch):
 
 
 @pytest.mark.more
-def test_a_phase_in_float64_gives_the_same_there(tmp_path, go, study, assert_same, lacking, monkeypatch):
+def test_float64_phase_on_the_host_gives_the_same_result(
+    tmp_path, go, study, assert_same, lacking, monkeypatch
+):
     wanted = study("flow", dtype="float32", seeds=2)
     assert not go(tmp_path / "host", wanted)[0].failures
-    # Programs of both kinds ran, each after its arguments were moved.
+    # Programs on both devices ran, each after its arguments were transferred.
     assert set(lacking) == {True, False}
     monkeypatch.undo()
     before = len(lacking)
@@ -43,13 +45,13 @@ def test_a_phase_in_float64_gives_the_same_there(tmp_path, go, study, assert_sam
 
 
 @pytest.mark.more
-def test_a_study_in_float64_runs_on_the_host_as_a_whole(tmp_path, go, study, assert_same, lacking, flow_run):
+def test_float64_study_runs_on_the_host(tmp_path, go, study, assert_same, lacking, flow_run):
     assert not go(tmp_path / "host", study("flow"))[0].failures
     assert set(lacking) == {True}
     assert_same(tmp_path / "host", flow_run)
 
 
-def test_float64_chooses_the_host_and_gives_it_back(lacking):
+def test_float64_selects_and_restores_the_host(lacking):
     assert not are_chosen()
     with backend.float64():
         assert are_chosen()

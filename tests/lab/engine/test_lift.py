@@ -1,4 +1,4 @@
-"""The functions of one seed, lifted over lanes, and compiled before they are called."""
+"""Functions of one seed, lifted to vmapped runs and compiled before they are called."""
 
 import gc
 import threading
@@ -18,14 +18,14 @@ from jaxattn.lab.engine.lift import Programs, seed_keys
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
-def test_seed_keys_do_not_depend_on_the_other_seeds():
+def test_seed_keys_do_not_depend_on_other_seeds():
     together, _ = seed_keys(range(5))
     alone, _ = seed_keys([3])
     np.testing.assert_array_equal(jax.random.key_data(together)[3], jax.random.key_data(alone)[0])
 
 
 @pytest.mark.slow
-def test_seeds_of_a_large_shared_corpus_agree_with_those_of_a_small_one(monkeypatch, study):
+def test_large_shared_corpus_matches_small_one(monkeypatch, study):
     setting = study().base
     data_keys, model_keys = seed_keys([0, 1, 2])
     own = Programs(setting).draw(data_keys[:1], {})
@@ -47,7 +47,7 @@ def test_seeds_of_a_large_shared_corpus_agree_with_those_of_a_small_one(monkeypa
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_runs_of_one_process_share_the_programs_of_a_setting_but_not_of_a_users_code(study):
+def test_programs_are_cached_except_for_custom_code(study):
     def made(name="small", **changes):
         return lift.programs(study(name, **changes).base)
 
@@ -64,7 +64,7 @@ def test_runs_of_one_process_share_the_programs_of_a_setting_but_not_of_a_users_
 
 @contextmanager
 def compiling():
-    """Collect the thread of every program that is compiled, or found among those kept."""
+    """Collect the thread of every program that is compiled or loaded from the cache."""
     threads = []
 
     def note(event, *_, **__):
@@ -79,7 +79,7 @@ def compiling():
 
 
 @pytest.mark.more
-def test_what_a_run_calls_was_compiled_before_it_is_called(tmp_path, go, study, monkeypatch, assert_same):
+def test_programs_are_compiled_before_they_are_called(tmp_path, go, study, monkeypatch, assert_same):
     wanted = study(model={"kind": "one_layer", "dim": 13}, seeds=3)
     jax.clear_caches()
     lift._KNOWN.clear()
@@ -93,24 +93,24 @@ def test_what_a_run_calls_was_compiled_before_it_is_called(tmp_path, go, study, 
     assert_same(tmp_path / "before", tmp_path / "called")
     main = threading.main_thread().name
     assert set(as_called) == {main}
-    # Draw and start, and of two phases begin, measure, state_metrics, advance and tokens.
+    # Draw and start, and for two phases begin, measure, state_metrics, advance and tokens.
     assert len([name for name in before if name != main]) == 12
     assert len(before) == len(as_called)
 
 
 @pytest.mark.more
-def test_a_batch_that_goes_on_compiles_what_it_calls(tmp_path, go, stop, study, small_run, assert_same):
+def test_resumed_batch_compiles_only_remaining_programs(tmp_path, go, stop, study, small_run, assert_same):
     stop(tmp_path / "small", study(), 4)
     lift._KNOWN.clear()
     jax.clear_caches()
     with compiling() as threads:
         go(tmp_path / "small", study())
     assert_same(tmp_path / "small", small_run)
-    # Draw, start, and of the second phase all but its beginning.
+    # Draw, start, and for the second phase all programs except begin.
     assert len([name for name in threads if name != threading.main_thread().name]) == 6
 
 
-def test_what_cannot_be_compiled_raises_there(study, monkeypatch):
+def test_compilation_error_is_raised(study, monkeypatch):
     (group,) = compile_groups(study(model={"kind": "one_layer", "dim": 14}).cells)
     programs = Programs(group.setting)
 
@@ -122,15 +122,15 @@ def test_what_cannot_be_compiled_raises_there(study, monkeypatch):
         programs.compile(group, 2)
 
 
-def test_programs_that_are_forgotten_are_gone_though_garbage_is_collected_rarely(monkeypatch, study):
-    """Every one maps memory, of which a process may have so many pieces."""
+def test_discarded_programs_are_freed(monkeypatch, study):
+    """Every program maps memory, and a process may have a limited number of mappings."""
     monkeypatch.setattr(lift, "_KNOWN", {})
     monkeypatch.setattr(lift, "MOST_KNOWN", 2)
     gc.disable()
     try:
         settings = [study(model={"kind": "one_layer", "dim": dim}).base for dim in (2, 3, 4)]
         first = lift.programs(settings[0])
-        assert first.drawing is not None  # which knows them
+        assert first.drawing is not None  # The cache has the programs.
         forgotten = weakref.ref(first)
         del first
         lift.programs(settings[1])
@@ -141,8 +141,8 @@ def test_programs_that_are_forgotten_are_gone_though_garbage_is_collected_rarely
         gc.enable()
 
 
-def test_programs_of_a_group_are_gone_when_the_next_one_has_its_own(monkeypatch, study):
-    """Those of the user's code are in no list of known ones."""
+def test_programs_of_a_group_are_freed_before_the_next_group(monkeypatch, study):
+    """Programs with custom code are not in the cache of known programs."""
     monkeypatch.setattr(lift, "programs", Programs)
     gc.disable()
     try:

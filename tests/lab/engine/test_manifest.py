@@ -13,7 +13,7 @@ from jaxattn.lab.engine import monitor
 from jaxattn.lab.engine.manifest import differences
 
 
-def test_the_manifest_tells_where_the_numbers_come_from(small_run, study):
+def test_manifest_records_provenance(small_run, study):
     manifest = json.loads((small_run / "manifest.json").read_text())
     assert manifest["status"] == "finished"
     assert manifest["config"]["model"]["dim"] == 16
@@ -33,7 +33,7 @@ def test_the_manifest_tells_where_the_numbers_come_from(small_run, study):
     assert manifest["xla_flags"] == os.environ["XLA_FLAGS"]
 
 
-def test_a_run_has_the_same_numbers_whatever_the_user_sets(small_run, study, go, tmp_path):
+def test_results_do_not_depend_on_jax_settings(small_run, study, go, tmp_path):
     with jax.default_prng_impl("rbg"), jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         go(tmp_path / "run", study())
     found, expected = (pd.read_parquet(x / "records.parquet") for x in (tmp_path / "run", small_run))
@@ -41,7 +41,7 @@ def test_a_run_has_the_same_numbers_whatever_the_user_sets(small_run, study, go,
 
 
 class Declares(ja.Probe):
-    """A probe that declares the scales of its metrics."""
+    """Probe that declares the scales of its metrics."""
 
     scales = MappingProxyType({"share": ja.probes.Scale(low=0, high=1), "gap": ja.probes.Scale("log", low=0)})
 
@@ -50,7 +50,7 @@ class Declares(ja.Probe):
         return {"share": 1 / (1 + size), "gap": jnp.exp(-size)}
 
 
-def test_the_scales_that_probes_declare_are_kept_for_readers(study, tmp_path):
+def test_manifest_has_the_scales_of_probes(study, tmp_path):
     made = ja.Study(**(study().tree | {"probes": [Declares]}))
     results = made.run(tmp_path / "out", quiet=True)
     assert results.manifest["scales"] == {"share": ["linear", 0, 1], "gap": ["log", 0, None]}
@@ -59,8 +59,8 @@ def test_the_scales_that_probes_declare_are_kept_for_readers(study, tmp_path):
     assert found.loc["gap", "scale"].unique().tolist() == ["log"]
 
 
-def test_a_run_may_be_continued_from_its_own_manifest(small_run, study):
-    """What a manifest holds makes the study again."""
+def test_run_can_be_resumed_from_its_manifest(small_run, study):
+    """The tables of a manifest define the same study."""
     config = json.loads((small_run / "manifest.json").read_text())["config"]
     again = type(study()).of_tables(config)
     assert again.config_hash == study().config_hash
@@ -84,5 +84,5 @@ def test_a_run_may_be_continued_from_its_own_manifest(small_run, study):
         ({"blocks": {"a": {"x": 1}}}, {"blocks": {"a": {"x": 2}}}, ["blocks.a.x: 1 -> 2"]),
     ],
 )
-def test_differences_name_the_settings(old, new, expected):
+def test_differences_list_changed_settings(old, new, expected):
     assert differences(old, new) == expected

@@ -1,4 +1,4 @@
-"""How many lanes fit: predictions against XLA's own count."""
+"""Number of vmapped runs that fit in memory, compared with XLA's memory analysis."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ def first(study):
     return group, programs(group.setting)
 
 
-def test_the_line_through_two_programs_says_how_many_more_fit():
+def test_fit_interpolates_memory_linearly():
     asked = []
 
     def peak(lanes):
@@ -30,7 +30,7 @@ def test_the_line_through_two_programs_says_how_many_more_fit():
         assert memory.fit(peak, 50, budget)[0] == (budget - 100) // 10
         assert asked == [50, 25, 12, 6, 3, 1][: len(asked)]
     assert memory.fit(peak, 50, 109) == (0, 110)
-    # What does not compile at all says nothing of the lanes between.
+    # A program that does not compile gives no information about smaller numbers of runs.
     assert memory.fit(lambda n: math.inf if n > 20 else 10 * n, 50, 1000)[0] == 12
 
 
@@ -45,7 +45,7 @@ def test_the_line_through_two_programs_says_how_many_more_fit():
         ),
     ],
 )
-def test_models_hold_no_more_than_what_is_taken_to_fit(study, tables, kind, batch_size):
+def test_memory_bound_holds_for_all_models(study, tables, kind, batch_size):
     phase = {"name": "all", "kind": "descent", "train": ["E", "p", "v"], "optimizer": "adam"}
     phase |= {"step_size": 0.1, "steps": 2} | ({} if batch_size is None else {"batch_size": batch_size})
     data = tables()["data"] | {"length": 40, "sequences": 300, "vocab_size": 60}
@@ -54,8 +54,8 @@ def test_models_hold_no_more_than_what_is_taken_to_fit(study, tables, kind, batc
     assert memory.peak(*group, 4) <= 4 * memory.AMPLE * own
 
 
-def test_arrays_of_every_sequence_are_within_what_is_taken_to_fit(study, tables):
-    """The averages of an MLP, n d numbers, are many times its parameters if sequences are many."""
+def test_memory_bound_holds_for_many_sequences(study, tables):
+    """With many sequences the averages of an MLP, n d numbers, are many times its parameters."""
     phase = {"name": "all", "kind": "descent", "train": ["E", "p", "v"], "optimizer": "adam"}
     phase |= {"step_size": 0.1, "steps": 2}
     data = tables()["data"] | {"length": 2, "sequences": 8000, "vocab_size": 20}
@@ -65,25 +65,25 @@ def test_arrays_of_every_sequence_are_within_what_is_taken_to_fit(study, tables)
 
 
 @pytest.mark.more
-def test_memory_holds_at_least_the_parameters_and_grows_with_them(study):
+def test_peak_memory_grows_with_the_parameters(study):
     grown = [
         memory.peak(*first(study(model={"kind": "one_layer", "dim": dim})), 8)
         - memory.peak(*first(study(model={"kind": "one_layer", "dim": dim})), 4)
         for dim in (4, 16)
     ]
-    # E, p and v of a float32 model with V = 20, at least.
+    # The bound is the size of E, p and v of a float32 model with V = 20.
     assert grown[0] >= 4 * 4 * (20 * 4 + 2 * 4)
     assert grown[1] - grown[0] >= 4 * 4 * 20 * 12
 
 
 @pytest.mark.more
-def test_lanes_are_cut_to_what_fits_and_one_that_does_not_fit_is_an_error(study):
+def test_runs_are_limited_by_memory(study):
     wanted, noted = first(study()), []
     assert memory.fitting_width(*wanted, 50, memory.default_budget(), noted.append) == 50
     assert noted == []
     budget = memory.peak(*wanted, 8)
     found = memory.fitting_width(*wanted, 50, budget, noted.append)
-    assert noted == [wanted[0]]  # it takes seconds
+    assert noted == [wanted[0]]  # Compilation takes seconds.
     assert 7 <= found <= 9
     assert memory.peak(*wanted, found) <= 1.02 * budget
     with pytest.raises(InputError, match=r"cell 0: one seed needs \d+ MiB, but \d MiB may be used"):
@@ -91,28 +91,28 @@ def test_lanes_are_cut_to_what_fits_and_one_that_does_not_fit_is_an_error(study)
 
 
 @pytest.mark.parametrize("sizes", [{"vocab_size": 5 * 10**7}, {"sequences": 10**8}])
-def test_what_cannot_fit_is_said_before_anything_is_compiled(study, tables, monkeypatch, sizes):
+def test_too_large_cells_raise_before_compilation(study, tables, monkeypatch, sizes):
     monkeypatch.setattr(memory, "peak", None)
     wanted = first(study(data=tables()["data"] | sizes))
     with pytest.raises(InputError, match=r"cell 0: one seed needs [\d,]+ MiB, but [\d,]+ MiB may be used"):
         memory.fitting_width(*wanted, 5, 2**32)
 
 
-def test_sizes_that_no_array_has_are_named(study, tables):
+def test_too_large_arrays_raise(study, tables):
     sizes = {"vocab_size": 2**31 - 1, "length": 40, "sequences": 200}
     wanted = first(study(data=tables()["data"] | sizes))
     with pytest.raises(InputError, match="cell 0: its arrays are too large to compile"):
         memory.fitting_width(*wanted, 5, 2**32)
 
 
-def test_sizes_of_a_users_code_are_those_of_its_arrays(study):
+def test_program_sizes_of_custom_code(study):
     wanted = first(study("own"))
-    # E, W, p and v in float64.
+    # The parameters are E, W, p and v in float64.
     assert memory.program_sizes(*wanted, 1)[1] >= 8 * (10 * 4 + 16 + 4 + 4)
     assert memory.fitting_width(*wanted, 50, memory.default_budget()) == 50
 
 
-def test_address_space_is_judged_before_a_program_needs_it(monkeypatch):
+def test_low_address_space_limit_is_reported(monkeypatch):
     notes = []
     for gib, said in ((None, 0), (4, 0), (3, 1)):
         limit = memory.resource.RLIM_INFINITY if gib is None else gib * 2**30
@@ -129,7 +129,7 @@ def test_address_space_is_judged_before_a_program_needs_it(monkeypatch):
         memory.check_address_space(notes.append)
 
 
-def test_limits_of_all_control_groups_count(tmp_path):
+def test_limits_of_all_control_groups_apply(tmp_path):
     job = tmp_path / "cgroup" / "batch" / "job"
     job.mkdir(parents=True)
     for folder, limit in (

@@ -1,4 +1,4 @@
-"""The monitor of a run: pace and time left, when to save, what was spent."""
+"""Monitor of a run: time left, intervals of checkpoints, and resources."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from jaxattn.lab.engine.progress import Reporter
 
 
 class Shown(Reporter):
-    """Keeps what it is to show."""
+    """Reporter that keeps its updates."""
 
     def __init__(self):
         super().__init__(quiet=True)
@@ -24,7 +24,7 @@ class Shown(Reporter):
 
 
 class Run:
-    """A monitor whose time is told to it, and three batches of a study of two phases, embed and query."""
+    """Monitor with a simulated clock, and three batches of a study of two phases, embed and query."""
 
     def __init__(self, monkeypatch, study, **intervals):
         self.now = 1000.0
@@ -60,15 +60,15 @@ def run(monkeypatch, study):
     return Run(monkeypatch, study())
 
 
-def test_time_left_is_known_when_all_that_is_left_was_seen(run):
+def test_time_left_is_known_once_every_phase_was_timed(run):
     run.monitor.begin_batch(run.batches[0], 0, 3)
     run.embed()
-    assert run.monitor.left() is None  # of query nothing is known
+    assert run.monitor.left() is None  # The phase query has not been timed.
     run.monitor.begin_phase(1, [0, 100, 200], 0)
     run.measure(2.0)
-    run.step(1, 7.0)  # the first call holds more than its step
+    run.step(1, 7.0)  # The first call includes compilation.
     run.step(99, 9.9)
-    # Of the batches that wait, query has never come to its end.
+    # The phase query has not been timed yet, and other batches still require it.
     assert run.monitor.left() is None
     run.measure(2.0)
     run.step(100, 10.0)
@@ -79,17 +79,17 @@ def test_time_left_is_known_when_all_that_is_left_was_seen(run):
     run.embed()
     assert run.monitor.left() == pytest.approx(first - 6.0 + first)
     run.monitor.begin_phase(1, [0, 100, 200], 0)
-    # Before its own pace is known it is that of the batch before.
+    # Before the phase has a measured speed, that of the previous batch is used.
     assert run.monitor.left() == pytest.approx(first - 6.0 + first)
     run.measure(1.0)
     run.step(1, 5.0)
     assert run.monitor.left() == pytest.approx(first - 6.0 - 6.0 + first)
     run.step(49, 4.9)
-    # 150 steps and two measurements, and a batch.
+    # 150 steps, two measurements and one batch are left.
     assert run.monitor.left() == pytest.approx(15.0 + 2 * 1.0 + first)
 
 
-def test_what_takes_as_long_as_it_takes_is_named_without_share_and_time(run):
+def test_status_without_steps_has_no_fraction_or_time(run):
     run.monitor.begin_batch(run.batches[0], 0, 3)
     run.monitor.set_status("compiling")
     run.monitor.begin_phase(0, [0, 1], 0)
@@ -106,7 +106,7 @@ def test_what_takes_as_long_as_it_takes_is_named_without_share_and_time(run):
     assert [entry["doing"] for entry in run.entries] == ["compiling", "embed begins", "query begins"]
 
 
-def test_a_flow_says_how_far_its_path_has_come_and_no_time_of_its_own(monkeypatch, study):
+def test_flow_shows_the_progress_of_its_path(monkeypatch, study):
     run = Run(monkeypatch, study("flow"))
     run.monitor.begin_batch(run.batches[0], 0, 3)
     run.monitor.begin_phase(1, [0, 1, 2, 11], 0)
@@ -117,12 +117,12 @@ def test_a_flow_says_how_far_its_path_has_come_and_no_time_of_its_own(monkeypatc
     shown = ["query runs until ‖p‖ = 10000", *["query ‖p‖ = 0 of 10000"] * 2]
     shown += ["query ‖p‖ = 123 of 10000"] * 2
     assert [what for what, _, _ in run.reporter.lines] == shown
-    # Its rows take from nothing to minutes.
+    # Its rows take between no time and minutes.
     assert run.monitor.left() is None
     assert run.monitor.block(9) == 1
 
 
-def test_a_later_flow_says_how_long_those_before_it_took_and_never_too_little(monkeypatch, study):
+def test_time_left_of_a_flow_uses_earlier_flows(monkeypatch, study):
     run = Run(monkeypatch, study("flow"))
 
     def follow(seconds):
@@ -141,10 +141,10 @@ def test_a_later_flow_says_how_long_those_before_it_took_and_never_too_little(mo
         run.step(1, 1.0)
         run.monitor.end_phase()
     follow(31.0)
-    assert run.monitor.left() is None  # longer than any before
+    assert run.monitor.left() is None  # This is longer than any earlier flow.
 
 
-def test_blocks_take_as_long_as_is_wanted_and_saves_their_share(monkeypatch, study):
+def test_block_and_checkpoint_intervals(monkeypatch, study):
     run = Run(monkeypatch, study(), block_s=2.0, checkpoint_s=10.0, checkpoint_share=0.1)
     run.monitor.begin_batch(run.batches[0], 0, 3)
     run.monitor.begin_phase(1, [0, 100], 0)
@@ -164,7 +164,7 @@ def test_blocks_take_as_long_as_is_wanted_and_saves_their_share(monkeypatch, stu
 
 
 @pytest.mark.skipif(monitor.peak_mib() is None, reason="no /proc on this system")
-def test_the_peak_grows_with_what_is_held_and_is_forgotten():
+def test_peak_memory_grows_and_can_be_reset():
     monitor.forget_peak()
     before = monitor.peak_mib()
     held = np.ones(2**27, np.uint8)
@@ -177,7 +177,7 @@ def test_the_peak_grows_with_what_is_held_and_is_forgotten():
     assert monitor.peak_mib() <= largest - 100
 
 
-def test_the_last_account_counts_whether_or_not_the_process_came_to_its_end():
+def test_resources_of_earlier_processes_are_added():
     stopped = {"wall_time_s": 50.0, "peak_memory_mib": None}
     killed = {"wall_time_s": 70.0, "peak_memory_mib": 1e6}
 

@@ -13,7 +13,7 @@ from jaxattn.lab.engine.lift import programs
 from jaxattn.lab.engine.plan import check_metrics, plan_study, recorded_lines
 
 
-def test_groups_say_what_runs_together(tmp_path, study):
+def test_plan_lists_the_groups(tmp_path, study):
     axes = {"model.dim": [8, 16], "phases.embed.step_size": [1.0, 2.0, 3.0]}
     (cells, table), whole = plan_study(study(axes=axes, seeds=5, chunk=4), tmp_path / "none", quick=True)
     assert cells["group"].tolist() == [0, 0, 0, 1, 1, 1]
@@ -24,14 +24,14 @@ def test_groups_say_what_runs_together(tmp_path, study):
 
 
 @pytest.mark.more
-def test_what_is_there_counts_as_done(two_batches, tmp_path, study):
+def test_plan_counts_finished_batches(two_batches, tmp_path, study):
     folder = shutil.copytree(two_batches, tmp_path / "small")
     (cells, _), whole = plan_study(study(chunk=1, seeds=3), folder)
     assert cells["done"].tolist() == ["2 of 3"]
     assert "3 batches, 2 of them done, about " in whole
 
 
-def test_a_folder_of_another_config_is_refused_as_a_run_refuses_it(two_batches, study, go):
+def test_plan_rejects_a_folder_of_another_config(two_batches, study, go):
     other = study(chunk=1, model={"kind": "one_layer", "dim": 8})
     said, refused = [], r"holds results of another config \(model.dim: 16 -> 8\)"
     for ask in (lambda: plan_study(other, two_batches, quick=True), lambda: go(two_batches, other)):
@@ -41,7 +41,7 @@ def test_a_folder_of_another_config_is_refused_as_a_run_refuses_it(two_batches, 
     assert said[0] == said[1]
 
 
-def test_progress_tells_what_takes_long(tmp_path, study, monkeypatch):
+def test_plan_reports_progress(tmp_path, study, monkeypatch):
     monkeypatch.setattr(planning, "estimate_runtime", lambda *arguments: 1.0)
     monkeypatch.setattr(memory, "peak", lambda *arguments: 1)
     said = []
@@ -51,7 +51,7 @@ def test_progress_tells_what_takes_long(tmp_path, study, monkeypatch):
     assert said == [("trying compile group 1 of 2", 0.0), ("trying compile group 2 of 2", 0.5)]
 
 
-def test_quick_leaves_out_what_takes_compiling(tmp_path, monkeypatch, study):
+def test_quick_plan_does_not_compile(tmp_path, monkeypatch, study):
     def refuse(*arguments):
         raise AssertionError("compiles")
 
@@ -65,7 +65,7 @@ def test_quick_leaves_out_what_takes_compiling(tmp_path, monkeypatch, study):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_coordinates_of_the_span_are_said_where_they_are_fewer(tmp_path, study, dtype):
+def test_plan_shows_coordinates_of_the_span(tmp_path, study, dtype):
     axes = {"model.dim": [16, 64, "inf"], "phases.query.optimizer": ["sgd", "adam"]}
     exclude = [{"model.dim": "inf", "phases.query.optimizer": "adam"}]
     _, groups = plan_study(study(axes=axes, exclude=exclude, dtype=dtype), tmp_path, quick=True)[0]
@@ -73,7 +73,7 @@ def test_coordinates_of_the_span_are_said_where_they_are_fewer(tmp_path, study, 
 
 
 @pytest.mark.parametrize("name", ["small", pytest.param("flow", marks=pytest.mark.more)])
-def test_what_every_phase_records_is_what_a_run_records(name, study, request, read):
+def test_planned_metrics_match_recorded_metrics(name, study, request, read):
     wanted = study(name)
     records, _ = read(request.getfixturevalue(f"{name}_run"))
     for phase, line in zip(("embed", "query"), recorded_lines(wanted), strict=True):
@@ -86,12 +86,12 @@ def test_what_every_phase_records_is_what_a_run_records(name, study, request, re
 
 
 def _spelled(text):
-    """Spell out "Ev_bin_00 .. 02"."""
+    """Expand "Ev_bin_00 .. 02" to all names."""
     first, several, last = text.partition(" .. ")
     return [f"{first[:-2]}{k:02d}" for k in range(int(last) + 1)] if several else [text]
 
 
-def test_what_is_not_recorded_has_its_reason(tmp_path, study):
+def test_skipped_probes_have_a_reason(tmp_path, study):
     two_layers = study(model={"kind": "two_layer", "dim": 4}, phases=study().tree["phases"][:1])
     (line,) = recorded_lines(two_layers)
     reason = "(requires a model with attends_to_tokens = True)"
@@ -100,7 +100,7 @@ def test_what_is_not_recorded_has_its_reason(tmp_path, study):
 
 
 @pytest.mark.more
-def test_the_time_grows_with_the_work(study, tables):
+def test_estimated_time_grows_with_the_work(study, tables):
     phases = tables()["phases"]
     times = []
     for steps, seeds in ((20, 4), (200_000, 400)):
@@ -111,7 +111,7 @@ def test_the_time_grows_with_the_work(study, tables):
     assert 0 < times[0] < times[1] / 20
 
 
-def test_figures_of_metrics_that_nobody_measures_are_found_before_a_run(study, tmp_path):
+def test_figures_of_unknown_metrics_raise_before_the_run(study, tmp_path):
     for figure, said in (
         (
             {"kind": "curves", "metrics": ["loss", "lss"]},
@@ -128,7 +128,7 @@ def test_figures_of_metrics_that_nobody_measures_are_found_before_a_run(study, t
 
 
 SWEEPS = Path(__file__).parents[3] / "sweeps"
-# Texts are not here, and books and their items are no studies.
+# Texts are not available here, and books and their items are not studies.
 SHIPPED = sorted(
     path
     for path in SWEEPS.rglob("*.toml")
@@ -146,7 +146,7 @@ SHIPPED = sorted(
         for marks in ([[]] if path.parent.name == "own" else [[pytest.mark.more]])
     ],
 )
-def test_every_shipped_sweep_is_planned_quickly(path, tmp_path):
+def test_every_shipped_sweep_has_a_quick_plan(path, tmp_path):
     made = Study.read(path)
     (cells, groups), whole = plan_study(made, tmp_path / "none", quick=True)
     assert len(cells) == len(made.cells)
@@ -156,7 +156,7 @@ def test_every_shipped_sweep_is_planned_quickly(path, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.relative_to(SWEEPS).as_posix())
-def test_every_shipped_sweep_is_planned_with_memory_and_time(path, tmp_path):
+def test_every_shipped_sweep_has_a_plan(path, tmp_path):
     (_, groups), whole = plan_study(Study.read(path), tmp_path / "none")
     assert whole.endswith(" left")
     assert groups["memory"].str.endswith(" MiB").all()

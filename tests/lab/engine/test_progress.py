@@ -1,4 +1,4 @@
-"""What is shown of a run."""
+"""Progress messages of a run."""
 
 import io
 import sys
@@ -10,12 +10,12 @@ from jaxattn.lab.engine import progress
 from jaxattn.lab.engine.progress import Reporter, duration
 
 
-def test_a_line_says_what_is_known_and_no_more(monkeypatch, capsys):
+def test_progress_line_has_only_known_values(monkeypatch, capsys):
     now = iter([1000.0, 1001.0, 1100.0, 1200.0])
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
     with Reporter() as reporter:
         reporter.update("compiling")
-        reporter.update("query step 1", 0.001)  # too soon after the line before
+        reporter.update("query step 1", 0.001)  # This update is too soon after the previous line.
         reporter.update("query step 400", 0.401, "loss 0.5", 150.0)
         reporter.update("query step 1,000", 1.0, "loss 0.1")
     lines = capsys.readouterr().err.splitlines()
@@ -26,7 +26,7 @@ def test_a_line_says_what_is_known_and_no_more(monkeypatch, capsys):
     ]
 
 
-def test_the_end_of_reading_is_a_line_if_it_took_a_second(monkeypatch, capsys):
+def test_reading_over_a_second_is_reported(monkeypatch, capsys):
     now = 1000.0
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
     with Reporter() as reporter:
@@ -38,7 +38,7 @@ def test_the_end_of_reading_is_a_line_if_it_took_a_second(monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines() == ["reading train: 2,000 of 2,000"]
 
 
-def test_the_time_left_of_a_bar_passes_while_nothing_new_is_known(monkeypatch):
+def test_time_left_counts_down_between_updates(monkeypatch):
     now = 1000.0
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
     shown = progress._Left()
@@ -51,12 +51,12 @@ def test_the_time_left_of_a_bar_passes_while_nothing_new_is_known(monkeypatch):
     assert shown.render(SimpleNamespace(fields={"end": None})).plain == ""
 
 
-def test_durations():
+def test_duration_format():
     assert [duration(x) for x in (3.4, 100.0, 150.0, 8000.0)] == ["3 s", "100 s", "2.5 min", "2.2 h"]
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError, OSError, ValueError])
-def test_a_stderr_that_fails_ends_no_run(monkeypatch, error):
+def test_errors_of_stderr_are_ignored(monkeypatch, error):
     class Gone(io.StringIO):
         def write(self, text):
             raise error("gone")
@@ -68,7 +68,7 @@ def test_a_stderr_that_fails_ends_no_run(monkeypatch, error):
         reporter.trace("data", SimpleNamespace(trace="a trace"))
 
 
-def test_short_work_says_nothing(monkeypatch):
+def test_patient_is_silent_for_short_work(monkeypatch):
     now, said = [100.0], []
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     tell = progress.patient(lambda what, share: said.append((what, share)))

@@ -1,4 +1,4 @@
-"""Measurements as tables."""
+"""Tables of measurements."""
 
 import numpy as np
 import pandas as pd
@@ -9,7 +9,7 @@ from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.engine.records import rows, with_best
 
 
-def test_a_complex_number_is_no_record(study):
+def test_complex_metric_raises(study):
     batch = Batch(None, tuple(study().cells), range(3, 4))
     assert rows({"turn": np.array([2.0])}, batch, "query", 1)["value"].tolist() == [2.0]
     with pytest.raises(
@@ -18,16 +18,16 @@ def test_a_complex_number_is_no_record(study):
         rows({"turn": np.array([1j])}, batch, "query", 1)
 
 
-def test_a_probe_with_nothing_to_say_has_no_rows(study):
+def test_probe_without_metrics_has_no_rows(study):
     batch = Batch(None, tuple(study().cells), range(3, 4))
     assert rows({}, batch, "query", 1).empty
 
 
-def test_the_best_test_accuracy_is_chosen_on_test_or_on_validation_data(rng):
+def test_best_test_accuracy_is_chosen_on_test_or_validation_data(rng):
     lanes = [(cell, seed, phase) for cell in (0, 1) for seed in (0, 3) for phase in ("b", "a")]
     rows, expected = [], {}
     for lane in lanes:
-        # Coarse numbers tie; the first of equal steps counts.
+        # Coarse accuracies tie; the first of equal steps is selected.
         names = ("test_accuracy", "validation_accuracy", "loss")
         curves = {name: rng.integers(0, 4, 9) / 4 for name in names}
         rows += [(*lane, step, name, x) for name, curve in curves.items() for step, x in enumerate(curve)]

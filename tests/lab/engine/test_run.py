@@ -1,4 +1,4 @@
-"""A run as a whole: continued, refused, failed, topped up."""
+"""Runs: resumed, rejected, failed, and extended by seeds."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def test_a_finished_run_is_not_run_again(small_run, monkeypatch, go, study):
     assert before == {path: path.stat().st_mtime_ns for path in small_run.glob("*.parquet")}
 
 
-def test_folders_of_another_config_and_strange_folders_are_refused(small_run, tmp_path, go, study):
+def test_folders_of_another_config_and_other_folders_raise(small_run, tmp_path, go, study):
     with pytest.raises(InputError, match=r"another config \(model.dim: 16 -> 8\)"):
         go(small_run, study(model={"kind": "one_layer", "dim": 8}))
     (tmp_path / "thesis.txt").write_text("my life's work")
@@ -37,7 +37,7 @@ def test_folders_of_another_config_and_strange_folders_are_refused(small_run, tm
     assert (tmp_path / "thesis.txt").exists()
 
 
-def test_a_full_disk_is_one_clear_line_and_nothing_computed_is_lost(tmp_path, monkeypatch, go, study):
+def test_full_disk_is_one_line_and_results_are_kept(tmp_path, monkeypatch, go, study):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -49,7 +49,7 @@ def test_a_full_disk_is_one_clear_line_and_nothing_computed_is_lost(tmp_path, mo
     assert not go(tmp_path / "small", study())[0].already_finished
 
 
-def test_seeds_are_topped_up_without_touching_what_is_there(two_batches, tmp_path, go, study, read):
+def test_seeds_are_added_without_changing_existing_results(two_batches, tmp_path, go, study, read):
     folder = shutil.copytree(two_batches, tmp_path / "small")
     parts = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (folder / "parts").iterdir()}
     assert not go(folder, study(seeds="1:4", chunk=1))[0].already_finished
@@ -64,7 +64,7 @@ def test_seeds_are_topped_up_without_touching_what_is_there(two_batches, tmp_pat
 
 
 def failing(monkeypatch, times):
-    """Let the machine fail the first batch some times."""
+    """Let the device fail on the first batch some times."""
     original, calls = run.run_batch, []
 
     def execute_or_fail(batch, *arguments):
@@ -77,9 +77,7 @@ def failing(monkeypatch, times):
     return calls
 
 
-def test_a_batch_that_the_machine_fails_is_listed_and_the_next_run_mends_it(
-    tmp_path, monkeypatch, go, study, read
-):
+def test_failed_batch_is_listed_and_run_again(tmp_path, monkeypatch, go, study, read):
     with monkeypatch.context() as patch:
         calls = failing(patch, times=9)
         outcome, _ = go(tmp_path, study(chunk=1))
@@ -96,7 +94,7 @@ def test_a_batch_that_the_machine_fails_is_listed_and_the_next_run_mends_it(
 
 
 def out_of_memory(monkeypatch, most, stop_after=99):
-    """Let batches of more lanes than that run out of memory; stop after some that do not."""
+    """Let batches of more than `most` runs fail for lack of memory, and stop after some others."""
     original, done = run.run_batch, []
 
     def execute_or_fail(batch, *arguments):
@@ -112,9 +110,7 @@ def out_of_memory(monkeypatch, most, stop_after=99):
     return done
 
 
-def test_a_batch_that_runs_out_of_memory_goes_on_in_halves_also_after_a_stop(
-    tmp_path, monkeypatch, go, study, read
-):
+def test_batch_out_of_memory_is_halved_and_resumes(tmp_path, monkeypatch, go, study, read):
     with monkeypatch.context() as patch:
         done = out_of_memory(patch, most=1, stop_after=1)
         with pytest.raises(Interrupted):
@@ -136,7 +132,7 @@ def test_a_batch_that_runs_out_of_memory_goes_on_in_halves_also_after_a_stop(
     np.testing.assert_allclose(one["value"][loss], other["value"][loss], rtol=1e-5)
 
 
-def test_a_checkpoint_that_does_not_fit_on_the_devices_is_not_damaged(
+def test_checkpoint_larger_than_device_memory_is_not_damaged(
     tmp_path, monkeypatch, go, stop, study, assert_same
 ):
     wanted = study(seeds=1)
@@ -150,9 +146,9 @@ def test_a_checkpoint_that_does_not_fit_on_the_devices_is_not_damaged(
     with monkeypatch.context() as patch:
         patch.setattr(run.devices, "put", full)
         outcome, lines = go(folder, wanted)
-    # It was read to the host, where no device had to hold all lanes.
+    # It was read to the host, so no device had to hold all runs.
     assert {type(x) for x in held} == {np.ndarray}
-    assert "Out of memory; a single seed needs a smaller problem" in outcome.errors[0]["reason"]
+    assert "Out of memory; a single seed does not fit" in outcome.errors[0]["reason"]
     assert not any("damaged" in line for line in lines)
     assert not (folder / "damaged").exists()
     assert not go(folder, wanted)[0].errors
@@ -160,23 +156,21 @@ def test_a_checkpoint_that_does_not_fit_on_the_devices_is_not_damaged(
     assert_same(folder, tmp_path / "straight")
 
 
-def test_a_batch_without_memory_is_halved_at_once_and_only_a_single_lane_tried_again(
-    tmp_path, monkeypatch, go, study
-):
+def test_retry_repeats_only_a_single_seed_out_of_memory(tmp_path, monkeypatch, go, study):
     out_of_memory(monkeypatch, most=0)
     _, lines = go(tmp_path, study(seeds=2), on_failure="retry")
     again = [line.partition(":")[0] for line in lines if "running it again" in line]
     assert set(again) == {f"cells-00000-00000-seeds-0000{seed}-0000{seed}" for seed in range(2)}
 
 
-def test_a_single_lane_that_does_not_fit_is_one_line(tmp_path, monkeypatch, go, study):
+def test_single_seed_out_of_memory_is_one_line(tmp_path, monkeypatch, go, study):
     out_of_memory(monkeypatch, most=0)
     errors = go(tmp_path, study(seeds=2))[0].errors
     assert [error["batch"][-11:] for error in errors] == ["00000-00000", "00001-00001"]
-    assert "Out of memory; a single seed needs a smaller problem" in errors[0]["reason"]
+    assert "Out of memory; a single seed does not fit" in errors[0]["reason"]
 
 
-def test_quiet_hides_no_note_of_damage(two_batches, tmp_path, study, capsys):
+def test_quiet_shows_damage(two_batches, tmp_path, study, capsys):
     folder = shutil.copytree(two_batches, tmp_path / "small")
     (folder / "records.parquet").write_bytes(b"PAR1")
     with Reporter(quiet=True) as reporter:
@@ -186,9 +180,7 @@ def test_quiet_hides_no_note_of_damage(two_batches, tmp_path, study, capsys):
     assert capsys.readouterr().err == line
 
 
-def test_a_finished_run_that_is_stopped_with_more_seeds_is_not_finished(
-    small_run, tmp_path, monkeypatch, go, study
-):
+def test_stopping_added_seeds_leaves_the_run_unfinished(small_run, tmp_path, monkeypatch, go, study):
     folder, execute_batch = shutil.copytree(small_run, tmp_path / "small"), run.run_batch
 
     def then_stop(*given):
@@ -211,7 +203,7 @@ def test_a_finished_run_that_is_stopped_with_more_seeds_is_not_finished(
     pd.testing.assert_frame_equal(load(folder).records, found.records)
 
 
-def test_stop_stops_and_keeps_what_is_done(tmp_path, monkeypatch, go, study):
+def test_on_failure_stop_keeps_finished_batches(tmp_path, monkeypatch, go, study):
     with monkeypatch.context() as patch:
         calls = failing(patch, times=9)
         with pytest.raises(RunError, match="use --on-failure continue"):
@@ -220,7 +212,7 @@ def test_stop_stops_and_keeps_what_is_done(tmp_path, monkeypatch, go, study):
     assert not go(tmp_path, study(chunk=1))[0].errors
 
 
-def test_retry_tries_again_from_the_start(tmp_path, monkeypatch, go, study):
+def test_on_failure_retry_starts_again(tmp_path, monkeypatch, go, study):
     calls = failing(monkeypatch, times=2)
     assert not go(tmp_path, study(chunk=1), on_failure="retry")[0].errors
     assert len(calls) == 4
@@ -229,7 +221,7 @@ def test_retry_tries_again_from_the_start(tmp_path, monkeypatch, go, study):
     assert len(calls) == 4
 
 
-def test_nan_stops_a_sweep_that_is_to_stop(tmp_path, monkeypatch, go, study):
+def test_on_failure_stop_stops_at_nan(tmp_path, monkeypatch, go, study):
     original = lift.Programs.start
 
     def poisoned(*arguments):
@@ -259,14 +251,14 @@ def size(params, corpus):
 
 @pytest.fixture
 def own(tmp_path, tables):
-    """A study with a loss of its own in a file that may be changed."""
+    """Return a function that writes a study with a custom loss in a file."""
     changes = {
         "loss": "mine.py:loss",
         "probes": {"bins": 0, "min_count": 1, "own": ["mine.py:size"]},
     }
 
     def write(first="", **further):
-        # A module stays imported: each text is a folder of its own, as in a new process.
+        # A module stays imported, so each version of the file has a separate folder, as in a new process.
         folder = tmp_path / f"code-{abs(hash(first))}"
         folder.mkdir(exist_ok=True)
         (folder / "mine.py").write_text(MODEL.format(first=first or "'''The logistic loss.'''"))
@@ -278,7 +270,7 @@ def own(tmp_path, tables):
 
 
 @pytest.mark.more
-def test_own_code_that_has_changed_is_refused_unless_it_is_accepted(tmp_path, own, go, read):
+def test_changed_custom_code_raises_unless_accepted(tmp_path, own, go, read):
     go(tmp_path / "run", own())
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert set(manifest["code"]) == {"mine.py:loss", "mine.py:size"}
@@ -290,7 +282,7 @@ def test_own_code_that_has_changed_is_refused_unless_it_is_accepted(tmp_path, ow
     outcome, _ = go(tmp_path / "run", changed, accept_code=True)
     assert not outcome.already_finished
     assert set(read(tmp_path / "run")[0]["seed"]) == {0, 1}
-    # What was accepted is what the next command is held against.
+    # The next command is compared with the accepted code.
     assert go(tmp_path / "run", changed)[0].already_finished
 
 
@@ -310,7 +302,7 @@ class Softened(ja.Loss):
 
 @pytest.fixture
 def notebook(tables):
-    """Make a study of a loss that a cell of a notebook defines, in a module without a file."""
+    """Return a function that makes a study of a loss defined in a notebook cell, a module without a file."""
 
     def make(factor, reads="", **changes):
         cell = {"__name__": "a_notebook"}
@@ -323,7 +315,7 @@ def notebook(tables):
     return make
 
 
-def test_an_edited_class_of_a_notebook_is_refused(tmp_path, notebook, go):
+def test_changed_notebook_class_raises(tmp_path, notebook, go):
     go(tmp_path / "run", notebook(-1.0))
     assert go(tmp_path / "run", notebook(-1.0))[0].already_finished
     for changed in (notebook(-2.0), notebook(-2.0, seeds=2)):
@@ -333,7 +325,7 @@ def test_an_edited_class_of_a_notebook_is_refused(tmp_path, notebook, go):
             go(tmp_path / "run", changed)
 
 
-def test_code_without_a_hash_is_named_and_is_continued_only_if_it_is_accepted(tmp_path, notebook, go):
+def test_code_without_a_hash_resumes_only_if_accepted(tmp_path, notebook, go):
     unknown = notebook(-1.0, reads=" + 0 * LOCK.locked()")
     _, lines = go(tmp_path / "run", unknown)
     assert (
@@ -345,7 +337,7 @@ def test_code_without_a_hash_is_named_and_is_continued_only_if_it_is_accepted(tm
     assert go(tmp_path / "run", unknown, accept_code=True)[0].already_finished
 
 
-def test_own_code_that_raises_in_all_cells_is_told_with_its_own_traceback(tmp_path, own, go):
+def test_custom_code_that_raises_shows_its_traceback(tmp_path, own, go):
     with pytest.raises(UserCodeError, match=r"KeyError in loss, line 6 of .*mine\.py") as caught:
         go(tmp_path / "run", own("raise KeyError(labels.shape)"))
     assert "\n" not in str(caught.value)
@@ -370,7 +362,7 @@ def test_own_code_that_raises_in_all_cells_is_told_with_its_own_traceback(tmp_pa
         ),
     ],
 )
-def test_own_code_that_returns_what_does_not_fit_is_one_line(tmp_path, go, study, change, message):
+def test_invalid_return_value_of_custom_code_is_one_line(tmp_path, go, study, change, message):
     with pytest.raises(InputError, match=message) as caught:
         go(tmp_path / "run", study("own", seeds=1, **change))
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""A batch from its start to its tables: the numbers, and the same numbers after a stop."""
+"""Batches from their start to their tables, and bitwise identical tables after a stop."""
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ def generate(data, key, sequences):
     return data.function(key, **settings)
 
 
-def test_numbers_equal_the_phases_written_out_seed_by_seed(small_run, read, study):
+def test_records_match_explicit_phases(small_run, read, study):
     records, tokens = read(small_run)
     data = study().base.data
     data_keys, model_keys = seed_keys([0, 1])
@@ -78,7 +78,7 @@ def test_numbers_equal_the_phases_written_out_seed_by_seed(small_run, read, stud
         np.testing.assert_allclose(value["important_mass"], (q * important[ids]).sum(1).mean(), rtol=1e-4)
 
 
-def test_the_test_accuracy_best_on_test_is_the_running_maximum_of_each_seed_and_phase(small_run, read):
+def test_best_test_accuracy_is_the_running_maximum(small_run, read):
     records, _ = read(small_run)
     table = records.pivot(index=["seed", "phase", "step"], columns="metric", values="value")
     for _, curve in table.groupby(["seed", "phase"]):
@@ -89,10 +89,8 @@ def test_the_test_accuracy_best_on_test_is_the_running_maximum_of_each_seed_and_
 @pytest.mark.parametrize(
     "calls", [pytest.param(1, marks=pytest.mark.more), 3, pytest.param(5, marks=pytest.mark.more), 8]
 )
-def test_a_stopped_run_continues_to_bit_identical_tables(
-    small_run, tmp_path, go, stop, study, assert_same, calls
-):
-    """Ask to stop after some calls into the device, then run the same command again."""
+def test_stopped_run_resumes_bitwise(small_run, tmp_path, go, stop, study, assert_same, calls):
+    """Ask the run to stop after some calls to the device, then run the same command again."""
     stop(tmp_path / "small", study(), calls)
     assert not (tmp_path / "small" / "records.parquet").exists()
     go(tmp_path / "small", study())
@@ -101,18 +99,14 @@ def test_a_stopped_run_continues_to_bit_identical_tables(
 
 @pytest.mark.more
 @pytest.mark.parametrize("calls", [2, 4])
-def test_a_stopped_flow_continues_to_bit_identical_tables(
-    flow_run, tmp_path, go, stop, study, assert_same, calls
-):
+def test_stopped_flow_resumes_bitwise(flow_run, tmp_path, go, stop, study, assert_same, calls):
     stop(tmp_path / "flow", study("flow"), calls)
     go(tmp_path / "flow", study("flow"))
     assert_same(tmp_path / "flow", flow_run)
 
 
-def test_a_batch_goes_on_where_devices_want_another_number_of_lanes(
-    tmp_path, monkeypatch, go, stop, study, read
-):
-    """As on a machine with an odd number of cores, and then on another one."""
+def test_batch_resumes_on_another_number_of_devices(tmp_path, monkeypatch, go, stop, study, read):
+    """The run starts with an odd number of cores and resumes with another number."""
     wanted = study(seeds=3)
     with monkeypatch.context() as patch:
         patch.setattr(run.devices, "pad_to_devices", lambda lanes, shared: [*lanes, lanes[-1]])
@@ -125,7 +119,7 @@ def test_a_batch_goes_on_where_devices_want_another_number_of_lanes(
 
 
 @pytest.mark.more
-def test_a_flow_of_long_steps_stopped_on_its_way_continues_to_bit_identical_tables(
+def test_stopped_flow_of_expensive_steps_resumes_bitwise(
     tmp_path, monkeypatch, cleared, go, stop, study, assert_same
 ):
     monkeypatch.setattr(stiff, "LARGE", 0)
@@ -138,7 +132,7 @@ def test_a_flow_of_long_steps_stopped_on_its_way_continues_to_bit_identical_tabl
     assert_same(tmp_path / "flow", tmp_path / "straight")
 
 
-def test_a_flow_of_long_steps_that_is_killed_goes_on_from_its_last_row(
+def test_killed_flow_resumes_from_its_last_row(
     tmp_path, monkeypatch, cleared, go, study, every_step, assert_same
 ):
     monkeypatch.setattr(stiff, "LARGE", 0)
@@ -165,10 +159,10 @@ def test_a_flow_of_long_steps_that_is_killed_goes_on_from_its_last_row(
     assert_same(tmp_path / "flow", tmp_path / "straight")
 
 
-def test_a_run_killed_while_saving_continues_to_bit_identical_tables(
+def test_run_killed_while_saving_resumes_bitwise(
     small_run, tmp_path, monkeypatch, go, study, every_step, assert_same
 ):
-    """Tables and arrays are written before the mark that names them: die in between."""
+    """Kill the run after tables and arrays are written, but before their commit record."""
     saves = 0
     save = checkpoints.save
 
@@ -188,7 +182,7 @@ def test_a_run_killed_while_saving_continues_to_bit_identical_tables(
 
 
 def poison(monkeypatch, change):
-    """Let some lanes start with NaN."""
+    """Let some runs start with NaN."""
     original = lift.Programs.start
 
     def poisoned(*arguments):
@@ -198,7 +192,7 @@ def poison(monkeypatch, change):
     monkeypatch.setattr(lift.Programs, "start", poisoned)
 
 
-def test_nan_is_named_and_the_other_seeds_go_on(tmp_path, monkeypatch, go, study, read):
+def test_nan_is_reported_and_other_seeds_continue(tmp_path, monkeypatch, go, study, read):
     poison(monkeypatch, lambda p: p.at[1].set(jnp.nan))
     outcome, _ = go(tmp_path / "small", study())
     reason = "loss or gradient is not finite"
@@ -210,7 +204,7 @@ def test_nan_is_named_and_the_other_seeds_go_on(tmp_path, monkeypatch, go, study
 
 
 @pytest.mark.more
-def test_a_flow_that_fails_is_named_and_the_others_go_on(tmp_path, monkeypatch, go, study, tables, read):
+def test_failed_flow_is_reported_and_others_continue(tmp_path, monkeypatch, go, study, tables, read):
     poison(monkeypatch, lambda p: p.at[1].set(jnp.nan))
     outcome, _ = go(tmp_path / "flow", study("flow", phases=tables("flow")["phases"][1:]))
     (failure,) = outcome.failures
@@ -235,7 +229,7 @@ def test_several_classes_axes_and_float64(tmp_path, go, study, tables, read):
 
 
 @pytest.mark.more
-def test_flow_records_equal_the_path_and_its_limit_worked_out_alone(flow_run, x64, study, read):
+def test_flow_records_match_the_path_and_its_limit(flow_run, x64, study, read):
     table = wide(read, flow_run)
     data = study("flow").base.data
     data_keys, model_keys = seed_keys([0, 1, 2])
@@ -248,7 +242,7 @@ def test_flow_records_equal_the_path_and_its_limit_worked_out_alone(flow_run, x6
             ja.theory.scores.one_layer(params, corpus), params.p, until_norm=1e4, points=12
         )
         rows = table.loc[seed]
-        # The seeds of a study share a program with other seeds, which rounds differently.
+        # The program that all seeds of a study share rounds differently.
         for metric, expected in (
             ("p_norm", path.norm),
             ("arc_length", path.arc_length),
@@ -269,7 +263,7 @@ def test_flow_records_equal_the_path_and_its_limit_worked_out_alone(flow_run, x6
         assert rows["important_selected"].iloc[-1] == chosen.selects(corpus, important)[0].mean()
 
 
-def test_only_phases_that_move_p_alone_have_a_limit(flow_run, read):
+def test_only_phases_that_train_p_alone_have_a_limit(flow_run, read):
     assert set(MaxMarginDirection.metrics) == {*AT_PROBES, *AT_END}
     embed, query = wide(read, flow_run, "embed"), wide(read, flow_run)
     assert not {*AT_PROBES, *AT_END} & set(embed.columns)
@@ -281,7 +275,7 @@ def test_only_phases_that_move_p_alone_have_a_limit(flow_run, read):
 
 
 @pytest.mark.more
-def test_a_first_order_method_is_a_phase_like_any_other(tmp_path, go, study, tables, read):
+def test_first_order_method_as_a_phase(tmp_path, go, study, tables, read):
     phases = tables("flow")["phases"]
     phases[1] = {"name": "query", "kind": "log_descent", "method": "polyak", "step_size": 5.0, "steps": 40}
     assert not go(tmp_path / "polyak", study("flow", phases=phases, seeds=2))[0].failures
@@ -291,7 +285,7 @@ def test_a_first_order_method_is_a_phase_like_any_other(tmp_path, go, study, tab
 
 
 @pytest.mark.more
-def test_a_float32_study_still_follows_the_flow_in_float64(tmp_path, go, study, read):
+def test_flow_is_float64_in_a_float32_study(tmp_path, go, study, read):
     assert not go(tmp_path / "flow", study("flow", dtype="float32", seeds=1))[0].failures
     assert wide(read, tmp_path / "flow")["one_minus_cosine"].iloc[-1] < 1e-5
 
@@ -308,7 +302,7 @@ def records_of(go, read, directory, wanted):
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.more
-def test_a_study_of_a_model_equals_adam_written_out(kind, tmp_path, x64, go, read, study):
+def test_study_matches_explicit_adam(kind, tmp_path, x64, go, read, study):
     trained = ["E", "p"] if kind == "two_layer" else list(MODELS[kind].parameters)
     own = {"heads": 2} if kind == "multi_head" else {}
     settings = {"model": {"kind": kind, "dim": 8} | own, "phases": [descent(trained)]}
@@ -333,15 +327,13 @@ def test_a_study_of_a_model_equals_adam_written_out(kind, tmp_path, x64, go, rea
     np.testing.assert_allclose(found.loc[(1, "all", 6), "loss"], expected, rtol=1e-8)
     assert found.loc[(1, "all", 6), "loss"] < found.loc[(1, "all", 0), "loss"]
     assert ("important_selected" in found) == model.attends_to_tokens
-    # What the study does to a seed is on one page, and is what the engine does.
+    # The computation of one seed, as explicit code, must match the engine.
     assert_is_what_the_engine_records(wanted.base, 1, read(tmp_path)[0])
 
 
 @pytest.mark.parametrize("kind", ["two_layer", "two_layer_weights"])
 @pytest.mark.more
-def test_minibatches_of_two_layers_stopped_and_continued_are_bit_identical(
-    kind, tmp_path, x64, go, stop, read, study, assert_same
-):
+def test_stopped_minibatch_run_resumes_bitwise(kind, tmp_path, x64, go, stop, read, study, assert_same):
     trained = list(MODELS[kind].parameters)
     phase = descent(trained, batch_size=8, steps=20)
     wanted = study(model={"kind": kind, "dim": 8}, phases=[phase], dtype="float64")
@@ -353,9 +345,7 @@ def test_minibatches_of_two_layers_stopped_and_continued_are_bit_identical(
 
 
 @pytest.mark.more
-def test_listed_and_regular_probe_steps_killed_and_topped_up_are_bit_identical(
-    tmp_path, go, stop, read, study, assert_same
-):
+def test_custom_probe_steps_resume_bitwise(tmp_path, go, stop, read, study, assert_same):
     probes = {"steps": {"query": [3, 7, 18]}, "every": 1, "min_count": 1}
     wanted = study(seeds=4, chunk=2, probes=probes)
     go(tmp_path / "straight", wanted)
@@ -369,7 +359,7 @@ def test_listed_and_regular_probe_steps_killed_and_topped_up_are_bit_identical(
 
 
 def assert_is_what_the_engine_records(setting, seed, records, tolerance=1e-10):
-    """Compare the pure functions of one seed with the records of a run, metric by metric."""
+    """Assert that the pure functions of one seed give the records of a run, metric by metric."""
     mine = records[records["seed"] == seed].set_index(["phase", "step", "metric"])["value"]
     seen = 0
     for phase, step, found in of_seed.run_seed(setting, seed):
@@ -391,8 +381,8 @@ def assert_is_what_the_engine_records(setting, seed, records, tolerance=1e-10):
 
 
 @pytest.mark.more
-def test_the_pure_functions_of_a_seed_are_what_the_engine_records(tmp_path, x64, go, read, study, tables):
-    """Minibatches, one step, an early stop and a first-order method, one after the other."""
+def test_pure_functions_of_a_seed_match_the_records(tmp_path, x64, go, read, study, tables):
+    """The phases are minibatches, one step, an early stop and a first-order method."""
     phases = [
         descent(["E", "p"], name="minibatches", batch_size=7, steps=4),
         {"name": "one_step", "kind": "one_step", "step_size": 9.0},
@@ -408,7 +398,7 @@ def test_the_pure_functions_of_a_seed_are_what_the_engine_records(tmp_path, x64,
 
 
 @pytest.mark.more
-def test_the_pure_functions_of_a_flow_are_what_the_engine_records(flow_run, x64, read, study):
+def test_pure_functions_of_a_flow_match_the_records(flow_run, x64, read, study):
     assert_is_what_the_engine_records(study("flow").base, 1, read(flow_run)[0])
 
 
@@ -420,8 +410,8 @@ def own_run(tmp_path_factory, go, study):
 
 
 @pytest.mark.more
-def test_own_code_is_run_as_its_functions_say(own_run, x64, read, study):
-    """A study of nothing but a user's code: model, data, loss, start, optimiser, phase and probes by hand."""
+def test_custom_code_matches_explicit_computation(own_run, x64, read, study):
+    """The model, data, loss, start, optimiser, phase and probes of the study are all custom."""
     setting = study("own").base
     mine = setting.model
     records, _ = read(own_run)
@@ -465,7 +455,7 @@ def test_own_code_is_run_as_its_functions_say(own_run, x64, read, study):
     }
     for name, x in expected.items():
         np.testing.assert_allclose(value[name], x, rtol=1e-10, err_msg=name)
-    # Scores are not E·p, and attention on important tokens is attention by the model's own.
+    # The scores are not E·p; attention on important tokens uses the scores of the model.
     chosen = ja.theory.selection_from_scores(mine.scores_and_values(params)[0], train)
     by_query = ja.theory.selection_from_scores(params.E @ params.p, train)
     important = np.abs(np.asarray(ja.data.posterior_difference(train))) >= 0.5
@@ -474,13 +464,13 @@ def test_own_code_is_run_as_its_functions_say(own_run, x64, read, study):
 
 
 @pytest.mark.more
-def test_own_code_is_what_its_pure_functions_say(own_run, x64, read, study):
+def test_custom_code_matches_its_pure_functions(own_run, x64, read, study):
     assert_is_what_the_engine_records(study("own").base, 0, read(own_run)[0])
 
 
 @pytest.mark.more
-def test_a_model_that_starts_with_other_scores_selects_by_them(own_run, x64, read, study):
-    """With W = 1 scores are E·p, with a drawn one they are not: what is selected differs, E·p does not."""
+def test_selection_follows_the_scores_of_the_model(own_run, x64, read, study):
+    """With W = 1 the scores are E·p; with a random W the selection changes while E·p does not."""
     data_key, key = of_seed.keys(0)
     for rotation in ("drawn", "identity"):
         setting = study("own", model=study("own").tree["model"] | {"rotation": rotation}).base
@@ -497,8 +487,8 @@ def test_a_model_that_starts_with_other_scores_selects_by_them(own_run, x64, rea
 
 
 @pytest.mark.parametrize("run", ["small_run", "own_run"])
-def test_parameters_after_every_phase_are_those_of_the_pure_functions(run, request, study, x64):
-    """What is read back of a run, phase by phase, against the phases taken one after the other."""
+def test_stored_parameters_match_the_pure_functions(run, request, study, x64):
+    """The parameters after each phase of a run are compared with those of explicit phases."""
     directory = request.getfixturevalue(run)
     results = ja.load(directory)
     with jax.enable_x64(run == "own_run"):
@@ -523,7 +513,7 @@ def test_parameters_after_every_phase_are_those_of_the_pure_functions(run, reque
 
 
 @pytest.mark.more
-def test_minibatches_are_drawn_by_seed_and_phase(tmp_path, go, read, study):
+def test_minibatches_depend_on_seed_and_phase(tmp_path, go, read, study):
     phases = [descent(["p"], name=name, batch_size=10) for name in ("one", "two")]
     found = records_of(go, read, tmp_path / "a", study(phases=phases))
     again = records_of(go, read, tmp_path / "b", study(phases=phases))
@@ -534,21 +524,21 @@ def test_minibatches_are_drawn_by_seed_and_phase(tmp_path, go, read, study):
 
 
 @pytest.mark.more
-def test_a_phase_that_stops_early_ends_with_the_best_validation_loss(tmp_path, go, read, study, tables):
+def test_early_stopped_phase_ends_with_the_best_validation_loss(tmp_path, go, read, study, tables):
     data = tables()["data"] | {"validation_sequences": 20, "vocab_size": 60, "max_posterior_difference": 0.3}
     phase = descent(["E", "p", "v"], steps=40, step_size=0.1, check_every=1)
     common = {"data": data, "dtype": "float64", "probes": {"per_decade": 100, "min_count": 1, "bins": 0}}
     straight = records_of(go, read, tmp_path / "a", study(phases=[phase], **common))
     stopped = records_of(go, read, tmp_path / "b", study(phases=[phase | {"patience": 500}], **common))
     for seed in (0, 1):
-        # The loss before the first step is not looked at.
+        # The loss before the first step is not checked.
         path = straight.loc[(seed, "all")]["validation_loss"].loc[1:]
         end = stopped.loc[(seed, "all", 40), "validation_loss"]
         assert path.min() * (1 - 1e-9) <= end < path.iloc[-1]
 
 
 @pytest.mark.more
-def test_batches_of_a_group_draw_by_programs_that_are_traced_once(study, monkeypatch):
+def test_batches_of_a_group_share_traced_programs(study, monkeypatch):
     traced = []
 
     def counted(name, function):

@@ -16,12 +16,12 @@ from jaxattn.lab.storage import files, run_log
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory, stop, study):
-    """A sweep of two cells, one batch per seed, stopped in the second batch."""
+    """Return a sweep of two cells with one batch per seed, stopped in the second batch."""
     wanted = study(chunk=1, axes={"phases.query.steps": [20, 30]})
     return stop(tmp_path_factory.mktemp("stopped") / "small", wanted, 12)
 
 
-def test_a_stopped_run_shows_what_is_done_and_what_is_not(stopped):
+def test_status_of_a_stopped_run(stopped):
     table, whole = run_status(stopped)
     assert table["state"].tolist() == ["stopped", "waiting"]
     assert table["phases.query.steps"].tolist() == [20, 30]
@@ -38,8 +38,8 @@ def test_a_stopped_run_shows_what_is_done_and_what_is_not(stopped):
 
 @pytest.mark.more
 @pytest.mark.parametrize("chunk", [2, pytest.param(100, marks=pytest.mark.more)])
-def test_the_loss_of_a_cell_is_the_median_over_its_own_seeds(tmp_path, go, study, read, chunk):
-    """Both cells are one batch, or every one has several."""
+def test_status_shows_the_median_loss_of_each_cell(tmp_path, go, study, read, chunk):
+    """Both cells are in one batch, or each has several batches."""
     rates = [0.01, 5.0]
     go(tmp_path / "small", study(seeds=3, chunk=chunk, axes={"phases.query.step_size": rates}))
     records, _ = read(tmp_path / "small")
@@ -52,7 +52,7 @@ def test_the_loss_of_a_cell_is_the_median_over_its_own_seeds(tmp_path, go, study
 
 
 @pytest.mark.more
-def test_a_finished_run_with_a_failed_seed(tmp_path, monkeypatch, go, study):
+def test_status_of_a_finished_run_with_a_failed_seed(tmp_path, monkeypatch, go, study):
     original = lift.Programs.start
 
     def poisoned(*arguments):
@@ -67,11 +67,11 @@ def test_a_finished_run_with_a_failed_seed(tmp_path, monkeypatch, go, study):
     assert whole == "small: 100 % done, finished"
 
 
-def test_the_log_has_a_line_per_probe_and_survives_a_torn_one(stopped):
+def test_log_has_a_line_per_measurement_and_tolerates_damage(stopped):
     path = stopped / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert {"batch", "phase", "step", "share", "overall", "metrics", "failures"} <= set(lines[0])
-    # What takes long is named before it is done, and comes without a time left.
+    # A long operation is logged before it starts, without a time left.
     doing = [line["doing"] for line in lines if "doing" in line]
     assert doing[:4] == ["compiling", "drawing", "embed begins", "query begins"]
     assert all(line["left"] is None for line in lines if "doing" in line)
@@ -87,7 +87,7 @@ def test_the_log_has_a_line_per_probe_and_survives_a_torn_one(stopped):
     assert run_status(stopped)[1].endswith("stopped")
 
 
-def test_the_time_left_is_what_the_run_knew_less_what_has_passed_since(tmp_path, stopped, monkeypatch):
+def test_status_subtracts_elapsed_time_from_the_time_left(tmp_path, stopped, monkeypatch):
     folder = shutil.copytree(stopped, tmp_path / "small")
     *_, line = run_log.latest(folder)
     for left, ago, said in ((100.0, 20.0, ", about 80 s left"), (100.0, 200.0, ""), (None, 1.0, "")):
@@ -98,6 +98,6 @@ def test_the_time_left_is_what_the_run_knew_less_what_has_passed_since(tmp_path,
             assert run_status(folder)[1].endswith(f"running{said}")
 
 
-def test_a_folder_without_a_manifest_is_refused(tmp_path):
+def test_status_without_a_manifest_raises(tmp_path):
     with pytest.raises(InputError, match=r"no manifest.json, so not a results folder"):
         run_status(tmp_path)

@@ -1,4 +1,4 @@
-"""What a results folder survives: damage of any file, a full disk, its deletion, a second launcher."""
+"""Robustness of results folders: damage of any file, a full disk, deletion, a second process."""
 
 import errno
 import json
@@ -26,7 +26,7 @@ def copy(two_batches, tmp_path):
 
 
 def flip(path):
-    """Change one bit in the middle of a file."""
+    """Flip one bit in the middle of a file."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -51,9 +51,7 @@ FIRST, SECOND = (f"cells-00000-00000-seeds-{seed:05d}-{seed:05d}" for seed in (0
         ),
     ],
 )
-def test_a_damaged_part_is_named_set_aside_and_computed_again(
-    copy, two_batches, go, study, assert_same, table, damage
-):
+def test_damaged_batch_is_set_aside_and_recomputed(copy, two_batches, go, study, assert_same, table, damage):
     (path,) = (copy / "parts").glob(f"{SECOND}.{table}.*.parquet")
     if damage == "flipped":
         flip(path)
@@ -74,7 +72,7 @@ def test_a_damaged_part_is_named_set_aside_and_computed_again(
     assert_same(copy, two_batches)
 
 
-def test_a_damaged_mark_or_merged_table_is_mended(copy, two_batches, go, study, assert_same):
+def test_damaged_commit_record_or_merged_table_is_rebuilt(copy, two_batches, go, study, assert_same):
     (copy / "parts" / f"{FIRST}.json").write_text("{")
     assert not go(copy, study(chunk=1))[0].already_finished
     assert_same(copy, two_batches)
@@ -88,7 +86,7 @@ def test_a_damaged_mark_or_merged_table_is_mended(copy, two_batches, go, study, 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory, stop, study):
-    """A run that was stopped in its second phase, which tests must not write into."""
+    """Return a run that was stopped in its second phase, which tests must not change."""
     return stop(tmp_path_factory.mktemp("stopped") / "small", study(), 5)
 
 
@@ -96,7 +94,7 @@ def stopped(tmp_path_factory, stop, study):
     "victim",
     ["checkpoint", *(pytest.param(x, marks=pytest.mark.more) for x in ("records", "mark", "tokens"))],
 )
-def test_a_damaged_checkpoint_is_set_aside_and_its_batch_starts_anew(
+def test_damaged_checkpoint_is_set_aside_and_its_batch_restarts(
     stopped, small_run, tmp_path, go, study, assert_same, victim
 ):
     folder = shutil.copytree(stopped, tmp_path / "small")
@@ -115,7 +113,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_batch_starts_anew(
     assert_same(folder, small_run)
 
 
-def test_a_batch_killed_before_its_mark_goes_on_from_its_last_checkpoint(
+def test_batch_killed_before_commit_resumes_from_its_last_checkpoint(
     tmp_path, monkeypatch, go, study, every_step, small_run, assert_same
 ):
     write = batch_state.write_state
@@ -141,9 +139,7 @@ def test_a_batch_killed_before_its_mark_goes_on_from_its_last_checkpoint(
     assert len(list((tmp_path / "small" / "parts").iterdir())) == 3
 
 
-def test_a_folder_in_which_nothing_was_computed_takes_another_config(
-    tmp_path, monkeypatch, go, study, tables
-):
+def test_folder_without_results_accepts_another_config(tmp_path, monkeypatch, go, study, tables):
     data = tables()["data"]
 
     def stopped(*_):
@@ -159,7 +155,7 @@ def test_a_folder_in_which_nothing_was_computed_takes_another_config(
         go(tmp_path / "small", study(data=data | {"relevant": 6}))
 
 
-def test_a_manifest_that_is_lost_is_made_anew_from_the_batches(copy, two_batches, go, study, assert_same):
+def test_lost_manifest_is_rebuilt_from_the_batches(copy, two_batches, go, study, assert_same):
     path = copy / "manifest.json"
     before = manifest.read_manifest(two_batches)
     parts = {part: part.stat().st_mtime_ns for part in (copy / "parts").iterdir()}
@@ -176,7 +172,7 @@ def test_a_manifest_that_is_lost_is_made_anew_from_the_batches(copy, two_batches
     assert parts == {part: part.stat().st_mtime_ns for part in (copy / "parts").iterdir()}
 
 
-def test_a_lost_manifest_does_not_make_another_config_welcome(copy, go, study, tables):
+def test_lost_manifest_does_not_allow_another_config(copy, go, study, tables):
     data = tables()["data"]
     (copy / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"holds results of another config \(cell 0\)"):
@@ -187,7 +183,7 @@ def test_a_lost_manifest_does_not_make_another_config_welcome(copy, go, study, t
         load(copy)
 
 
-def test_batches_of_another_folder_are_refused(copy, go, study):
+def test_batches_of_another_folder_raise(copy, go, study):
     for path in (copy / "parts").glob("*.json"):
         mark = json.loads(path.read_bytes())
         mark["origin"]["cells"] = {"0": "0123456789abcdef"}
@@ -196,13 +192,13 @@ def test_batches_of_another_folder_are_refused(copy, go, study):
         go(copy, study(chunk=1))
 
 
-def test_a_folder_of_an_earlier_version_is_not_continued(copy, go, study):
+def test_folder_of_an_earlier_version_raises(copy, go, study):
     manifest.write_manifest(copy, manifest.read_manifest(copy) | {"format": 4})
     with pytest.raises(InputError, match="written by another version of jaxattn"):
         go(copy, study(chunk=1))
 
 
-def test_a_start_that_fails_leaves_nothing(tmp_path, go, study, tables, monkeypatch):
+def test_failed_start_leaves_no_folder(tmp_path, go, study, tables, monkeypatch):
     wanted = study(data=tables()["data"])
     folder = tmp_path / "a" / "b" / "c"
     for stage in ("rehearse_groups", "run_batch"):
@@ -215,7 +211,7 @@ def test_a_start_that_fails_leaves_nothing(tmp_path, go, study, tables, monkeypa
             with pytest.raises(InputError, match="nothing there"):
                 go(folder, wanted)
         assert list(tmp_path.iterdir()) == []
-        # Somebody's own empty folder stays, and stays empty.
+        # An existing empty folder of the user is kept, and stays empty.
         folder.parent.mkdir(parents=True)
         with monkeypatch.context() as patch:
             patch.setattr(run, stage, fail)
@@ -225,7 +221,7 @@ def test_a_start_that_fails_leaves_nothing(tmp_path, go, study, tables, monkeypa
         shutil.rmtree(tmp_path / "a")
 
 
-def test_a_folder_that_is_deleted_under_a_run_is_one_line(tmp_path, go, study, monkeypatch):
+def test_folder_deleted_during_a_run_is_one_line(tmp_path, go, study, monkeypatch):
     folder = tmp_path / "parent" / "run"
     load_corpora = lift.Programs.draw
 
@@ -239,7 +235,7 @@ def test_a_folder_that_is_deleted_under_a_run_is_one_line(tmp_path, go, study, m
     assert not folder.exists()
 
 
-def test_a_file_in_the_place_of_the_folder_is_named(tmp_path, study, go):
+def test_file_in_place_of_the_folder_raises(tmp_path, study, go):
     (tmp_path / "x.py").write_text("")
     for place in (tmp_path / "x.py", tmp_path / "x.py" / "run"):
         with pytest.raises(InputError, match=r"x.py: is a file, not a folder; choose another results folder"):
@@ -247,7 +243,7 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path, study, go):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks for /proc")
-def test_a_folder_that_cannot_be_made_is_not_said_to_be_gone(study, go):
+def test_folder_that_cannot_be_created_raises(study, go):
     with pytest.raises(RunError, match=f"/proc/run: cannot be written: {os.strerror(errno.ENOENT)}"):
         go(Path("/proc/run"), study())
 
@@ -255,7 +251,7 @@ def test_a_folder_that_cannot_be_made_is_not_said_to_be_gone(study, go):
 @pytest.mark.parametrize(
     ("free", "said"), [(0, "the disk has no free inodes"), (7, r"the disk is full \(3 MiB left\)")]
 )
-def test_a_disk_without_inodes_is_not_called_full(tmp_path, monkeypatch, free, said):
+def test_disk_without_inodes_is_reported(tmp_path, monkeypatch, free, said):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -269,8 +265,8 @@ def test_a_disk_without_inodes_is_not_called_full(tmp_path, monkeypatch, free, s
 
 
 @pytest.mark.parametrize("victim", ["manifest.json", "records.parquet", "parts/mark", "parts/table"])
-def test_what_cannot_be_read_is_not_taken_for_damaged(copy, go, study, monkeypatch, victim):
-    """No permission, or too few file handles: one line, and nothing is set aside or computed again."""
+def test_unreadable_files_are_not_treated_as_damaged(copy, go, study, monkeypatch, victim):
+    """Missing permission or too few file handles is one line, and nothing is set aside or computed again."""
     name = victim.replace("parts/mark", f"{FIRST}.json").replace("parts/table", f"{FIRST}.records")
     original = open
 
@@ -286,7 +282,7 @@ def test_what_cannot_be_read_is_not_taken_for_damaged(copy, go, study, monkeypat
 
 
 @pytest.mark.parametrize("victim", ["records.parquet", f"parts/{FIRST}.json", "metrics.jsonl"])
-def test_a_folder_in_the_place_of_a_file_is_one_line(copy, go, study, victim):
+def test_folder_in_place_of_a_file_is_one_line(copy, go, study, victim):
     (copy / victim).unlink()
     (copy / victim).mkdir()
     named = rf"{copy / victim}: (cannot be written: Is a directory|a folder is in its place)"
@@ -295,7 +291,7 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(copy, go, study, victim):
         asked.get(victim, run_status)(copy)
 
 
-def test_a_second_launcher_stops_with_a_clear_line(tmp_path, go, study):
+def test_second_process_is_rejected_by_the_lock(tmp_path, go, study):
     folder = store.Store(tmp_path / "small")
     code = (
         "import sys; from pathlib import Path; from jaxattn.lab.engine.store import Store\n"
@@ -307,14 +303,14 @@ def test_a_second_launcher_stops_with_a_clear_line(tmp_path, go, study):
         with pytest.raises(RunError, match=rf"small: process {process.pid} on .* is running there; wait"):
             go(tmp_path / "small", study())
         process.kill()
-    # A lock dies with its holder.
+    # A lock is released when its holder ends.
     with folder.locked():
         pass
     assert not go(tmp_path / "small", study())[0].failures
     assert json.loads((tmp_path / "small" / "manifest.json").read_text())["status"] == "finished"
 
 
-def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch):
+def test_file_system_without_locks_is_reported(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -329,8 +325,8 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch):
     assert not lock.is_locked(folder.directory)
 
 
-def test_nothing_outside_is_emptied_deleted_or_written_to(copy, go, study, tmp_path):
-    """Links that a folder came with: to a file by the lock's name, to a folder where old checkpoints lie."""
+def test_nothing_outside_the_folder_is_changed(copy, go, study, tmp_path):
+    """The folder has a link with the name of the lock file, and one to a folder of old checkpoints."""
     home = tmp_path / "home"
     shutil.copytree(copy / "checkpoints" / FIRST, home)
     (home / "letters").mkdir()
@@ -348,7 +344,7 @@ def test_nothing_outside_is_emptied_deleted_or_written_to(copy, go, study, tmp_p
     assert go(copy, study(chunk=1))[0].already_finished
 
 
-def test_a_lock_is_never_a_link(tmp_path):
+def test_lock_file_that_is_a_link_raises(tmp_path):
     (tmp_path / "victim").write_text("kept")
     (tmp_path / ".lock").symlink_to("victim")
     with pytest.raises(OSError, match="symbolic links"), lock.locked(tmp_path):
@@ -358,7 +354,7 @@ def test_a_lock_is_never_a_link(tmp_path):
 
 
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
-def test_a_hard_link_is_never_written_through(copy, go, study, tmp_path, name):
+def test_hard_link_raises(copy, go, study, tmp_path, name):
     victim = tmp_path / "victim"
     victim.write_text("kept")
     (copy / name).unlink(missing_ok=True)
@@ -372,7 +368,7 @@ def test_a_hard_link_is_never_written_through(copy, go, study, tmp_path, name):
     assert victim.read_text() == "kept"
 
 
-def test_the_next_run_removes_temporary_files_of_killed_ones(copy, go, study):
+def test_temporary_files_of_killed_runs_are_removed(copy, go, study):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     (copy / "figures").mkdir(exist_ok=True)
@@ -383,7 +379,7 @@ def test_the_next_run_removes_temporary_files_of_killed_ones(copy, go, study):
     assert not any(path.exists() for path in left)
 
 
-def test_lines_of_a_log_that_say_something_else_are_left_out(copy):
+def test_unknown_log_lines_are_ignored(copy):
     lines = map(json.loads, (copy / "metrics.jsonl").read_text().splitlines())
     *_, line = (line for line in lines if "doing" not in line)
     line.pop(files.SEAL)

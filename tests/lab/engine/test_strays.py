@@ -1,4 +1,4 @@
-"""Batches of another run, or under another name, count nowhere: they are set aside."""
+"""Batches of another run, or under another name, are set aside and not counted."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ FIRST, SECOND, THIRD = (f"cells-00000-00000-seeds-{seed:05d}-{seed:05d}" for see
 
 @pytest.fixture(params=["this version", "0.2"])
 def folder(request, two_batches, tmp_path):
-    """A finished run of two batches; in version 0.2 commit records did not have the names of batches."""
+    """Return a finished run of two batches; in version 0.2 commit records lack the names of batches."""
     directory = shutil.copytree(two_batches, tmp_path / "small")
     for path in (directory / "parts").glob("*.json") if request.param == "0.2" else ():
         content = files.unsealed(json.loads(path.read_bytes()))
@@ -26,7 +26,7 @@ def folder(request, two_batches, tmp_path):
 
 
 def put(source, batch, folder, name):
-    """Copy all files of a batch to the name of another one, in place of what is there."""
+    """Copy all files of a batch to the name of another batch, replacing its files."""
     for path in (folder / "parts").glob(f"{name}.*"):
         path.unlink()
     shutil.rmtree(folder / "checkpoints" / name, ignore_errors=True)
@@ -35,7 +35,7 @@ def put(source, batch, folder, name):
     shutil.copytree(source / "checkpoints" / batch, folder / "checkpoints" / name)
 
 
-def test_a_folder_of_version_02_loads_and_takes_more_seeds(folder, go, study, two_batches, assert_same):
+def test_folder_of_version_02_loads_and_accepts_more_seeds(folder, go, study, two_batches, assert_same):
     assert verify(folder) == []
     assert load(folder).finished
     assert go(folder, study(chunk=1))[0].already_finished
@@ -45,7 +45,7 @@ def test_a_folder_of_version_02_loads_and_takes_more_seeds(folder, go, study, tw
     assert not (folder / "damaged").exists()
 
 
-def test_a_batch_in_the_place_of_another_is_computed_again(folder, go, study, two_batches, assert_same):
+def test_batch_under_another_name_is_recomputed(folder, go, study, two_batches, assert_same):
     put(two_batches if batch_state.read_state(folder, FIRST).batch else folder, SECOND, folder, FIRST)
     (line,) = verify(folder)
     assert FIRST in line
@@ -58,7 +58,7 @@ def test_a_batch_in_the_place_of_another_is_computed_again(folder, go, study, tw
     assert verify(folder) == []
 
 
-def test_a_batch_beside_the_others_does_not_count_as_a_seed(folder, go, study, two_batches, assert_same):
+def test_stray_batch_does_not_count(folder, go, study, two_batches, assert_same):
     put(folder, SECOND, folder, THIRD)
     for name in batch_state.TABLES:
         (folder / f"{name}.parquet").unlink()
@@ -72,7 +72,7 @@ def test_a_batch_beside_the_others_does_not_count_as_a_seed(folder, go, study, t
 
 @pytest.fixture(scope="module")
 def wide(go, study, tmp_path_factory):
-    """The same seeds and more of the same study, in batches of two."""
+    """Return a run of the same study with additional seeds, in batches of two."""
     directory = tmp_path_factory.mktemp("wide") / "small"
     go(directory, study(chunk=2, seeds=4))
     return directory
@@ -80,19 +80,19 @@ def wide(go, study, tmp_path_factory):
 
 @pytest.mark.parametrize("seeds", ["00000-00001", "00002-00003"])
 @pytest.mark.parametrize("lost", [False, True])
-def test_batches_of_the_same_study_that_were_cut_otherwise(
+def test_overlapping_batches_of_the_same_study_are_set_aside(
     wide, folder, go, study, two_batches, assert_same, seeds, lost
 ):
     batch = f"cells-00000-00000-seeds-{seeds}"
     put(wide, batch, folder, batch)
     status = manifest.read_manifest(folder)
     manifest.write_manifest(folder, status | {"status": "running"})
-    with pytest.raises(InputError, match=r"has seeds that (.* has too|are not in the manifest)"):
+    with pytest.raises(InputError, match=r"has seeds that are (also in|not in the manifest)"):
         load(folder)
     if lost:
         (folder / "manifest.json").unlink()
     _, lines = go(folder, study(chunk=1))
-    # Without a manifest nobody knows which seeds were asked for.
+    # Without a manifest the requested seeds are unknown.
     kept = lost and seeds == "00002-00003"
     assert any("set aside" in line for line in lines) == (not kept)
     assert manifest.read_manifest(folder)["seeds"] == [0, 1, *([2, 3] if kept else [])]
@@ -101,7 +101,7 @@ def test_batches_of_the_same_study_that_were_cut_otherwise(
     assert verify(folder) == []
 
 
-def test_without_a_manifest_the_name_of_a_damaged_batch_is_kept(folder):
+def test_name_of_a_damaged_batch_is_kept_without_a_manifest(folder):
     place = batch_state.path(folder, SECOND)
     place.write_bytes(b"{}")
     known = manifest.read_manifest(folder)

@@ -1,4 +1,4 @@
-"""What a probe is shown, for any model, corpus and loss."""
+"""Fixtures of probe contexts for any model, corpus and loss."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def moving(train):
 
 @pytest.fixture
 def corpus(rng):
-    """Make a corpus of K classes: repeated tokens, a bag of two rows, a token that occurs nowhere."""
+    """Return a function that makes a corpus of K classes: repeated tokens, a bag of two rows."""
 
     def make(classes=2):
         sequences = [[3], [3, 3], [0, 0, 1], [*range(11), *range(11), *range(11), 4]]
@@ -32,7 +32,7 @@ def corpus(rng):
 
 @pytest.fixture
 def show():
-    """Put together what a probe sees."""
+    """Return a function that builds a probe context."""
 
     def make(model, params, corpus, train=("E", "p", "v"), per_sequence=ja.losses.DEFAULT, memory=None):
         return ProbeContext(params, Task(model, per_sequence, Splits(corpus)), moving(train), memory)
@@ -42,7 +42,7 @@ def show():
 
 @pytest.fixture
 def measure():
-    """Measure as a run does, in one program."""
+    """Return a function that measures in one compiled program, as a run does."""
 
     def call(probe, shown):
         def compute(params, data, memory):
@@ -56,7 +56,7 @@ def measure():
 
 @pytest.fixture
 def draw():
-    """Draw parameters like a model's, in float64; by NumPy, since drawing takes long to compile."""
+    """Return a function that samples parameters with NumPy, because JAX takes long to compile."""
 
     def make(model, corpus, seed=0):
         like = jax.eval_shape(lambda: model.init(jax.random.key(0), corpus, dtype=jnp.float64))
@@ -68,7 +68,7 @@ def draw():
 
 @pytest.fixture
 def applies():
-    """Tell whether a probe applies to a phase, or to a descent on some names; to bags by default."""
+    """Return a function that checks whether a probe applies to a phase, or to a descent."""
 
     def tell(probe, model, loss, phase, data=None):
         data = shapes(vocab_size=3) if data is None else data

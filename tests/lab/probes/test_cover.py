@@ -1,4 +1,4 @@
-"""Tokens on top, and E·v against the law: by hand, and by a loop over sequences."""
+"""Top tokens, and E·v compared with the law: in closed form, and by a loop over sequences."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 @pytest.fixture
 def measured(show, measure):
-    """Measure a model whose scores and values are given, ‖v‖ = 2."""
+    """Return a function that measures a model with given scores and values, ‖v‖ = 2."""
 
     def make(sequences, labels, scores, values):
         corpus = ja.data.from_sequences(sequences, labels, vocab_size=len(scores))
@@ -31,8 +31,8 @@ SEQUENCES, LABELS = [[0, 4, 4], [0, 1, 4], [1, 4], [2, 2, 4], [3, 4]], [1, 1, -1
 SCORES = [9.0, 5.0, 5.0, 5.0, 0.0, 100.0]
 
 
-def test_the_law_holds_where_it_was_put_in(measured):
-    """Four tokens on top, ‖v‖² = 4: E·v is 2 y. Token 5 occurs nowhere."""
+def test_metrics_of_a_model_that_satisfies_the_law(measured):
+    """With four top tokens and ‖v‖² = 4, E·v is 2 y. Token 5 never occurs."""
     found = measured(SEQUENCES, LABELS, SCORES, [2.0, -2.0, -2.0, 2.0, 0.0, 0.0])
     least = 1 / (1 + np.exp(-4.0) + np.exp(-9.0))
     expected = {"size": 4, "share": 1, "error": 0, "elsewhere": 0, "cost": 4, "attention": least}
@@ -40,30 +40,30 @@ def test_the_law_holds_where_it_was_put_in(measured):
         np.testing.assert_allclose(found[f"cover_{name}"], x, atol=1e-12)
 
 
-def test_distances_are_those_of_the_worst_token(measured):
+def test_distances_are_maxima_over_tokens(measured):
     found = measured(SEQUENCES, LABELS, SCORES, [2.2, -1.5, -2.0, 2.0, -0.3, 0.5])
     np.testing.assert_allclose(found["cover_error"], 0.25)
     np.testing.assert_allclose(found["cover_elsewhere"], 0.25)
     assert measured(SEQUENCES, LABELS, SCORES, [-2.0, -2.0, -2.0, 2.0, 0.0, 0.0])["cover_error"] == 2
 
 
-def test_a_token_on_top_under_both_labels_covers_nothing(measured):
+def test_top_token_under_both_labels_is_not_a_cover(measured):
     found = measured(SEQUENCES, LABELS, [0.0, 1.0, 2.0, 3.0, 4.0, 0.0], [0.0] * 6)
     assert (found["cover_size"], found["cover_share"]) == (1, 0)
     assert np.isnan(found["cover_error"])
-    # Token 1 is on top in the second sequence, under 1, and in the third, under -1.
+    # Token 1 is on top in the second sequence (label 1) and in the third (label -1).
     mixed = measured(SEQUENCES, LABELS, [5.0, 9.0, 5.0, 5.0, 0.0, 0.0], [2.0, 7.0, -2.0, 2.0, 0.0, 0.0])
     assert (mixed["cover_size"], mixed["cover_error"]) == (4, 0)
     np.testing.assert_allclose(mixed["cover_share"], 3 / 5, rtol=1e-6)
 
 
-def test_of_tokens_that_tie_the_first_is_on_top(measured):
+def test_first_of_tied_tokens_is_on_top(measured):
     found = measured([[0, 1, 1], [1, 2]], [1, -1], [3.0, 3.0, 3.0], [0.0, 0.0, 0.0])
     assert (found["cover_size"], found["cover_share"]) == (2, 1)
     np.testing.assert_allclose(found["cover_attention"], 1 / 3)
 
 
-def test_all_numbers_equal_a_loop_over_sequences(show, corpus, draw, measure):
+def test_cover_matches_a_loop_over_sequences(show, corpus, draw, measure):
     bags, model = corpus(), OneLayer(dim=5)
     ids, mask = (np.asarray(x) for x in ja.models.reference.padded_sequences(bags))
     for seed in range(8):
@@ -92,7 +92,7 @@ def test_all_numbers_equal_a_loop_over_sequences(show, corpus, draw, measure):
             np.testing.assert_allclose(found[name], x, rtol=1e-12, err_msg=name)
 
 
-def test_it_wants_one_layer_and_two_classes(applies):
+def test_cover_requires_one_layer_and_two_classes(applies):
     three = shapes(vocab_size=3, num_classes=3)
     assert applies(Cover(), OneLayer(dim=2), losses.DEFAULT, ("p",))
     assert not applies(Cover(), OneLayer(dim=2), losses.DEFAULT, ("p",), three)

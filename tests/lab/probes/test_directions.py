@@ -1,4 +1,4 @@
-"""The history of p against the max-margin direction it should end in."""
+"""Distances of parameters to the max-margin directions of the final selection."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ from jaxattn.theory.certificate import Status, unsolved
 pytestmark = pytest.mark.usefixtures("x64")
 
 
-def test_distance_bounds_the_angle_to_every_direction_that_the_gap_leaves():
+def test_certified_distance_is_an_upper_bound():
     found, off = np.array([0.3, 1e-5, 0.2]), np.array([0.2, 3e-6, 0.0])
     # 1 - cos without cancellation, 2 sin²(x/2); a gap of 1 - cos² leaves an angle of that cosine open.
     bound = certified_distance(2 * np.sin(found / 2) ** 2, np.sin(off) ** 2)
@@ -31,7 +31,7 @@ def test_distance_bounds_the_angle_to_every_direction_that_the_gap_leaves():
     np.testing.assert_array_equal(certified_distance(np.array([2.0]), np.array([0.5])), [2.0])
 
 
-def test_what_is_undecided_is_neither_separable_nor_not():
+def test_undecided_separability_is_nan():
     answers = [unsolved(status, 3) for status in (Status.NOTHING, Status.INFEASIBLE, Status.UNDECIDED)]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
     _, feasible, *_ = _facts(stacked, np.zeros(3))
@@ -39,8 +39,8 @@ def test_what_is_undecided_is_neither_separable_nor_not():
 
 
 SEQUENCES, LABELS = [[1, 4], [3, 5], [0, 6], [1, 6]], [1, 1, -1, 1]
-# Token 3 points where token 1 does and is three times as long: only token 1 holds the head back. Token 5 is
-# near it, so that telling the two apart by a margin would turn p.
+# Token 3 has the direction of token 1 and three times its length, so only token 1 constrains the head. Token
+# 5 is close to it, so a margin between the two would change the direction of p.
 E = np.eye(7)
 E[3] = 3 * E[1]
 E[5, 1] = 2.5
@@ -54,15 +54,15 @@ def conclude_relaxed(history):
 
 
 def shortest(rows, required):
-    """Solve by a general method: the smallest p with rows · p ≥ required."""
+    """Compute the smallest p with rows · p ≥ required by a general solver."""
     gaps = [
         {"type": "ineq", "fun": lambda p, a=a, b=b: p @ a - b} for a, b in zip(rows, required, strict=True)
     ]
     return minimize(lambda p: p @ p, np.ones(7), constraints=gaps, tol=1e-14).x
 
 
-def test_p_and_v_against_directions_of_a_general_solver():
-    """Pairs 1 > 4, 1 > 6, 0 > 6 and 3 > 5, of which the last one is in a sequence that is not tight."""
+def test_relaxed_direction_matches_a_general_solver():
+    """The pairs are 1 > 4, 1 > 6, 0 > 6 and 3 > 5; the last one is in a sequence that is not tight."""
     rows = [E[a] - E[b] for a, b in [(1, 4), (1, 6), (0, 6), (3, 5)]]
     every, relaxed = shortest(rows, np.ones(4)), shortest(rows, [1, 1, 1, 0])
     head = shortest([E[1], -E[0]], np.ones(2))
@@ -83,18 +83,18 @@ def test_p_and_v_against_directions_of_a_general_solver():
     assert end["relaxed_support"] == 0.75
     assert end["relaxed_feasible"] == 1
     assert end["relaxed_duality_gap"] <= 1e-10
-    # The angles of 1e-3 to the computed direction and of 1e-8, which its gap leaves open, add up.
+    # The angle of 1e-3 to the computed direction and that of 1e-8 allowed by its gap add up.
     last = path["relaxed_one_minus_cosine"][:, -1]
     assert (end["relaxed_certified_distance"] >= last).all()
     np.testing.assert_allclose(end["relaxed_certified_distance"], last, rtol=1e-4)
 
 
-def test_a_seed_that_is_not_finite_has_no_direction():
+def test_nonfinite_seed_has_no_direction():
     path, end = conclude_relaxed(np.full((3, 2, 7), np.nan))
     assert all(np.isnan(x).all() for x in (path | end).values())
 
 
-def test_it_looks_where_p_and_v_move(applies):
+def test_relaxed_direction_requires_phases_that_train_p_and_v(applies):
     model, probe = OneLayer(dim=3), RelaxedDirection()
     logistic = SimpleNamespace(is_logistic=True)
     both = Descent(name="a", optimizer="sgd", step_size=1.0, steps=1, train=("v", "p"))
@@ -105,7 +105,7 @@ def test_it_looks_where_p_and_v_move(applies):
     assert not applies(probe, Mlp(dim=3), logistic, both)
 
 
-def test_a_seed_with_nan_and_corpora_of_more_classes_have_no_direction():
+def test_nan_and_more_classes_have_no_direction():
     corpus = jax.tree.map(lambda x: x[None], ja.data.from_sequences(SEQUENCES, LABELS, vocab_size=7))
     for rows, classes in ((np.nan * E, 2), (E, 3)):
         params = Params(jnp.asarray(rows)[None], jnp.zeros((1, 7)), jnp.zeros((1, 7)))
@@ -132,7 +132,7 @@ def conclude_limit(history, params, corpora):
 
 
 @pytest.mark.more
-def test_it_is_the_certificate_of_the_end_of_the_path():
+def test_flow_limit_matches_the_certificate_of_the_path():
     params, corpora = two_seeds()
     path = ja.dynamics.exact_flow(ja.theory.scores.one_layer(params, corpora), params.p, points=8)
     history = np.array(path.p)
@@ -152,7 +152,7 @@ def test_it_is_the_certificate_of_the_end_of_the_path():
     assert np.isnan(end["limit_feasible"]).tolist() == [False, True]
 
 
-def test_it_looks_at_the_logistic_loss_and_p_alone(applies):
+def test_flow_limit_requires_the_logistic_loss_and_p_alone(applies):
     model, loss, probe = OneLayer(dim=3), ja.losses.Classification(), FlowLimit()
     assert applies(probe, model, loss, ExactFlow(name="a"))
     assert not applies(probe, model, loss, JointFlow(name="b"))
@@ -160,7 +160,7 @@ def test_it_looks_at_the_logistic_loss_and_p_alone(applies):
     assert not applies(probe, ja.models.Mlp(dim=3), loss, ExactFlow(name="a"))
 
 
-def test_a_seed_with_nan_does_not_stop_the_others():
+def test_nan_seed_does_not_affect_others():
     params, corpora = two_seeds()
     history = np.asarray(params.p)[:, None] * np.geomspace(1, 1e4, 8)[:, None]
     expected = conclude_limit(history, params, corpora)
@@ -172,7 +172,7 @@ def test_a_seed_with_nan_does_not_stop_the_others():
             np.testing.assert_array_equal(after[name][1], before[name][1])
 
 
-def test_heads_that_do_not_fit_the_classes_are_named():
+def test_wrong_number_of_heads_raises():
     params, corpora = two_seeds()
     with pytest.raises(InputError, match=r"scores.values: shape \(12,\); give \(12, 3\)"):
         conclude_limit(np.zeros((2, 4, 24)), params, corpora.replace(num_classes=3))

@@ -1,4 +1,4 @@
-"""Probes of importance: correlations against SciPy, and one step against its law."""
+"""Probes of importance: correlations compared with SciPy, and one step compared with its law."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def test_pearson_equals_numpy_and_is_nan_for_a_constant(rng, x64):
     assert np.isnan(jax.jit(importance.pearson_array)(jnp.ones(30), jnp.asarray(y), jnp.asarray(use)))
 
 
-def test_bin_means_equal_numpy_and_reproduce_the_published_centres(rng, x64):
+def test_bin_means_match_numpy_and_published_values(rng, x64):
     settings = Probes(high=14 / 15)
     edges = np.linspace(settings.low, settings.high, settings.bins + 1)
     centres = (edges[1:] + edges[:-1]) / 2
@@ -49,7 +49,7 @@ def test_bin_means_equal_numpy_and_reproduce_the_published_centres(rng, x64):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_distance_of_every_embedding_to_the_law(x64, corpus, show, draw, measure, classes):
+def test_one_step_embeddings_match_the_definition(x64, corpus, show, draw, measure, classes):
     corpus, model = corpus(classes), models.OneLayer(dim=20)
     before, probe = draw(model, corpus), OneStepEmbeddings()
     after = jax.jit(lambda x: dynamics.one_step(x, corpus, step_size=3.0))(before)

@@ -33,7 +33,7 @@ def angle(x, y):
 
 
 def test_cosines_between_parameters_and_with_the_descent_direction(x64, corpus, show, draw, measure):
-    corpus, model = corpus(), models.OneLayer(dim=12)  # E is as large as a matrix (d, d) would be
+    corpus, model = corpus(), models.OneLayer(dim=12)  # Here E has the size of a (d, d) matrix.
     params = draw(model, corpus)
     found = measure(Alignments(), show(model, params, corpus, train=("E", "p")))
     assert set(found) == {"cos_p_v", "cos_E_descent", "cos_p_descent"}
@@ -43,7 +43,7 @@ def test_cosines_between_parameters_and_with_the_descent_direction(x64, corpus, 
     np.testing.assert_allclose(found["cos_p_descent"], -angle(params.p, gradient.p), rtol=1e-10)
 
 
-def test_matrices_of_one_shape_are_compared_entry_by_entry(x64, corpus, show, draw, measure):
+def test_cosine_of_matrices(x64, corpus, show, draw, measure):
     corpus, model = corpus(3), models.TwoLayerWeights(dim=5)
     params = draw(model, corpus)
     params = params.replace(W2=2 * params.W1 + params.W2)
@@ -52,7 +52,7 @@ def test_matrices_of_one_shape_are_compared_entry_by_entry(x64, corpus, show, dr
     np.testing.assert_allclose(found["cos_W1_W2"], angle(params.W1, params.W2), rtol=1e-12)
 
 
-def test_cosines_of_tiny_vectors_are_exact_and_of_zero_undefined():
+def test_cosine_of_tiny_and_zero_vectors():
     x, y = jnp.array([3e-30, 4e-30]), jnp.array([1e25, 0.0])
     np.testing.assert_allclose(cosine_array(x, y), 0.6, rtol=1e-6)
     assert jnp.isnan(cosine_array(x, jnp.zeros(2)))
@@ -91,11 +91,11 @@ ONCE = [(3, 2, None), (20, 3, 2), (60, 2, 2), (60, 3, None)]
     ("dim", "classes", "heads"),
     [
         pytest.param(*case, marks=[] if case in ONCE else pytest.mark.more)
-        # Against m rows: d < m, m < d < 2m, 2m < d.
+        # Dimensions relative to m rows: d < m, m < d < 2m, 2m < d.
         for case in itertools.product((3, 20, 60), (2, 3), (None, 2))
     ],
 )
-def test_drift_equals_that_of_the_matrix_written_out(x64, rng, corpus, show, draw, dim, classes, heads):
+def test_drift_matches_the_explicit_matrix(x64, rng, corpus, show, draw, dim, classes, heads):
     corpus = corpus(classes)
     model = models.MultiHead(dim=dim, heads=heads) if heads else models.OneLayer(dim=dim)
     params = draw(model, corpus)
@@ -107,7 +107,7 @@ def test_drift_equals_that_of_the_matrix_written_out(x64, rng, corpus, show, dra
 
 
 @pytest.mark.parametrize("model", [models.OneLayer(dim=40), models.MultiHead(dim=6, heads=2)])
-def test_small_steps_conserve_it_and_drift_in_proportion_to_their_size(x64, corpus, show, draw, model):
+def test_drift_is_proportional_to_the_step_size(x64, corpus, show, draw, model):
     corpus = corpus()
     params = draw(model, corpus)
     found = []
@@ -120,7 +120,7 @@ def test_small_steps_conserve_it_and_drift_in_proportion_to_their_size(x64, corp
     assert found[0] < 0.02
 
 
-def test_float32_keeps_the_digits_of_a_small_drift(corpus, show, draw):
+def test_small_drift_is_accurate_in_float32(corpus, show, draw):
     corpus, model = corpus(), models.OneLayer(dim=64)
     params = model.init(jax.random.key(0), corpus, dtype=jnp.float32)
     moved = params.replace(p=params.p * 1.001, v=params.v * 0.999, E=params.E * 1.0005)
@@ -129,7 +129,7 @@ def test_float32_keeps_the_digits_of_a_small_drift(corpus, show, draw):
     np.testing.assert_allclose(drift(model, params, moved, corpus, show), expected, rtol=1e-3)
 
 
-def test_it_is_measured_where_all_three_are_trained(x64, corpus, show, draw, applies):
+def test_conservation_requires_training_all_parameters(x64, corpus, show, draw, applies):
     corpus, model = corpus(), models.OneLayer(dim=4)
     params = draw(model, corpus)
     memory = Conservation().remember(params)
@@ -140,7 +140,7 @@ def test_it_is_measured_where_all_three_are_trained(x64, corpus, show, draw, app
         Conservation().remember({"W": params.E})
 
 
-def test_seeds_are_measured_together(x64, corpus, show, draw):
+def test_conservation_under_vmap(x64, corpus, show, draw):
     corpus, model = corpus(), models.OneLayer(dim=40)
     start = [draw(model, corpus, seed) for seed in (0, 1)]
     step = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=1.0, train=TRAIN))
@@ -161,7 +161,7 @@ REFERENCE = {models.OneLayer: reference.outputs, models.MultiHead: multi_head_ou
 
 
 def dense(model, seeds, corpus, train, per_sequence=losses.DEFAULT):
-    """The largest eigenvalues of the Hessians of several seeds written out, from the textbook form."""
+    """Compute the largest eigenvalues of the explicit Hessians of several seeds, from the reference loss."""
     ids, mask = reference.padded_sequences(corpus)
 
     def hessian(params):
@@ -205,7 +205,7 @@ HEADS = (models.MultiHead(dim=4, heads=2), 2, losses.Squared())
         ),
     ],
 )
-def test_it_is_the_largest_eigenvalue_of_the_dense_hessian(
+def test_sharpness_matches_the_dense_hessian(
     x64, corpus, show, draw, measure, model, classes, per_sequence, train
 ):
     corpus = corpus(classes)
@@ -219,7 +219,7 @@ def test_it_is_the_largest_eigenvalue_of_the_dense_hessian(
 
 @pytest.mark.more
 @pytest.mark.parametrize("large", [pytest.param(False, marks=pytest.mark.more), True])
-def test_sharpness_of_seeds_is_measured_together(x64, corpus, show, draw, monkeypatch, large):
+def test_sharpness_under_vmap(x64, corpus, show, draw, monkeypatch, large):
     if large:
         monkeypatch.setattr(layout, "LARGE", 1)
     corpus, model = corpus(), models.OneLayer(dim=5)
@@ -238,7 +238,7 @@ def largest(matrix, start):
 
 @pytest.mark.parametrize("rank", [0, 1, 3, 30])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_matrices_of_any_rank_sign_and_size(rng, rank, sign):
+def test_largest_eigenvalue_of_any_matrix(rng, rank, sign):
     factor = rng.normal(size=(30, rank))
     start = np.float32(rng.normal(size=30))
     for size in (1e-30, 1.0, 1e20):
@@ -248,7 +248,7 @@ def test_matrices_of_any_rank_sign_and_size(rng, rank, sign):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_an_exact_eigenvector_and_one_number_end_early():
+def test_largest_eigenvalue_from_an_eigenvector():
     scaled = jax.jit(lambda factor, start: largest_eigenvalue(lambda x: factor * x, start, 5))
     np.testing.assert_allclose(scaled(-2.0, np.ones(5, np.float32)), -2, rtol=1e-6)
     np.testing.assert_allclose(scaled(3.0, np.ones(1, np.float32)), 3, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""What attention selects, up to some nats: in JAX and in NumPy, and by a loop."""
+"""Tokens that attention selects, within some nats: in JAX, in NumPy, and by a loop."""
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +36,8 @@ def by_loop(scores, nats):
 
 @pytest.mark.parametrize("nats", [0.0, 0.5, 10.0])
 @pytest.mark.parametrize("unused", [0.0, 1e4, -np.inf])
-def test_only_tokens_of_the_sequence_count(rng, nats, unused):
-    """Token 4 is in the vocabulary and in no sequence."""
+def test_attended_ignores_tokens_outside_the_sequence(rng, nats, unused):
+    """Token 4 is in the vocabulary, but in no sequence."""
     corpus = ja.data.from_sequences(SEQUENCES, [1, -1, 1, -1], vocab_size=5)
     for scores in (np.zeros(5), rng.normal(size=5), 20 * rng.normal(size=5)):
         scores[4] = unused
@@ -56,17 +56,17 @@ def test_only_tokens_of_the_sequence_count(rng, nats, unused):
 
 @pytest.fixture
 def seen(show, corpus, draw):
-    """What a probe sees of three heads, with posterior differences of the tokens."""
+    """Return the context of a model with three heads, with posterior differences of the tokens."""
     bags, model = corpus(), models.MultiHead(dim=5, heads=3)
     shown = show(model, draw(model, bags), bags)
     shown.data = Splits(bags, token_statistics(bags))
     return shown
 
 
-def test_each_head_by_loops(x64, seen, measure):
+def test_heads_selected_matches_loops(x64, seen, measure):
     probe = HeadsSelected(important=0.3, min_count=2)
     first, _, last = seen.params.p
-    # Opposite queries select other tokens.
+    # Opposite queries select different tokens.
     seen.params = seen.params.replace(p=jnp.stack([first, -first, last]))
     found = measure(probe, seen)
     params, bags = seen.params, seen.data.train
@@ -90,8 +90,8 @@ def test_each_head_by_loops(x64, seen, measure):
     assert found.keys() == probe.labels.keys()
 
 
-def test_equal_heads_are_one_query(x64, seen, measure):
-    """Three times the query of the one-layer model measure what it does."""
+def test_equal_heads_match_a_single_query(x64, seen, measure):
+    """Three equal queries give the metrics of the one-layer model."""
     p, v = seen.params.p[0], seen.params.v[0]
     seen.params = seen.params.replace(p=jnp.stack([p] * 3), v=jnp.stack([v] * 3))
     settings = {"important": 0.3, "min_count": 2}
@@ -104,19 +104,19 @@ def test_equal_heads_are_one_query(x64, seen, measure):
         np.testing.assert_array_equal(of_heads[name], alone["important_selected"])
 
 
-def test_no_important_token_is_no_number(x64, seen, measure):
+def test_no_important_token_gives_nan(x64, seen, measure):
     found = measure(HeadsSelected(important=1.0, min_count=1_000), seen)
     assert all(np.isnan(x).all() for x in found.values())
 
 
-def test_it_wants_heads(applies):
+def test_heads_selected_requires_heads(applies):
     assert applies(HeadsSelected(), models.MultiHead(dim=5, heads=2), losses.DEFAULT, ("p",))
     assert not applies(HeadsSelected(), models.OneLayer(dim=5), losses.DEFAULT, ("p",))
 
 
 @pytest.fixture
 def measured(show, measure):
-    """Measure a model whose scores are given: E = 1."""
+    """Return a function that measures a model with given scores, E = 1."""
 
     def make(sequences, scores, relevant, **settings):
         corpus = ja.data.from_sequences(sequences, [1] * len(sequences), vocab_size=len(scores))
@@ -127,18 +127,18 @@ def measured(show, measure):
     return make
 
 
-def test_shares_of_sequences_by_hand(x64, measured):
-    # Of tokens 0, 1 and 2, which are relevant, the last one scores low.
+def test_relevant_tokens_of_a_small_example(x64, measured):
+    # Tokens 0, 1 and 2 are relevant, and the last one has a low score.
     scores = [100.0, 95.0, 0.0, 98.0, 50.0]
     sequences = [[0, 4], [0, 1, 1, 4], [0, 2, 4], [0, 3], [2, 4], [3, 4]]
     found = measured(sequences, scores, 3)
-    # The last sequence has no relevant token; in the one before the other token is selected, in [0, 3] both.
+    # The last sequence has no relevant token, the one before selects an irrelevant token, and [0, 3] ties.
     np.testing.assert_allclose(found["relevant_selected"], 3 / 5)
     np.testing.assert_allclose(found["only_relevant_selected"], 2 / 5)
     np.testing.assert_allclose(found["relevant_tied"], 1 / 5)
 
 
-def test_nats_tell_how_close_to_the_top_counts(x64, measured):
+def test_nats_define_the_distance_to_the_top(x64, measured):
     scores = [100.0, 95.0, 0.0]
     shares = [
         float(measured([[0, 1, 2], [0, 2]], scores, 2, nats=nats)["only_relevant_selected"])
@@ -149,13 +149,13 @@ def test_nats_tell_how_close_to_the_top_counts(x64, measured):
     assert (everything["relevant_selected"], everything["relevant_tied"]) == (0, 1)
 
 
-def test_the_margin_is_the_smallest_lead_of_a_relevant_token(x64, measured):
+def test_margin_is_the_smallest_lead_of_a_relevant_token(x64, measured):
     scores = [4.0, 3.0, 1.0, 0.0]
     found = measured([[0, 2], [0, 1, 3], [1, 2]], scores, 2)
     np.testing.assert_allclose(found["relevant_margin"], 2 / np.linalg.norm(scores))
 
 
-def test_shares_equal_a_loop_over_sequences(x64, measured, rng):
+def test_relevant_tokens_match_a_loop(x64, measured, rng):
     sequences = [rng.integers(0, 9, rng.integers(1, 7)).tolist() for _ in range(60)]
     scores = rng.normal(scale=20, size=9).tolist()
     found = measured(sequences, scores, 4)
@@ -178,7 +178,7 @@ def test_shares_equal_a_loop_over_sequences(x64, measured, rng):
 
 
 def by_token(corpus, scores):
-    """Add the weights of all positions of a token up, one sequence after the other."""
+    """Sum the weights of all positions by token, in a loop over sequences."""
     for tokens, real in zip(*map(np.asarray, padded_sequences(corpus)), strict=True):
         weights = np.exp(scores[tokens[real]] - scores[tokens[real]].max())
         q = np.bincount(tokens[real], weights / weights.sum())
@@ -186,14 +186,14 @@ def by_token(corpus, scores):
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 1e3])
-def test_entropy_equals_that_of_every_sequence(rng, x64, corpus, spread):
+def test_entropy_matches_a_loop(rng, x64, corpus, spread):
     corpus, scores = corpus(), spread * rng.normal(size=12)
     found = jax.jit(attention_entropy)(corpus, scores)
     np.testing.assert_allclose(found, list(by_token(corpus, scores)), rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(found[:2], 0, atol=1e-15)
 
 
-def test_seeds_of_a_large_corpus_are_taken_in_turn(rng, x64, corpus, monkeypatch):
+def test_seeds_of_a_large_corpus_are_measured_sequentially(rng, x64, corpus, monkeypatch):
     monkeypatch.setattr(layout, "LARGE", 1)
     corpus, scores = corpus(), rng.normal(size=(3, 12))
     assert corpus.bags.is_large
@@ -202,7 +202,7 @@ def test_seeds_of_a_large_corpus_are_taken_in_turn(rng, x64, corpus, monkeypatch
         np.testing.assert_allclose(found[lane], list(by_token(corpus, scores[lane])), rtol=1e-12, atol=1e-14)
 
 
-def test_metrics_are_the_mean_and_a_number_of_tokens(x64, corpus, show, draw, measure):
+def test_entropy_metrics(x64, corpus, show, draw, measure):
     corpus, model = corpus(3), models.KeyQuery(dim=5, weights="normal")
     params = draw(model, corpus)
     found = measure(AttentionEntropy(), show(model, params, corpus))
@@ -212,7 +212,7 @@ def test_metrics_are_the_mean_and_a_number_of_tokens(x64, corpus, show, draw, me
     np.testing.assert_allclose(found["attended_tokens"], np.exp(expected), rtol=1e-12)
 
 
-def test_it_wants_attention_over_tokens_of_bags(applies):
+def test_entropy_requires_attention_over_bags(applies):
     loss, vectors = losses.DEFAULT, Vectors(targets=np.ones(2), X=np.ones((2, 3, 4)), classes=2)
     assert applies(AttentionEntropy(), models.OneLayer(dim=5), loss, ("p",))
     assert not applies(AttentionEntropy(), models.TwoLayer(dim=5), loss, ("p",))
@@ -220,7 +220,7 @@ def test_it_wants_attention_over_tokens_of_bags(applies):
 
 
 class Queries(ja.Model[Vectors]):
-    """Three queries q (3, d) over the tokens; the third asks nothing in the first example."""
+    """Three queries q (3, d) over the tokens; the third has no attention in the first example."""
 
     takes = Vectors
 
@@ -233,7 +233,7 @@ class Queries(ja.Model[Vectors]):
 
 
 @pytest.mark.parametrize("spread", [0.0, 3.0, 1e3])
-def test_equals_a_loop_over_queries(rng, x64, measure, spread):
+def test_attended_probe_matches_a_loop_over_queries(rng, x64, measure, spread):
     X, q = rng.normal(size=(7, 5, 4)), spread * rng.normal(size=(3, 4))
     data = Vectors(targets=jnp.ones(7, jnp.int32), X=jnp.asarray(X), classes=2)
     task = Task(Queries(), losses.DEFAULT, Splits(data))
@@ -252,6 +252,6 @@ def test_equals_a_loop_over_queries(rng, x64, measure, spread):
         assert found["selects_one"][query] == pytest.approx(np.mean(one))
 
 
-def test_models_say_whether_they_show_attention():
+def test_attended_probe_requires_attention():
     assert Queries().shows_attention
     assert not ja.models.OneLayer(dim=4).shows_attention

@@ -1,4 +1,4 @@
-"""The standard probes, each against its quantity written out for one seed."""
+"""Standard probes, each compared with an explicit formula for one seed."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ EVERY_FOUR = [0, 4, 8, 12, 16, 20]
 
 @pytest.fixture
 def seen(corpus, draw, x64):
-    """Show the parameters of a model on a corpus of K classes, with a test corpus of other sequences."""
+    """Return a function that builds the context of a model on a corpus of K classes and a test corpus."""
 
     def look(model=None, classes=2, phase=QUERY, memory=None, test=True):
         train = corpus(classes)
@@ -49,7 +49,7 @@ def attention(scores, corpus):
 
 
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
-def test_fit_is_loss_accuracy_and_norms_written_out(seen, measure, classes):
+def test_fit_and_accuracy_match_explicit_formulas(seen, measure, classes):
     shown = seen(classes=classes)
     found = measure(Fit(), shown)
     params, train, test = shown.params, shown.data.train, shown.data.test
@@ -76,7 +76,7 @@ def test_fit_is_loss_accuracy_and_norms_written_out(seen, measure, classes):
 
 
 @pytest.mark.parametrize("least", [1, 6])
-def test_selected_is_attention_on_important_tokens(seen, measure, least):
+def test_selected_matches_attention_on_important_tokens(seen, measure, least):
     shown = seen()
     found = measure(Selected(important=0.3, min_count=least), shown)
     train, scores = shown.data.train, shown.scores_and_values[0]
@@ -101,8 +101,8 @@ def test_selected_is_attention_on_important_tokens(seen, measure, least):
 
 
 @pytest.mark.parametrize("model", [ja.models.KeyQuery(dim=5, weights="normal"), ja.models.Mlp(dim=5)])
-def test_a_model_selects_by_its_own_scores(seen, measure, model):
-    """With a key-query matrix the scores are not E·p, and what is selected follows the scores."""
+def test_selection_uses_the_scores_of_the_model(seen, measure, model):
+    """With a key-query matrix the scores are not E·p, and the selection follows the scores."""
     shown = seen(model)
     found = measure(Selected(important=0.3, min_count=1), shown)
     train, scores = shown.data.train, model.scores_and_values(shown.params)[0]
@@ -116,8 +116,8 @@ def test_a_model_selects_by_its_own_scores(seen, measure, model):
     np.testing.assert_allclose(found["important_mass"], (q * important[ids]).sum(1).mean(), rtol=1e-12)
 
 
-def test_uniform_attention_selects_nothing_and_ties_everywhere(x64, measure):
-    """Token 0 says +1, token 1 says -1, the others nothing."""
+def test_uniform_attention_selects_nothing(x64, measure):
+    """Token 0 indicates +1, token 1 indicates -1, and the other tokens no label."""
     corpus = ja.data.from_sequences(
         [[0, 2, 3], [1, 2, 3], [0, 2], [1, 3], [2, 3], [2, 3]], [1, -1] * 3, vocab_size=4
     )
@@ -131,7 +131,7 @@ def test_uniform_attention_selects_nothing_and_ties_everywhere(x64, measure):
     assert all(np.isnan(without[f"important_{x}"]) for x in ("mass", "selected", "tied"))
 
 
-def test_models_without_attention_over_tokens_have_no_selection(applies):
+def test_selected_requires_attention_over_tokens(applies):
     assert not applies(Selected(), ja.models.TwoLayer(dim=5), LOSS, QUERY)
     assert not applies(Importance(), Bare(), LOSS, QUERY)
     assert applies(Selected(), ja.models.OneLayer(dim=5), LOSS, QUERY)
@@ -141,7 +141,7 @@ def test_models_without_attention_over_tokens_have_no_selection(applies):
 
 
 class Bare(ja.Model):
-    """A model of logits alone."""
+    """Model that only has outputs."""
 
     def init(self, key, like, *, dtype):
         return ja.models.OneLayer(dim=5).init(key, like, dtype=dtype)
@@ -151,7 +151,7 @@ class Bare(ja.Model):
 
 
 @pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.more), 3])
-def test_importance_is_scipys_over_tokens_and_bins(seen, measure, classes):
+def test_importance_matches_scipy(seen, measure, classes):
     shown = seen(classes=classes)
     probe = Importance(bins=4, min_count=2)
     found = measure(probe, shown)
@@ -184,7 +184,7 @@ def test_importance_is_scipys_over_tokens_and_bins(seen, measure, classes):
         rtol=1e-10,
     )
     edges = np.linspace(-1, 1, 5)
-    # One that is an edge but for rounding is in the bin that the edge begins.
+    # A value on an edge up to rounding belongs to the bin above the edge.
     difference = difference.round(9)
     means = []
     for k in range(columns):
@@ -208,7 +208,7 @@ def test_importance_is_scipys_over_tokens_and_bins(seen, measure, classes):
 
 
 class Given(Bare):
-    """A model with scores and values of its own choice."""
+    """Model with given scores and values."""
 
     scores: jax.Array
 
@@ -216,7 +216,7 @@ class Given(Bare):
         return self.scores, self.scores
 
 
-def test_a_u_is_seen_by_the_absolute_posterior_difference_alone(x64, measure):
+def test_u_shape_correlates_only_with_the_absolute_difference(x64, measure):
     vocab_size = 40
     difference = (jnp.arange(vocab_size)[:, None] - 19.5) / 20
     statistics = TokenStatistics(jnp.full(vocab_size, 60.0), difference, difference)
@@ -229,15 +229,15 @@ def test_a_u_is_seen_by_the_absolute_posterior_difference_alone(x64, measure):
         np.testing.assert_allclose(found[f"spearman_Ep_signed_{over}"], 0, atol=1e-12)
 
 
-def test_tokens_that_never_occur_are_in_no_correlation(seen, measure):
-    """The corpus holds no token 11, whose posterior difference is NaN."""
+def test_unseen_tokens_are_excluded_from_correlations(seen, measure):
+    """Token 11 is not in the corpus, and its posterior difference is NaN."""
     shown = seen()
     none, one = (measure(Importance(bins=0, min_count=least), shown) for least in (0, 1))
     assert np.isfinite(none["spearman_Ep_absolute_tokens"])
     assert none["spearman_Ev_tokens"] == one["spearman_Ev_tokens"]
 
 
-def test_token_columns_are_scores_and_values_beside_the_statistics(seen):
+def test_token_columns(seen):
     shown = seen()
     columns = token_columns(shown)
     np.testing.assert_allclose(columns["Ep"], shown.params.E @ shown.params.p, rtol=1e-13)
@@ -246,7 +246,7 @@ def test_token_columns_are_scores_and_values_beside_the_statistics(seen):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_one_step_error_is_the_laws_and_speaks_of_its_phase_alone(seen, applies, measure, classes):
+def test_one_step_error_applies_only_to_its_phase(seen, applies, measure, classes):
     shown, probe = seen(phase=ONE_STEP, classes=classes), OneStepError()
     corpus = shown.data.train
     before = probe.remember(shown.params)
@@ -266,7 +266,7 @@ def test_the_one_step_error_is_the_laws_and_speaks_of_its_phase_alone(seen, appl
         assert not applies(probe, model, loss, phase)
 
 
-def test_what_several_probes_need_is_computed_once(seen):
+def test_shared_quantities_are_computed_once(seen):
     shown = seen()
     assert shown.loss_and_gradients is shown.loss_and_gradients
     assert shown.outputs(shown.data.train) is shown.outputs(shown.data.train)
@@ -275,7 +275,7 @@ def test_what_several_probes_need_is_computed_once(seen):
     assert other.loss_and_gradients is shown.loss_and_gradients
 
 
-def test_the_max_margin_direction_is_for_phases_that_move_p_alone_where_scores_are_its(applies):
+def test_max_margin_direction_requires_phases_that_train_p_alone(applies):
     probe, model = MaxMarginDirection(), ja.models.OneLayer(dim=5)
     assert applies(probe, model, LOSS, QUERY)
     assert not applies(probe, model, LOSS, ONE_STEP)
@@ -306,13 +306,13 @@ def test_the_max_margin_direction_is_for_phases_that_move_p_alone_where_scores_a
         ({"every": {"embed": 1}, "steps": (5,)}, [0, 5, 20], [0, 1]),
     ],
 )
-def test_steps_of_a_phase_are_log_spaced_listed_or_regular(settings, query, embed):
+def test_probe_steps_are_log_spaced_listed_or_regular(settings, query, embed):
     probes = ja.Probes(**{"per_decade": 2} | settings)
     assert probes.steps_of(TWENTY_STEPS) == query
     assert probes.steps_of(ONE_STEP) == embed
 
 
-def test_rows_of_a_path_are_steps_too():
+def test_probe_steps_of_a_flow():
     assert ja.Probes().steps_of(FLOW) == list(range(9))
     assert ja.Probes(every=3).steps_of(FLOW) == [0, 3, 6, 8]
 
@@ -329,20 +329,20 @@ def test_rows_of_a_path_are_steps_too():
         ({"steps": [-1]}, r"probes.steps\[0\]: .*>= 0"),
     ],
 )
-def test_steps_that_cannot_be_are_refused_in_one_line(study, probes, said):
+def test_invalid_probe_steps_are_one_line(study, probes, said):
     with pytest.raises(InputError, match=said) as error:
         study(probes=probes)
     assert "\n" not in str(error.value)
 
 
-def test_steps_are_held_against_the_phases_of_every_cell(study):
+def test_probe_steps_are_checked_for_every_cell(study):
     probes = {"steps": {"query": [15]}, "min_count": 1}
     assert len(study(probes=probes, axes={"phases.query.steps": [16, 20]}).cells) == 2
     with pytest.raises(InputError, match="15 is beyond the end, the phase has 10"):
         study(probes=probes, axes={"phases.query.steps": [10, 20]})
 
 
-def test_steps_may_be_swept_and_set_by_key(study):
+def test_probe_steps_can_be_swept_and_overridden(study):
     cells = study(axes={"probes.every": [4, 10]}).cells
     query = cells[0].setting.phases[1]
     assert [cell.setting.probes.steps_of(query) for cell in cells] == [EVERY_FOUR, [0, 10, 20]]

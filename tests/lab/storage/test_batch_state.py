@@ -1,4 +1,4 @@
-"""Commit records name their batch, and what is another batch's is told apart, also without that name."""
+"""Commit records identify their batch, also those of version 0.2 without its name."""
 
 import json
 
@@ -20,7 +20,7 @@ def folder(tmp_path):
 
 
 def save(folder, batch, seeds, *, cells=(0, 2), finished=True, known=None):
-    """Write a batch of these lanes: its tables, and a commit record that may have any name."""
+    """Write the tables of a batch, and a commit record that may have any name."""
     lanes = [(cell, seed) for cell in cells for seed in seeds]
     table = pd.DataFrame(lanes, columns=["cell", "seed"]).assign(
         phase="query", step=1, metric="loss", value=0.5
@@ -37,7 +37,7 @@ def save(folder, batch, seeds, *, cells=(0, 2), finished=True, known=None):
 
 
 def without_name(folder, batch):
-    """Make a commit record as version 0.2 wrote it."""
+    """Rewrite a commit record as version 0.2 wrote it."""
     path = batch_state.path(folder, batch)
     content = files.unsealed(json.loads(path.read_bytes()))
     assert content.pop("batch") == batch
@@ -49,7 +49,7 @@ def renamed(folder, batch, other):
         path.rename(path.with_name(path.name.replace(batch, other)))
 
 
-def test_a_commit_record_under_another_name_is_misplaced(folder):
+def test_commit_record_under_another_name_is_misplaced(folder):
     assert batch_state.read_state(folder, ONE).batch == ONE
     renamed(folder, ONE, OTHER)
     with pytest.raises(Misplaced, match=rf"{OTHER}\.json: is the commit record of another batch$"):
@@ -59,7 +59,7 @@ def test_a_commit_record_under_another_name_is_misplaced(folder):
 @pytest.mark.parametrize(
     "other", ["cells-00001-00002-seeds-00004-00005", "cells-00000-00003-seeds-00004-00005"]
 )
-def test_without_a_name_cells_tell_batches_apart(folder, other):
+def test_cells_identify_a_batch_without_a_name(folder, other):
     without_name(folder, ONE)
     assert batch_state.read_state(folder, ONE).batch is None
     renamed(folder, ONE, other)
@@ -67,7 +67,7 @@ def test_without_a_name_cells_tell_batches_apart(folder, other):
         batch_state.read_state(folder, other)
 
 
-def test_without_a_name_tables_tell_seeds_apart(folder):
+def test_tables_identify_the_seeds_of_a_batch_without_a_name(folder):
     without_name(folder, ONE)
     state, tables = batch_state.read_with_tables(folder, ONE)
     assert set(tables["records"]["seed"]) == {4, 5}
@@ -80,26 +80,26 @@ def test_without_a_name_tables_tell_seeds_apart(folder):
 
 
 @pytest.mark.parametrize(("seeds", "finished"), [([4], True), ([4, 5, 6], False), ([6], False)])
-def test_lanes_of_a_table_are_those_of_its_batch(folder, seeds, finished):
+def test_table_of_another_batch_is_misplaced(folder, seeds, finished):
     save(folder, ONE, seeds, finished=finished)
     with pytest.raises(Misplaced, match="the table of another batch"):
         batch_state.read_with_tables(folder, ONE)
 
 
-def test_a_batch_on_its_way_may_have_some_of_its_lanes(folder):
+def test_unfinished_batch_may_lack_seeds(folder):
     save(folder, ONE, [5], finished=False)
     assert batch_state.read_with_tables(folder, ONE)
 
 
 @pytest.mark.parametrize("cells", [["x"], ["-1", "2"], ["0", "1"]])
-def test_cells_that_no_run_writes_are_misplaced(folder, cells):
+def test_invalid_cells_are_misplaced(folder, cells):
     save(folder, ONE, [4, 5], known=cells)
     with pytest.raises(Misplaced):
         batch_state.read_state(folder, ONE)
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "", "a/../b", "a//b", ".", "a\0"])
-def test_a_file_outside_of_a_checkpoint_is_named_by_no_advice(folder, name):
+def test_path_outside_a_checkpoint_is_not_repeated_as_advice(folder, name):
     path = batch_state.path(folder, ONE)
     content = files.unsealed(json.loads(path.read_bytes()))
     content["checkpoint"]["files"] = {name: [1, None]}
@@ -109,7 +109,7 @@ def test_a_file_outside_of_a_checkpoint_is_named_by_no_advice(folder, name):
     assert "remove" not in str(caught.value)
 
 
-def test_overlapping_batches_are_found():
+def test_overlaps_of_batches():
     def name(first, last):
         return f"cells-00000-00009-seeds-{first:05d}-{last:05d}"
 

@@ -1,4 +1,4 @@
-"""Checkpoints on a disk that fills up: an error that is raised, and nothing that orbax prints."""
+"""Checkpoints on a full disk: an error is raised, and orbax prints nothing."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ def test_orbax_prints_nothing_about_a_file_that_cannot_be_written(tmp_path):
     assert (done.stdout, done.stderr, done.returncode) == ("raised\n", "", 0)
 
 
-def test_a_disk_without_room_is_seen_before_anything_is_written(tmp_path, monkeypatch):
+def test_full_disk_raises_before_anything_is_written(tmp_path, monkeypatch):
     free = SimpleNamespace(f_blocks=10**6, f_bavail=200, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda place: free)
     arrays = {"a": np.zeros(100_000)}
@@ -39,7 +39,7 @@ def test_a_disk_without_room_is_seen_before_anything_is_written(tmp_path, monkey
         checkpoints.save(tmp_path / "deep" / "1", arrays)
     assert caught.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
-    free.f_blocks = 0  # a file system that does not know
+    free.f_blocks = 0  # The file system does not report its size.
     checkpoints.save(tmp_path / "1", arrays)
     free.f_blocks, free.f_bavail = 10**6, 1000
     checkpoints.save(tmp_path / "2", arrays)

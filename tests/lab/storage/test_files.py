@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and checksums that tell."""
+"""Atomic writes and checked reads of files."""
 
 import errno
 import hashlib
@@ -17,7 +17,7 @@ from jaxattn.lab.storage.files import Damaged
 CONTENT = {"name": "α \udcff", "numbers": [1, 1.0, 1e-7, None], "nested": {"b": True, "a": {}}}
 
 
-def test_a_file_is_replaced_as_a_whole_after_it_is_on_the_disk(tmp_path, monkeypatch):
+def test_files_are_replaced_atomically_and_durably(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     synced = []
@@ -43,13 +43,13 @@ def test_a_file_is_replaced_as_a_whole_after_it_is_on_the_disk(tmp_path, monkeyp
     assert path.read_bytes() == b"new"
 
 
-def test_a_folder_that_is_gone_is_not_made_again(tmp_path):
+def test_deleted_folder_is_not_created_again(tmp_path):
     with pytest.raises(FileNotFoundError):
         files.write_file(tmp_path / "gone" / "file", b"", tmp_path)
     assert not (tmp_path / "gone").exists()
 
 
-def test_what_is_read_is_what_the_checksum_says(tmp_path):
+def test_checksum_is_compared(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"content")
     sha256 = hashlib.sha256(b"content").hexdigest()
@@ -66,7 +66,7 @@ def test_what_is_read_is_what_the_checksum_says(tmp_path):
             reading(path / "x", tmp_path, sha256)
 
 
-def test_names_of_a_folder(tmp_path, monkeypatch):
+def test_file_names_of_a_folder(tmp_path, monkeypatch):
     for name in ("b", "a"):
         (tmp_path / name).write_text("")
     assert files.file_names(tmp_path, tmp_path) == ["a", "b"]
@@ -80,7 +80,7 @@ def test_names_of_a_folder(tmp_path, monkeypatch):
         files.file_names(tmp_path, tmp_path)
 
 
-def test_what_cannot_be_read_is_not_damaged(tmp_path, monkeypatch):
+def test_unreadable_file_is_not_damaged(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_read_is_not_damaged(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_any_flipped_bit_of_a_sealed_object_is_found(tmp_path, indent):
+def test_flipped_bits_of_a_sealed_object_are_detected(tmp_path, indent):
     text = files.sealed(CONTENT, indent)
     path = tmp_path / "sealed.json"
     path.write_bytes(text)
@@ -107,7 +107,7 @@ def test_any_flipped_bit_of_a_sealed_object_is_found(tmp_path, indent):
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "{}", '{"a": 1}', "{"])
-def test_what_is_not_sealed_is_damaged(tmp_path, text):
+def test_content_without_a_checksum_is_damaged(tmp_path, text):
     path = tmp_path / "sealed.json"
     path.write_text(text)
     with pytest.raises(Damaged, match=r"sealed\.json: damaged \(") as caught:
@@ -116,7 +116,7 @@ def test_what_is_not_sealed_is_damaged(tmp_path, text):
 
 
 @pytest.mark.parametrize("way", ["absolute", "dots", "link", "linked folder", "device"])
-def test_nothing_outside_a_folder_is_read_or_written(tmp_path, way):
+def test_files_outside_the_folder_are_rejected(tmp_path, way):
     folder, secret = tmp_path / "folder", tmp_path / "outside" / "secret"
     folder.mkdir()
     secret.parent.mkdir()
@@ -138,7 +138,7 @@ def test_nothing_outside_a_folder_is_read_or_written(tmp_path, way):
             Damaged, match=f"leads out of {folder}; files outside it are neither read nor written"
         ):
             reading(path, folder)
-    if way not in ("link", "device"):  # those are replaced, and what they lead to stays
+    if way not in ("link", "device"):  # A link or device is replaced, and its target is unchanged.
         with pytest.raises(Damaged, match="leads out of"):
             files.write_file(path, b"changed", folder)
     with pytest.raises(Damaged, match="leads out of"):
@@ -146,7 +146,7 @@ def test_nothing_outside_a_folder_is_read_or_written(tmp_path, way):
     assert secret.read_bytes() == b"secret"
 
 
-def test_links_within_a_folder_and_a_folder_that_is_linked_are_followed(tmp_path):
+def test_links_within_a_folder_are_followed(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "folder").symlink_to("real")
     files.write_file(tmp_path / "folder" / "a", b"a", tmp_path / "folder")
@@ -155,7 +155,7 @@ def test_links_within_a_folder_and_a_folder_that_is_linked_are_followed(tmp_path
     files.check_links(tmp_path / "folder")
 
 
-def test_a_planted_link_under_the_temporary_name_is_not_written_through(tmp_path):
+def test_link_with_the_temporary_name_is_replaced(tmp_path):
     (tmp_path / "victim").write_bytes(b"kept")
     (tmp_path / f".file.{os.getpid()}").symlink_to("victim")
     files.replace(tmp_path / "file", b"new")
@@ -165,7 +165,7 @@ def test_a_planted_link_under_the_temporary_name_is_not_written_through(tmp_path
         files.append_bytes(tmp_path / "log", b"more")
 
 
-def test_what_is_no_regular_file_or_too_large_is_not_read(tmp_path):
+def test_special_and_too_large_files_are_rejected(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(Damaged, match=r"fifo: not a regular file; remove it"):
         files.read_file(tmp_path / "fifo", tmp_path)
@@ -176,14 +176,14 @@ def test_what_is_no_regular_file_or_too_large_is_not_read(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[" * 10**5, '{"a":' * 10**5, "[" * 101 + "]" * 101, "9" * 5000])
-def test_json_without_end_is_damage(tmp_path, text):
+def test_deeply_nested_json_is_damaged(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(Damaged, match=r"x\.json: damaged \("):
         files.read_json(tmp_path / "x.json", tmp_path)
     assert files.parse_json(b"[" * 100 + b"]" * 100)
 
 
-def test_the_cache_is_the_first_that_is_set(monkeypatch, tmp_path):
+def test_cache_folder_precedence(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("JAXATTN_CACHE", raising=False)
@@ -215,18 +215,18 @@ def test_temporary_files_of_killed_processes_are_removed(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a", "a/b.json", ".zarray", "a/.b", "..a", "x" * files.LONGEST_NAME])
-def test_names_below_a_folder(name):
+def test_is_below_accepts_relative_paths(name):
     assert files.is_below(name)
 
 
 @pytest.mark.parametrize(
     "name", ["", "/a", "a//b", "a/", "../a", "a/../b", "./a", "a\0", "é" * 101, "\udcff" * 90]
 )
-def test_names_that_lead_elsewhere_or_are_too_long(name):
+def test_is_below_rejects_other_paths(name):
     assert not files.is_below(name)
 
 
-def test_a_path_that_a_file_names_outside_is_not_advised_to_be_removed(tmp_path):
+def test_message_does_not_suggest_removing_files_outside(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "link").symlink_to(tmp_path)
     with pytest.raises(Damaged, match=r"out/link/a: a link that leads out of .*; remove the link$"):

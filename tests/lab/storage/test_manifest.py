@@ -1,4 +1,4 @@
-"""What every reader may count on in a manifest, whatever is in the file."""
+"""Manifests: validated content, and errors for invalid files."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ STRANGE = [
 ]
 
 
-def test_a_manifest_is_read_as_written_with_what_it_leaves_out(tmp_path):
+def test_manifest_is_read_with_defaults(tmp_path):
     manifest.write_manifest(tmp_path, WHOLE)
     found = manifest.read_manifest(tmp_path)
     assert {key: found[key] for key in WHOLE} == WHOLE
@@ -56,13 +56,13 @@ def test_a_manifest_is_read_as_written_with_what_it_leaves_out(tmp_path):
 
 
 @pytest.mark.parametrize("path", sorted(COMMITTED.glob("*/manifest.json")), ids=lambda path: path.parent.name)
-def test_committed_manifests_are_read(path):
+def test_published_manifests_are_read(path):
     found = manifest.read_manifest(path.parent)
     assert found["status"] == "finished"
 
 
 @pytest.mark.parametrize(("key", "wrong"), STRANGE)
-def test_a_strange_manifest_is_one_line_for_every_command(tmp_path, monkeypatch, capsys, key, wrong):
+def test_invalid_manifest_is_one_line_for_every_command(tmp_path, monkeypatch, capsys, key, wrong):
     manifest.write_manifest(tmp_path, WHOLE | {key: wrong})
     for command in ("status", "report", "aggregate"):
         monkeypatch.setattr("sys.argv", ["jaxattn", command, str(tmp_path)])
@@ -75,7 +75,7 @@ def test_a_strange_manifest_is_one_line_for_every_command(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("key", ["name", "command", "config", "cells", "seeds"])
-def test_what_is_needed_is_named(tmp_path, key):
+def test_missing_keys_of_a_manifest_raise(tmp_path, key):
     manifest.write_manifest(tmp_path, {name: x for name, x in WHOLE.items() if name != key})
     with pytest.raises(
         InputError, match=f"manifest.json: .*`{key}`.*; use a folder that `jaxattn run` wrote"
@@ -84,13 +84,13 @@ def test_what_is_needed_is_named(tmp_path, key):
 
 
 @pytest.mark.parametrize("other", [manifest.FORMAT - 1, manifest.FORMAT + 1])
-def test_a_manifest_of_another_version_is_left_to_it(tmp_path, other):
+def test_manifest_of_another_version_raises(tmp_path, other):
     manifest.write_manifest(tmp_path, WHOLE | {"format": other})
     with pytest.raises(InputError, match="written by another version"):
         manifest.read_manifest(tmp_path)
 
 
-def test_a_changed_digit_or_a_missing_seal_is_damage(tmp_path):
+def test_changed_manifest_is_damaged(tmp_path):
     path = tmp_path / "manifest.json"
     for old, new in (('"model.dim": 3', '"model.dim": 4'), (f'"{files.SEAL}"', '"seam"'), ("{", "[")):
         manifest.write_manifest(tmp_path, WHOLE)

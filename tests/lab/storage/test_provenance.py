@@ -1,16 +1,16 @@
-"""Which source made a run."""
+"""Sources that made a run."""
 
 from jaxattn.lab.storage import provenance
 
 
-def test_a_run_of_the_installed_source_is_not_spoken_of():
+def test_same_source_has_no_note():
     now = provenance.installed()
     assert provenance.differs([now]) == provenance.differs([now, now]) == ""
-    # A commit that leaves the code as it is changes nothing.
+    # A commit without code changes is the same source.
     assert provenance.differs([now | {"commit": "0" * 40}]) == ""
 
 
-def test_another_source_is_named():
+def test_other_source_is_reported():
     now = provenance.installed() | {"commit": "a" * 40}
     other = {"version": "0.0.9", "commit": "b" * 40, "source": "0"}
     assert provenance.differs([other]).startswith(
@@ -25,7 +25,7 @@ def test_another_source_is_named():
     assert now["source"] == provenance.installed()["source"]
 
 
-def test_old_manifests_tell_version_and_commit():
+def test_sources_of_old_manifests():
     old = {"versions": {"jaxattn": "0.0.1"}, "git_commit": "c" * 40}
     assert provenance.makers(old) == [{"version": "0.0.1", "commit": "c" * 40}]
     assert "made by jaxattn 0.0.1 at commit cccccccccccc" in provenance.differs(provenance.makers(old))

@@ -1,4 +1,4 @@
-"""The log of a run: its newest lines are found fast, and what is no line is left out."""
+"""The log of a run: its newest lines are found fast, and invalid lines are ignored."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def write(folder, *lines):
         run_log.append_entry(folder, each)
 
 
-def test_the_newest_lines_of_every_batch_are_kept_in_their_order(tmp_path):
+def test_latest_returns_the_newest_lines_in_order(tmp_path):
     assert run_log.latest(tmp_path) == []
     write(
         tmp_path, line(0), line(1, failures=[FAILED]), line(2, OTHER), line(3), line(4, losses={}, doing="x")
@@ -41,7 +41,7 @@ def test_the_newest_lines_of_every_batch_are_kept_in_their_order(tmp_path):
     assert found[2]["doing"] == "x"
 
 
-def test_a_line_that_is_not_what_was_written_gives_way_to_the_one_before(tmp_path):
+def test_damaged_line_is_replaced_by_the_previous_one(tmp_path):
     write(tmp_path, line(0), line(1), line(2), line(3, OTHER))
     path = tmp_path / run_log.RUN_LOG
     path.write_bytes(
@@ -51,7 +51,7 @@ def test_a_line_that_is_not_what_was_written_gives_way_to_the_one_before(tmp_pat
 
 
 @pytest.mark.parametrize("what", ["folder", "large"])
-def test_what_is_no_log_is_not_read(tmp_path, monkeypatch, what):
+def test_invalid_log_is_ignored(tmp_path, monkeypatch, what):
     monkeypatch.setattr(run_log, "MOST_BYTES", 1000)
     if what == "folder":
         (tmp_path / run_log.RUN_LOG).mkdir()

@@ -1,4 +1,4 @@
-"""Tables of results folders: what a small file may stand for is bounded, and no row is there twice."""
+"""Tables of results folders: limits on their size in memory, and detection of repeated rows."""
 
 import io
 import resource
@@ -24,7 +24,7 @@ def table(rows=6):
     )
 
 
-def test_a_table_is_read_as_pandas_reads_it(tmp_path):
+def test_table_matches_pandas(tmp_path):
     path = tmp_path / "a.parquet"
     table().astype({"metric": "category"}).to_parquet(path, compression="zstd")
     pd.testing.assert_frame_equal(tables.read_table(path, tmp_path, None), pd.read_parquet(path))
@@ -47,7 +47,7 @@ BOMBS = {
 
 
 def written(columns):
-    """Write a table without ever holding its texts as often as it has rows."""
+    """Write a table without holding its texts in memory once per row."""
     held = {}
     for name, values in columns.items():
         if isinstance(values, list) and isinstance(values[0], str) and len(values) > 1:
@@ -60,7 +60,7 @@ def written(columns):
 
 
 @pytest.mark.parametrize("kind", list(BOMBS))
-def test_a_small_file_does_not_fill_the_memory(tmp_path, kind):
+def test_small_file_cannot_exhaust_memory(tmp_path, kind):
     (tmp_path / "a.parquet").write_bytes(written(BOMBS[kind]()))
     assert (tmp_path / "a.parquet").stat().st_size < 2**18
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -70,7 +70,7 @@ def test_a_small_file_does_not_fill_the_memory(tmp_path, kind):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
 
 
-def test_what_a_file_may_stand_for_grows_with_it(tmp_path, monkeypatch):
+def test_memory_limit_grows_with_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "FREE", 100)
     path = tmp_path / "a.parquet"
     pd.DataFrame({"value": np.random.default_rng(0).normal(size=10_000)}).to_parquet(path)
@@ -80,13 +80,13 @@ def test_what_a_file_may_stand_for_grows_with_it(tmp_path, monkeypatch):
         tables.read_table(path, tmp_path, None)
 
 
-def test_lanes_are_pairs_of_cell_and_seed():
+def test_lanes_returns_cell_and_seed_pairs():
     assert tables.lanes(table()) == {(cell, seed) for cell in range(3) for seed in range(2)}
     assert tables.lanes(pd.DataFrame()) == tables.lanes(table().drop(columns="seed")) == set()
     assert tables.lanes(table().assign(seed="x")) == {(-1, -1)}
 
 
-def test_a_row_that_is_there_twice_is_found():
+def test_repeated_rows_are_detected():
     once = table().assign(phase="query", step=0)
     assert not tables.repeats(once, "records")
     assert tables.repeats(pd.concat([once, once.iloc[3:4].assign(value=7.0)]), "records")

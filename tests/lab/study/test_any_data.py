@@ -1,5 +1,5 @@
-# ruff: noqa: E501  messages stay as they are printed
-"""Data of any kind in a study: what does not fit is one line before anything is compiled, the rest runs."""
+# ruff: noqa: E501  messages are kept on one line
+"""Data of any kind in a study: incompatible parts raise one line before compilation, other studies run."""
 
 import json
 
@@ -108,7 +108,7 @@ WRONG = {
         {"data": "mine.py:flat", "model": "mine.py:Linear"},
         "data: train: take returns float32[4] for x, float32[6, 2], with 2 examples; keep all axes except the first",
     ),
-    "targets that a loss cannot take": (
+    "targets that a loss does not accept": (
         {"loss": "classification"},
         "loss: Classification does not fit the model and the data: it requires targets that are classes, one for each example, not float32[6]",
     ),
@@ -126,11 +126,11 @@ WRONG = {
     ),
     "another kind of data": (
         {"model": {"kind": "one_layer", "dim": 4}},
-        "model: it takes Corpus, but the data are Vectors; choose another model or other data",
+        "model: requires Corpus, but the data are Vectors; choose another model or other data",
     ),
     "bags for vectors": (
         {"data": {"kind": "independent", "vocab_size": 9, "relevant": 4, "length": 3, "sequences": 8}},
-        "model: it takes Vectors, but the data are Corpus; choose another model or other data",
+        "model: requires Vectors, but the data are Corpus; choose another model or other data",
     ),
     "fresh batches of a function without a size": (
         {"data": "mine.py:unsized", "phases": [DESCENT | {"fresh": 4}]},
@@ -142,7 +142,7 @@ WRONG = {
     ),
     "two kinds of batches": (
         {"phases": [DESCENT | {"fresh": 4, "batch_size": 2}]},
-        "phases[0]: fresh: it excludes batch_size, which splits the training data; remove one of them",
+        "phases[0]: fresh: cannot be combined with batch_size; remove one of them",
     ),
     "a margin without scores": (
         {"probes": {"max_margin": True}},
@@ -167,7 +167,7 @@ def study(names, **changes):
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_does_not_fit_is_said_in_one_line(names, tmp_path, case):
+def test_incompatible_parts_raise_one_line(names, tmp_path, case):
     changes, expected = WRONG[case]
     with pytest.raises(InputError) as raised:
         study(names, **changes).plan(tmp_path / "out", quick=True)
@@ -175,18 +175,18 @@ def test_what_does_not_fit_is_said_in_one_line(names, tmp_path, case):
     assert "\n" not in str(raised.value)
 
 
-def test_texts_read_in_order_are_refused_by_models_of_bags(names):
+def test_models_of_bags_reject_ordered_texts(names):
     data = {"kind": "lines", "path": "a.txt", "order": "kept"}
-    with pytest.raises(InputError, match=r"model: it takes Corpus, but the data are Sequences"):
+    with pytest.raises(InputError, match=r"model: requires Corpus, but the data are Sequences"):
         study(names, data=data, model={"kind": "one_layer", "dim": 3}, loss="classification")
 
 
-def test_a_plan_says_why_a_probe_that_was_asked_for_applies_to_no_phase(names):
+def test_plan_explains_why_a_probe_is_skipped(names):
     (line,) = recorded_lines(study(names, probes={"own": ["attention_entropy"]}))
     assert "attention_entropy, attended_tokens (requires a model with attends_to_tokens = True)" in line
 
 
-def test_a_plan_says_which_metrics_real_targets_have_not(names):
+def test_plan_lists_metrics_skipped_for_real_targets(names):
     (line,) = recorded_lines(study(names, data={"kind": "mine.py:line", "test_sequences": 3}))
     names_, _, missing = line.removeprefix("move records ").partition("; not ")
     assert set(names_.split(", ")) == {"loss", "test_loss", "log_gradient_norm", "evaluations"}
@@ -196,8 +196,8 @@ def test_a_plan_says_which_metrics_real_targets_have_not(names):
 
 
 @pytest.mark.more
-def test_real_targets_classes_minibatches_and_fresh_ones_of_a_phase_of_ones_own_run(names, tmp_path):
-    """Against numpy: least squares by descent on all, on dealt out and on fresh examples."""
+def test_regression_and_classification_on_vectors(names, tmp_path):
+    """Compared with NumPy: least squares by descent on all examples, on minibatches and on fresh examples."""
     phases = [
         DESCENT,
         DESCENT | {"name": "dealt", "batch_size": 2},
@@ -219,14 +219,14 @@ def test_real_targets_classes_minibatches_and_fresh_ones_of_a_phase_of_ones_own_
     assert results.failures.empty
 
 
-def test_data_that_all_seeds_share_may_be_of_any_kind(names, tmp_path):
+def test_shared_data_of_any_kind(names, tmp_path):
     results = study(names, data="mine.py:both", seeds=2).run(tmp_path / "shared", quiet=True)
     last = results.records.query("step == 4").set_index(["seed", "metric"])["value"]
     np.testing.assert_array_equal(last[0, "test_loss"], last[0, "loss"])
     assert last[0, "loss"] != last[1, "loss"]
 
 
-def test_data_of_any_kind_are_described(names):
+def test_description_of_any_data(names):
     data = {"kind": "mine.py:signs", "sequences": 8, "test_sequences": 4}
     ((_, sizes),) = describe_data(study(names, data=data, loss="classification"), 3, silent)
     assert sizes["examples"].tolist() == ["8", "4"]

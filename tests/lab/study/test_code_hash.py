@@ -1,4 +1,4 @@
-"""Hashes of code change with whatever its numbers depend on, and with nothing else."""
+"""Hashes of custom code change with its dependencies, and with nothing else."""
 
 import functools
 import subprocess
@@ -58,7 +58,7 @@ class Softened(ja.Loss, Base):
 
 
 def notebook(code, name="__main__", **changes):
-    """Run a cell, as a notebook does; later cells may change what it reads."""
+    """Execute a notebook cell; later cells may change the values that it reads."""
     module = types.ModuleType(name)
     exec(compile(textwrap.dedent(code), "<cell>", "exec"), vars(module))
     vars(module).update(changes)
@@ -93,23 +93,23 @@ def cell(monkeypatch):
         ("return OPTIMISER", "return SIZES"),
     ],
 )
-def test_an_edit_of_what_a_class_of_a_notebook_does_or_reads_changes_its_hash(cell, old, new):
+def test_editing_a_notebook_class_changes_its_hash(cell, old, new):
     assert cell(old, new) != cell()
 
 
 @pytest.mark.parametrize(
     ("old", "new"), [("", ""), ("unread = 1", "unread = 2"), ("class Base", "# a comment\nclass Base")]
 )
-def test_what_a_class_does_not_read_leaves_its_hash_as_it_is(cell, old, new):
+def test_unread_values_do_not_change_the_hash(cell, old, new):
     assert cell(old, new) == cell()
 
 
-def test_a_global_with_the_name_of_an_attribute_is_not_read():
+def test_global_with_the_name_of_an_attribute_is_ignored():
     first, second = (notebook("def f(x):\n    return x.shape\n", shape=k) for k in (1, 2))
     assert code_hash(first.f) == code_hash(second.f)
 
 
-def test_values_of_closures_and_defaults_belong_to_the_code():
+def test_closures_and_defaults_change_the_hash():
     def made(power, shift=0.0):
         def f(x, y=shift):
             return x**power + y
@@ -122,7 +122,7 @@ def test_values_of_closures_and_defaults_belong_to_the_code():
 
 
 @pytest.mark.parametrize("wrap", ["", "@jax.jit\n"])
-def test_declared_attributes_of_a_function_belong_to_its_code(wrap):
+def test_declared_attributes_change_the_hash(wrap):
     def declared(attributes):
         text = f"import jax, jaxattn as ja\n\n@ja.declare({attributes})\n{wrap}def start(key, drawn):\n"
         return code_hash(notebook(text + "    return drawn").start)
@@ -131,7 +131,7 @@ def test_declared_attributes_of_a_function_belong_to_its_code(wrap):
     assert declared("check=lambda: 1") != declared("check=lambda: 2")
 
 
-def test_wrapped_functions_are_hashed_by_what_they_wrap():
+def test_wrapped_functions_have_the_hash_of_their_code():
     def wrapped(wrap, text):
         return code_hash(wrap(notebook(f"def f(x):\n    return x {text} 2.0").f))
 
@@ -146,7 +146,7 @@ def test_wrapped_functions_are_hashed_by_what_they_wrap():
         assert wrapped(wrap, "*") == wrapped(wrap, "*") != wrapped(wrap, "+")
 
 
-def test_functions_of_installed_packages_are_names_however_they_are_decorated(monkeypatch):
+def test_installed_functions_are_hashed_by_name(monkeypatch):
     lock = threading.Lock()
 
     @functools.wraps(np.mean)
@@ -160,7 +160,7 @@ def test_functions_of_installed_packages_are_names_however_they_are_decorated(mo
         code_hash(notebook("def f(x):\n    return mean(x)\n", mean=decorated).f)
 
 
-def test_objects_of_the_users_own_classes_are_hashed_by_class_and_state():
+def test_custom_objects_are_hashed_by_class_and_state():
     code = """
         class A:
             def __init__(self, x):
@@ -182,13 +182,13 @@ def test_objects_of_the_users_own_classes_are_hashed_by_class_and_state():
 
 
 @pytest.mark.parametrize("value", [threading.Lock(), [threading.Lock()], np.array([threading.Lock()])])
-def test_what_has_no_hash_is_named(value):
+def test_unhashable_values_are_reported(value):
     module = notebook("def f(x):\n    return x, VALUE\n", VALUE=value)
     with pytest.raises(Unhashable, match=r"^VALUE"):
         code_hash(module.f)
 
 
-def test_keys_and_values_that_hold_themselves_have_hashes():
+def test_keys_and_recursive_values_have_hashes():
     loop = [1]
     loop.append(loop)
     hashes = [
@@ -200,7 +200,7 @@ def test_keys_and_values_that_hold_themselves_have_hashes():
 
 @pytest.fixture
 def lab(tmp_path):
-    """Files of a user: one that the study names, and what it imports."""
+    """Write files of a user: one that the study refers to, and its imports."""
     files = {
         "named.py": "import os\nimport lab_first\nfrom lab_pack.sub import two\n"
         "GIVEN = float(os.environ.get('GIVEN', 1))\n_CACHE = {}\n\n\n"
@@ -234,7 +234,7 @@ def lab(tmp_path):
         ("lab_unused.py", False),
     ],
 )
-def test_local_modules_that_a_file_imports_belong_to_its_code(lab, file, is_part):
+def test_imported_local_modules_change_the_hash(lab, file, is_part):
     names = ImportPaths(lab)
     before = names.code_hash("named.py:f")
     (lab / file).write_text((lab / file).read_text() + "\n# changed\n")
@@ -242,8 +242,8 @@ def test_local_modules_that_a_file_imports_belong_to_its_code(lab, file, is_part
 
 
 @pytest.mark.parametrize("load_first", [True, False])
-def test_files_of_the_book_that_an_item_imports_belong_to_its_code(lab, load_first):
-    """Also what these import in turn, whether it is imported by then or only where a function runs."""
+def test_imported_files_of_a_book_change_the_hash(lab, load_first):
+    """Indirect imports count too, whether they are loaded already or only when a function runs."""
     (lab / "book.toml").touch()
     (lab / "item").mkdir()
     late = "def f():\n    import lab_first\n    return lab_first.one()\n"
@@ -258,17 +258,17 @@ def test_files_of_the_book_that_an_item_imports_belong_to_its_code(lab, load_fir
     assert hashes[3] == hashes[2]
 
 
-def test_a_value_that_a_file_took_from_the_environment_belongs_to_its_code(lab):
+def test_environment_values_change_the_hash(lab):
     names = ImportPaths(lab)
     f = names.load("named.py:f")
     before = names.code_hash("named.py:f")
-    f(2)  # fills a cache
+    f(2)  # This call fills a cache.
     assert names.code_hash("named.py:f") == before
     f.__globals__["GIVEN"] = 2.0
     assert names.code_hash("named.py:f") != before
 
 
-def test_a_hash_is_the_same_in_every_process():
+def test_hash_is_the_same_in_every_process():
     read = f"from jaxattn.lab.study.code_hash import code_hash\nexec({CELL!r})\nprint(code_hash(Softened))"
     found = {
         subprocess.run(

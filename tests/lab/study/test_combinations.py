@@ -1,4 +1,4 @@
-"""Every built-in phase with everything that may be the user's own."""
+"""Every built-in phase with every part that may be custom."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ PHASES = {
     "joint_flow": {"until_norm": 3.0, "points": 5},
     "full_flow": {"until_log_loss": -1.0, "points": 3},
 }
-# What follows the theory's flow has its model and its loss.
+# The flows of the theory require its model and its loss.
 OF_THEORY = ("log_descent", "exact_flow", "joint_flow", "full_flow")
 DRAWN = {"kind": "mine.py:pairs", "vocab_size": 10, "sequences": 12, "test_sequences": 4}
 ONE_LAYER = {"kind": "one_layer", "dim": 4}
@@ -67,7 +67,7 @@ def study(kind, **changes):
 
 @pytest.mark.parametrize(
     ("kind", "thing"),
-    # Every other phase with one or two things.
+    # The other phases have one or two custom parts.
     [
         pytest.param(
             kind, thing, marks=[] if first % 2 == 0 and (first + second) % 6 == 0 else pytest.mark.more
@@ -76,7 +76,7 @@ def study(kind, **changes):
         for second, thing in enumerate(THINGS)
     ],
 )
-def test_a_built_in_phase_is_planned_with_a_thing_of_ones_own(kind, thing, tmp_path):
+def test_built_in_phases_are_planned_with_custom_parts(kind, thing, tmp_path):
     if kind in OF_THEORY and thing in REFUSED:
         with pytest.raises(InputError) as raised:
             study(kind, **THINGS[thing])
@@ -94,7 +94,7 @@ def test_a_built_in_phase_is_planned_with_a_thing_of_ones_own(kind, thing, tmp_p
         for kind in PHASES
     ],
 )
-def test_a_built_in_phase_runs_with_all_that_can_be_ones_own(kind, tmp_path):
+def test_built_in_phases_run_with_custom_parts(kind, tmp_path):
     changes = {"before": [WANDER, CLIPPED], "probes": {"own": PROBES}, "figures": ["mine.py:last_losses"]}
     changes |= THINGS["data"] | THINGS["start"]
     if kind not in OF_THEORY:
@@ -112,7 +112,7 @@ def test_a_built_in_phase_runs_with_all_that_can_be_ones_own(kind, tmp_path):
     assert ("longest" in value) == (kind != "one_step")
 
 
-def test_flows_with_three_classes_of_ones_own_data_say_so(tmp_path):
+def test_flows_reject_custom_data_of_three_classes(tmp_path):
     def triples(key, *, sequences: int = 12):
         labels = jnp.arange(sequences) % 3
         return ja.data.from_draws(labels[:, None], labels, vocab_size=3, num_classes=3)

@@ -1,4 +1,4 @@
-"""Copies of built-in functions in files of a user compute what the built-in kinds do."""
+"""Copies of built-in functions in files of a user give the results of the built-in kinds."""
 
 import shutil
 from pathlib import Path
@@ -51,7 +51,7 @@ def study(tables, tmp_path):
         for name, axes in GENERATORS.items()
     ],
 )
-def test_a_copy_gives_the_same_results_bitwise(study, tmp_path, generator, axes):
+def test_copied_function_gives_bitwise_identical_results(study, tmp_path, generator, axes):
     axes = axes | {"model.init.p.scale": [0.5, 2.0]}
     results = []
     for mine in (False, True):
@@ -74,19 +74,19 @@ def test_a_copy_gives_the_same_results_bitwise(study, tmp_path, generator, axes)
         ({"max_posterior_difference": 1.5}, "data.max_posterior_difference: expected 'float' <= 1.0"),
     ],
 )
-def test_a_copy_has_the_same_errors(study, changes, message):
+def test_copied_function_raises_the_same_errors(study, changes, message):
     for mine in (False, True):
         data = study(mine).tree["data"] | changes
         with pytest.raises(InputError, match=message):
             study(mine, data=data, axes={"data.vocab_size": [data["vocab_size"]]})
 
 
-def test_the_logistic_copy_is_the_loss_of_the_theory(study):
+def test_copied_logistic_loss_is_accepted_by_the_theory(study):
     assert study(True, loss="logistic", axes={"loss.smoothing": [0.0]}).cells[0].setting.loss.is_logistic
     assert not study(True, loss="logistic").cells[-1].setting.loss.is_logistic
 
 
-def test_a_vocabulary_that_is_padded_has_the_size_that_the_setting_names(study, tmp_path):
+def test_padded_vocabulary_must_match_its_setting(study, tmp_path):
     (tmp_path / "larger.py").write_text(
         "import jaxattn as ja\n"
         "def larger(key, *, vocab_size: int, sequences: int, used=None):\n"
@@ -97,7 +97,7 @@ def test_a_vocabulary_that_is_padded_has_the_size_that_the_setting_names(study, 
         study(False, data=data, axes={"data.vocab_size": [12]}).plan(tmp_path / "out", quick=True)
 
 
-def test_a_padded_vocabulary_needs_the_setting(study, tmp_path):
+def test_padded_vocabulary_requires_its_setting(study, tmp_path):
     (tmp_path / "sizeless.py").write_text(
         "def sizeless(key, *, sequences: int, used=None):\n    return None\n"
     )
@@ -105,7 +105,7 @@ def test_a_padded_vocabulary_needs_the_setting(study, tmp_path):
         study(False, data={"kind": "sizeless.py:sizeless", "sequences": 8}, axes={"loss.smoothing": [0.1]})
 
 
-def test_paths_of_files_are_relative_to_the_sweep_file(study, tmp_path):
+def test_file_paths_are_relative_to_the_sweep_file(study, tmp_path):
     (tmp_path / "reads.py").write_text(
         "import jaxattn as ja\n"
         "def reads(key, drawn, *, file: ja.FilePath, more: tuple[ja.FilePath, ...] = (), plain: str = ''):\n"
@@ -119,7 +119,7 @@ def test_paths_of_files_are_relative_to_the_sweep_file(study, tmp_path):
     assert made.config["model"]["init"]["p"]["file"] == "a.npz:E"
 
 
-def test_a_class_with_an_old_attribute_is_refused(study, tmp_path):
+def test_class_with_a_renamed_attribute_raises(study, tmp_path):
     (tmp_path / "old.py").write_text(
         "import jaxattn as ja\n"
         "class Old(ja.Loss):\n"

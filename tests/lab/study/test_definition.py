@@ -1,4 +1,4 @@
-"""Studies as tables: what is wrong is said at once, with its place and remedy."""
+"""Studies as tables: invalid tables raise at once, with place and remedy."""
 
 import json
 import subprocess
@@ -28,17 +28,17 @@ def load(tables):
     return make
 
 
-def test_hash_depends_on_what_changes_numbers_only(load):
+def test_hash_depends_only_on_settings_that_change_numbers(load):
     base = load().config_hash
     assert load("seeds=7", "description=other", "name=other", "chunk=3").config_hash == base
     assert load("phases.0.step_size=51").config_hash != base
     assert load("data.test_sequences=22").config_hash != base
     assert load("probes.per_decade=7").config_hash != base
-    # Defaults written out are the same study.
+    # Explicit defaults define the same study.
     assert load("data.label_noise=0.0", "loss.kind=classification").config_hash == base
 
 
-def test_hash_does_not_depend_on_where_files_lie(tables):
+def test_hash_does_not_depend_on_file_locations(tables):
     def of(**data):
         return Definition(tables(data={"kind": "csv", "path": "a.csv"} | data)).config_hash
 
@@ -46,7 +46,7 @@ def test_hash_does_not_depend_on_where_files_lie(tables):
     assert of() != of(text="words")
 
 
-def test_hash_does_not_depend_on_the_names_of_classes(load):
+def test_hash_does_not_depend_on_class_names(load):
     file = Path(__file__).parents[3] / "sweeps" / "imdb_one_layer.toml"
     names = 'data.class_names=["worse", "better"]'
     plain = toml.read_sweep(file).config_hash
@@ -118,7 +118,7 @@ def test_hash_does_not_depend_on_the_names_of_classes(load):
         ("model.dim.deep=3", r"model.dim.deep: .*plain value"),
     ],
 )
-def test_mistakes_are_named_with_place_and_remedy(load, override, message):
+def test_invalid_tables_raise_with_place_and_remedy(load, override, message):
     with pytest.raises(InputError, match=message) as caught:
         load(override)
     assert "\n" not in str(caught.value)
@@ -142,12 +142,12 @@ def test_seeds_are_a_number_a_range_or_a_list(tables, seeds, expected):
         ("0:9999999", "more than 1,000,000"),
     ],
 )
-def test_impossible_seeds_are_named(tables, seeds, message):
+def test_invalid_seeds_raise(tables, seeds, message):
     with pytest.raises(InputError, match=message):
         Definition(tables(seeds=seeds))
 
 
-def test_the_config_has_every_setting_and_makes_the_same_study(study):
+def test_config_recreates_the_study(study):
     before = study()
     config = json.loads(json.dumps(before.config))
     assert config["data"]["label_noise"] == 0.0
@@ -159,7 +159,7 @@ def test_the_config_has_every_setting_and_makes_the_same_study(study):
     assert again.config_hash == before.config_hash
 
 
-def test_own_code_is_listed_wherever_it_is_named(study):
+def test_custom_code_is_listed(study):
     assert study("own").own_kinds == sorted(
         f"mine.py:{name}"
         for name in (
@@ -168,13 +168,13 @@ def test_own_code_is_listed_wherever_it_is_named(study):
         )
     )
     assert study().own_kinds == []
-    # In one cell alone.
+    # Only one cell uses it.
     axes = {"loss.kind": ["logistic", "mine.py:broken"]}
     assert study(axes=axes).own_kinds == ["mine.py:broken"]
 
 
-def test_results_and_manifests_are_read_without_importing_what_they_name(tmp_path, tables):
-    """A study checks its code when it is made; the folder of a run is only read."""
+def test_reading_results_imports_no_code(tmp_path, tables):
+    """Creating a study imports its custom code; reading a results folder does not."""
     (tmp_path / "run").mkdir()
     bomb = tmp_path / "bomb.py"
     bomb.write_text("raise SystemExit('imported')\n")
@@ -224,19 +224,19 @@ SMALL = (Path(__file__).parents[2] / "sweeps" / "small.toml").read_text()
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_no_mutation_of_a_tree_escapes_as_anything_but_one_clear_line(data):
+def test_mutated_tables_raise_one_line(data):
     check_mutations_of_a_tree(SMALL, data)
 
 
 @pytest.mark.slow
 @settings(max_examples=1_000, deadline=None)
 @given(st.data())
-def test_no_mutation_of_more_trees_escapes_as_anything_but_one_clear_line(data):
+def test_more_mutated_tables_raise_one_line(data):
     check_mutations_of_a_tree(SMALL, data)
 
 
 @pytest.mark.exhaustive
 @settings(max_examples=7_000, deadline=None)
 @given(st.data())
-def test_no_mutation_of_many_trees_escapes_as_anything_but_one_clear_line(data):
+def test_many_mutated_tables_raise_one_line(data):
     check_mutations_of_a_tree(SMALL, data)

@@ -1,5 +1,5 @@
-# ruff: noqa: E501  messages and snippets stay as they are printed
-"""Mistakes in code of the user's: each is said in one line that names the place, before anything is compiled."""
+# ruff: noqa: E501  messages and snippets are kept on one line
+"""Mistakes in custom code: each raises one line with its place before anything is compiled."""
 
 import copy
 import re
@@ -290,7 +290,7 @@ def study(names, **changes):
 
 
 def said(names, tmp_path, **changes):
-    """Plan a study that cannot work, and return what is said; nothing is compiled."""
+    """Plan an invalid study, and return the message; nothing is compiled."""
     with pytest.raises((InputError, UserCodeError)) as raised:
         study(names, **changes).plan(tmp_path / "out", quick=True)
     assert "\n" not in str(raised.value)
@@ -317,7 +317,7 @@ BATCHED = [
     }
 ]
 WRONG = {
-    # what cannot be found
+    # missing files and names
     "no file": (
         {"model": "thine.py:Model"},
         "model.kind: thine.py: there is no such file; did you mean mine.py?",
@@ -332,7 +332,7 @@ WRONG = {
         {"model": "mine.py:loss"},
         "model: mine.py:loss has the argument 'params'; a model function has settings only, after a *",
     ),
-    # what lacks something
+    # missing bases and methods
     "no data": (
         {"data": "mine.py:NoData"},
         "data.kind: mine.py:NoData does not derive from jaxattn.DrawnData or jaxattn.SharedData; data must be a",
@@ -394,7 +394,7 @@ WRONG = {
         {"probes": {"own": ["mine.py:unreadable"]}},
         "probes.own[0]: an annotation of unreadable cannot be read: name 'Missing' is not defined",
     ),
-    # what returns something else
+    # invalid return values
     "no corpus": (
         {"data": "mine.py:no_corpus"},
         "data: it returns tuple; return a jaxattn.Dataset, such as a Corpus",
@@ -471,7 +471,7 @@ WRONG = {
         {"probes": {"own": ["mine.py:turn"]}},
         "probes.own[0]: mine.py:turn returns complex64[] for 'turn'; records are real; return its real and",
     ),
-    "scores that are not told": (
+    "scores that are not declared": (
         {"model": model("Claims")},
         "model: Claims sets attends_to_tokens, but has no scores; write scores_and_values(params)",
     ),
@@ -529,7 +529,7 @@ WRONG = {
         {"probes": {"own": ["mine.py:no_setting"]}},
         "probes.own[0]: no_setting has an annotation that settings cannot have (",
     ),
-    # numbers that cells have for themselves
+    # numbers that differ between cells
     "decides": (
         {"model": model("Decides"), "axes": {"model.width": [1.0, 2.0]}},
         "model.width: cells that differ in it share a program, but model: TracerBoolConversionError in outputs",
@@ -546,7 +546,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_mistake_is_one_line_with_its_place(names, tmp_path, case):
+def test_invalid_custom_code_raises_one_line_with_its_place(names, tmp_path, case):
     changes, expected = WRONG[case]
     if "one_layer" in str(changes.get("model")):
         changes = changes | {"model": {"kind": "one_layer", "dim": 4}}
@@ -555,7 +555,7 @@ def test_a_mistake_is_one_line_with_its_place(names, tmp_path, case):
     assert str(error).startswith(expected) or expected in str(error), str(error)
 
 
-def test_a_loss_that_couples_sequences_may_have_the_whole_corpus_or_a_corpus_of_the_batch(names, tmp_path):
+def test_coupled_loss_runs_on_the_full_corpus_or_the_minibatch(names, tmp_path):
     whole = [{key: x for key, x in BATCHED[0].items() if key != "batch_size"}]
     for changes in ({"phases": whole}, {"phases": BATCHED, "model": model("Cuts")}):
         study(names, loss="mine.py:contrast", **changes).plan(tmp_path / "out", quick=True)
@@ -575,7 +575,7 @@ def balanced(logits, labels):
 
 
 def shifted(logits, labels):
-    """Of single sequences, though computed with the largest logit of all."""
+    """Compute a loss of single sequences that subtracts the largest logit of all."""
     top = jax.lax.stop_gradient(logits.max())
     return jnp.log(jnp.exp(-top) + jnp.exp(-labels * logits - top)) + top
 
@@ -588,23 +588,23 @@ def weighed(logits, labels):
     ("loss", "couples"),
     [(ranking, True), (by_rank, True), (balanced, True), (shifted, False), (weighed, False)],
 )
-def test_coupled_sequences_are_found_also_without_derivatives(loss, couples):
+def test_coupled_losses_are_detected(loss, couples):
     assert returned.couples(loss, 10, 2) == couples
 
 
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"squared_error"}))
-def test_no_built_in_loss_couples_sequences(name, classes):
+def test_built_in_losses_are_not_coupled(name, classes):
     if (name, classes) not in (("logistic", 3), ("cross_entropy", 2)):
         assert not returned.couples(LOSSES[name](smoothing=0.1), 10, classes)
 
 
-def test_the_remedy_for_a_number_that_python_decides_by_works(names, tmp_path):
+def test_static_settings_allow_python_control_flow(names, tmp_path):
     error = said(names, tmp_path, model=model("Decides"), axes={"model.width": [1.0, 2.0]})
     assert str(error).endswith("annotate it as jaxattn.Static[float], or use jax.numpy.where")
     plan = study(names, model=model("Static"), axes={"model.width": [1.0, 2.0]}).plan(tmp_path, quick=True)
     assert len(plan.groups) == 2
-    # Not swept, it is an ordinary number.
+    # If it is not swept, it is a Python number.
     assert len(study(names, model=model("Decides")).plan(tmp_path / "one", quick=True).groups) == 1
 
 
@@ -627,7 +627,7 @@ def test_the_remedy_for_a_number_that_python_decides_by_works(names, tmp_path):
         ({"model": "syntax.py:Model"}, "syntax.py raises while it is imported", "def f(:"),
     ],
 )
-def test_what_their_code_raises_comes_with_their_own_traceback(names, tmp_path, changes, line, frame):
+def test_exceptions_of_custom_code_show_its_traceback(names, tmp_path, changes, line, frame):
     error = said(names, tmp_path, **changes)
     assert isinstance(error, UserCodeError)
     assert str(error).startswith(line) or line in str(error), str(error)
@@ -636,7 +636,7 @@ def test_what_their_code_raises_comes_with_their_own_traceback(names, tmp_path, 
     assert not [path for path in frames if "jaxattn/" in path]
 
 
-def test_numpy_in_traced_code_is_told_with_its_remedy(names, tmp_path):
+def test_numpy_in_traced_code_suggests_jax_numpy(names, tmp_path):
     for changes, place in (
         ({"model": "mine.py:WithNumpy"}, "model: TracerArrayConversionError in outputs, line"),
         (
@@ -653,7 +653,7 @@ def test_numpy_in_traced_code_is_told_with_its_remedy(names, tmp_path):
     assert str(error).endswith("; there is no setting 'dimm', check its spelling")
 
 
-def test_a_setting_that_may_be_an_array_is_a_number_that_may_be_traced(names, tmp_path):
+def test_array_annotation_allows_tracing(names, tmp_path):
     data = {"kind": "mine.py:traced_settings", "sequences": 10, "wide": 2.0}
     made = study(names, data=data, axes={"data.shown": [0.25, 0.75]})
     groups = made.plan(tmp_path / "out", quick=True).groups
@@ -663,7 +663,7 @@ def test_a_setting_that_may_be_an_array_is_a_number_that_may_be_traced(names, tm
 
 
 @pytest.mark.parametrize("kind", ["jaxattn.data:assumption1", "jaxattn.data.synthetic:independent"])
-def test_the_packages_own_generators_have_import_paths(names, tmp_path, kind):
+def test_built_in_generators_have_import_paths(names, tmp_path, kind):
     data = {"kind": kind, "vocab_size": 12, "relevant": 4, "length": 4, "sequences": 10}
     made = study(names, data=data)
     assert "1 cell in 1 group" in made.plan(tmp_path / "out", quick=True).sentence
@@ -728,14 +728,14 @@ def sweep(tmp_path):
 
 
 def command(monkeypatch, *words):
-    """Run the command line; return its status."""
+    """Run the command line and return its exit status."""
     monkeypatch.setattr(sys, "argv", ["jaxattn", *map(str, words)])
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     return stopped.value.code
 
 
-def test_a_number_that_is_none_is_found_in_the_data(sweep, tmp_path, monkeypatch, capsys):
+def test_nan_in_the_data_raises(sweep, tmp_path, monkeypatch, capsys):
     changes = {"data": {"kind": "runs.py:holed", "at": 2}, "model": "runs.py:Mean", "loss": "squared_error"}
     assert command(monkeypatch, "run", sweep(**changes), "--out", tmp_path / "out", "--quiet") == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -755,7 +755,7 @@ def test_a_number_that_is_none_is_found_in_the_data(sweep, tmp_path, monkeypatch
         ),
     ],
 )
-def test_code_that_raises_in_a_run_stops_its_own_cells_alone(
+def test_exception_in_a_run_stops_only_its_cells(
     sweep, tmp_path, monkeypatch, capfd, probe, axis, values, line
 ):
     own = {"own": [{"kind": f"runs.py:{probe}", axis: 2}]}
@@ -764,7 +764,7 @@ def test_code_that_raises_in_a_run_stops_its_own_cells_alone(
     assert command(monkeypatch, "run", path, "--out", out, "--quiet") == 1
     said = capfd.readouterr().err
     assert line in said
-    assert "runs.py" in said or probe == "fragile"  # the log of JAX has it
+    assert "runs.py" in said or probe == "fragile"  # JAX logs the traceback.
     found = ja.load(out)
     assert set(found.records["cell"]) == {1}
     (error,) = found.manifest["errors"]
@@ -774,7 +774,7 @@ def test_code_that_raises_in_a_run_stops_its_own_cells_alone(
 
 
 @pytest.mark.more
-def test_a_probe_that_measures_nan_stops_nothing_and_shows_as_a_dash(sweep, tmp_path, monkeypatch, capsys):
+def test_nan_of_a_probe_is_shown_as_a_dash(sweep, tmp_path, monkeypatch, capsys):
     path = sweep(probes={"own": ["runs.py:undefined"]})
     assert command(monkeypatch, "run", path, "--out", tmp_path / "out", "--quiet") == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("undefined ")]
@@ -798,16 +798,14 @@ def test_a_probe_that_measures_nan_stops_nothing_and_shows_as_a_dash(sweep, tmp_
         ),
     ],
 )
-def test_labels_and_tokens_that_there_are_not_are_found_before_anything_is_learned(
-    sweep, tmp_path, changes, line
-):
+def test_invalid_labels_and_tokens_raise_before_training(sweep, tmp_path, changes, line):
     with pytest.raises(InputError) as raised:
         Study.read(sweep(data=RUN["data"] | changes)).run(tmp_path / "out", quiet=True)
     assert str(raised.value) == line
 
 
 @pytest.mark.more
-def test_results_are_read_without_the_code_that_made_them(sweep, tmp_path, monkeypatch, capsys):
+def test_results_are_read_without_custom_code(sweep, tmp_path, monkeypatch, capsys):
     path = sweep(probes={"own": ["runs.py:strict"]})
     out = tmp_path / "out"
     before = Study.read(path).run(out, quiet=True)

@@ -17,7 +17,7 @@ def settings(tables):
     return make
 
 
-def test_the_grid_is_the_product_of_lists_zips_points_and_axes(settings):
+def test_grid_is_the_product_of_its_tables(settings):
     got = settings(
         cells=[{"model.dim": 8}, {"model.dim": 16}],
         zip={"phases.embed.step_size": [1.0, 2.0], "phases.query.steps": [10, 20]},
@@ -32,7 +32,7 @@ def test_the_grid_is_the_product_of_lists_zips_points_and_axes(settings):
     assert got == expected
 
 
-def test_quasi_random_points_are_scipys_between_bounds(settings):
+def test_quasi_random_points_match_scipy(settings):
     bounds = {
         "phases.embed.step_size": {"low": 1.0, "high": 1000.0, "log": True},
         "model.dim": {"low": 8, "high": 64, "integer": True},
@@ -47,7 +47,7 @@ def test_quasi_random_points_are_scipys_between_bounds(settings):
     assert settings(halton={"points": 5, "seed": 6, "axes": bounds}) != got[:5]
 
 
-def test_exclusions_drop_the_cells_that_match_all_of_their_keys(settings, tables):
+def test_exclusions_drop_matching_cells(settings, tables):
     axes = {"model.dim": [8, 16, 32], "phases.query.steps": [5, 6]}
     exclude = [{"model.dim": [8, 16], "phases.query.steps": 6}, {"model.dim": 32}]
     assert settings(axes=axes, exclude=exclude) == [
@@ -57,14 +57,14 @@ def test_exclusions_drop_the_cells_that_match_all_of_their_keys(settings, tables
     assert [cell.number for cell in Definition(tables(axes=axes, exclude=exclude)).cells] == [0, 1]
 
 
-def test_cells_share_what_is_written_alike(tables, monkeypatch):
+def test_cells_share_instances_of_equal_tables(tables, monkeypatch):
     made = []
     monkeypatch.setattr(
         setting, "make", lambda *arguments: made.append(arguments[1]) or registry.make(*arguments)
     )
     axes = {"phases.embed.step_size": [1.0, 2.0, 3.0], "phases.query.step_size": [0.1, 0.2, 0.3]}
     cells = Definition(tables(axes=axes)).cells
-    # Data, model, loss and two phases of the study itself; then three and two phases that it does not have.
+    # Data, model, loss and two phases of the study without axes; then three and two further phases.
     assert len(made) == 5 + 3 + 2
     assert len({id(cell.setting.data) for cell in cells}) == 1
     assert cells[7].setting.phases[0] is cells[8].setting.phases[0]
@@ -86,13 +86,13 @@ def test_cells_share_what_is_written_alike(tables, monkeypatch):
         ),
     ],
 )
-def test_grids_are_counted_before_they_are_made(settings, monkeypatch, grid, cells):
+def test_too_large_grids_raise_before_cells_are_created(settings, monkeypatch, grid, cells):
     monkeypatch.setattr("jaxattn.lab.study.grid.itertools", None)
     with pytest.raises(InputError, match=f"axes: {cells} cells are more than 100,000"):
         settings(**grid)
 
 
-def test_cells_of_all_blocks_are_counted(tables, monkeypatch):
+def test_cells_of_all_blocks_count_towards_the_limit(tables, monkeypatch):
     monkeypatch.setattr("jaxattn.lab.study.grid._MOST_CELLS", 5)
     blocks = {name: {"axes": {"model.dim": [1, 2]}} for name in "abc"}
     with pytest.raises(InputError, match=r"blocks.c: more than 5 cells over all blocks"):
@@ -125,12 +125,12 @@ def test_cells_of_all_blocks_are_counted(tables, monkeypatch):
         ({"axes": {"cells": [1]}}, "cells cannot be an axis"),
     ],
 )
-def test_mistakes_name_the_place(settings, grid, message):
+def test_invalid_grids_raise_with_the_place(settings, grid, message):
     with pytest.raises(InputError, match=message):
         settings(**grid)
 
 
-def test_the_hash_of_a_cell_is_that_of_the_study_that_says_the_same(tables):
+def test_hash_of_a_cell_equals_that_of_the_equivalent_study(tables):
     axes = {"model.dim": [16, 8], "phases.query.optimizer": ["sgd", "adam"]}
     cells = Definition(tables(axes=axes)).cells
     assert cells[0].config_hash == Definition(tables()).config_hash
@@ -140,7 +140,7 @@ def test_the_hash_of_a_cell_is_that_of_the_study_that_says_the_same(tables):
     assert len({cell.config_hash for cell in cells}) == 4
 
 
-def test_an_axis_may_be_over_kinds_and_over_settings_of_own_code(study):
+def test_axis_over_kinds_and_custom_settings(study):
     cells = study("own", axes={"loss.softness": [0.5, 1.0], "model.rotation": ["drawn", "identity"]}).cells
     assert [cell.setting.model.rotation for cell in cells] == ["drawn", "identity"] * 2
     assert [cell.setting.loss.softness for cell in cells] == [0.5, 0.5, 1.0, 1.0]
@@ -169,7 +169,7 @@ def test_blocks_are_variants_of_the_file(tables):
     assert Definition(tables("flow")).cells[0].settings == {}
 
 
-def test_a_block_of_another_kind_keeps_what_that_kind_has_too(study):
+def test_block_of_another_kind_keeps_common_settings(study):
     blocks = {
         "mlp": {"model": {"kind": "mlp"}},
         "polyak": {"phases": {"query": {"kind": "log_descent", "method": "polyak"}}},
@@ -203,6 +203,6 @@ def test_a_block_of_another_kind_keeps_what_that_kind_has_too(study):
         ({"seeds": 3}, r"blocks.b: seeds cannot differ between blocks"),
     ],
 )
-def test_mistakes_in_blocks_name_the_block(tables, block, message):
+def test_invalid_blocks_raise_with_the_block(tables, block, message):
     with pytest.raises(InputError, match=message):
         Definition(tables("flow", blocks={"b": block}))

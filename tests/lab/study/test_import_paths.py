@@ -1,4 +1,4 @@
-"""Where import paths point, and what is said of those that point nowhere."""
+"""Import paths of sweep files, and messages for invalid ones."""
 
 import sys
 
@@ -16,7 +16,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_file_is_found_beside_the_sweep_file_and_is_one_module(folder):
+def test_file_next_to_the_sweep_file_is_imported_once(folder):
     names = ImportPaths(folder)
     double = names.load("mine.py:double")
     assert double(4) == 8
@@ -25,7 +25,7 @@ def test_a_file_is_found_beside_the_sweep_file_and_is_one_module(folder):
     assert ImportPaths(folder).load("mine.py:double") is double
 
 
-def test_files_of_one_name_in_two_folders_are_two_modules(folder, tmp_path):
+def test_files_of_the_same_name_are_separate_modules(folder, tmp_path):
     other = tmp_path / "deep"
     other.mkdir()
     (other / "mine.py").write_text("def double(x):\n    return x + x + 1\n")
@@ -36,7 +36,7 @@ def test_files_of_one_name_in_two_folders_are_two_modules(folder, tmp_path):
 
 @pytest.fixture
 def modules():
-    """Forget what a test imports."""
+    """Remove the modules that a test imports."""
     before = set(sys.modules)
     yield
     for name in sys.modules.keys() - before:
@@ -51,7 +51,7 @@ def item(folder, name, code, **files):
     return ImportPaths(folder / name)
 
 
-def test_a_file_imports_those_beside_it_and_those_of_its_book(tmp_path, modules):
+def test_file_imports_from_its_folder_and_its_book(tmp_path, modules):
     (tmp_path / "shared_by_items.py").write_text("import math\n\ntwo = 2\n")
     code = "from shared_by_items import two\nfrom of_this_item import three\n\nfive = two + three\n"
     names = item(tmp_path, "item", code, of_this_item="three = 3")
@@ -64,8 +64,8 @@ def test_a_file_imports_those_beside_it_and_those_of_its_book(tmp_path, modules)
     assert sys.path == before
 
 
-def test_a_name_that_another_items_file_has_taken_is_an_error(tmp_path, modules):
-    """Also where it is imported by way of a third file, and a second time."""
+def test_module_name_in_use_by_another_item_raises(tmp_path, modules):
+    """The error is also raised for indirect imports, and for a second import."""
     (tmp_path / "book.toml").touch()
     code, between = "from between_{} import x\n", "from of_each_item import x\n"
     first, second = (
@@ -77,7 +77,7 @@ def test_a_name_that_another_items_file_has_taken_is_an_error(tmp_path, modules)
         with pytest.raises(InputError, match=r"code.py: imports of_each_item, but .*item_1/of_each_item.py"):
             second.load("code.py:x")
     assert sys.modules["of_each_item"].x == 1
-    # A file that does not import it is not concerned, and the first item goes on as before.
+    # A file that does not import it is not affected, nor is the first item.
     (tmp_path / "item_2" / "other.py").write_text("y = 3\n")
     assert second.load("other.py:y") == 3
     assert first.load("code.py:x") == 1
@@ -86,7 +86,7 @@ def test_a_name_that_another_items_file_has_taken_is_an_error(tmp_path, modules)
     assert second.load("code.py:x") == 2
 
 
-def test_an_items_own_file_comes_before_that_of_its_book(tmp_path, modules):
+def test_file_of_an_item_takes_precedence_over_its_book(tmp_path, modules):
     (tmp_path / "book.toml").touch()
     (tmp_path / "in_both.py").write_text("x = 0\n")
     assert item(tmp_path, "without", "from in_both import x\n").load("code.py:x") == 0
@@ -95,7 +95,7 @@ def test_an_items_own_file_comes_before_that_of_its_book(tmp_path, modules):
         own.load("code.py:x")
 
 
-def test_modules_are_those_installed_and_those_beside_the_file_and_the_path_stays(folder):
+def test_import_leaves_sys_path_unchanged(folder):
     (folder / "of_a_namespace_test.py").write_text("three = 3\n")
     before = list(sys.path)
     names = ImportPaths(folder)
@@ -104,7 +104,7 @@ def test_modules_are_those_installed_and_those_beside_the_file_and_the_path_stay
     assert sys.path == before
 
 
-def test_what_python_gave_comes_first():
+def test_objects_passed_in_python_take_precedence():
     given = object()
     assert ImportPaths(given={"__main__:thing": given}).load("__main__:thing") is given
 
@@ -123,13 +123,13 @@ def test_what_python_gave_comes_first():
         ("math:sinn", r"math has no 'sinn'; did you mean math:sin"),
     ],
 )
-def test_a_path_that_points_nowhere_is_one_line(folder, name, message):
+def test_invalid_import_path_is_one_line(folder, name, message):
     with pytest.raises(InputError, match=message) as caught:
         ImportPaths(folder).load(name)
     assert "\n" not in str(caught.value)
 
 
-def test_code_that_raises_while_it_is_imported_shows_its_own_lines_alone(tmp_path):
+def test_import_error_shows_only_lines_of_the_file(tmp_path):
     (tmp_path / "bad.py").write_text("def divide():\n    return 1 / 0\n\n\ndivide()\n")
     with pytest.raises(UserCodeError, match=r"bad.py raises while it is imported") as caught:
         ImportPaths(tmp_path).load("bad.py:divide")
@@ -137,7 +137,7 @@ def test_code_that_raises_while_it_is_imported_shows_its_own_lines_alone(tmp_pat
     assert "return 1 / 0" in trace
     assert trace.endswith("ZeroDivisionError: division by zero\n")
     assert "import_paths.py" not in trace
-    # Once it is mended it can be imported.
+    # Once it is fixed, it can be imported.
     (tmp_path / "bad.py").write_text("def divide():\n    return 1\n")
     assert ImportPaths(tmp_path).load("bad.py:divide")() == 1
     (tmp_path / "as_module_bad.py").write_text("def divide():\n    return 1 / 0\n\n\ndivide()\n")
@@ -147,7 +147,7 @@ def test_code_that_raises_while_it_is_imported_shows_its_own_lines_alone(tmp_pat
     assert "import_paths.py" not in caught.value.trace
 
 
-def test_the_source_of_a_name_is_that_of_its_whole_file(folder):
+def test_code_hash_covers_the_whole_file(folder):
     names = ImportPaths(folder)
     before = [names.code_hash(f"mine.py:{name}") for name in ("double", "Outer")]
     (folder / "mine.py").write_text((folder / "mine.py").read_text() + "\n\nchanged = True\n")
@@ -156,13 +156,13 @@ def test_the_source_of_a_name_is_that_of_its_whole_file(folder):
     assert names.code_hash("builtins:print") == names.code_hash("builtins:print")
 
 
-def test_frames_of_the_named_files_are_the_users(folder):
+def test_traceback_frames_of_custom_files(folder):
     files = ImportPaths(folder).files(["mine.py:double", "math:cos"])
     assert str(folder / "mine.py") in files
     assert all("jaxattn" not in file or "test" in file for file in files)
 
 
-def test_paths_start_from_the_folder(folder):
+def test_paths_are_relative_to_the_folder(folder):
     names = ImportPaths(folder)
     assert names.path("data/x.npy") == folder / "data" / "x.npy"
     assert str(names.path("/data/x.npy")) == "/data/x.npy"

@@ -1,4 +1,4 @@
-"""One rule from tables to things and back, for built-in classes and the user's own."""
+"""Conversion between tables and instances, for built-in and custom classes."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -58,8 +58,8 @@ CASES = [(concept, table) for kinds in (OWN, BUILT_IN) for concept, every in kin
 
 
 @pytest.mark.parametrize(("concept", "table"), CASES, ids=[f"{c}-{k}" for k, (c, _) in enumerate(CASES)])
-def test_a_thing_is_written_down_as_the_table_that_makes_it(concept, table, names):
-    """Table -> thing -> table -> thing: the same thing, with all settings."""
+def test_description_of_an_object_recreates_it(concept, table, names):
+    """A table gives an object, whose description with all settings gives an equal object."""
     thing, written = make(CONCEPTS[concept], table, concept, names)
     again, rewritten = make(CONCEPTS[concept], written, concept, names)
     assert rewritten == written
@@ -73,7 +73,7 @@ def test_a_thing_is_written_down_as_the_table_that_makes_it(concept, table, name
     }
 
 
-def test_defaults_are_written_down(names):
+def test_description_has_defaults(names):
     _, written = make(registry.MODEL, {"kind": "mine.py:Turned", "dim": 3}, "model", names)
     assert written == {"kind": "mine.py:Turned", "dim": 3, "sharpness": 1.0, "rotation": "drawn"}
     table = {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6}
@@ -85,7 +85,7 @@ def test_defaults_are_written_down(names):
 @pytest.mark.parametrize(
     ("concept", "table", "message"),
     [
-        # Settings of user code are checked as those of built-in classes are.
+        # Settings of custom code are checked in the same way.
         ("model", {"kind": "mine.py:Turned", "dim": "x"}, "model.dim: expected 'int', got 'str'"),
         ("model", {"kind": "mine.py:Turned"}, "model: missing key 'dim'"),
         (
@@ -128,7 +128,7 @@ def test_defaults_are_written_down(names):
         ),
         ("probe", {"kind": "mine.py:spread", "scal": 1.0}, "unknown key 'scal'; did you mean 'scale'"),
         ("figure", {"kind": "mine.py:last_losses", "metric": 3}, "figure.metric: expected 'str', got 'int'"),
-        # What it is, is checked too.
+        # The kind is checked too.
         (
             "model",
             "mine.py:pairs",
@@ -170,20 +170,20 @@ def test_defaults_are_written_down(names):
         ("figure", "nosuch", "figure.kind: unknown 'nosuch'"),
     ],
 )
-def test_mistakes_are_one_line_with_place_and_remedy(concept, table, message, names):
+def test_invalid_parts_raise_one_line_with_place_and_remedy(concept, table, message, names):
     with pytest.raises(InputError, match=message) as caught:
         made(concept, table, names)
     assert "\n" not in str(caught.value)
 
 
-def test_code_that_raises_when_it_is_made_shows_its_own_lines(names):
+def test_exception_at_creation_shows_the_custom_code(names):
     with pytest.raises(UserCodeError, match="model: RaisesWhenMade raises when it is created") as caught:
         made("model", {"kind": "mine.py:RaisesWhenMade", "dim": 3}, names)
     assert 'raise KeyError("not like this")' in caught.value.trace
     assert "kinds.py" not in caught.value.trace
 
 
-def test_what_python_gives_is_named_by_its_import_path():
+def test_python_objects_have_import_paths():
     names = ImportPaths()
     path = f"{__name__}:Own"
     assert describe(Own(dim=3), registry.MODEL, names) == {"kind": path, "dim": 3, "share": 0.5}
@@ -208,7 +208,7 @@ def own_loss(logits, labels):
     return logits * labels
 
 
-def test_settings_that_cannot_be_written_down_are_named():
+def test_settings_that_cannot_be_stored_raise():
     class Holding(ja.Model):
         thing: object = None
 
@@ -218,7 +218,7 @@ def test_settings_that_cannot_be_written_down_are_named():
         describe(Holding(object()), registry.MODEL, ImportPaths())
 
 
-def test_other_settings_may_be_traced_and_are_not_checked(names):
+def test_traced_settings_are_not_checked(names):
     for concept, table, change in (
         ("model", {"kind": "mine.py:Turned", "dim": 3}, {"sharpness": -5.0}),
         ("model", {"kind": "one_layer", "dim": 3}, {"dim": -1}),
@@ -236,7 +236,7 @@ def test_other_settings_may_be_traced_and_are_not_checked(names):
         assert type(changed) is type(thing)
 
 
-def test_settings_are_fields_of_a_class_and_keyword_only_arguments_of_a_function(names):
+def test_settings_are_fields_or_keyword_only_arguments(names):
     def listed(target):
         return [field.name for field in fields_of(target)]
 
@@ -283,7 +283,7 @@ def test_settings_are_fields_of_a_class_and_keyword_only_arguments_of_a_function
         ),
     ],
 )
-def test_a_setting_named_like_an_attribute_of_its_base_is_refused(concept, code, message, tmp_path):
+def test_setting_with_the_name_of_a_base_attribute_raises(concept, code, message, tmp_path):
     (tmp_path / "taken.py").write_text(
         f"import jaxattn as ja\n\n{code}\n\n\nclass More:\n    pass\n", encoding="utf-8"
     )
@@ -297,7 +297,7 @@ def test_a_setting_named_like_an_attribute_of_its_base_is_refused(concept, code,
     assert "\n" not in str(caught.value)
 
 
-def test_annotations_that_name_nothing_are_one_line():
+def test_unresolved_annotation_is_one_line():
     def loss(logits, labels, *, power: "Nowhere" = 1):  # noqa: F821
         return logits
 
@@ -316,7 +316,7 @@ def test_mutable_defaults_are_not_shared():
     assert other["sizes"] == [1, 2]
 
 
-def test_the_nearest_name_or_all_of_them():
+def test_suggestion_is_the_nearest_name_or_all_names():
     assert nearest("dims", ["dim", "kind"]) == "; did you mean 'dim'?"
     assert nearest("zzz", ["dim", "kind"]) == "; known: dim, kind"
     assert nearest("zzz", []) == ""

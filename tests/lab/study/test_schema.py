@@ -1,4 +1,4 @@
-"""The JSON schema of sweep files, against the files and against what reading says."""
+"""The JSON schema of sweep files, compared with sweep files and with the reader."""
 
 import json
 import tomllib
@@ -34,7 +34,7 @@ def validator(made):
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
-def test_shipped_files_are_valid(validator, path):
+def test_schema_accepts_shipped_sweeps(validator, path):
     validator.validate(tomllib.loads(path.read_text(encoding="utf-8")))
 
 
@@ -63,7 +63,7 @@ def test_shipped_files_are_valid(validator, path):
         ("blocks.other.model.dim = 'wide'", False),
     ],
 )
-def test_a_file_with_a_line_more_is_valid_or_not(validator, tables, line, is_valid):
+def test_schema_of_additional_lines(validator, tables, line, is_valid):
     assert validator.is_valid(merge(tables(), tomllib.loads(line))) == is_valid
 
 
@@ -80,7 +80,7 @@ def test_a_file_with_a_line_more_is_valid_or_not(validator, tables, line, is_val
         ("extends = 3", False),
     ],
 )
-def test_a_file_that_extends_another_holds_any_part(validator, text, is_valid):
+def test_schema_of_a_file_that_extends_another(validator, text, is_valid):
     assert validator.is_valid(tomllib.loads(text)) == is_valid
 
 
@@ -93,7 +93,7 @@ def choices(made, part):
     }
 
 
-def test_every_kind_has_its_settings_with_defaults(made):
+def test_schema_has_every_kind_with_settings_and_defaults(made):
     models, phases = choices(made, "model"), choices(made, "phases")
     assert set(models) == set(MODELS)
     assert set(phases) == set(PHASES)
@@ -106,7 +106,7 @@ def test_every_kind_has_its_settings_with_defaults(made):
     }
     assert flow["required"] == ["kind", "name"]
     assert not flow["additionalProperties"]
-    # Options of an optimiser are whatever optax takes.
+    # The options of an optimiser are those of optax.
     assert phases["descent"]["additionalProperties"]
     dim = {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
     mlp, one_layer = (models[kind]["properties"]["dim"] for kind in ("mlp", "one_layer"))
@@ -115,28 +115,28 @@ def test_every_kind_has_its_settings_with_defaults(made):
     assert "scaled" in json.dumps(models["one_layer"]["properties"]["init"])
 
 
-def test_settings_are_described_in_the_words_of_their_classes(made):
+def test_schema_has_the_descriptions_of_settings(made):
     texts = choices(made, "data")["csv"]["properties"]
     assert texts["columns"]["description"].startswith(
         "names of the fields, from left to right, for files without a header line"
     )
     assert texts["min_count"]["description"].startswith(
         "smallest number of occurrences in the training split"
-    )  # of its base
+    )  # This setting is from the base class.
     probes = made["$defs"]["Tables"]["properties"]["probes"]["properties"]
     assert probes["min_count"]["description"].startswith(
         "smallest number of occurrences for a token to enter correlations"
     )
 
 
-def test_own_code_is_allowed_everywhere(made):
+def test_schema_allows_custom_code(made):
     for part in ("data", "model", "loss", "phases"):
         properties = made["$defs"]["Tables"]["properties"][part]
         every = (properties.get("items") or properties)["anyOf"]
         assert {"type": "string", "pattern": ":"} in [x.get("properties", {}).get("kind") for x in every]
 
 
-def test_every_reference_has_its_definition(made):
+def test_every_schema_reference_is_defined(made):
     text = json.dumps(made)
     for name in {part.partition('"')[0] for part in text.split('"#/$defs/')[1:]}:
         assert name in made["$defs"], name

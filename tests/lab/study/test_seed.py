@@ -1,4 +1,4 @@
-"""What a study does to one seed; that the engine records the same is tested with the engine."""
+"""Computation of one seed; agreement with the engine is tested with the engine."""
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,14 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.study import seed
 
 
-def test_keys_depend_on_the_seed_alone_and_differ():
+def test_keys_depend_only_on_the_seed():
     drawn = [np.asarray(jax.random.key_data(key)).tolist() for s in range(20) for key in seed.keys(s)]
     assert len({tuple(key) for key in drawn}) == 40
     again = jax.random.key_data(seed.keys(7)[1])
     np.testing.assert_array_equal(jax.jit(lambda s: jax.random.key_data(seed.keys(s)[1]))(7), again)
 
 
-def test_a_padded_vocabulary_has_rows_of_zeros_and_the_others_as_drawn(study, tables):
+def test_padded_vocabulary_has_rows_of_zeros(study, tables):
     small, large = (study(data=tables()["data"] | {"vocab_size": v}).base for v in (20, 26))
     data_key, key = seed.keys(3)
     like = jax.eval_shape(large.data.draw, data_key), jax.eval_shape(small.data.draw, data_key)
@@ -28,7 +28,7 @@ def test_a_padded_vocabulary_has_rows_of_zeros_and_the_others_as_drawn(study, ta
     np.testing.assert_array_equal(padded.p, own.p)
 
 
-def test_one_seed_step_by_step(study, x64):
+def test_run_seed_matches_explicit_steps(study, x64):
     setting = study(dtype="float64").base
     data_key, key = seed.keys(0)
     corpora = jax.jit(lambda: seed.draw_data(setting, data_key))()
@@ -51,30 +51,30 @@ def test_one_seed_step_by_step(study, x64):
 
 
 @pytest.mark.more
-def test_the_phases_of_a_run_follow_each_other(study):
+def test_phase_starts_where_the_previous_one_ends(study):
     found = list(seed.run_seed(study(probes={"per_decade": 1, "bins": 0}).base, 2))
     assert [(phase, step) for phase, step, _ in found][:2] == [("embed", 0), ("embed", 1)]
     assert [step for phase, step, _ in found if phase == "query"][-1] == 20
-    # A phase begins where the one before ended.
+    # A phase starts where the previous one ended.
     ends = {(phase, step): metrics for phase, step, metrics in found}
     np.testing.assert_allclose(ends["query", 0]["loss"], ends["embed", 1]["loss"], rtol=1e-6)
 
 
 @pytest.mark.more
-def test_a_shared_corpus_is_that_of_every_seed(study, x64):
+def test_shared_corpus_is_the_same_for_every_seed(study, x64):
     wanted = study("own", data="mine.py:fixed", phases=study("own").tree["phases"][1:])
     first, second = (next(seed.run_seed(wanted.base, s))[2] for s in (0, 1))
     assert first["loss"] != second["loss"]
     assert "test_loss" not in first
 
 
-def test_two_probes_of_one_name_are_refused(study, x64):
+def test_two_probes_of_the_same_name_raise(study, x64):
     own = ["mine.py:spread", {"kind": "mine.py:spread", "name": "loss"}]
     with pytest.raises(InputError, match="probes: two probes measure 'loss'; give one of them another name"):
         jax.eval_shape(lambda: next(seed.run_seed(study("own", probes={"bins": 0, "own": own}).base, 0))[2])
 
 
-def test_a_model_without_scores_and_values_has_no_token_table(study, x64):
+def test_model_without_scores_and_values_has_no_token_table(study, x64):
     setting = study("own").base
     data_key, key = seed.keys(0)
     corpora, params = jax.jit(
@@ -86,8 +86,8 @@ def test_a_model_without_scores_and_values_has_no_token_table(study, x64):
 
 
 @pytest.mark.more
-def test_losses_on_a_sample_are_those_of_its_sequences_and_the_law_that_of_all(study, x64):
-    """The law of one step is that of the corpus that the step was taken on."""
+def test_sample_applies_to_losses_but_not_to_the_one_step_law(study, x64):
+    """The one-step law is evaluated on the corpus of the step."""
     all_, some = (study(dtype="float64", probes={"sample": sample}).base for sample in (None, 7))
     data_key, key = seed.keys(0)
     corpora = jax.jit(lambda: seed.draw_data(all_, data_key))()
@@ -110,12 +110,12 @@ PHASES = [ja.dynamics.OneStep(name="embed", step_size=1.0)]
 
 
 def sum_train(params, corpus):
-    """A number that changes if any count, label or place of the training corpus does."""
+    """Return a number that changes with any count, label or position of the training corpus."""
     return fingerprint(corpus)
 
 
 def fingerprint(corpus):
-    """Σ_X (1 + y_X) √(2 + X) Σ_s √(3 + s) count[X, s]: bags, in order, with their labels."""
+    """Compute Σ_X (1 + y_X) √(2 + X) Σ_s √(3 + s) count[X, s] from bags, their order and their labels."""
     bags = corpus.bags
     each = (bags.count * jnp.sqrt(3.0 + bags.index)).sum(axis=1)
     weight = (2.0 + corpus.targets) * jnp.sqrt(2.0 + jnp.arange(corpus.num_examples))
@@ -145,7 +145,7 @@ def recorded(results, number, cell):
 
 @pytest.mark.more
 @pytest.mark.parametrize("cell", range(4))
-def test_a_probe_of_the_run_sums_what_dataset_gives(ran, cell):
+def test_dataset_returns_the_data_of_the_run(ran, cell):
     study, results = ran
     folder = ja.load(results.directory)
     for number in range(3):
@@ -159,7 +159,7 @@ def test_a_probe_of_the_run_sums_what_dataset_gives(ran, cell):
 
 @pytest.mark.more
 @pytest.mark.parametrize("name", ["test", "validation"])
-def test_held_out_losses_of_the_run_are_those_of_its_parameters_on_dataset(ran, name):
+def test_dataset_reproduces_held_out_losses(ran, name):
     study, results = ran
     with jax.enable_x64(True):
         for number in range(3):
@@ -169,7 +169,7 @@ def test_held_out_losses_of_the_run_are_those_of_its_parameters_on_dataset(ran, 
             assert found == pytest.approx(recorded(results, number, 1)[f"{name}_loss"], rel=1e-12)
 
 
-def test_token_statistics_come_along_and_splits_may_be_missing():
+def test_dataset_has_token_statistics():
     data = ja.data.Independent(vocab_size=24, relevant=8, length=6, sequences=30)
     splits = ja.Study(name="plain", data=data, model=ja.models.OneLayer(dim=4), phases=PHASES).dataset()
     assert splits.test is None
@@ -186,7 +186,7 @@ def shared(tmp_path):
 
 
 @pytest.mark.more
-def test_shared_data_are_those_of_every_seed(tmp_path):
+def test_dataset_of_shared_data(tmp_path):
     study = shared(tmp_path)
     results = study.run(tmp_path / "run", quiet=True)
     one, other = study.dataset(0), results.dataset(0)
@@ -197,7 +197,7 @@ def test_shared_data_are_those_of_every_seed(tmp_path):
 
 
 @pytest.mark.more
-def test_what_is_not_there_is_said_in_one_line(ran):
+def test_invalid_cell_or_seed_is_one_line(ran):
     study, results = ran
     for ask, said in (
         (lambda: study.dataset(0, 4), "cell 4: the study has cells 0 to 3"),

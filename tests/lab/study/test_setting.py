@@ -1,4 +1,4 @@
-"""Things of a setting that do not fit together are named; its numbers are found, and may be replaced."""
+"""Settings: incompatible parts raise, and numbers that may vary are listed and can be replaced."""
 
 import jax.numpy as jnp
 import pytest
@@ -41,20 +41,20 @@ def descent(train, **changes):
         ({"model": {"kind": "one_layer", "dim": 4, "init": "zero"}}, "init: expected a table, got 'zero'"),
     ],
 )
-def test_what_does_not_go_together_is_named(study, changes, message):
+def test_incompatible_settings_raise(study, changes, message):
     with pytest.raises(InputError, match=message) as caught:
         study(**changes)
     assert "\n" not in str(caught.value)
 
 
-def test_max_margin_without_a_phase_that_moves_p_alone_is_refused(study, tables):
+def test_max_margin_without_a_phase_that_trains_p_alone_raises(study, tables):
     with pytest.raises(InputError, match=r"probes.max_margin: no phase trains p alone"):
         study("flow", phases=tables("flow")["phases"][:1])
 
 
 @pytest.mark.more
-def test_a_parameter_that_the_users_model_lacks_is_named_when_it_is_known(study, go_one, x64):
-    """A user's model need not list its parameters: then it is said when they are drawn."""
+def test_unknown_parameter_of_a_custom_model_raises(study, go_one, x64):
+    """A custom model need not list its parameters; then the error is raised at initialisation."""
     with pytest.raises(InputError, match=r"q: not a parameter of the model; it has E, W, p, v"):
         go_one(study("own", phases=[descent(["q"])]))
 
@@ -68,7 +68,7 @@ def test_a_parameter_that_the_users_model_lacks_is_named_when_it_is_known(study,
         ({"phases": [descent(["E", "p"], optimizer="sgd", batch_size=5)]}, None),
     ],
 )
-def test_a_setting_that_sees_the_axes_of_its_space_keeps_them(study, changes, place):
+def test_settings_that_depend_on_axes_are_not_reduced_to_the_span(study, changes, place):
     def model(dim, **more):
         return {"kind": "one_layer", "dim": dim} | more
 
@@ -81,13 +81,13 @@ def test_a_setting_that_sees_the_axes_of_its_space_keeps_them(study, changes, pl
         study(model=model("inf"), **changes)
 
 
-def test_rows_from_a_file_have_axes(study):
+def test_embeddings_from_a_file_depend_on_axes(study):
     model = {"kind": "one_layer", "dim": "inf", "init": {"E": {"file": "glove.npy"}}}
     with pytest.raises(InputError, match=r"'inf', but model.init.E depends on the axes"):
         study(model=model, phases=[descent(["p"], optimizer="sgd")])
 
 
-def test_a_model_without_a_span_has_finitely_many_dimensions(study):
+def test_model_without_a_span_requires_finite_dim(study):
     with pytest.raises(InputError, match="dim"):
         study(model={"kind": "mlp", "dim": "inf"}, phases=[descent(["p"], optimizer="sgd")])
 
@@ -99,7 +99,7 @@ def go_one():
     return lambda study: next(seed.run_seed(study.base, 0))
 
 
-def test_tables_have_every_default_and_make_the_same_setting(study):
+def test_tables_have_defaults_and_recreate_the_setting(study):
     from jaxattn.lab.study.setting import Reader
 
     for name in ("small", "flow", "own"):
@@ -110,7 +110,7 @@ def test_tables_have_every_default_and_make_the_same_setting(study):
         assert again.setting.model == wanted.base.model
 
 
-def test_numbers_of_a_setting_are_listed_by_path(study):
+def test_hyperparameters_are_listed_by_path(study):
     found = hyperparameters(study().base)
     assert found == {
         ("data", "label_noise"): 0.0,
@@ -122,12 +122,12 @@ def test_numbers_of_a_setting_are_listed_by_path(study):
     }
 
 
-def test_numbers_that_python_decides_by_are_none(study):
+def test_static_numbers_are_not_hyperparameters(study):
     found = hyperparameters(study("flow").base)
     assert not [path for path in found if path[0] == "phases" and path[1] == 1]
 
 
-def test_numbers_of_own_code_are_listed_like_any_other(study):
+def test_numbers_of_custom_code_are_hyperparameters(study):
     assert hyperparameters(study("own").base) == {
         ("data", "label_noise"): 0.0,
         ("data", "swapped"): 0.25,
@@ -142,7 +142,7 @@ def test_numbers_of_own_code_are_listed_like_any_other(study):
     }
 
 
-def test_every_number_may_be_replaced_and_is_found_again(study):
+def test_hyperparameters_can_be_replaced(study):
     for name in ("small", "flow", "own"):
         setting = study(name).base
         wanted = {path: x + 1.5 for path, x in hyperparameters(setting).items() if path != VOCAB_SIZE}
@@ -151,7 +151,7 @@ def test_every_number_may_be_replaced_and_is_found_again(study):
         assert hyperparameters(setting) != changed
 
 
-def test_a_vocabulary_is_padded_where_generator_and_model_know_of_it(study):
+def test_vocabulary_is_padded_if_generator_and_model_support_it(study):
     assert pads_vocabulary(study().base)
     assert not pads_vocabulary(study("own").base)
     assert not pads_vocabulary(study(data={"kind": "csv", "path": "x.csv"}).base)

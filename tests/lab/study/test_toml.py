@@ -44,7 +44,7 @@ def test_cells_are_the_product_of_the_axes(file):
     assert cells[4].setting.phases[0].step_size == 50
 
 
-def test_overrides_are_typed_dotted_and_may_be_lists(file):
+def test_overrides_have_dotted_keys_and_toml_values(file):
     study = toml.read_sweep(
         file,
         [
@@ -94,9 +94,7 @@ phases.1.steps = 4
         (BLOCK, "phases.query.steps=9", "--set blocks.wide.phases.query.steps=...", "9"),
     ],
 )
-def test_an_override_that_no_cell_sees_is_refused_and_its_remedy_works(
-    tmp_path, grid, override, option, values
-):
+def test_override_without_effect_raises(tmp_path, grid, override, option, values):
     path = tmp_path / "swept.toml"
     path.write_text(SMALL + grid)
     with pytest.raises(InputError) as raised:
@@ -108,7 +106,7 @@ def test_an_override_that_no_cell_sees_is_refused_and_its_remedy_works(
     assert toml.read_sweep(path, *changed).cells != toml.read_sweep(path).cells
 
 
-def test_an_override_that_some_cells_see_is_taken(tmp_path):
+def test_override_of_some_cells_is_accepted(tmp_path):
     path = tmp_path / "swept.toml"
     path.write_text(SMALL + BLOCK.replace("axes.model.dim = [64]\n", ""))
     assert toml.read_sweep(path, ["model.dim=32"]).cells[0].setting.model.dim == 32
@@ -126,7 +124,7 @@ def test_an_override_that_some_cells_see_is_taken(tmp_path):
         ("blocks.b.axes.model.dim = [4, 8]", "blocks.b.axes.model.dim=[4, 8]"),
     ],
 )
-def test_tables_of_the_grid_are_the_same_in_a_file_and_in_an_override(tmp_path, line, override):
+def test_grid_in_an_override_equals_grid_in_a_file(tmp_path, line, override):
     head, phases, rest = SMALL.partition("[data]")
     top, line = (line, "") if not line.startswith("\n") else ("", line)
     (tmp_path / "a.toml").write_text(f"{head}{top}\n{phases}{rest}{line}")
@@ -139,7 +137,7 @@ def test_tables_of_the_grid_are_the_same_in_a_file_and_in_an_override(tmp_path, 
     assert [cell.config_hash for cell in cells[0]] == [cell.config_hash for cell in cells[1]]
 
 
-def test_null_takes_a_key_out(file):
+def test_null_removes_a_key(file):
     study = toml.read_sweep(file, ["axes.model.dim=null", "data.test_sequences=null", "model.dim=32"])
     assert {cell.setting.model.dim for cell in study.cells} == {32}
     assert study.base.data.test_sequences == 0
@@ -148,7 +146,7 @@ def test_null_takes_a_key_out(file):
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
-def test_a_byte_order_mark_is_no_text(file, ending):
+def test_byte_order_mark_is_ignored(file, ending):
     before = toml.read_sweep(file)
     file.write_text("\ufeff" + file.read_text(), encoding="utf-8", newline=ending)
     assert toml.read_sweep(file).config == before.config
@@ -157,7 +155,7 @@ def test_a_byte_order_mark_is_no_text(file, ending):
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
-def test_a_file_in_utf_16_is_named(file, encoding):
+def test_utf_16_file_raises(file, encoding):
     file.write_bytes(file.read_text().encode(encoding))
     with pytest.raises(InputError, match=r"small.toml: UTF-16 text.*; save it as UTF-8$"):
         toml.read_sweep(file)
@@ -166,7 +164,7 @@ def test_a_file_in_utf_16_is_named(file, encoding):
         toml.read_sweep(file)
 
 
-def test_missing_and_malformed_files_are_named(tmp_path, file):
+def test_missing_and_malformed_files_raise(tmp_path, file):
     with pytest.raises(InputError, match=r"smal.toml: no such sweep file; did you mean .*small.toml"):
         toml.read_sweep(tmp_path / "smal.toml")
     file.write_text("name = ")
@@ -179,7 +177,7 @@ def test_missing_and_malformed_files_are_named(tmp_path, file):
         toml.read_sweep(tmp_path)
 
 
-def test_a_file_may_extend_another(tmp_path):
+def test_file_extends_another(tmp_path):
     (tmp_path / "base.toml").write_text(SMALL + "[axes]\nmodel.dim = [8, 16]\n")
     child = tmp_path / "deep" / "child.toml"
     child.parent.mkdir()
@@ -196,7 +194,7 @@ def test_a_file_may_extend_another(tmp_path):
     assert "extends" not in study.tree
 
 
-def test_extending_in_circles_or_from_nowhere_is_named(tmp_path):
+def test_circular_or_missing_extends_raises(tmp_path):
     one, two = tmp_path / "one.toml", tmp_path / "two.toml"
     one.write_text('extends = "two.toml"')
     two.write_text('extends = "one.toml"')
@@ -210,7 +208,7 @@ def test_extending_in_circles_or_from_nowhere_is_named(tmp_path):
         toml.read_sweep(one)
 
 
-def test_only_files_of_some_size_are_read(tmp_path):
+def test_too_large_files_are_rejected(tmp_path):
     child, base = tmp_path / "child.toml", tmp_path / "base.toml"
     child.write_text('extends = "base.toml"')
     os.mkfifo(base)
@@ -226,7 +224,7 @@ def test_only_files_of_some_size_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["x" * 5000, "a\\u0000b", "~nobody/x"])
-def test_texts_that_are_no_paths_are_named(tmp_path, path):
+def test_invalid_paths_raise(tmp_path, path):
     (tmp_path / "child.toml").write_text(f'extends = "{path}"')
     with pytest.raises(InputError, match=r"cannot be read|no such sweep file"):
         toml.read_sweep(tmp_path / "child.toml")
@@ -236,12 +234,12 @@ def test_texts_that_are_no_paths_are_named(tmp_path, path):
 
 
 @pytest.mark.parametrize("kind", [":", "..:Name"])
-def test_names_of_code_that_are_none_are_named(file, kind):
+def test_invalid_import_paths_raise(file, kind):
     with pytest.raises(InputError, match=r"model.kind: .*expected package.module:Name, or a file"):
         toml.read_sweep(file, [f"model.kind='{kind}'"])
 
 
-def test_a_value_of_the_command_line_is_at_fault_and_not_the_file(file):
+def test_error_names_the_command_line_option(file):
     with pytest.raises(InputError, match=r"^--set model.dim: expected 'int' >= 1, got -4$"):
         toml.read_sweep(file, ["dtype=float64", "model.dim=-4"])
     with pytest.raises(InputError, match=r"^--axis model.gain: 0.5 is listed twice; list each value once$"):
@@ -250,7 +248,7 @@ def test_a_value_of_the_command_line_is_at_fault_and_not_the_file(file):
         toml.read_sweep(file, ["model.dimm=3"])
 
 
-def test_own_code_that_cannot_be_imported_is_placed_in_the_file(file):
+def test_import_error_has_the_place_in_the_file(file):
     (file.parent / "wrong.py").write_text("def f(:\n")
     with pytest.raises(UserCodeError, match=f"^{re.escape(str(file))}: loss.kind: wrong.py raises") as caught:
         toml.read_sweep(file, ["loss=wrong.py:f"])
@@ -258,13 +256,13 @@ def test_own_code_that_cannot_be_imported_is_placed_in_the_file(file):
     assert "def f(:" in caught.value.trace
 
 
-def test_a_figure_names_its_kind(file):
+def test_figure_requires_a_kind(file):
     for kind in ("[1]", "{x = 1}", "3"):
         with pytest.raises(InputError, match=r"figures\[0\].kind: expected a name, got"):
             Study.read(file, [f"figures=[{{kind = {kind}}}]"])
 
 
-def test_a_long_row_of_files_is_refused(tmp_path):
+def test_long_chain_of_extends_raises(tmp_path):
     for number in range(30):
         (tmp_path / f"{number}.toml").write_text(f'extends = "{number + 1}.toml"')
     with pytest.raises(InputError, match="more than 20 files extend each other"):
@@ -290,12 +288,12 @@ def test_a_long_row_of_files_is_refused(tmp_path):
         (f"data.vocab_size={'9' * 5000}", "data.vocab_size: expected 'int', got 'str'"),
     ],
 )
-def test_numbers_out_of_bounds_and_texts_out_of_form_are_named(file, override, message):
+def test_values_out_of_range_raise(file, override, message):
     with pytest.raises(InputError, match=message):
         toml.read_sweep(file, [override])
 
 
-def test_axes_may_be_added_on_the_command_line(file):
+def test_axes_from_the_command_line(file):
     file.write_text(SMALL)
     study = toml.read_sweep(file, ["model.dim=9"], ["phases.query.steps=[1, 2]", "data.length=[3]"])
     assert [cell.settings for cell in study.cells] == [
@@ -306,8 +304,8 @@ def test_axes_may_be_added_on_the_command_line(file):
         toml.read_sweep(file, [], ["model.dim"])
 
 
-def test_reading_imports_nothing_that_the_file_does_not_name(tmp_path):
-    """What lies beside a sweep file, or in a text of it, is no code of the study."""
+def test_reading_imports_only_named_code(tmp_path):
+    """Files next to a sweep file, or names in its texts, are not imported."""
     (tmp_path / "bomb.py").write_text("raise SystemExit('imported')\n")
     text = SMALL.replace('name = "small"', 'name = "small"\ndescription = "bomb.py:Bomb and bomb:Bomb"')
     (tmp_path / "small.toml").write_text(text)
@@ -315,7 +313,7 @@ def test_reading_imports_nothing_that_the_file_does_not_name(tmp_path):
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_what_is_written_is_read_back_with_all_its_hashes(path, tmp_path):
+def test_written_sweep_has_the_same_hashes(path, tmp_path):
     before = Study.read(path)
     after = Study.read(before.write(tmp_path / "again.toml"))
     assert after.config_hash == before.config_hash
@@ -325,15 +323,15 @@ def test_what_is_written_is_read_back_with_all_its_hashes(path, tmp_path):
     assert after.seeds == before.seeds
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, study):
+def test_unwritable_path_is_one_line(tmp_path, study):
     with pytest.raises(RunError, match=r"nowhere/x.toml: cannot be written \(No such file or directory\)"):
         study().write(tmp_path / "nowhere" / "x.toml")
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_studies_with_mutated_values_are_written_and_read_back(data):
-    """Whatever study a file makes, writing it down loses nothing."""
+def test_written_sweeps_with_mutated_values_are_read_back(data):
+    """Writing any valid study and reading it back gives the same study."""
     tree = tomllib.loads(SMALL)
     tree["seeds"] = data.draw(st.integers(1, 1000) | st.just("3:9") | st.just([5, 2]))
     tree["description"] = data.draw(st.text(max_size=20))

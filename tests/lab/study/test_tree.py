@@ -6,7 +6,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.study.tree import assign, check_values, flatten, merge, numbered, parse, place_of_thing
 
 
-def test_dotted_keys_reach_into_tables_and_lists_by_name_or_number():
+def test_dotted_keys_index_tables_and_lists():
     tree = {"phases": [{"name": "embed"}, {"name": "query", "steps": 3}], "model": {"dim": 4}}
     made = assign(tree, "phases.query.steps", 5)
     made = assign(made, "phases.0.step_size", 1.0)
@@ -29,12 +29,12 @@ def test_dotted_keys_reach_into_tables_and_lists_by_name_or_number():
         ("name.deep.er", "there is no table 'deep' that could hold this key"),
     ],
 )
-def test_keys_that_lead_nowhere_are_named(key, message):
+def test_invalid_dotted_keys_raise(key, message):
     with pytest.raises(InputError, match=message):
         assign({"name": "x", "phases": [{"name": "embed"}]}, key, 1)
 
 
-def test_tables_merge_and_another_kind_replaces():
+def test_merge_replaces_tables_of_another_kind():
     base = {"data": {"kind": "a", "length": 3}, "phases": [{"name": "one", "kind": "x", "steps": 1}]}
     merged = merge(base, {"data": {"length": 4}, "phases": {"one": {"kind": "y", "points": 2}}, "seeds": 3})
     assert merged == {
@@ -47,7 +47,7 @@ def test_tables_merge_and_another_kind_replaces():
     assert merge(base, {"data": {"kind": "b"}})["data"] == {"kind": "b"}
 
 
-def test_what_another_kind_has_too_is_kept():
+def test_merge_keeps_settings_common_to_both_kinds():
     asked = []
 
     def keys(path, kind):
@@ -73,7 +73,7 @@ def test_what_another_kind_has_too_is_kept():
         (functools.reduce(lambda tree, k: {"x": tree}, range(60), 1), r"x.x.x.*: nested more than 50 times"),
     ],
 )
-def test_numbers_are_finite_and_tables_not_too_deep(tree, message):
+def test_nonfinite_numbers_and_deep_tables_raise(tree, message):
     with pytest.raises(InputError, match=message):
         check_values(tree)
     check_values({"a": [1e308, -5, "inf", True]})
@@ -81,7 +81,7 @@ def test_numbers_are_finite_and_tables_not_too_deep(tree, message):
         assign({}, ".".join("x" * 60), 1)
 
 
-def test_flattening_keeps_tables_that_are_values():
+def test_flatten_keeps_leaf_tables():
     nested = {"model": {"dim": {"low": 1, "high": 2}}, "a": {"b": {"c": 3}}}
     assert flatten(nested, leaves=("low", "high")) == {"model.dim": {"low": 1, "high": 2}, "a.b.c": 3}
 
@@ -89,11 +89,11 @@ def test_flattening_keeps_tables_that_are_values():
 @pytest.mark.parametrize(
     ("text", "value"), [("3", 3), ("1e3", 1000.0), ("[1, 2]", [1, 2]), ("sgd", "sgd"), ("'x'", "x"), ("", "")]
 )
-def test_values_are_tomls_and_else_texts(text, value):
+def test_parse_returns_invalid_toml_as_text(text, value):
     assert parse(text) == value
 
 
-def test_none_takes_a_key_or_an_entry_out():
+def test_none_removes_a_key_or_an_entry():
     tree = {"data": {"path": "x", "columns": ["a", "b"]}, "phases": [{"name": "one"}, {"name": "two"}]}
     assert assign(tree, "data.columns", None) == tree | {"data": {"path": "x"}}
     assert assign(tree, "phases.one", None) == tree | {"phases": [{"name": "two"}]}
@@ -106,7 +106,7 @@ def test_none_takes_a_key_or_an_entry_out():
             assign(tree, key, None)
 
 
-def test_entries_of_lists_have_numbers_and_perhaps_names():
+def test_list_entries_are_indexed_by_number_or_name():
     tree = {"phases": [{"name": "one"}, {"name": "two"}], "probes": {"own": ["moment"]}}
     for key, number in (
         ("phases.two.steps", "phases.1.steps"),
