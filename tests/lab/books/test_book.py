@@ -298,7 +298,7 @@ def test_a_study_has_the_limit_of_seeds_of_its_measures(shared):
             "comon",
             r"step/item.toml: studies: neither the item nor the book has comon.toml; did you mean 'common'\?",
         ),
-        ("own", r"own.toml: the book has an item own; give the study another name"),
+        ("own", r"own.toml: an item is also called own; give the study another name"),
         ("nowhere:study", r"nowhere: no such book, because there is no book.toml; did you mean"),
     ],
 )

@@ -75,7 +75,7 @@ def test_so_many_seeds_decide_a_yes_or_no():
 
 def test_chances_of_a_wrong_verdict_are_those_of_the_judged():
     free, judged = mean("x", [1.0, 2.0]), mean("x", [1.0, 2.0], criterion=around(0, 1))
-    text = reading.chances([free, *[judged] * 30])
+    text = reading.expected_misses([free, *[judged] * 30])
     assert text.startswith("30 of 31 numbers have a criterion.")
     assert "up to 1.5 of these 30 intervals" in text
 
@@ -133,7 +133,7 @@ def asking(**criteria):
 
 def test_findings_are_compared_with_the_first_criterion_whose_pattern_fits():
     (asked,) = BOOK.item("own").measured
-    held, other = findings.hold(NUMBERS, asked)
+    held, other = findings.with_criteria(NUMBERS, asked)
     assert (held.verdict, held.published) == ("agrees", "≥ 0")
     assert (other.verdict, other.published) == ("measured", "-")
     first, last = asked.criteria["least one_step_error"], Expected(at_least=0.9)
@@ -142,28 +142,28 @@ def test_findings_are_compared_with_the_first_criterion_whose_pattern_fits():
         ({"least *": first, "*": last}, ["agrees", "differs"]),
         ({"*": last, "least *": first}, ["differs", "differs"]),
     ):
-        assert [x.verdict for x in findings.hold(NUMBERS, asking(**criteria))] == verdicts
+        assert [x.verdict for x in findings.with_criteria(NUMBERS, asking(**criteria))] == verdicts
     assert replace(held, criterion=None, published="-", basis=None) == NUMBERS[0]
 
 
 def test_a_basis_is_that_of_the_criterion_or_of_the_finding_or_of_the_measure():
     own = [NUMBERS[0], replace(NUMBERS[1], basis="expected", criterion=at_least(0.3))]
     asked = msgspec.structs.replace(asking(), basis="promised")
-    assert [(x.basis, x.verdict) for x in findings.hold(own, asked)] == [
+    assert [(x.basis, x.verdict) for x in findings.with_criteria(own, asked)] == [
         ("promised", "undecided"), ("expected", "holds")
     ]  # fmt: skip
     # A criterion of the item replaces one of the measure, with its basis.
     asked = msgspec.structs.replace(
         asked, criteria={"least *": Expected(basis="beyond"), "*": Expected(at_least=0.9)}
     )
-    assert [(x.basis, x.verdict) for x in findings.hold(own, asked)] == [
+    assert [(x.basis, x.verdict) for x in findings.with_criteria(own, asked)] == [
         ("beyond", "measured"), ("promised", "fails")
     ]  # fmt: skip
 
 
 def test_criteria_fit_names_with_their_cells():
     found = [replace(NUMBERS[0], measured="x", cell=f"η0 = {k}") for k in (1, 2)]
-    held = findings.hold(found, asking(**{"η0 = 2: *": Expected(at_least=0.0)}))
+    held = findings.with_criteria(found, asking(**{"η0 = 2: *": Expected(at_least=0.0)}))
     assert [x.name for x in held] == ["η0 = 1: x", "η0 = 2: x"]
     assert [x.verdict for x in held] == ["measured", "agrees"]
 

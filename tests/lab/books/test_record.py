@@ -193,8 +193,8 @@ def test_a_record_shows_no_file_outside(folder, tmp_path, way):
     path.write_text(json.dumps(content))
     words = {
         "link": r"link\.png: a link that leads out of .*, but \S+fig2_synthetic.json refers to it; run `",
-        "dots": r"fig2_synthetic.json: damaged: it contains an unexpected figure '\.\./secret\.png'; remove",
-        "absolute": r"fig2_synthetic.json: damaged: it contains an unexpected figure '/.*; remove it",
+        "dots": r"fig2_synthetic.json: damaged: unexpected figure '\.\./secret\.png'; remove",
+        "absolute": r"fig2_synthetic.json: damaged: unexpected figure '/.*; remove it",
     }
     with pytest.raises(InputError, match=words[way]):
         record.read_record(ITEM, "laptop", out)
@@ -208,7 +208,7 @@ def test_committed_findings_have_the_criteria_of_their_item(book, item):
     by_itself = any(measure.kind.endswith(":predicted") for measure in item.measured)
     for finding in kept if not by_itself else ():
         bare = replace(finding, criterion=None, published="-", basis=None)
-        assert finding in [findings.hold([bare], measure)[0] for measure in item.measured]
+        assert finding in [findings.with_criteria([bare], measure)[0] for measure in item.measured]
     for measure in item.measured:
         for pattern, expected in measure.criteria.items():
             assert expected.optional or any(fnmatchcase(each.name, pattern) for each in kept)
@@ -233,7 +233,7 @@ def test_the_counts_above_a_committed_page_are_those_of_its_table(committed):
     book, sections, place = committed
     with (place.out / book.shared.table).open(encoding="utf-8", newline="") as file:
         verdicts = [row["verdict"] for row in csv.DictReader(file)]
-    text = page.in_numbers(sections)
+    text = page.verdict_summary(sections)
     for words, recorded in (
         (r"(\d+) agree", "agrees"),
         (r"(\d+) differ", "differs"),
