@@ -94,7 +94,7 @@ class Study(Definition):
                 file.
 
         Raises:
-            InputError: a setting is invalid. The message gives the setting and a similar valid one.
+            InputError: a setting is invalid.
         """
         names = ImportPaths()
         tables = {
@@ -155,9 +155,6 @@ class Study(Definition):
             max_memory: memory limit in bytes per device; by default that of the device.
             quick: skip memory and time, which require compiling and running every group.
             progress: callback with the current compile group and the finished fraction.
-
-        Returns:
-            The plan.
 
         Raises:
             InputError: a cell does not fit in memory, or the folder holds results of another config.
@@ -230,7 +227,7 @@ class Study(Definition):
 
         Args:
             seed: the seed; ignored if all seeds share the data.
-            cell: number of the cell.
+            cell: index of the cell.
 
         Returns:
             Training, test and validation data (None if there are none), and statistics of the training
@@ -317,9 +314,6 @@ def run(
         reporter: reporter of progress.
         command: the command line, for the manifest.
         options: options of `engine.run.run`.
-
-    Returns:
-        The outcome and the report.
 
     Raises:
         InputError, RunError, Interrupted: as for `engine.run.run`.

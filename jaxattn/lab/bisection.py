@@ -6,9 +6,9 @@ consists of all y for which
 
     the Clopper-Pearson interval for k(y) of n contains 1/2.
 
-Its coverage is at least that of the Clopper-Pearson interval for any distribution of T, because it inverts
-the sign test. Since k(y) is known only where seeds were run, the ends of the interval are the nearest such
-values outside it. A logistic curve would give a narrower interval only if T had a logistic distribution.
+This inverts the sign test, so its coverage is at least that of the Clopper-Pearson interval for any
+distribution of T. Since k(y) is known only where seeds were run, the ends of the interval are the nearest
+such values outside it.
 """
 
 import hashlib
@@ -57,9 +57,8 @@ def phase_diagram(
     A seed has crossed if its metric is at least `level` at the end of a phase (with `falls`, if it is
     smaller, or not finite). The method assumes that a seed that has crossed also crosses at larger y;
     `thresholds["turned_back"]` counts the seeds that do not. All seeds are run at both ends of y and at
-    points between, then between the neighbours of the median threshold and of each end of its interval, until
-    these are neighbours among the values. `jaxattn.lab.bisection` defines the interval, which requires six
-    seeds.
+    points between, then next to the median threshold and to each end of its interval, until these are located
+    between neighbouring values of y. `jaxattn.lab.bisection` defines the interval, which requires six seeds.
 
     Each round of points is a study in a separate folder. Points and seeds of earlier rounds with the same
     settings and code are not run again. Hence a call with more seeds, other x or y, another level or another
@@ -147,10 +146,7 @@ class Bracket(NamedTuple):
 
 @lru_cache(maxsize=64)
 def ranks(seeds: int) -> Ranks:
-    """Return the numbers of crossed seeds at the median and at the ends of its 95 % interval.
-
-    Args:
-        seeds: n.
+    """Return the numbers of crossed seeds, of n, at the median and at the ends of its 95 % interval.
 
     Returns:
         The smallest k with k ≥ n/2, the smallest k whose interval contains 1/2, and the smallest k whose
@@ -163,15 +159,12 @@ def ranks(seeds: int) -> Ranks:
 
 
 def bracket(crossed: Mapping[int, int], rank: int, number: int) -> Bracket:
-    """Return the values between which k seeds are reached, as far as is known.
+    """Return the lowest value at which k seeds have crossed, and the highest lower value at which fewer have.
 
     Args:
         crossed: number of crossed seeds, by the index of the values that were run.
         rank: k.
         number: number of values.
-
-    Returns:
-        The lowest value at which k seeds have crossed, and the highest lower value at which fewer have.
     """
     above = min((place for place, count in crossed.items() if count >= rank), default=number)
     below = max((place for place, count in crossed.items() if place < above and count < rank), default=-1)
@@ -241,7 +234,6 @@ def turned_back(outcomes: pd.DataFrame) -> int:
 
 
 def _check(study: Study, y_key: str, values: list[Any], parts: int) -> None:
-    """Raise InputError for a study with a grid, values that do not ascend, or fewer than two parts."""
     if len(values) < 2 or any(later <= sooner for sooner, later in itertools.pairwise(values)):
         raise InputError(f"y: give at least two values of {y_key}, in ascending order")
     if parts < 2:
@@ -251,7 +243,6 @@ def _check(study: Study, y_key: str, values: list[Any], parts: int) -> None:
 
 
 def _axis(name: str, given: Values) -> tuple[str, list[Any]]:
-    """Return the key and the values of an axis, with NumPy's numbers converted to Python's."""
     if len(given) != 1:
         raise InputError(f"{name}: {len(given)} keys; give one key with its values")
     ((key, values),) = given.items()
@@ -266,7 +257,7 @@ class _Measured:
         self._metric, self._phase = metric, phase
         self._code = {name: study.names.code_hash(name) for name in study.own_kinds}
         self._values: dict[tuple[str, int], float] = {}
-        # Code without a hash may have changed.
+        # Code without a hash may have changed, so its results are not used.
         known = [] if None in self._code.values() else sorted(folder.glob("round-*/manifest.json"))
         for manifest in known:
             if load(manifest.parent).finished:

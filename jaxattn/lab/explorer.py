@@ -29,7 +29,7 @@ STEPS = 1000
 
 @dataclass(frozen=True, repr=False)
 class Explorer:
-    """A page with a slider along a path of p. A notebook displays it, and `write` saves it.
+    """A page with a slider along a path of p, which a notebook displays.
 
     Attributes:
         title: title of the page.
@@ -94,8 +94,8 @@ def explore(
         title: title of the page.
 
     Returns:
-        The page. It shows at most 10 distinct tokens per sequence, those with the most attention along the
-        path, and the 24 support pairs with the largest multipliers.
+        The page. It shows the 10 tokens with the most attention in each sequence, and the 24 support pairs
+        with the largest multipliers.
 
     Raises:
         InputError: the path has several seeds, `limit` is not a direction, or names or sequences do not
@@ -121,7 +121,6 @@ def explore(
 
 
 def _disagreement(limit: MaxMargin, scores: NDArray[np.float64], norm: float, names: Sequence[str]) -> str:
-    """Return a sentence about a pair of the limit that the path does not separate; "" if it separates all."""
     better, worse = np.asarray(limit.pairs).T
     reached = (scores[better] - scores[worse]) / (norm * float(limit.margin))
     if not len(reached) or reached.min() > HALF:
@@ -143,7 +142,9 @@ def _check(
             f"path: p {p.shape} for keys {np.shape(scores.keys)}; give the path (k, D) of one seed"
         )
     if np.ndim(limit.p) != 1 or not limit.feasible or not np.isfinite(limit.margin):
-        raise InputError("limit: no max-margin direction; give the answer of theory.max_margin for one seed")
+        raise InputError(
+            "limit: not a max-margin direction; pass the result of theory.max_margin for one seed"
+        )
     if tokens and len(tokens) != size:
         raise InputError(f"tokens: {len(tokens)} names for {size} tokens; give one name per token")
     if len(sequences) > 40 or not all(0 <= x < n for x in sequences):
@@ -151,7 +152,6 @@ def _check(
 
 
 def _reached(path: FlowPath) -> NDArray[np.int64]:
-    """Return the rows of a path that were reached; rows that were not repeat the last state."""
     length = np.asarray(path.arc_length, np.float64)
     return np.flatnonzero(np.append(True, np.diff(length) > 0))
 
@@ -207,7 +207,6 @@ def _row(
 def _pairs(
     limit: MaxMargin, of_tokens: NDArray[np.float64], norms: NDArray[np.float64], names: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the support pairs, largest multiplier first, with the margin of each pair at every point."""
     multipliers = np.asarray(limit.multipliers, np.float64)
     order = np.argsort(-multipliers, kind="stable")[:_PAIRS]
     better, worse = np.asarray(limit.pairs)[order].T

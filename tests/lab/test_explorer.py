@@ -114,7 +114,10 @@ def test_what_does_not_fit_is_said_in_one_line(solved, page, tmp_path):
     scores, path, limit = solved
     for change, said in (
         ({"path": path.replace(p=np.stack([path.p] * 2))}, "path: p"),
-        ({"limit": limit.replace(status=np.int8(0), margin=np.float64(np.inf))}, "no max-margin direction"),
+        (
+            {"limit": limit.replace(status=np.int8(0), margin=np.float64(np.inf))},
+            "not a max-margin direction",
+        ),
         ({"tokens": ["a"]}, "tokens: 1 names for 12"),
         ({"sequences": [20]}, "numbers from 0 to 19"),
     ):

@@ -41,13 +41,7 @@ _T = TypeVar("_T", bound=BookTable)
 
 @dataclass(frozen=True)
 class _Source:
-    """A study of an item, before its sweep file is read.
-
-    Attributes:
-        path: its sweep file.
-        run: folder of its run, relative to the folder of all runs of the book.
-        own: True if the study belongs to the item, so that the item's laptop overrides apply.
-    """
+    """A study of an item, before its sweep file is read."""
 
     path: Path
     run: str
@@ -80,7 +74,7 @@ class Item(About, frozen=True, kw_only=True):
 
     @property
     def absent(self) -> str:
-        """Why the item cannot be run: its studies belong to a book of a checkout, and there is none; else "".
+        """Reason why the item cannot be run: its studies are in a checkout, and there is none; else empty.
 
         Raises:
             InputError: its studies belong to a book that does not exist.
@@ -95,9 +89,9 @@ class Item(About, frozen=True, kw_only=True):
         return ""
 
     def label(self, name: str) -> str:
-        """Return the text that the page shows for the name of a finding or for a table entry."""
+        """Return the text that the page shows for the name of a finding or a table entry."""
         for part, text in {**self.labels, **self.book.shared.labels}.items():
-            # Match whole words only: "nu" is not a part of "number".
+            # Only whole words match: "nu" is not a part of "number".
             before, after = ("\\b" if letter.isalnum() else "" for letter in (part[0], part[-1]))
             name = re.sub(f"{before}{re.escape(part)}{after}", text.replace("\\", r"\\"), name)
         return name
@@ -126,7 +120,7 @@ class Item(About, frozen=True, kw_only=True):
             return _Source(here, self.folder.name + ("" if name == "study" else f".{name}"), True)
         if shared.is_file():
             if (self.book.folder / name / "item.toml").is_file():
-                raise InputError(f"{shared}: the book has an item {name}; give the study another name")
+                raise InputError(f"{shared}: an item is also called {name}; give the study another name")
             return _Source(shared, name, False)
         have = sorted(path.stem for path in [*self.folder.glob("*.toml"), *self.book.folder.glob("*.toml")])
         known = [stem for stem in have if stem not in ("item", "book")]
@@ -151,7 +145,7 @@ class Item(About, frozen=True, kw_only=True):
             name: name of a study that a measure refers to.
             data_dir: folder of the data sets.
             overrides: further overrides `key=value`.
-            seeds: number of seeds; defaults to that of the sweep file. `most_seeds` is an upper limit.
+            seeds: number of seeds, at most `most_seeds`; defaults to that of the sweep file.
         """
         source = self.source(name)
         changes: list[str] = []
@@ -168,7 +162,7 @@ class Item(About, frozen=True, kw_only=True):
         return Study.read(source.path, [*changes, *overrides])
 
     def digest(self, scale: RunScale) -> str:
-        """Return a hash of the studies at a scale, which depends on all settings except the data folder."""
+        """Return a hash of the studies at a scale, independent of the data folder."""
         changes = self.laptop if scale == "laptop" else ()
         names = dict.fromkeys(name for measure in self.measured for name in measure.studies)
         settings = [*(toml.tables(self.source(name).path) for name in names), changes]
@@ -202,8 +196,8 @@ class Book:
     def other(self, name: str) -> Path:
         """Return the folder of another book whose studies or measures an item uses.
 
-        The function searches next to this book, in this package and in its checkout. It does not search the
-        working directory, which may be any folder.
+        The folder is searched next to this book, in this package and in its checkout, but not in the working
+        directory.
 
         Raises:
             InputError: the book does not exist there.
@@ -261,9 +255,6 @@ def read_book(book: str | Path) -> Book:
         book: a folder with a book.toml, or the name of a book in this package, in sweeps/ of the working
             directory, or in sweeps/ of the checkout that contains this package.
 
-    Returns:
-        The book.
-
     Raises:
         InputError: the book does not exist, or a file is malformed or refers to an undefined name.
     """
@@ -313,7 +304,6 @@ def _place(folder: Path) -> str:
 
 
 def _measure(path: Path, number: int, table: Mapping[str, Any]) -> Measure:
-    """Read an entry of `measures`; keys that `Measure` does not have are settings of its kind."""
     known = {name for name in Measure.__struct_fields__ if name != "settings"}
     settings = {key: x for key, x in table.items() if key not in known}
     with at(f"{path}: measures[{number}]"):

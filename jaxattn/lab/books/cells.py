@@ -1,4 +1,4 @@
-"""One cell of a finished run as the input of a measure: settings, metrics of all seeds, certificates."""
+"""Cells of a finished run as the input of a measure: settings, metrics of all seeds, certificates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from jaxattn.lab.texts.readers import READERS
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a run. Its phase `limit`, if there is one, is an exact flow on p.
+    """One cell of a run; its phase `limit`, if there is one, is an exact flow on p.
 
     Attributes:
         run: the run.
@@ -74,12 +74,12 @@ class Cell:
 
     @property
     def until_norm(self) -> float:
-        """‖p‖ at which the flow stops."""
+        """‖p‖ at which the flow ends."""
         return self["phases.limit.until_norm"]
 
     @property
     def reached(self) -> np.ndarray:
-        """Whether each flow reached that ‖p‖, (S,) bool."""
+        """True for each flow that reached `until_norm`, (S,) bool."""
         return self.last("p_norm") >= self.until_norm
 
     @property
@@ -100,7 +100,7 @@ class Cell:
 
     @property
     def why(self) -> str:
-        """Reasons why seeds failed, "" if none failed."""
+        """Reasons why seeds failed; empty if none failed."""
         failed = self.run.failures
         return " or ".join(failed["reason"][failed["cell"] == self.cell].unique())
 
@@ -131,7 +131,7 @@ def _texts(table: Mapping[str, Any]) -> str:
 
 
 def worst(away: np.ndarray) -> str:
-    """Format the largest finite 1 - cos as a prefix of a certificate; return "" if there is none."""
+    """Format the largest finite 1 - cos as a prefix of a certificate; empty if there is none."""
     found = away[np.isfinite(away)]
     return f"1 - cos ≤ {round_up(found.max())}, " if found.size else ""
 

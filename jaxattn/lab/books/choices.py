@@ -1,4 +1,4 @@
-"""Fraction of random choices for which a published shape appears, where the choices are not published."""
+"""Share of random settings for which a published shape appears, where the settings are not published."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.lab.books.book import Item
-from jaxattn.lab.books.findings import Finding, Measured, hold
+from jaxattn.lab.books.findings import Finding, Measured, with_criteria
 from jaxattn.lab.books.metrics import last
 from jaxattn.lab.books.shapes import LOWEST, RISE, U, shapes
 from jaxattn.lab.results.correlations import spearman
@@ -29,8 +29,8 @@ _SCORES = ("rise of E·v", "U of E·p", "test accuracy")
 def choices(results: Run, item: Item, *, shown: str) -> Measured:
     """Measure the share of random choices in which each shape appears, and its correlation with each choice.
 
-    A shape appears if the mean over the seeds of a choice meets the criterion of the figure. It does not
-    appear if all seeds diverged. Intervals are Clopper-Pearson intervals of a share.
+    A shape appears if the mean over the seeds of a choice meets the criterion of the figure, and does not
+    appear if all seeds diverged. Intervals are Clopper-Pearson intervals.
 
     Args:
         results: the run, with one cell per choice.
@@ -54,14 +54,17 @@ def choices(results: Run, item: Item, *, shown: str) -> Measured:
 
 
 def _draws(results: Run, figure: Item) -> pd.DataFrame:
-    """Return one row per cell: its choices, its measures, and whether each shape appears."""
     rows = []
     failed = results.failures.groupby("cell").size()
     lost = set(failed.index[failed == len(results.manifest["seeds"])])
     for entry in results.manifest["cells"]:
         cell, settings = int(entry["cell"]), dict(entry["settings"])
         row = {"optimizer": settings.pop("block", "")} | settings
-        found = [] if cell in lost else hold(shapes(results, figure, cell=cell).findings, figure.measured[0])
+        found = (
+            []
+            if cell in lost
+            else with_criteria(shapes(results, figure, cell=cell).findings, figure.measured[0])
+        )
         by_name = {finding.measured: finding for finding in found}
         for measured, (score, shape) in SHAPES.items():
             row[score], row[shape] = _appears(by_name.get(measured))
@@ -72,7 +75,6 @@ def _draws(results: Run, figure: Item) -> pd.DataFrame:
 
 
 def _appears(finding: Finding | None) -> tuple[float, bool]:
-    """Return the value of a measure, and whether the shape appears; False where training diverged."""
     if finding is None or finding.criterion is None:
         return math.nan, False
     value = finding.estimate.value
@@ -80,7 +82,6 @@ def _appears(finding: Finding | None) -> tuple[float, bool]:
 
 
 def _dependence(results: Run, draws: pd.DataFrame, shown: Mapping[str, Any]) -> pd.DataFrame:
-    """Return Spearman correlations of choices and scores per optimiser, sorted by that with the U-shape."""
     rows = []
     for block, part in draws.groupby("optimizer", sort=False):
         for axis in [axis for axis in results.axes if axis != "block" and part[axis].notna().all()]:
@@ -102,7 +103,7 @@ def _dependence(results: Run, draws: pd.DataFrame, shown: Mapping[str, Any]) -> 
 
 
 def _of_shown(results: Run, shown: Mapping[str, Any], cell: int, axis: str) -> float | None:
-    """Return the shown run's value on an axis; None if its optimiser differs (Adam counts as AdamW)."""
+    """Return the value of the shown run on an axis; None if its optimiser differs (Adam counts as AdamW)."""
     key = "phases.joint.optimizer"
     if axis.startswith("phases.") and not results.lookup(cell, key).startswith(find_cell(shown, key)):
         return None

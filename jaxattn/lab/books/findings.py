@@ -1,7 +1,7 @@
 """Findings: measured numbers of finished runs, with the criteria of an item and their verdicts.
 
 A measure is a function `(results, item, *, settings) -> Measured`. It takes one `results` for each of its
-studies; its settings are those of its entry in item.toml.
+studies, and the settings of its entry in item.toml.
 """
 
 import inspect
@@ -44,14 +44,14 @@ class Finding:
         measured: name of the number.
         estimate: the number, a mean over seeds or a share of them.
         over: description of the samples that the interval is over.
-        criterion: the range in which it must lie, or None.
+        criterion: the required range, or None.
         published: the published number, "-" if there is none.
-        basis: source of the criterion; None for the basis of its measure.
-        cell: prefix of its name, if other cells have findings with the same name; else "".
+        basis: origin of the criterion; None for the basis of its measure.
+        cell: prefix of its name if other cells have findings with the same name, else empty.
         statement: the statement that it tests, if the item has several.
         setting: description of the data and sizes.
-        certificate: proof of the reference that it was compared with, "-" if there is none.
-        why: why seeds have no value.
+        certificate: certificate of the reference that it was compared with, "-" if there is none.
+        why: reason why seeds have no value.
         old: True if an earlier version, with other intervals, recorded it.
     """
 
@@ -75,7 +75,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """Verdict on its interval and criterion, see `judge`."""
+        """Verdict on its interval and criterion."""
         return judge.verdict(self.estimate, self.criterion, self.basis or "published")
 
     @property
@@ -115,10 +115,7 @@ class Measured(NamedTuple):
 
 
 def load_measure(measure: Measure, item: Item) -> Callable[..., Measured]:
-    """Import and return the function of a measure.
-
-    Returns:
-        A function from the runs of its studies to findings without the criteria of the item.
+    """Return the function of a measure: from the runs of its studies to findings without criteria.
 
     Raises:
         InputError: the measure does not exist, or does not accept the settings.
@@ -139,7 +136,6 @@ def load_measure(measure: Measure, item: Item) -> Callable[..., Measured]:
 
 
 def _function(kind: str, item: Item) -> Any:
-    """Import a function: built-in, of the item's folder, or "BOOK:PLACE:NAME" of another book."""
     if kind in _KINDS:
         return ImportPaths(item.folder).load(_KINDS[kind])
     other, _, rest = kind.partition(":")
@@ -159,10 +155,10 @@ def measure_item(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
     for pattern, expected in asked.criteria.items():
         if not expected.optional and not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(f"criteria: no finding {pattern!r}; the findings are {', '.join(names)}")
-    return Measured(hold(found.findings, asked), found.tables)
+    return Measured(with_criteria(found.findings, asked), found.tables)
 
 
-def hold(findings: Sequence[Finding], asked: Measure) -> list[Finding]:
+def with_criteria(findings: Sequence[Finding], asked: Measure) -> list[Finding]:
     """Return findings with the first criterion that matches their names; others keep their own."""
     held = []
     for finding in findings:

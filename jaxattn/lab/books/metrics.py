@@ -86,5 +86,5 @@ def cell_name(settings: Mapping[str, object]) -> str:
 
 
 def last_phase(results: Run, cell: int) -> str:
-    """Return the name of the last phase of a cell; cells of different blocks may have different ones."""
+    """Return the name of the last phase of a cell."""
     return str(results.records["phase"][results.records["cell"] == cell].iloc[-1])

@@ -54,7 +54,7 @@ def _spread(study: Study, item: Item, *, to_the_end: str) -> list[str]:
     return [spread_name(letters, size) for letters in LETTERS.values() for size in sizes]
 
 
-# The names of other measures, such as custom ones of a book, are known only after a run.
+# The names of other measures, such as those of custom code, are known only after a run.
 MEASURED_NAMES: Mapping[str, _Names] = MappingProxyType(
     {
         "cells": _cells,
@@ -98,7 +98,7 @@ def check_names(measure: Measure, item: Item, known: Sequence[str] | None) -> No
         known: names as returned by `known_names`, or those of a record; None skips the check.
 
     Raises:
-        InputError: a criterion that is not optional matches no name; the message lists the names.
+        InputError: a criterion that is not optional matches no name.
     """
     for pattern, expected in measure.criteria.items() if known is not None else ():
         if not expected.optional and not any(fits_name(name, pattern) for name in known or ()):

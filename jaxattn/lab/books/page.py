@@ -41,7 +41,7 @@ class Page:
 
     @property
     def summary(self) -> pd.DataFrame:
-        """A table with a row for each item."""
+        """A table with one row per item."""
         return page_summary(self.sections)
 
     @property
@@ -116,7 +116,7 @@ def write_book_page(book: Book, place: Place, *, failed: Mapping[str, str] = Map
         RunError: a file cannot be written.
     """
     fresh = {
-        item.name: found and record.with_kept(found, place.scale, place.out)
+        item.name: found and record.with_recorded(found, place.scale, place.out)
         for item in book.items
         for found in [measured(item, place)]
     }
@@ -171,7 +171,7 @@ def page_table(book: Book, sections: tuple[Section, ...]) -> pd.DataFrame:
 
 def as_markdown(book: Book, sections: tuple[Section, ...], place: Place) -> str:
     """Return the page in Markdown."""
-    lines = [f"# {book.shared.title}", f"**{in_numbers(sections)}**"]
+    lines = [f"# {book.shared.title}", f"**{verdict_summary(sections)}**"]
     lines += [marked(text) for text in _introduction(book, sections, place)]
     for title, own in parts(book, sections).items():
         lines += [f"## {title}"] if title else []
@@ -213,7 +213,7 @@ def _table(table: pd.DataFrame) -> str:
 
 
 def _capitalised(text: str) -> str:
-    """Capitalise the first word of a text; symbols such as p and names such as fig1_imdb are unchanged."""
+    """Capitalise the first word of a text, but not symbols such as p and names such as fig1_imdb."""
     is_word = re.match(r"(a|[a-z]{2,})[ ,.:]", text)
     return text[:1].upper() + text[1:] if is_word else text
 
@@ -229,7 +229,7 @@ def as_html(book: Book, sections: tuple[Section, ...], place: Place) -> str:
         title=book.shared.title,
         parts=parts(book, sections),
         introduction=_introduction(book, sections, place),
-        verdict=in_numbers(sections),
+        verdict=verdict_summary(sections),
         texts=layout.texts,
         place=record.place,
         capitalised=_capitalised,
@@ -238,13 +238,13 @@ def as_html(book: Book, sections: tuple[Section, ...], place: Place) -> str:
     )
 
 
-def in_numbers(sections: tuple[Section, ...]) -> str:
+def verdict_summary(sections: tuple[Section, ...]) -> str:
     """Summarise the verdicts of all findings, one sentence per basis."""
     return tally.summary([each.findings for each in sections])
 
 
 def parts(book: Book, sections: tuple[Section, ...]) -> dict[str, list[Section]]:
-    """Group the sections by the parts of the book; a book without parts has one part with title ""."""
+    """Group the sections by the parts of the book; a book without parts has one part without a title."""
     if not book.shared.parts:
         return {"": list(sections)}
     found = {

@@ -1,4 +1,4 @@
-"""Explanatory text of a page: the rule of its verdicts, and the number expected to be wrong by chance."""
+"""Explanatory text of a page: the rule of its verdicts, and the number of intervals wrong by chance."""
 
 import math
 from collections.abc import Sequence
@@ -63,13 +63,13 @@ def rules(findings: Sequence[Finding]) -> list[str]:
         ),
         _INTERVALS,
         *([CERTIFICATES] if any(finding.certificate != "-" for finding in findings) else []),
-        *([chances(findings)] if any(finding.criterion for finding in findings) else []),
+        *([expected_misses(findings)] if any(finding.criterion for finding in findings) else []),
         *(text for word, text in _FILES.items() if any(finding.verdict == word for finding in findings)),
         *([_OLD] if any(finding.old for finding in findings) else []),
     ]
 
 
-def chances(findings: Sequence[Finding]) -> str:
+def expected_misses(findings: Sequence[Finding]) -> str:
     """Return a sentence with the number of intervals that are expected to miss their number by chance."""
     judged = sum(finding.criterion is not None for finding in findings)
     return (
@@ -80,7 +80,7 @@ def chances(findings: Sequence[Finding]) -> str:
 
 
 def too_few(seeds: int) -> str:
-    """Return a warning if the seeds are too few to decide a yes/no statement, else ""."""
+    """Return a warning if the seeds are too few to decide a yes/no statement, else an empty text."""
     if seeds >= DECIDING_SEEDS:
         return ""
     return (

@@ -51,7 +51,6 @@ class _Finding(msgspec.Struct, omit_defaults=True):
     why: str = ""
 
     def read(self) -> Finding:
-        """Return the recorded finding."""
         value, low, high = (math.nan if x is None else x for x in self.estimate)
         within = None
         if known := self.criterion:
@@ -68,7 +67,6 @@ class _Finding(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def of(cls, finding: Finding) -> "_Finding":
-        """Return the record of a finding."""
         estimate = finding.estimate
         return cls(
             finding.measured,
@@ -112,15 +110,7 @@ def place(item: Item) -> str:
 
 
 def files(section: Section, scale: RunScale) -> dict[str, bytes]:
-    """Return the record of a section, and its figures, as files.
-
-    Args:
-        section: the measured section.
-        scale: the scale of the run.
-
-    Returns:
-        Contents of the files by their paths in the results folder.
-    """
+    """Return record and figures of a section at a scale: file contents by path in the results folder."""
     record = Record(
         scale,
         section.item.digest(scale),
@@ -139,12 +129,7 @@ def files(section: Section, scale: RunScale) -> dict[str, bytes]:
 
 
 def read_record(item: Item, scale: RunScale, folder: Path) -> Section:
-    """Read the record of an item.
-
-    Args:
-        item: the item.
-        scale: the scale of the page.
-        folder: the results folder.
+    """Read the record of an item from a results folder, for a page of a scale.
 
     Returns:
         The section. If there is no record, or the item's settings have changed since, a section with the
@@ -159,7 +144,7 @@ def read_record(item: Item, scale: RunScale, folder: Path) -> Section:
     try:
         record = msgspec.convert(storage.read_json(path, folder), Record)
         if strange := [x.file for x in record.pictures if not storage.is_below(x.file)]:
-            raise ValueError(f"it contains an unexpected figure {strange[0]!r:.60}")
+            raise ValueError(f"unexpected figure {strange[0]!r:.60}")
         pictures = [
             storage.read_file(folder / x.file, folder, most=storage.MOST_JSON) for x in record.pictures
         ]
@@ -199,17 +184,8 @@ def _section(item: Item, scale: RunScale, record: Record, pictures: list[bytes])
     )
 
 
-def with_kept(section: Section, scale: RunScale, folder: Path) -> Section:
-    """Add the findings and tables of an earlier record whose runs are no longer present.
-
-    Args:
-        section: the section measured now.
-        scale: the scale of the page.
-        folder: the results folder.
-
-    Returns:
-        The section. It is unchanged if all runs of its item are present, or no record has the same settings.
-    """
+def with_recorded(section: Section, scale: RunScale, folder: Path) -> Section:
+    """Add the findings and tables of an earlier record with the same settings, for runs that are missing."""
     if LEFT_OUT not in section.facts or not (old := read_record(section.item, scale, folder)).ran:
         return section
     known = {(each.name, each.setting) for each in section.findings}

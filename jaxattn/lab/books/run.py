@@ -1,4 +1,4 @@
-"""Runs of the items of a book: their studies, resumable, and then the page."""
+"""Runs of the items of a book, which are resumable, and the page of their results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +61,7 @@ def reproduce(
 ) -> Page:
     """Run items and write the page of all items; finished runs are not repeated.
 
-    A study that several items share is run once, into out/runs/SCALE/STUDY. The study of one item goes to
+    A study that several items share is run once, in out/runs/SCALE/STUDY. The study of one item is run in
     out/runs/SCALE/ITEM.
 
     Args:
@@ -71,9 +71,6 @@ def reproduce(
         command: the command line, for the manifests.
         reporter: receives progress messages.
         max_memory: limit on device memory in bytes; defaults to a value for the device.
-
-    Returns:
-        The written page.
 
     Raises:
         InputError: an item does not exist or lacks its data; a measure or override does not match; there are
@@ -140,12 +137,7 @@ def _study(users: Sequence[tuple[Item, str]], asked: Asked) -> Study:
 
 
 def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
-    """Return the findings that items will have, and check their criteria, without running anything.
-
-    Args:
-        book: see `reproduce`.
-        asked: see `reproduce`.
-        out: see `reproduce`.
+    """Return the findings that `reproduce` would measure, and check their criteria, without running anything.
 
     Returns:
         A table of item, finding and criterion; `*` replaces parts of names that are known only after a run.
@@ -180,7 +172,6 @@ def _wanted(book: Book, out: Path, asked: Asked) -> tuple[Wanted, dict[str, Sect
 
 
 def _criteria(measure: Measure, known: list[str] | None) -> list[tuple[str, Criterion | None]]:
-    """Return the names of findings with their criteria; names of the criteria if the findings are unknown."""
     asked = measure.criteria
     if known is None:
         return [(name, x.criterion) for name, x in asked.items()] or [("known after the first run", None)]
@@ -197,7 +188,7 @@ def _check_overrides(book: Book, asked: Asked) -> None:
 
 
 def _without_other_books(wanted: Wanted, asked: Asked, reporter: Reporter) -> Wanted:
-    """Remove items whose studies belong to a missing book; raise InputError for one that was requested."""
+    """Remove items whose studies belong to a missing book; raise InputError for a requested item."""
     lacking = {item.name: item.absent for item, _ in wanted if item.absent}
     for name in asked.only:
         if name in lacking:
@@ -209,10 +200,7 @@ def _without_other_books(wanted: Wanted, asked: Asked, reporter: Reporter) -> Wa
 
 
 def _expected(item: Item, measure: Measure, asked: Asked, kept: Section) -> list[str] | None:
-    """Return the names of the findings that a measure will have; None if they are known only after a run.
-
-    If the item has one measure, the names of an earlier run with the same settings are used.
-    """
+    """Return the names of the findings that a measure will have; None if they are known only after a run."""
     known = known_names(measure, item, asked.study(item, measure.studies[0]))
     if known is not None or not kept.ran or len(item.measured) > 1:
         return known

@@ -55,13 +55,13 @@ class Section:
         item: the item.
         verdict: one line.
         command: the command that runs it.
-        remedy: why it was not run, with the command to run; "" if it was run.
+        remedy: reason why it was not run, with the command to run; empty if it was run.
         facts: facts about the run, by name.
         findings: measured numbers.
         tables: further tables by title, as text.
         pictures: figures.
         seconds: run time.
-        machine: description of the machine; "" if it was not run.
+        machine: description of the machine; empty if it was not run.
     """
 
     item: Item
@@ -87,19 +87,19 @@ class Section:
 
     @property
     def verdicts(self) -> list[tuple[str, str]]:
-        """Parts of the verdict with their colours, one part per basis of the criteria."""
+        """Parts of the verdict with their colours, one part per basis."""
         words = "only measured" if self.verdict == MEASURED else self.verdict
         return labelled_findings(tallies(self.findings)) or [(words, "")]
 
     @property
     def reason(self) -> str:
-        """Why numbers differ or are inconclusive; "" if none is, or the reason is unknown."""
+        """Reason why numbers differ or are inconclusive; empty if none is, or the reason is unknown."""
         doubtful = any(each.verdict in DOUBTFUL for each in self.findings if each.judged)
         return self.item.reason if doubtful else ""
 
     @property
     def agreement(self) -> dict[str, pd.DataFrame]:
-        """Findings for display with the labels of the item: a table per statement, without empty columns."""
+        """Findings with the labels of the item: a table per statement, without empty columns."""
         mixed, label = any(finding.basis == "beyond" for finding in self.findings), self.item.label
         rows: dict[str, list[dict[str, str]]] = {}
         for finding in self.findings:
@@ -120,7 +120,7 @@ class Section:
 
     @property
     def labelled_tables(self) -> dict[str, pd.DataFrame]:
-        """The further tables with the display labels of the item."""
+        """The further tables with the labels of the item."""
         label = self.item.label
         return {
             label(title): table.rename(columns=lambda name: label(str(name))).map(lambda x: label(str(x)))
@@ -168,10 +168,6 @@ def measured(item: Item, place: Place) -> Section | None:
 
     The study and the code of the measure come from the item. Nothing is imported from the results folder,
     because it may come from an untrusted source.
-
-    Args:
-        item: the item.
-        place: location of its runs.
     """
     if item.absent:
         return None
@@ -293,7 +289,7 @@ def _last_values(run: Run) -> dict[str, str]:
 
 
 def models(study: Study) -> str:
-    """Return the kinds of the models in a study, with their widths."""
+    """Return the kinds and widths of the models in a study."""
     tables = [cell.tables["model"] for cell in study.cells]
     kinds, dims = (dict.fromkeys(str(x[key]) for x in tables if key in x) for key in ("kind", "dim"))
     return ", d = ".join(", ".join(names) for names in (kinds, dims) if names)

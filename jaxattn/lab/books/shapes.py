@@ -1,7 +1,4 @@
-"""Measures of shapes: bin means of E·v and E·p over the posterior difference, compared with published ones.
-
-Means are over all seeds, and over all but one (jackknife) for the interval of a shape.
-"""
+"""Measures of shapes: bin means of E·v and E·p over the posterior difference, next to published ones."""
 
 import math
 from collections.abc import Callable
@@ -41,12 +38,10 @@ class _Binned(NamedTuple):
 
     @property
     def width(self) -> float:
-        """Width of a bin, if all bins have equal width."""
         return float(self.centres[1] - self.centres[0]) if len(self.centres) > 1 else 0.0
 
     @property
     def over(self) -> str:
-        """Description of the samples that intervals are over."""
         seeds = len(self.mean) - 1 or 1
         return "one seed" if seeds == 1 else f"{seeds} seeds"
 
@@ -61,9 +56,6 @@ def binned(
         quantity: the column to average.
         edges: (m + 1,) ascending edges of the bins; points outside are dropped.
         x: the column that is binned.
-
-    Returns:
-        The bin statistics.
     """
     edges = np.asarray(edges, float)
     bins = len(edges) - 1
@@ -91,25 +83,19 @@ def lowest(rows: _Rows, centres: _Rows) -> _Rows:
 
 
 def u_shape(rows: _Rows, centres: _Rows) -> _Rows:
-    """Compute how U-shaped every row is about 0: the weaker of its fall on the left and rise on the right.
+    """Compute how U-shaped every row is about 0, (B,): 1 for a U, at most about 0 for a flat or monotone row.
 
     min(-Spearman(row, x) over x < 0, Spearman(row, x) over x > 0)
-
-    Returns:
-        (B,): 1 for a U, about 0 or below for a flat or monotone row.
     """
     left, right = centres < 0, centres > 0
     return np.minimum(-spearman(rows[:, left], centres[left]), spearman(rows[:, right], centres[right]))
 
 
 def longest_rise(rows: _Rows) -> tuple[_Rows, _Rows, _Rows]:
-    """Return the longest run of consecutive bins along which a row increases.
+    """Return length, first bin and last bin of the longest rise of every row, (B,) each.
 
     Args:
         rows: (B, m); NaN entries are skipped.
-
-    Returns:
-        (B,) length of the run, (B,) index of its first bin and (B,) index of its last.
     """
     found = np.array([_run(row) for row in rows], float)
     return found[:, 0], found[:, 1], found[:, 2]
@@ -207,7 +193,7 @@ def directions(results: Run, item: Item) -> Measured:
 
 
 def beside(results: Run, item: Item) -> Measured:
-    """Compare bin means with the published curves Ev and Ep: ranks, the minimum, the range of rise."""
+    """Compare bin means with the published curves of E·v and E·p: ranks, minimum, range of the rise."""
     ev, ep = _bins(results, "Ev"), _bins(results, "Ep")
     curves = item.published("Ev"), item.published("Ep")
     findings = [
@@ -230,13 +216,13 @@ def spread_name(letters: str, size: Any) -> str:
 def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
     """Measure how much smaller the spread within bins is after one step on E than after joint training.
 
-    For every step size: the mean over bins of the ratio of standard deviations, joint to one step. Also the
-    same with each spread divided by the range of its bin means, which does not depend on the step size.
+    For every step size: the mean over bins of the ratio of standard deviations, joint to one step. The table
+    also divides each spread by the range of its bin means, which does not depend on the step size.
 
     Args:
         results: the run.
         item: the item.
-        to_the_end: the block in which E is trained to the end.
+        to_the_end: the block in which E is trained to convergence.
     """
     cells = dict(named(results))
     if to_the_end not in cells.values():
@@ -268,8 +254,8 @@ def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
 def classes(results: Run, item: Item) -> Measured:
     """Compare E·v_k with the published rows of some classes: the sign change at 0 and the order.
 
-    The x-axis of the published rows is not named. It is assumed to be the posterior difference of the class;
-    α is tested too. The item's curves are named by class numbers.
+    The x-axis of the published rows is not named; both the posterior difference of the class and α are
+    tested.
     """
     findings, tables = [], {}
     for label in map(int, item.curves):

@@ -1,4 +1,4 @@
-"""Tables of book.toml and item.toml."""
+"""Schemas of book.toml and item.toml."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ class DataSet(BookTable, frozen=True):
 
     Attributes:
         key: the study key that takes the path of the data set.
-        below: path relative to the folder of data sets; "" for that folder itself.
+        below: path relative to the folder of data sets; empty for that folder itself.
         what: description of the data set.
     """
 
@@ -118,7 +118,7 @@ class Expected(BookTable, frozen=True):
     optional: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless exactly one form of range is given completely."""
+        """Raise ValueError unless exactly one form of range is complete."""
         given = tuple(x is not None for x in (self.at_least, self.around, self.within, self.factor))
         forms = {(True, False, False, False), (False, True, True, False), (False, True, False, True)}
         if given not in forms and (any(given) or self.basis is None):
@@ -145,8 +145,8 @@ class Measure(BookTable, frozen=True):
         studies: the studies whose runs it takes: sweep files NAME.toml in the folder of the item or of the
             book, or "BOOK:PLACE" for one of another book.
         criteria: criteria of its findings, by name; {} if they are only measured, or the measure sets them.
-        basis: source of the criteria.
-        needs: the data set that its studies need; "" for none.
+        basis: origin of the criteria.
+        needs: the data set that its studies need; empty for none.
         most_seeds: largest number of seeds of its studies.
         settings: the other keys, which are passed to the measure.
     """
@@ -173,7 +173,7 @@ class Shared(BookTable, frozen=True):
     Attributes:
         title: title of the page.
         introduction: a paragraph below it.
-        table: file name of the table of all numbers, "agreement.csv" or "claims.csv"; see `page._TABLES`.
+        table: file name of the table of all numbers, "agreement.csv" or "claims.csv".
         items: names of the items in their order; defaults to all folders with an item.toml, in alphabetical
             order.
         parts: the parts of the page with their items, instead of `items`.
@@ -194,7 +194,7 @@ class Shared(BookTable, frozen=True):
     curves: dict[str, Curve] = {}
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an unknown file name of the table, or if items and parts are both given."""
+        """Raise ValueError for an unknown table, or if items and parts are both given."""
         if self.items and self.parts:
             raise ValueError("give items or parts, not both")
         if self.table not in _NUMBERS:
@@ -217,8 +217,7 @@ class About(BookTable, frozen=True):
         laptop: overrides of the item's own studies at laptop scale.
         figures: figures of the first study to show, as in a sweep file.
         curves: names of published curves, by the quantity that is compared with them.
-        labels: display texts for parts of the names, statements, settings and certificates of findings, and
-            of its tables; files and criteria keep the names.
+        labels: display texts for parts of the texts of findings and tables of the item.
         measures: the measures, see `Measure`; none if another page shows the item.
         elsewhere: the page that shows the item, if it is not run here.
     """

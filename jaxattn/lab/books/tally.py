@@ -105,11 +105,7 @@ def item_verdict(findings: Sequence[Finding]) -> str:
 
 
 def summary(items: Sequence[Sequence[Finding]]) -> str:
-    """Return one sentence per basis on the findings of all items, and one on those without a criterion.
-
-    Args:
-        items: the findings of each item of a page.
-    """
+    """Return one sentence per basis on the findings of all items, and one on those without a criterion."""
     every = [finding for findings in items for finding in findings]
     sentences = []
     for each in tallies(every):

@@ -17,11 +17,11 @@ RARELY = 50_000, 20, 20
 def main() -> None:
     """Run the command line and exit with its status: 0 for success, 1 for a failed run, 2 for wrong input.
 
-    SIGINT prints one line and exits with status 130, from the first import on.
+    SIGINT prints one line and exits with status 130, even during imports.
     """
     gc.set_threshold(*RARELY)
     _open_streams()
-    # Figures are saved and never shown, so a missing window toolkit must not stop them.
+    # Figures are saved and never shown, so they need no window toolkit.
     os.environ["MPLBACKEND"] = "agg"
     with suppress(ValueError):  # not the main thread
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -99,13 +99,7 @@ def commands() -> dict[str, Callable[..., int]]:
 
 
 def parse_command(words: Sequence[str]) -> Callable[[], int]:
-    """Parse a command line.
-
-    Args:
-        words: the words after `jaxattn`.
-
-    Returns:
-        A function without arguments that runs the command and returns its exit status.
+    """Parse the words after `jaxattn`; return a function that runs the command and returns its exit status.
 
     Raises:
         InputError: an argument is missing, unknown, or has a wrong value.
@@ -135,15 +129,12 @@ def parse_command(words: Sequence[str]) -> Callable[[], int]:
 
 
 def _open_streams() -> None:
-    """Make printing succeed on any console, so that a finished run does not fail while printing its results.
-
-    Characters that the encoding lacks are replaced. Without stdout or stderr, output is discarded.
-    """
+    """Make printing succeed on any console, so that a finished run does not fail while printing."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # Occupies this number, the lowest free one, which would otherwise be given to a results file.
+            # Otherwise a results file would get this file descriptor, the lowest free one.
             os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -154,7 +145,7 @@ def _open_streams() -> None:
 
 
 def _stop(number: int, frame: Any) -> None:
-    """Exit at once: files on disk are complete at any moment, and exceptions during imports are unsafe."""
+    """Exit at once: files on disk are always complete, and exceptions during imports are unsafe."""
     with suppress(Exception):
         sys.stdout.flush()
     shown = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""

@@ -20,26 +20,21 @@ _LONG = 40
 GAP = 2
 # Largest numbers of printed failures: per cell and phase, and in total.
 OF_A_PLACE, _FAILURES = 3, 12
-# Text between line breaks: a line break must not separate a number from its unit (31.4 kB, 174 µs), the ends
-# of an interval, or the range of a family of metrics (Ep_bin_00 .. 19).
+# Text without a line break, such as a number with its unit (31.4 kB, 174 µs), an interval, or the range of a
+# family of metrics (Ep_bin_00 .. 19).
 _WORD = re.compile(
     r"\d\S* (?:[kMGTPmµn]i?[Bs]?|[Bsh]|min)(?!\S)|\[[^\s\]]+, [^\s\]]+\]\S*|\S+ \.\. \d+\S*|\S+"
 )
 
 
 def say(text: object = "", *, err: bool = False) -> None:
-    """Print lines to stdout, or to stderr, with control characters escaped by `plain`."""
+    """Print lines to stdout or stderr, with control characters escaped by `plain`."""
     for line in str(text).split("\n"):
         print(plain(line.expandtabs()), file=sys.stderr if err else sys.stdout)
 
 
 def say_wrapped(text: object, indent: int = 0) -> None:
-    """Print a paragraph to stdout, wrapped at the width of the terminal; one line if stdout is a pipe.
-
-    Args:
-        text: the paragraph.
-        indent: spaces before its second and later lines.
-    """
+    """Print a paragraph to stdout, wrapped at the width of the terminal; one line if stdout is a pipe."""
     say(filled(plain(str(text)), text_width(), indent))
 
 
@@ -63,15 +58,12 @@ def filled(text: str, width: int, indent: int = 0) -> str:
 
 
 def aligned(rows: Iterable[tuple[str, str]], width: int, of_all: int) -> list[str]:
-    """Format terms and their explanations in two columns, indented by two spaces.
+    """Format terms and their explanations as lines of two columns, indented by two spaces.
 
     Args:
         rows: the terms and explanations.
         width: width of the first column; a longer term gets a separate line.
         of_all: width of the text, 0 for no limit.
-
-    Returns:
-        The lines.
     """
     lines = []
     for term, words in rows:
@@ -110,12 +102,7 @@ def stoppable(command: str) -> Iterator[None]:
 
 
 def print_written(written: Any, *, every: bool = False) -> None:
-    """Print the path of a report, and its problems.
-
-    Args:
-        written: the report.
-        every: print the paths of its other files too; the page is the last.
-    """
+    """Print the path of a report and its problems; with `every`, the paths of all its files."""
     others = [path for path in written.paths if path != written.page]
     for path in [*(others if every else []), written.page]:
         say(path)
@@ -126,7 +113,7 @@ def print_written(written: Any, *, every: bool = False) -> None:
 
 
 def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
-    """Print the first failed runs, how many more there are, and a remedy."""
+    """Print the first failed runs, the number of others, and a remedy."""
     count: Counter[tuple[int, str]] = Counter()
     shown = []
     for failure in failures:
@@ -191,7 +178,7 @@ def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def print_learned(results: Any) -> None:
-    """Print two sentences on what a run learned, and an empty line."""
+    """Print the two sentences of `headline.sentences`, and an empty line."""
     from jaxattn.lab.results.headline import sentences
 
     for sentence in sentences(results):
@@ -200,7 +187,6 @@ def print_learned(results: Any) -> None:
 
 
 def _fitting(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, "pd.DataFrame"]]:
-    """Yield a summary as one table if it fits the terminal, else as one table per metric."""
     from jaxattn.lab.results.statistics import turned
 
     # In the transposed table, every row becomes a column.
@@ -215,7 +201,7 @@ def _fitting(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, "pd.D
 
 
 def print_made_by(made_by: str) -> None:
-    """Warn if the results were made by another version of the source code."""
+    """Warn that another version of the source code made the results."""
     if made_by:
         say(f"jaxattn: {plain(made_by)}", err=True)
 
@@ -232,9 +218,8 @@ def print_title(title: str) -> None:
 def print_table(title: str, frame: "pd.DataFrame") -> None:
     """Print a table to stdout.
 
-    If it is too wide, columns with the same value in all rows are printed as one line each, cells are wrapped
-    between words, and headings between words and after dots. If that is not enough, every row is printed over
-    several lines. No word is broken.
+    If it is too wide, columns with the same value in all rows are printed as one line each, and cells and
+    headings are wrapped. If that is not enough, every row is printed over several lines. No word is broken.
     """
     # Imported here because the help of a command does not need them.
     import pandas as pd
@@ -264,7 +249,7 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
             table.add_column(head, justify=justify, overflow="fold", width=width)
         for row in piece.itertuples(index=False):
             table.add_row(*(Text(_written(x)) for x in row))
-        # Names from users must not be read as markup.
+        # Names from users must not be parsed as markup.
         Console(width=_width(), highlight=False).print(table)
     say()
     if len(frame) > _ROWS:
@@ -294,7 +279,6 @@ def _together(widths: list[int]) -> int:
 
 
 def _full_widths(frame: "pd.DataFrame") -> list[int]:
-    """Return the preferred widths: of the heading, and of the longest cell up to 40 or its longest word."""
     return [
         max(
             min(max((len(_written(x)) for x in values[:_ROWS]), default=0), _LONG),

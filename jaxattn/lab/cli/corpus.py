@@ -18,7 +18,7 @@ from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.seed import seed_dataset
 from jaxattn.theory.one_step_law import advise
 
-# Defaults for a sweep file that has data only.
+# Defaults for a sweep file with data only.
 _ANY = {
     "model": {"kind": "one_layer", "dim": "inf"},
     "phases": [{"kind": "one_step", "name": "embed", "step_size": 1.0}],
@@ -26,7 +26,7 @@ _ANY = {
 
 
 def read_data_sweep(sweep: Path, overrides: Sequence[str] = ()) -> Study:
-    """Read a sweep file that may omit model and phases; see `toml.read_sweep`."""
+    """Read a sweep file that may omit the model and phases; see `toml.read_sweep`."""
     return toml.read_sweep(sweep, overrides, made=lambda tree, names: Study.of_tables(_ANY | tree, names))
 
 
@@ -34,7 +34,7 @@ def describe_data(study: Definition, number: int, progress: Progress) -> list[tu
     """Describe the data of a study; for data sampled per seed, those of seed 0.
 
     Args:
-        study: the study; its axes are ignored, and only the base setting is described.
+        study: the study; only its base setting is described.
         number: number of tokens to list at each end.
         progress: progress callback for reading the data.
 
@@ -74,7 +74,7 @@ def describe_data(study: Definition, number: int, progress: Progress) -> list[tu
 
 
 def _one_step(study: Definition, held: Splits) -> tuple[str, pd.DataFrame]:
-    """Advise on the size of one step on E: return a title with the advice and a table of some sizes."""
+    """Return a title with advice on the size of one step on E, and a table of some sizes."""
     setting, tokens = study.base, held.tokens
     least, count = setting.probes.important, setting.probes.min_count
     important = np.asarray(tokens.important(least, count))
@@ -121,7 +121,7 @@ def _sizes(name: str, split: Dataset) -> dict[str, object]:
 
 
 def _shares(split: Dataset, names: Sequence[str] | None) -> dict[str, object]:
-    """Return the share of every class among the targets; nothing if the targets are not classes."""
+    """Return the share of every class among the targets; empty if the targets are not classes."""
     if (classes := split.num_classes) is None:
         return {}
     labels = class_labels(np.arange(classes), classes)

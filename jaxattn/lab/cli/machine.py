@@ -19,7 +19,7 @@ def doctor() -> int:
     """Check that this machine can run studies.
 
     Checks the versions of Python and the packages, devices, float64, known problems of jaxlib, the cache
-    folders and free disk space. Exits with status 1 if something is broken.
+    folders and free disk space. Exits with status 1 if a check fails.
 
     Example: jaxattn doctor
     """
@@ -32,7 +32,7 @@ def doctor() -> int:
 
 
 class _Finding(NamedTuple):
-    """Result of one check: its name, its state ("ok", "note" or "broken"), and what was found."""
+    """Result of one check: its name, its state ("ok", "note" or "broken"), and a description."""
 
     name: str
     state: str
@@ -40,13 +40,10 @@ class _Finding(NamedTuple):
 
 
 def examine(compiled: Path) -> list[_Finding]:
-    """Run all checks.
+    """Run all checks; a check that raises an exception is "broken".
 
     Args:
         compiled: folder of the compilation cache.
-
-    Returns:
-        The findings; a check that raises an exception is "broken".
     """
     checks: dict[str, Callable[[], tuple[str, str]]] = {
         "python": lambda: ("ok", platform.python_version()),

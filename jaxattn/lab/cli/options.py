@@ -97,7 +97,7 @@ class MachineOptions:
     """Options on where a study runs, and on how many machines.
 
     Attributes:
-        shard: Run only shard I of N, in a results folder of its own.
+        shard: Run only shard I of N, in a separate results folder.
         distributed: Run as process I (from 0) of N processes on hosts that share the results folder or the
             bucket. Each process runs one shard and waits for the others. With auto, N and I are read from
             Slurm or Open MPI.
@@ -147,7 +147,7 @@ _APPENDED = ("--set", "--axis", "--option", "--where")
 
 
 def check_moved(arguments: Sequence[str]) -> None:
-    """Raise InputError for a command or option that version 0.3 moved, naming its new place."""
+    """Raise InputError with the new place of a command or option that version 0.3 moved."""
     words = [word.partition("=")[0] for word in arguments]
     for name, place in COMMANDS.items():
         command, *options = name.split()
@@ -182,7 +182,7 @@ def read_size(text: str | None) -> int | None:
 
 
 def read_pair(option: str, text: str, example: str) -> tuple[str, str]:
-    """Parse KEY=VALUE; the error message for anything else names the option and shows an example."""
+    """Parse KEY=VALUE; the error message names the option and shows an example."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise InputError(f"{option} {text}: expected KEY=VALUE, for example {option} {example}")
@@ -199,7 +199,7 @@ def read_two(option: str, text: str) -> tuple[str, str, str]:
 
 
 def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
-    """Return results folders, a folder of shards replaced by its shards; and the shards not yet started."""
+    """Return results folders, with a folder of shards replaced by its shards; and shards not yet started."""
     if not directories:
         raise InputError("give at least one results folder, for example results/quickstart")
     found: list[Path] = []
@@ -218,7 +218,7 @@ def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]
 
 
 def of_this_machine(folder: Path | str) -> None:
-    """Raise InputError for an address in a bucket if a command can only write to a local folder."""
+    """Raise InputError if a command that can only write to a local folder gets an address in a bucket."""
     if (place := results_folder(folder)).is_remote:
         raise InputError(f"{place.name}: only studies can write to a bucket; give a folder on this machine")
 
@@ -252,7 +252,7 @@ def load_sweep(
 
 
 def with_seeds(overrides: tuple[str, ...], seeds: str | None) -> tuple[str, ...]:
-    """Return the overrides with --seeds as one more of them."""
+    """Return the overrides with that of --seeds."""
     if seeds is None:
         return overrides
     text = f'"{seeds}"' if ":" in seeds else f"[{seeds}]" if "," in seeds else seeds

@@ -24,10 +24,10 @@ def run_status(
 
     Args:
         directory: a results folder, finished or not, or its address.
-        progress: progress callback (what, share of all that is done).
+        progress: progress callback (what, fraction done).
 
     Returns:
-        A table with one row per cell: settings, state, share done, phase and step, median loss over the
+        A table with one row per cell: settings, state, fraction done, phase and step, median loss over the
         seeds with a logged loss, number of failed seeds. And a sentence on the whole run, with the time left
         while it is running.
 
@@ -92,12 +92,7 @@ def _by_cell(batches: list[dict[str, Any]]) -> dict[int, list[str]]:
 
 
 def _loss(cell: int, lines: list[dict[str, Any]]) -> str:
-    """Format the median loss of a cell, over the seeds at the phase and step of its last batch.
-
-    Args:
-        cell: number of the cell.
-        lines: the last log line with losses of each batch of the cell; without lines the text is empty.
-    """
+    """Format the median loss of a cell, over the seeds at the phase and step of its last batch."""
     places = [(line["phase"], line["step"]) for line in lines]
     found = [
         loss

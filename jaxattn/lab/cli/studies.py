@@ -112,7 +112,7 @@ def _other_seeds(outcome: Any, study: Any) -> str:
 
 
 def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
-    """Print what a run learned, its table and the path of its report; return the exit status."""
+    """Print the results of a run, its table and the path of its report; return the exit status."""
     for error in outcome.errors:
         say(f"jaxattn: failed: {error['batch']}: {error['reason']}", err=True)
     if len(outcome.errors) == outcome.batches:
@@ -266,7 +266,7 @@ def launch(
 
 
 class Shard:
-    """One job: a command that resumes its run, so that a preempted job can be submitted again."""
+    """One job: a command that resumes its run, so a preempted job can be submitted again."""
 
     def __init__(self, command: list[str]) -> None:
         """Store the arguments of `jaxattn`."""
@@ -288,7 +288,7 @@ class Shard:
 def submit(
     commands: list[list[str]], folder: Path, executor: Executor, minutes: int, options: dict[str, Any]
 ) -> list[Any]:
-    """Submit commands as an array of jobs.
+    """Submit commands as an array of jobs; return the jobs of submitit.
 
     Args:
         commands: arguments of `jaxattn`, for each job.
@@ -296,9 +296,6 @@ def submit(
         executor: the queue.
         minutes: time limit of a job.
         options: options of the queue, by their names in submitit, for example slurm_partition.
-
-    Returns:
-        The jobs of submitit.
 
     Raises:
         InputError: submitit is not installed, the queue does not exist, or an option is unknown.
@@ -360,7 +357,7 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
 
 
 def _damage(folders: list[Path]) -> bool:
-    """Print the names of all damaged files of some results folders; return whether there are any."""
+    """Print all damaged files of some results folders; return True if there are any."""
     from jaxattn.lab.engine.progress import Reporter
     from jaxattn.lab.results import read
 

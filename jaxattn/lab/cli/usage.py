@@ -20,7 +20,7 @@ from jaxattn.lab.cli.console import aligned, filled, text_width
 Command = Callable[..., int]
 Groups = Mapping[str, Mapping[str, Command]]
 
-# Longer lines are hard to read, however wide the terminal is.
+# Longer lines are hard to read, even in a wide terminal.
 WIDEST = 100
 HELP = ("-h", "--help")
 _ARG = type(arg())
@@ -31,9 +31,9 @@ class Option(NamedTuple):
 
     Attributes:
         usage: name and value, such as "--seeds N|A:B|A,B".
-        default: the default as text, "required", or "" if there is none.
+        default: the default as text, "required", or empty if there is none.
         meaning: help text.
-        group: title of its group of options, or "" for none.
+        group: title of its group of options; may be empty.
         positional: True if it is given by position.
     """
 
@@ -53,7 +53,7 @@ class _About(NamedTuple):
 
 
 def options_of(call: Callable[..., Any], group: str = "") -> Iterator[Option]:
-    """List the arguments of a command, including those of its groups of options, which are dataclasses."""
+    """List the arguments of a command, including those of its dataclasses of options."""
     meaning = meanings(call)
     hints = typing.get_type_hints(call, include_extras=True)
     for parameter in inspect.signature(call).parameters.values():
@@ -84,12 +84,7 @@ def about(call: Command) -> _About:
 
 
 def help_of(words: Sequence[str], groups: Groups) -> str | None:
-    """Return the help that a command line asks for, or None.
-
-    Args:
-        words: the words after `jaxattn`; without words the list of commands is returned.
-        groups: the commands by name, by group.
-    """
+    """Return the help that the words after `jaxattn` ask for, or None; without words, the overview."""
     if not words or words[0] in HELP:
         return overview(groups)
     call = {name: call for group in groups.values() for name, call in group.items()}.get(words[0])
@@ -132,7 +127,7 @@ def help_of_command(name: str, call: Command) -> str:
         [
             _usage(["Usage: jaxattn", name, *needed, "[OPTIONS]"]),
             *map(_prose, (described.summary, *described.details)),
-            # One line each, whatever the width, so that they can be copied from the terminal.
+            # Examples are not wrapped, so that they can be copied from the terminal.
             "\n".join(["Example:", *(f"  {example}" for example in described.examples)]),
             *(_section(title, section, 24) for title, section in sections.items()),
         ]
@@ -173,10 +168,7 @@ def later(call: Command) -> Callable[..., Callable[[], int]]:
 def one_line(printed: str, command: str) -> str:
     """Convert an error message of tyro, which is a box, to one line.
 
-    Args:
-        printed: the box, with a title. Its borders are blank if stdout is not UTF-8. Lines below the first
-            rule inside the box are dropped.
-        command: the name of the command.
+    The borders of the box are blank if stdout is not UTF-8. Lines below its first inner rule are dropped.
     """
 
     def is_rule(line: str) -> bool:

@@ -1,8 +1,7 @@
 """Diagnosis of custom weights: do E·v and E·p of a classifier reflect the importance of tokens?
 
-The statistics of any E, p and v are compared with two references on the same corpus: the null band, which is
-the range of the statistics for random E, p and v of the same shapes, and the statistics after one gradient
-step.
+The statistics are compared with two references on the same corpus: the null band, which is their range for
+random E, p and v of the same shapes, and their values after one gradient step.
 """
 
 from collections.abc import Sequence
@@ -44,11 +43,7 @@ class Diagnosis(Measurements):
     """
 
     def tables(self, number: int = 15) -> list[tuple[str, pd.DataFrame]]:
-        """Return titles and tables of sizes, statistics, classes and preferred tokens.
-
-        Args:
-            number: number of tokens to list for each attention head.
-        """
+        """Return titles and tables of sizes, statistics, classes and the first `number` preferred tokens."""
         facts = [(name, _number(x)) for name, x in self.facts.items()]
         sizes = pd.DataFrame(facts, columns=["what", "value"])
         laid = [("Sizes", sizes), (f"Correlations with importance over {self.over}", _quantities(self))]
@@ -70,10 +65,7 @@ class Diagnosis(Measurements):
         return laid
 
     def figure(self, head: int = 0) -> RenderedFigure:
-        """Draw E·v and E·p of every token against its posterior difference, as in the paper's Figure 3.
-
-        Args:
-            head: index of the attention head.
+        """Draw E·v and E·p of every token against its posterior difference, for one attention head.
 
         Raises:
             InputError: there is no such attention head.
@@ -81,7 +73,7 @@ class Diagnosis(Measurements):
         if head not in self.heads:
             raise InputError(f"head: {head}; there are {len(self.heads)}, numbered from 0")
         tokens = self.tokens[self.tokens["head"] == head].assign(cell=0, seed=0, phase="model")
-        # The figure function takes the results of a run with one cell and one phase.
+        # The figure function requires the results of a run with one cell and one phase.
         results = Run(
             Path(),
             {
@@ -102,11 +94,7 @@ class Diagnosis(Measurements):
         )
 
     def html(self, number: int = 15) -> str:
-        """Return the self-contained HTML page with verdicts, figures and tables.
-
-        Args:
-            number: number of tokens to list for each attention head.
-        """
+        """Return the self-contained HTML page with verdicts, figures and tables of `number` tokens."""
         return _filled(self, number, [self.figure(h) for h in self.heads])
 
     def write(self, directory: str | Path, number: int = 15) -> list[Path]:
@@ -163,12 +151,11 @@ def diagnose(
 
     The importance of a token is its α and its posterior difference. E·v should increase with both, and E·p
     with their absolute values, because attention selects tokens that are evidence for any class. For K > 2
-    classes E·v_k is compared with the importance for class k, for each class and averaged over the classes;
-    E·p is compared with the largest absolute value over the classes. H attention heads are measured
-    separately.
+    classes E·v_k is compared with the importance for class k, and E·p with the largest absolute value over
+    the classes. H attention heads are measured separately.
 
     The null band holds 95 % of the models E_s, p ~ N(0, I/d), v uniform on the sphere. The healthy reference
-    of E·v is its change by one gradient step on E in such a model, (E¹ - E⁰)·v, whatever the step size.
+    of E·v is its change by one gradient step on E in such a model, (E¹ - E⁰)·v.
 
     Args:
         embedding: E, (V, d) float; row s is token s of the corpus.
@@ -178,14 +165,11 @@ def diagnose(
             length H gives a separate v for each attention head.
         corpus: n labelled sequences over V tokens.
         tokens: V names; the token ids by default.
-        min_count: least number of occurrences of a token in the statistics.
-        important: least |posterior difference| of an important token; it must also be frequent enough.
+        min_count: smallest number of occurrences of a token in the statistics.
+        important: smallest |posterior difference| of an important token, which also needs `min_count`.
         draws: number of random models.
         resampled: number of bootstrap resamples of tokens for the correlations.
         seed: seed of all random numbers.
-
-    Returns:
-        The diagnosis.
 
     Raises:
         InputError: shapes do not match or are ambiguous, arrays have NaN or inf, or fewer than three tokens

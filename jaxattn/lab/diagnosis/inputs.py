@@ -1,4 +1,4 @@
-"""Inputs of a diagnosis: a corpus described by a file, and the arrays of a model in common shapes."""
+"""Inputs of a diagnosis: a corpus that a file describes, and the arrays of a model in common shapes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +43,7 @@ def read_corpus(
         overrides: `data.key=value`, applied last.
         vocabulary: a UTF-8 file with one lower-case token per line; token k is in line k + 1. By default the
             tokens are those of the training texts.
-        seed: seed of a synthetic corpus, which is the corpus of this seed in a sweep.
+        seed: seed of a synthetic corpus, as in a sweep.
         progress: progress callback.
 
     Returns:
@@ -72,7 +72,7 @@ def _study(path: Path, overrides: Sequence[str]) -> Definition:
     tree = {"data": toml.tables(path).get("data")}
     with at(str(path)):
         if tree["data"] is None:
-            raise InputError("no [data] table; write one as in a sweep file")
+            raise InputError("no [data] table; add one as in a sweep file")
         for override in overrides:
             if not override.strip().startswith("data."):
                 raise InputError(f"--set {override}: expected data.KEY=VALUE")

@@ -29,7 +29,7 @@ from jaxattn.models import one_layer
 from jaxattn.theory import Scores, selection
 
 _BLOCK = 1_000_000
-# Groups of tokens that are left out in turn for the acceleration of a bootstrap interval.
+# Number of groups of tokens that are left out in turn for the acceleration of a bootstrap interval.
 GROUPS = 40
 _PAIRS = (
     "E·v against α",
@@ -60,7 +60,7 @@ class Measurements:
             attention head and token that occurs, for K > 2 classes also per class.
         facts: sizes and settings, by name.
         over: description of the tokens that the correlations are over.
-        class_names: names of the classes, for two the negative one first; empty if they have no names.
+        class_names: names of the classes, the negative one of two first; may be empty.
         shared: True if attention heads share one v; then rows of E·v are the same for each head.
     """
 
@@ -84,7 +84,6 @@ class _Ground:
     """Importance of the tokens of a corpus.
 
     Attributes:
-        corpus: n sequences.
         count: (V,) occurrences.
         alpha, difference: (V, C) importance; one column for two classes, else K.
         used: (V,) bool; tokens that are frequent enough for the statistics.
@@ -99,7 +98,6 @@ class _Ground:
     important: NDArray[np.bool_]
 
     def of_class(self, k: int) -> "_Ground":
-        """Return the importance for one of several classes."""
         return replace(self, alpha=self.alpha[:, k : k + 1], difference=self.difference[:, k : k + 1])
 
     def axes(self) -> list[list[Binned]]:
@@ -137,9 +135,6 @@ def measure_model(
         corpus: n labelled sequences.
         tokens: V names, or None.
         settings: the settings.
-
-    Returns:
-        Statistics, verdicts and tokens.
 
     Raises:
         InputError: fewer than three tokens are frequent enough.
@@ -298,8 +293,7 @@ def _random_models(
     """Yield E p, (V,), and E v, (V, C), of untrained models.
 
     Given p and v, the rows of E (p, v) are independent normal vectors of covariance (p, v)ᵀ(p, v)/d. With
-    (p, v) = QR they are the rows of Z R/√d with standard normal Z. Sampling E itself would take V d numbers
-    for each model, hundreds of times as many.
+    (p, v) = QR they are the rows of Z R/√d with standard normal Z, which needs no sample of E itself.
     """
     for key in jax.random.split(jax.random.key(seed), number):
         start = one_layer.init(key, vocab_size=1, dim=dim, num_classes=max(classes, 2))
@@ -325,16 +319,9 @@ def _one_step(ground: _Ground, dim: int, seed: int) -> list[Floats]:
 
 
 def _table(point: Floats, interval: Floats, null: Floats, healthy: Floats) -> pd.DataFrame:
-    """Return a table of the first Q of `_NAMES`.
-
-    Args:
-        point: (Q,) values.
-        interval: (2, Q) 95 % intervals.
-        null: (draws, Q) values of random models.
-        healthy: (Q,) values after one gradient step.
-    """
+    """Return a table of Q of `_NAMES`: point (Q,), interval (2, Q), null (draws, Q), healthy (Q,)."""
     low, high = interval
-    # The band is a range of random models, some of which may have no correlation.
+    # Some random models may have no correlation, and the band is the range of the others.
     known = np.isfinite(null).any(axis=0)
     band = np.nanquantile(np.where(known, null, 0.0), TAILS, axis=0)
     null_low, null_high = np.where(known, band, np.nan)

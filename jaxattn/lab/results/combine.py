@@ -18,10 +18,7 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 def combine(folders: Sequence[AnyRun]) -> AnyRun:
     """Merge folders: shards of one sweep, more seeds of the same cells, or different sweeps.
 
-    Cells with the same config are one cell, whose seeds come from all folders.
-
-    Args:
-        folders: at least one.
+    Cells with the same config become one cell with the seeds of all folders.
 
     Returns:
         One result. Its cells are renumbered, and have the setting "sweep" if the names of the sweeps differ.
@@ -65,7 +62,7 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
         "made_by": [maker for folder in folders for maker in provenance.makers(folder.manifest)],
     }
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
-    # Cell numbers differ here from those of the studies.
+    # The renumbered cells do not match the models of the studies.
     first = replace(folders[0], models={}, dataset_of=None)
     return replace(first, manifest=manifest, records=joined["records"], tokens=joined["tokens"])
 
@@ -84,9 +81,6 @@ def choose(
         where: required values of config keys, as values or as tables print them.
         metrics: names; all if empty.
         phases: names; all if empty.
-
-    Returns:
-        The selected results.
 
     Raises:
         InputError: a key, metric or phase does not exist, or nothing matches.
@@ -118,12 +112,12 @@ def choose(
 def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
     """Average each seed over cells with equal values of some config keys: x_s = Σ_c x_cs / C.
 
-    Seed s has the same random numbers in every cell, also across folders, so its values are not independent.
-    The sample is that of the seeds, and `statistics.aggregate` resamples whole seeds.
+    Seed s has the same random numbers in every cell, so its values are not independent. The sample is that of
+    the seeds, and `statistics.aggregate` resamples whole seeds.
 
-    The C cells are those of the group that recorded the (phase, step, metric) for any seed. After the last
-    step of some cells, only the others count. A seed without a finite value in all C cells is dropped,
-    because its mean would be over other settings than that of the other seeds.
+    The C cells are those of the group that recorded the (phase, step, metric) for any seed. A seed without a
+    finite value in all C cells is dropped, because its mean would be over other settings than those of the
+    other seeds.
 
     Args:
         results: the results to group.
@@ -159,8 +153,8 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
         second: the value from whose results they are subtracted.
 
     Returns:
-        One cell per setting of the other axes. Every metric is the difference second - first, NaN for a seed
-        without a value for either.
+        One cell per setting of the other axes. Every metric is the difference second - first, NaN if either
+        value is missing.
 
     Raises:
         InputError: the key is not swept, or no cells can be paired.
@@ -194,7 +188,6 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
 
 
 def _zipped(results: Run, key: str) -> set[str]:
-    """Return a key and all keys that a sweep file zips with it, in the file or in a block."""
     configs = [results.config(cell["cell"]) for cell in results.manifest["cells"]]
     grids = [grid for config in configs for grid in (config, *config.get("blocks", {}).values())]
     return {key}.union(*(grid["zip"] for grid in grids if key in (grid.get("zip") or {})))
@@ -206,7 +199,6 @@ def _regroup(
     weigh: Callable[[pd.DataFrame], pd.DataFrame],
     words: str,
 ) -> AnyRun:
-    """Sum weighted records, seed by seed, over the cells with equal values, which become one cell."""
     texts = {cell: json.dumps(settings, sort_keys=True) for cell, settings in values.items()}
     number = {text: k for k, text in enumerate(dict.fromkeys(texts.values()))}
     settings = {number[texts[cell]]: found for cell, found in values.items()}
@@ -216,7 +208,7 @@ def _regroup(
     records = weigh(records.assign(cells=series["from"].transform("nunique")))
     keys = ["cell", "seed", "phase", "step", "metric"]
     terms = records.groupby(keys, sort=False, observed=True)
-    # pandas skips NaN in sums.
+    # pandas skips NaN in sums, so a sum with a missing term is removed.
     whole = terms["value"].count() == terms["cells"].first()
     records = terms["value"].sum().where(whole).reset_index()
     manifest = dict(results.manifest) | {
@@ -230,7 +222,6 @@ def _regroup(
 
 
 def _matching(key: str, values: Sequence[Any], wanted: Any) -> list[Any]:
-    """Return the values that equal the wanted one as text or number, or else are printed like it."""
     if exact := [value for value in values if _equal(value, wanted)]:
         return exact
     printed = dict.fromkeys(x for x in values if isinstance(x, float) and setting(x) == str(wanted))

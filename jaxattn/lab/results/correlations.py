@@ -1,7 +1,6 @@
 """Bin statistics, and correlations of points and of bin means under many weightings at once.
 
-A bootstrap resample of N points is a vector of N integer weights. One pass without sorting therefore computes
-the statistics of all resamples.
+A bootstrap resample of N points is a vector of N integer weights, so one pass computes all resamples.
 """
 
 from contextlib import suppress
@@ -44,7 +43,7 @@ def bin_numbers(x: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
         (N,) from -1 to m - 1.
     """
     x, edges = np.asarray(x, float), np.asarray(edges, float)
-    # Ratios of counts can be exactly on edges, and were rounded to single precision.
+    # Ratios of counts can lie exactly on an edge, but are rounded to float32.
     gaps = np.diff(edges[np.isfinite(edges)])
     slack = 1e-5 * gaps.min() if gaps.size else 0.0
     inside = (x >= edges[0] - slack) & (x <= edges[-1] + slack)
@@ -53,7 +52,7 @@ def bin_numbers(x: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
 
 
 def quantile_edges(x: ArrayLike, bins: int) -> NDArray[np.float64]:
-    """Return edges of bins with about equally many points; tied points share a bin."""
+    """Return the edges of bins with about the same number of points; tied points share a bin."""
     inner = np.unique(np.quantile(np.asarray(x, float), np.linspace(0, 1, bins + 1)[1:-1]))
     return np.concatenate([[-np.inf], inner, [np.inf]])
 
@@ -61,17 +60,11 @@ def quantile_edges(x: ArrayLike, bins: int) -> NDArray[np.float64]:
 def bin_means(
     x: ArrayLike, y: ArrayLike, *, bins: int = BINS, low: float = -1.0, high: float = 1.0
 ) -> pd.DataFrame:
-    """Average y in equal bins of x.
-
-    Args:
-        x: (N,).
-        y: (N,).
-        bins: number of bins.
-        low: lower edge of the first bin.
-        high: upper edge of the last bin.
+    """Average y in equal bins of x, both (N,).
 
     Returns:
-        One row per bin: center, n, mean and sd (NaN for an empty bin). Points outside are dropped.
+        One row per bin: center, n, mean and sd (NaN for an empty bin). Points outside [low, high] are
+            dropped.
     """
     edges = np.linspace(low, high, bins + 1)
     number = bin_numbers(x, edges)
@@ -88,7 +81,7 @@ CORRELATIONS = ("Pearson, tokens", "Spearman, tokens", "Pearson, bins", "Spearma
 
 
 class Binned(NamedTuple):
-    """One side of a correlation, with bins.
+    """One variable of a correlation, with bins.
 
     Attributes:
         values: (N,).
@@ -108,7 +101,7 @@ def correlations(x: Binned, y: Floats, weights: Floats) -> Floats:
         weights: (R, N) ≥ 0; multiplicity of each point.
 
     Returns:
-        (4, R): `CORRELATIONS`. NaN where a side is constant or fewer than two points or bins have weight.
+        (4, R): `CORRELATIONS`. NaN if x or y is constant, or if fewer than two points or bins have weight.
     """
     ranks = weighted_ranks(x.values, weights), weighted_ranks(y, weights)
     member = (x.bins[:, None] == np.arange(x.bins.max(initial=0) + 1)).astype(float)
@@ -136,7 +129,7 @@ def pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
         weights: (R, N) ≥ 0.
 
     Returns:
-        (R,); NaN where a side is constant.
+        (R,); NaN if x or y is constant.
     """
     total = weights.sum(axis=-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -157,7 +150,7 @@ def spearman(x: ArrayLike, y: ArrayLike, *, fewest: int = 3) -> Floats:
         fewest: smallest number of entries required.
 
     Returns:
-        (B,); NaN where too few entries are finite or one side is constant.
+        (B,); NaN if too few entries are finite, or x or y is constant.
     """
     x = np.asarray(x, float)
     y = np.broadcast_to(np.asarray(y, float), x.shape)
@@ -178,8 +171,8 @@ def weighted_ranks(values: Floats, weights: Floats) -> Floats:
         weights: (R, N) ≥ 0.
 
     Returns:
-        (R, N): the mean of the ranks 1, 2, ... of the copies of a point among all copies. Points of weight 0
-        get the rank at which they would be inserted.
+        (R, N): the mean of the ranks 1, 2, ... of the copies of a point among all copies. A point of weight 0
+        gets the rank at which it would be inserted.
     """
     distinct, place = np.unique(values, return_inverse=True)
     order = np.argsort(place, kind="stable")

@@ -1,4 +1,4 @@
-"""Figure: metrics against step, or against another metric such as ‖p‖."""
+"""Figure: metrics against the step, or against another metric such as ‖p‖."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,20 +33,18 @@ def curves(
 ) -> RenderedFigure:
     """Plot metrics against the step: the mean over seeds with its 95 % interval, see `statistics.aggregate`.
 
-    Steps of different step sizes or dynamics are not comparable; ‖p‖ is: x = "p_norm".
+    For phases with different step sizes or dynamics, use x = "p_norm", because their steps are not
+    comparable.
 
     Args:
         results: a results folder.
         phase: name of the phase; defaults to every phase with more than two recorded steps, one per row.
         metrics: one panel each; defaults to loss, accuracy, ‖p‖, log ‖∇L‖ and attention on important tokens.
             The training and test value of one metric share a panel.
-        cells: indices of the cells, one colour each; defaults to all, or to twelve of them if there are more.
+        cells: indices of the cells, one colour each; defaults to at most twelve.
         x: "step", or the metric on the horizontal axis: its mean over seeds at the same step.
         scale: scale of the vertical axes; None selects a logarithmic scale for metrics without negative
             values whose means span decades.
-
-    Returns:
-        The figure.
 
     Raises:
         InputError: a phase, metric or cell is unknown, or a metric on a logarithmic scale has negative
@@ -68,7 +66,7 @@ def curves(
         raise InputError(f"curves: no finite value of {', '.join(drawn)} in {', '.join(phases)}")
     palette = colours(len(chosen), ordered=_ordered(results))
     with style():
-        # A metric that a phase does not record gets no empty panel there.
+        # A phase has no panel for a metric that it does not record.
         present = {name: _present(panels, table[table["phase"] == name]) for name in phases}
         rows = {name: -(-len(shown) // _columns(len(shown))) for name, shown in present.items()}
         title = 0.25 if len(phases) > 1 else 0.0
@@ -131,12 +129,11 @@ def _phases(results: Run, phase: str | None, x: str) -> list[str]:
             raise InputError(f"phase {phase!r}: {which} {', '.join(phases)}")
         return [phase]
     steps = records.groupby("phase", observed=True)["step"].nunique()
-    # A single step gives no curve.
+    # A single step is not a curve.
     return [name for name in phases if steps[name] > 2] or phases[-1:]
 
 
 def _against(x: str, table: pd.DataFrame, drawn: Sequence[str]) -> pd.DataFrame:
-    """Add a column x to the metrics of an aggregate: the step, or the mean of a metric at the same step."""
     shown = table[table["metric"].isin(drawn)]
     if x == "step":
         return shown.assign(x=shown["step"])
@@ -211,7 +208,6 @@ def _line(ax: matplotlib.axes.Axes, rows: pd.DataFrame, colour: str, *, dashed: 
 
 
 def _scale_steps(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
-    """Use a logarithmic axis if x spans decades; x = 0 is then placed left of the smallest positive value."""
     last, least = rows["x"].max(), rows["x"].min()
     positive = rows.loc[rows["x"] > 0, "x"]
     if len(positive) and least >= 0 and last >= 30 * positive.min():
@@ -237,7 +233,6 @@ def _scale_values(
     scale: str | None,
     negative: set[str],
 ) -> None:
-    """Set the scale of the vertical axes: the given one, or logarithmic if positive means span decades."""
     for ax, names in zip(block.axes, panels.values(), strict=False):
         value = table.loc[table["metric"].isin(names), "mean"].dropna()
         spans = len(value) and value.min() > 0 and value.max() > 100 * value.min()

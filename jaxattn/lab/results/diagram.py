@@ -52,9 +52,6 @@ def diagram(
         metric: the metric, at the last step of the phase, averaged over all other axes.
         phase: name of the phase; defaults to the last one that recorded the metric.
 
-    Returns:
-        The figure.
-
     Raises:
         InputError: the run does not have the axis, metric or phase.
     """
@@ -102,7 +99,6 @@ def diagram(
 
 
 def _scale(values: np.ndarray) -> Normalize:
-    """Return the colour scale: logarithmic if values span decades, from 0 to 1 for shares."""
     low, high = np.nanmin(values), np.nanmax(values)
     if low > 0 and high > 100 * low:
         return LogNorm(low, high)
@@ -141,9 +137,6 @@ class PhaseDiagram:
                 `math.inf`, or a mapping from the values of x of the diagram.
             label: its name in the legend.
 
-        Returns:
-            The figure with its caption, which a notebook displays.
-
         Raises:
             InputError: `theory` is a function but x is not numeric, or it has values for other x.
         """
@@ -155,7 +148,7 @@ class PhaseDiagram:
             _points(ax, self, horizontal)
             run = sorted(self.outcomes["y"].unique().tolist())
             middle = table["threshold"].to_numpy()
-            # Intervals that extend beyond the values that were run are clipped to them.
+            # Intervals are clipped to the range of the values that were run.
             low, high = (np.clip(table[name], run[0], run[-1]) for name in ("low", "high"))
             ax.errorbar(
                 horizontal.places,
@@ -206,7 +199,6 @@ class _Horizontal(NamedTuple):
 
     @classmethod
     def of(cls, values: list[Any]) -> "_Horizontal":
-        """Place infinity one step beyond the last number, and text values at equal distances."""
         values = sorted(values, key=in_order)
         if not all(isinstance(x, int | float) or x == "inf" for x in values):
             return cls(values, [float(k) for k in range(len(values))], [], False)
@@ -222,7 +214,6 @@ class _Horizontal(NamedTuple):
         return cls(values, [min(x, beyond) for x in numbers], numbers, logarithmic)
 
     def curve(self, theory: Theory) -> tuple[list[float], list[float]]:
-        """Evaluate a theory: densely between finite numbers for a function, else at its values."""
         if isinstance(theory, Mapping):
             if unknown := [x for x in theory if x not in self.values]:
                 raise InputError(
@@ -241,7 +232,6 @@ class _Horizontal(NamedTuple):
         return places, [float(theory(x)) for x in at]
 
     def scale(self, ax: matplotlib.axes.Axes) -> None:
-        """Set the scale and the ticks."""
         if self.logarithmic:
             ax.set_xscale("log")
             ax.minorticks_off()

@@ -1,4 +1,4 @@
-"""Figures with captions: drawn now, or read from a file that was drawn earlier."""
+"""Figures with captions: newly drawn, or read from a file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ class Words(msgspec.Struct, frozen=True):
 
 
 def read_words(directory: Path) -> Words:
-    """Read the captions and checksums that a report has stored.
+    """Read the captions and checksums of an earlier report.
 
     Raises:
         Damaged: the file is missing or has been changed.
@@ -52,9 +52,9 @@ class RenderedFigure:
     Attributes:
         name: file name without a suffix.
         title: short heading, plain text.
-        caption: one or two sentences that describe it, plain text.
+        caption: one or two sentences, plain text.
         figure: a matplotlib Figure.
-        number: index among the figures of the sweep file, if it was drawn for one.
+        number: its index in the sweep file, if it has one.
     """
 
     name: str

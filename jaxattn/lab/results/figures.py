@@ -40,21 +40,18 @@ FigureProgress = Callable[[str, float], None]
 
 
 class Problem(NamedTuple):
-    """Why a figure could not be drawn: one line, and the traceback if user code raised it."""
+    """Reason why a figure could not be drawn: one line, and the traceback if user code raised it."""
 
     line: str
     trace: str
 
 
 def function(kind: Any, place: str = "figure") -> Callable[..., RenderedFigure]:
-    """Import the function that draws a kind.
+    """Import the function (results, **options) -> RenderedFigure that draws a kind.
 
     Args:
         kind: one of `KINDS`.
         place: location of the kind in the sweep file, for the error message.
-
-    Returns:
-        A function (results, **options) -> RenderedFigure.
 
     Raises:
         InputError: the kind is unknown.
@@ -72,7 +69,7 @@ def check_figures(
     axes: Sequence[str],
     without_tokens: Collection[int] = (),
 ) -> None:
-    """Check the figures of a sweep file before anything is computed.
+    """Check the figures of a sweep file before the run.
 
     Args:
         specs: one mapping per figure, by index: its kind, and the options of that kind's function.
@@ -100,7 +97,7 @@ def check_figures(
 
 
 def metrics_of(specs: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the metrics that figures use, by their location in the sweep file."""
+    """Return the metrics that figures use, by location in the sweep file."""
     found = {}
     for number, spec in specs.items():
         for option in ("metric", "metrics", "x", "y"):
@@ -117,13 +114,10 @@ def draw_figure(results: Run, spec: Mapping[str, Any]) -> RenderedFigure:
 
     Args:
         results: a results folder.
-        spec: its kind, and the options of that kind's function; options that are None are omitted.
-
-    Returns:
-        The figure.
+        spec: its kind and options; options that are None are omitted.
 
     Raises:
-        InputError: a kind or option is unknown, or this run lacks the data for it.
+        InputError: a kind or option is unknown, or the run lacks the data for it.
     """
     drawing, options = _bind(spec, "figure")
     return drawing(results, **options)
@@ -135,12 +129,9 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
     Args:
         results: a results folder.
         drawing: a function (results, **options), or a class of these options whose instances are called with
-            the results. It returns a `RenderedFigure`, or a matplotlib figure. The latter gets the name of
-            the function or class, and the first line of its docstring as caption.
+            the results. It returns a `RenderedFigure` or a matplotlib figure. A matplotlib figure gets the
+            name of the function or class, and the first line of its docstring as caption.
         options: its options.
-
-    Returns:
-        The figure.
 
     Raises:
         InputError: it returned another type.
@@ -170,16 +161,16 @@ def draw_all(
     own: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     progress: FigureProgress = lambda what, share: None,
 ) -> tuple[list[RenderedFigure | Picture], list[Problem]]:
-    """Draw the figures of the sweep file; without any, curves and token importance.
+    """Draw the figures of the sweep file; by default, curves and token importance.
 
     Args:
         results: a results folder.
-        own: user-defined functions by their kind in the sweep file, "module:function". A function that is not
-            given is not imported; its figure from the run is used instead.
+        own: user-defined functions by their kind in the sweep file, "module:function". A missing function is
+            not imported; the figure from the run is used instead.
         progress: progress callback (what, fraction done).
 
     Returns:
-        The figures, with distinct names, and one problem for each that could not be drawn or redrawn.
+        The figures, with distinct names, and one problem for each that could not be drawn.
     """
     tokens = [{"kind": "importance"}] if len(results.tokens) else []
     specs = results.manifest["config"].get("figures") or [{"kind": "curves"}, *tokens]
@@ -224,12 +215,7 @@ def words_of_own(results: Run, figures: Sequence[RenderedFigure | Picture]) -> t
 
 
 def _guarded(drawing: Callable[[], RenderedFigure], files: frozenset[str] = frozenset()) -> RenderedFigure:
-    """Draw a figure; an exception from user code or from a folder's data fails this figure only.
-
-    Args:
-        drawing: draws it.
-        files: for a user-defined function, the files of its code, whose lines the traceback shows.
-    """
+    """Draw a figure; an exception from user code or from a folder's data fails this figure only."""
     try:
         return drawing()
     except InputError:
@@ -240,14 +226,12 @@ def _guarded(drawing: Callable[[], RenderedFigure], files: frozenset[str] = froz
 
 
 def _files(drawing: Callable[..., Any]) -> frozenset[str]:
-    """Return the file of a function or class; empty if it has none, as for a class in a notebook."""
     with suppress(OSError, TypeError):
         return frozenset({inspect.getfile(inspect.unwrap(drawing))})
     return frozenset()
 
 
 def _drawn_before(results: Run) -> dict[int, Picture]:
-    """Return the user-defined figures that the run drew, by index; entries of the folder are validated."""
     found = {}
     with suppress(InputError):
         drawn = read_words(results.directory)
@@ -279,7 +263,6 @@ def _bind(spec: Mapping[str, Any], place: str) -> tuple[Callable[..., RenderedFi
 
 
 def _typed(value: Any, kind: Any, place: str) -> Any:
-    """Check an option against its annotation; lists of JSON and TOML are converted to tuples."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, list | tuple):
         value = [x.item() if hasattr(x, "item") else x for x in value]

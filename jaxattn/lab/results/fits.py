@@ -14,7 +14,7 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """A fit y ≈ exp(intercept) x^slope, with a confidence interval of the slope over seeds, NaN for none."""
+    """A fit y ≈ exp(intercept) x^slope, with a confidence interval of the slope over seeds, or NaN."""
 
     slope: float
     intercept: float
@@ -29,14 +29,12 @@ class PowerLaw:
 
 
 def power_law(x: ArrayLike, y_by_seed: ArrayLike) -> PowerLaw:
-    """Fit a power law to all seeds.
+    """Fit log y_{x,s} = intercept + slope · log x to all seeds.
 
-    log y_{x,s} = intercept + slope · log x. The slope is the mean of the seeds' own slopes, with Student's
-    95 % interval of that mean.
+    The slope is the mean of the slopes of single seeds, with Student's 95 % interval of that mean.
 
     Args:
-        x: (m,) > 0, or (m, seeds) if it differs by seed; NaN marks a point to drop. At least two values must
-            differ.
+        x: (m,) > 0, or (m, seeds) if it differs by seed; NaN drops a point. At least two values must differ.
         y_by_seed: (m, seeds); a seed without a positive finite value at every x is dropped.
 
     Returns:
@@ -57,7 +55,7 @@ def power_law(x: ArrayLike, y_by_seed: ArrayLike) -> PowerLaw:
 
 
 def powers(x: Any, y: Any) -> _Floats:
-    """Fit the power of a law y ~ x^power for every seed.
+    """Fit y ~ x^power for every seed.
 
     Args:
         x: (m,) or (S, m) float > 0.
@@ -70,7 +68,7 @@ def powers(x: Any, y: Any) -> _Floats:
 
 
 def _lines(x: Any, y: Any) -> tuple[_Floats, _Floats, _Floats]:
-    """Return slope, mean of log x and mean of log y of every row, over the points where both are positive."""
+    """Return slope, mean of log x and mean of log y of every row, over positive points."""
     y = np.asarray(y, float)
     x = np.broadcast_to(np.asarray(x, float), y.shape)
     used = (x > 0) & (y > 0) & np.isfinite(x) & np.isfinite(y)

@@ -32,7 +32,7 @@ STANDARD = (
 
 
 class _Estimated(NamedTuple):
-    """An estimate of a metric in a cell, with its settings, its phase, and the numbers as text."""
+    """An estimate of a metric in a cell: settings, phase, and the numbers as text."""
 
     settings: str
     phase: str
@@ -45,11 +45,7 @@ class _Estimated(NamedTuple):
 def metrics(results: Run) -> list[str]:
     """Select at most six metrics: an accuracy, the loss, two requested ones, then others from `STANDARD`.
 
-    Requested metrics are those that no study records by default: user-defined metrics, and built-in probes
-    in `probes.own`.
-
-    Args:
-        results: a run.
+    Requested metrics are user-defined metrics, and built-in probes in `probes.own`.
 
     Returns:
         Names in display order. The accuracy is test, validation or training accuracy, the first that exists.
@@ -65,12 +61,8 @@ def metrics(results: Run) -> list[str]:
 def sentences(results: Run) -> tuple[str, str]:
     """Return two sentences: the final accuracy and loss, and the behaviour of E·v, attention and p.
 
-    Args:
-        results: a run with any phases and metrics.
-
-    Returns:
-        Two sentences with the numbers of `summary_rows` at the last step of the last phase that recorded
-        them. With several cells, the numbers are those of the lowest and the highest cell.
+    The numbers are those of `summary_rows` at the last step of the last phase that recorded them. With
+    several cells, they are those of the lowest and the highest cell.
     """
     names = recorded(results, finite=True)
     asked = [name for name in names if name not in STANDARD and name not in DIRECTIONS]
@@ -113,7 +105,6 @@ def _first(group: Iterable[str], names: Sequence[str]) -> str | None:
 
 
 def _estimated(results: Run, table: pd.DataFrame) -> list[_Estimated]:
-    """Return the estimates of one metric in all cells, from the last phase with a value, lowest first."""
     last: dict[str, _Estimated] = {}
     short = {axis: axis.rpartition(".")[2] for axis in results.axes}
     names = short if len(set(short.values())) == len(short) else {axis: axis for axis in short}
@@ -132,12 +123,10 @@ def _range(cells: list[_Estimated]) -> str:
 
 
 def _is(cells: list[_Estimated]) -> str:
-    """Return the predicate of a sentence about an estimate: its value, or its range over the cells."""
     return f"{'is' if cells[0].text == cells[-1].text else 'ranges'} {_range(cells)}"
 
 
 def _follows(metric: str, cells: list[_Estimated]) -> str:
-    """Return a clause on whether E·v follows importance; a single seed is no evidence."""
     over = metric.rpartition("_")[2]
     how = "correlation with α" if over == "alpha" else f"Spearman correlation over {over}"
     if not any(cell.low == cell.low for cell in cells):
@@ -174,11 +163,8 @@ _OF_IMPORTANT = re.compile(r"important_(mass|selected|tied)")
 def caveats(results: Run) -> list[str]:
     """Explain why metrics have no final value, and which tokens and bins other metrics are based on.
 
-    Args:
-        results: a results folder.
-
     Returns:
-        One line per reason, which starts with the metrics it applies to.
+        One line per reason, which starts with the metrics concerned.
     """
     last = last_steps(results.records)
     last = last[~last["metric"].str.contains(r"_bin_\d+$")]
@@ -207,7 +193,6 @@ def caveats(results: Run) -> list[str]:
 
 
 def _of_probes(results: Run, cell: int, *keys: str) -> list[float]:
-    """Return probe settings of a cell; an empty list if one is missing or not a finite number."""
     try:
         found = [float(results.lookup(cell, f"probes.{key}")) for key in keys]
     except (ValueError, TypeError, OverflowError):
@@ -216,7 +201,6 @@ def _of_probes(results: Run, cell: int, *keys: str) -> list[float]:
 
 
 def _few_tokens(results: Run, cell: int) -> str:
-    """Return a note if few tokens of some seed occur often enough for correlations, else ""."""
     known = _of_probes(results, cell, "min_count")
     tokens = results.tokens[results.tokens["cell"] == cell].drop_duplicates(["seed", "id"])
     if not known or tokens.empty:

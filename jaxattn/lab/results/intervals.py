@@ -1,7 +1,7 @@
 """All 95 % intervals: of means, geometric means, shares, resampled numbers; see docs/reference/intervals.md.
 
-Every function returns NaN where the data give no error estimate: for a single seed, and if all seeds give the
-same number, as at the boundary of its range.
+Every function returns NaN if the data give no error estimate: for a single seed, and if all seeds give the
+same number, for example at the boundary of its range.
 """
 
 import math
@@ -26,7 +26,7 @@ def student_t(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, An
         confidence: coverage.
 
     Returns:
-        The bounds, (...) each; NaN for fewer than two samples, nonfinite samples, or equal ones.
+        The bounds, (...) each; NaN for fewer than two, nonfinite or equal samples.
     """
     samples = np.asarray(samples, float)
     n = samples.shape[-1]
@@ -40,15 +40,7 @@ def student_t(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, An
 
 
 def geometric(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, Any]:
-    """Compute intervals of geometric means: `student_t` of the logarithms.
-
-    Args:
-        samples: (..., n) float > 0.
-        confidence: coverage.
-
-    Returns:
-        See `student_t`.
-    """
+    """Compute intervals of geometric means: `student_t` of log `samples`, (..., n) float > 0."""
     low, high = student_t(np.log(np.asarray(samples, float)), confidence=confidence)
     return np.exp(low), np.exp(high)
 
@@ -141,7 +133,7 @@ def accelerated(
 
 
 def resamples(points: int, number: int, rng: np.random.Generator) -> _Floats:
-    """Sample bootstrap weights: the multiplicity of each of N points in N draws, (number, N)."""
+    """Sample bootstrap weights: the multiplicity of each point in a resample, (number, points)."""
     draws = rng.integers(0, points, (number, points))
     draws += points * np.arange(number)[:, None]
     return np.bincount(draws.ravel(), minlength=number * points).reshape(number, points).astype(float)

@@ -9,9 +9,9 @@ The basis of a criterion is its origin. The rule is the same for every basis, bu
     expected by the user of a figure    holds               does not hold       undecided     measured
 
 The interval is Student's for a mean, a jackknife interval for a statistic of all seeds together, and that of
-Clopper and Pearson for a share. If all seeds give the same number there is no interval; from six seeds on the
-number itself is then compared with the criterion. With the basis "beyond", a share below its criterion but
-above zero "holds for some". A promise without a criterion is a limit that no finite run reaches.
+Clopper and Pearson for a share. If at least six seeds all give the same number, that number itself is
+compared with the criterion. With the basis "beyond", a share below its criterion but above zero "holds for
+some". A promise without a criterion is a limit that no finite run reaches.
 
 Data tables record these words. Pages show the words of `verdict_text`.
 """
@@ -28,8 +28,7 @@ from jaxattn.lab.results.intervals import clopper_pearson, jackknife, student_t
 from jaxattn.lab.results.labels import brief, with_interval
 
 Basis = Literal["promised", "beyond", "published", "expected"]
-# If n seeds all give the same number, the median over all seeds equals it with confidence 1 - 2^(1 - n) ≥ 95
-# %.
+# If n seeds all give one number, the median over all seeds equals it with confidence 1 - 2^(1 - n) ≥ 95 %.
 ENOUGH_SEEDS = 6
 ANYTHING = (-math.inf, math.inf)
 
@@ -53,7 +52,7 @@ VERDICTS: Mapping[Basis, _Words] = MappingProxyType(
         "expected": _Words("holds", "does not hold", "undecided", "measured"),
     }
 )
-# Words of pages for those of tables.
+# Words that pages show instead of those in tables.
 _SHOWN = MappingProxyType(
     {
         "cannot tell": INCONCLUSIVE,
@@ -83,7 +82,7 @@ def around(value: float, distance: float) -> Criterion:
 
 
 def at_least(value: float) -> Criterion:
-    """Return the criterion of at least this value."""
+    """Return the criterion x ≥ value."""
     return Criterion(value, math.inf, f"≥ {brief(value)}")
 
 
@@ -125,7 +124,7 @@ def mean(samples: ArrayLike, between: tuple[float, float] = ANYTHING) -> Estimat
         between: possible range of the number, to which the interval is clipped.
 
     Returns:
-        The mean; NaN if no seed has a value. No interval for a single seed, or if all are equal.
+        The mean, NaN if no seed has a value; without an interval for a single seed, or if all are equal.
     """
     samples = np.asarray(samples, float)
     known = samples[np.isfinite(samples)]
@@ -142,7 +141,7 @@ def share(satisfied: ArrayLike, known: ArrayLike | bool = True) -> Estimate:
         known: (S,) bool; True for seeds that have a value.
 
     Returns:
-        The share among the seeds that have a value; NaN if none has.
+        The share among the known seeds; NaN if there are none.
     """
     satisfied, known = np.broadcast_arrays(satisfied, known)
     hits, seeds = int(np.sum(satisfied & known)), int(known.sum())
@@ -159,9 +158,6 @@ def jackknifed(rows: ArrayLike, between: tuple[float, float] = ANYTHING, *, widt
         rows: (1 + S,) float: the statistic (first), and without each seed; (1,) for one seed.
         between: possible range of the number, to which the interval is clipped.
         width: width of the bin if the number is a bin centre; the interval is at least as wide.
-
-    Returns:
-        The estimate.
     """
     value, *others = np.asarray(rows, float).tolist()
     low, high = jackknife(value, others)
@@ -173,15 +169,12 @@ def jackknifed(rows: ArrayLike, between: tuple[float, float] = ANYTHING, *, widt
 
 
 def verdict(estimate: Estimate, criterion: Criterion | None, basis: Basis) -> str:
-    """Return the verdict on a number by the rule of this module.
+    """Return the verdict on a number: one of `VERDICTS[basis]`, or `HOLDS_FOR_SOME`.
 
     Args:
         estimate: the number with its interval.
-        criterion: the range in which it must lie, or None.
+        criterion: the required range, or None.
         basis: origin of the criterion.
-
-    Returns:
-        One of `VERDICTS[basis]`, or `HOLDS_FOR_SOME`.
     """
     words = VERDICTS[basis]
     if criterion is None:

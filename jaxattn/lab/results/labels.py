@@ -32,7 +32,7 @@ def setting(value: object) -> str:
 
 
 def in_order(value: object) -> tuple[float, str]:
-    """Return a sort key of axis values: numbers by size, "inf" last of them, then text."""
+    """Return a sort key of axis values: numbers by size, then "inf", then text."""
     try:
         return float(value), ""  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -107,7 +107,7 @@ def literal(text: str) -> str:
 
 
 def formula(text: str) -> str:
-    """Return a user's label for a figure: unchanged if its formulas are valid, else escaped."""
+    """Return a user's label for a figure, escaped if its formulas are invalid."""
     if "$" not in text:
         return text
     from matplotlib.mathtext import MathTextParser  # slow to import
@@ -120,7 +120,7 @@ def formula(text: str) -> str:
 
 
 def metric_label(metric: str, labels: Mapping[str, str]) -> str:
-    """Return the label of a metric in figures: its own one if it has one, else its name in words."""
+    """Return the label of a metric in figures: that of its probe, else its name in words."""
     if metric in labels:
         return formula(str(labels[metric]))
     if metric in OF_PHASES:
@@ -131,10 +131,10 @@ def metric_label(metric: str, labels: Mapping[str, str]) -> str:
 
 
 def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:
-    """Return an InputError for an unknown metric, with the closest name or the recorded ones."""
+    """Return an InputError for an unknown metric, with the closest name or all recorded ones."""
     if "," in metric:
         return InputError(f"metric {metric!r}: separate names with spaces, {metric.replace(',', ' ')}")
-    # Bins are numerous and numbered.
+    # There are many bins, so the message lists them as one name.
     known = sorted({re.sub(r"_bin_\d+$", "_bin_K", str(name)) for name in recorded})
     if near := difflib.get_close_matches(metric, known, 1):
         return InputError(f"metric {metric!r}: the run did not record it; did you mean {near[0]!r}?")

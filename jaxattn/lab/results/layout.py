@@ -1,7 +1,4 @@
-"""Tables as CSV, Markdown and LaTeX, and in self-contained HTML pages.
-
-Tables of a page fit screens and paper of any size; all pages share one style.
-"""
+"""Tables as CSV, Markdown and LaTeX, and in self-contained HTML pages."""
 
 import base64
 import json
@@ -26,7 +23,7 @@ def write_page(table: pd.DataFrame, path: Path) -> None:
     """Write a table atomically, in the format of the suffix: .csv, .parquet, .tex or .md.
 
     Raises:
-        InputError: the suffix is another one.
+        InputError: the suffix is not supported.
         RunError: the file cannot be written.
     """
     writers: dict[str, Callable[[], bytes]] = {
@@ -70,7 +67,7 @@ COLUMN_RULES = "".join(
 # Words longer than this may be broken at any character.
 _LONG = 30
 NUMBER = re.compile(r"[-–−∞]?[\d.,]*(e[-−]?\d+)?(\s?(%|s|GiB))?( \[.*\])?( \(n=\d+\))?|nan")
-# The colour of each verdict of the judge, and of other sentences that pages show as verdicts.
+# The colour of each verdict, and of other sentences that pages show as verdicts.
 TONES = (
     ("no", re.compile("differs|fails|does not hold|(below|inside) the null band")),
     ("open", re.compile("inconclusive|cannot tell|undecided|for some")),
@@ -86,7 +83,7 @@ class Column(NamedTuple):
         cells: its texts.
         number: True if all cells are numbers, which are aligned right.
         long: True if a word is so long that it may be broken.
-        least: the smallest width in em at which no other word is broken.
+        least: the smallest width in em without other broken words.
     """
 
     head: str
@@ -128,16 +125,13 @@ class Piece(NamedTuple):
 
 
 def fill(template: Path, **content: Any) -> str:
-    """Fill a template.
+    """Fill a Jinja template; all text of the content is escaped.
 
     Args:
-        template: a Jinja template. {{ style }} is the style that all pages share. The filter `embedded`
-            encodes bytes as base64, `typeset` inserts minus signs, `coded` also marks code between backticks,
-            and `tone` returns the colour of a verdict. The macro `shown` of table.html formats a table.
+        template: {{ style }} is the style that all pages share. The filter `embedded` encodes bytes as
+            base64, `typeset` inserts minus signs, `coded` also formats code between backticks, and `tone`
+            returns the colour of a verdict. The macro `shown` of table.html formats a table.
         content: the variables of the template.
-
-    Returns:
-        HTML, with all text of the content escaped.
     """
     import jinja2
 
@@ -156,12 +150,12 @@ def fill(template: Path, **content: Any) -> str:
 
 
 def texts(table: pd.DataFrame) -> pd.DataFrame:
-    """Format every entry of a table and the names of its columns for display."""
+    """Format all entries and column names of a table for display."""
     return table.rename(columns=str).map(_text)
 
 
 def tone(verdict: str) -> str:
-    """Return the colour of a verdict: "yes", "no" or "open"; "" for a text that is not a verdict."""
+    """Return the colour of a verdict: "yes", "no" or "open"; empty for a text that is not a verdict."""
     return next((name for name, words in TONES if words.search(verdict)), "")
 
 
@@ -172,7 +166,7 @@ def shown_width(png: bytes) -> int:
 
 
 def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
-    """Split the columns of a table into pieces that fit on paper, for any number of columns.
+    """Split the columns of a table into pieces that fit on paper.
 
     Args:
         table: texts.
@@ -194,7 +188,7 @@ def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
 
 
 def _together(columns: list[Column]) -> float:
-    # The result of `sum` for floats depends on the Python version, but committed pages must not.
+    # The rounding of `sum` depends on the Python version, but committed pages must not.
     return round(math.fsum(column.least for column in columns), 1)
 
 

@@ -49,8 +49,7 @@ class Results(Run):
             metrics: names; all if empty.
             phases: names; all if empty.
             where: required values of config keys.
-            by: average, seed by seed, over the cells with equal values of these config keys; see
-                `combine.group`.
+            by: config keys; cells with equal values of these are averaged seed by seed, see `combine.group`.
             seed: seed of the bootstrap for interquartile means.
             resamples: number of resamples.
             confidence: coverage of the intervals.
@@ -84,16 +83,7 @@ class Results(Run):
     ) -> pd.DataFrame:
         """Summarise the differences second - first between two values of a swept key, seed by seed.
 
-        Args:
-            key: a swept key.
-            first: the value whose results are subtracted.
-            second: the value from whose results they are subtracted.
-            metrics: see `aggregate`.
-            phases: see `aggregate`.
-            where: see `aggregate`.
-            seed: see `aggregate`.
-            resamples: see `aggregate`.
-            confidence: see `aggregate`.
+        The keyword arguments are those of `aggregate`.
 
         Returns:
             The columns of `statistics.aggregate`, one row per (setting of the other axes, phase, step,
@@ -114,15 +104,12 @@ class Results(Run):
         return tokens.with_classes(tokens.top(ends, count=number, min_count=min_count), ends.names)
 
     def figure(self, kind: str | Callable[..., Any], **options: Any) -> RenderedFigure:
-        """Draw a figure.
+        """Draw a figure with its caption, which a notebook displays.
 
         Args:
             kind: a short name, one of `figures.KINDS`, or a function (results, **options) that returns a
                 `RenderedFigure` or a matplotlib figure.
             options: options of the kind.
-
-        Returns:
-            The figure with its caption, which a notebook displays.
 
         Raises:
             InputError: a kind or option is unknown, or this run lacks the data for it.
@@ -149,19 +136,15 @@ class Results(Run):
             float64; compute with them under jax.enable_x64(True).
 
         Raises:
-            InputError: the cell, seed or phase is unknown; the checkpoint is missing or damaged; or the model
-                is another one.
+            InputError: the cell, seed or phase is unknown; the checkpoint is missing or damaged; or `model`
+                has other parameters than the run.
         """
         from jaxattn.lab.results.params import trained  # imports JAX, which tables and figures do not need
 
         return trained(self, cell=cell, seed=seed, phase=phase, model=model)
 
     def dataset(self, seed: int = 0, cell: int = 0) -> Any:
-        """Return the data of one seed of one cell, as in the run; see `params.dataset_of_run`.
-
-        Args:
-            seed: the seed.
-            cell: index of the cell.
+        """Return the data of one seed of one cell, as in the run.
 
         Returns:
             A `jaxattn.data.Splits`: train, test and validation corpus, and statistics of the training tokens.
@@ -194,11 +177,11 @@ class Results(Run):
 
 
 def load(directory: str | Path) -> Results:
-    """Load a results folder; nothing that it refers to is imported or executed.
+    """Load a results folder; loading never imports or executes code from it.
 
     Args:
-        directory: the folder of a finished or current run, or its address in a bucket. The measurements so
-            far are read; `finished` is False for a run in progress.
+        directory: the folder of a finished or current run, or its address in a bucket. For a run in progress,
+            the measurements so far are read and `finished` is False.
 
     Returns:
         The results, with all records and tokens in memory.

@@ -79,25 +79,10 @@ class Parameters:
 
 
 def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, model: Any = None) -> Any:
-    """Return the parameters of one seed of one cell after a phase.
+    """Return the parameters of one seed of one cell after a phase; see `load.Results.params`.
 
-    Args:
-        results: a results folder.
-        cell: index of the cell.
-        seed: the seed; None selects the first one.
-        phase: name of the phase; None selects the last one of the cell.
-        model: determines the type of the result, an object with init(key, like, *, dtype). None selects the
-            built-in model of the run, or the model of the study if it was run in this session. For another
-            user-defined model the result is a `Parameters`.
-
-    Returns:
-        A frozen pytree of JAX arrays in the precision of the run. A run in coordinates of a span is converted
-        to vectors of R^d, with the basis sampled again from the seed. At d = ∞ the result is in coordinates.
-        Padding of the vocabulary is removed.
-
-    Raises:
-        InputError: the cell, seed or phase is unknown; the checkpoint is missing or damaged; or the model is
-            another one.
+    A run in coordinates of a span is converted to vectors of R^d, with the basis sampled again from the seed.
+    At d = ∞ the result is in coordinates. Padding of the vocabulary is removed.
     """
     results.settings(cell)
     batch, place, seed = _place(results, cell, seed)
@@ -146,7 +131,7 @@ def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
 
 
 def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
-    """Read the checkpoint of a finished batch: for each phase its trained parameters, of all runs."""
+    """Return the trained parameters of all runs of a finished batch, by phase."""
     directory = Path(os.path.abspath(results.directory))
     with fixing(directory):
         saved = batch_state.read_state(directory, batch)
@@ -173,7 +158,6 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
 
 
 def _check_origin(results: Run, cell: int, batch: str, saved: BatchState) -> None:
-    """Raise Damaged if a batch has other cells than the manifest lists, or another config."""
     (listed_cells,) = (each["cells"] for each in results.manifest["batches"] if each["name"] == batch)
     wanted = results.config_hash(cell)
     same = saved.origin.cells.keys() == {str(number) for number in listed_cells}
@@ -230,7 +214,6 @@ def _without_padding(arrays: Arrays, vocab_size: int | None) -> Arrays:
 
 
 def _like(results: Run, cell: int, seed: int, arrays: Mapping[str, Any]) -> Dataset:
-    """Return data of the shape that the parameters were initialised for: those of the run if available."""
     if results.dataset_of is not None and _built_in(results, cell) is None:
         data: Dataset = results.dataset_of(seed, cell).train
         return data
@@ -260,14 +243,6 @@ def _of_model(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
 
 def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
     """Sample the data of one seed of one cell again.
-
-    Args:
-        results: a results folder.
-        seed: the seed.
-        cell: index of the cell.
-
-    Returns:
-        The corpora: train, test, validation, and the statistics of the tokens.
 
     Raises:
         InputError: the cell or seed is unknown, or the data come from files, from user-defined code, or from

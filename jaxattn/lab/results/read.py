@@ -1,4 +1,4 @@
-"""Reads the tables of a results folder, and verifies their checksums."""
+"""Read the tables of a results folder, and verify their checksums."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -34,10 +34,7 @@ _COLUMNS = {"records": RECORD_COLUMNS, "tokens": TOKEN_COLUMNS}
 
 
 def read_results(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
-    """Read a results folder; nothing that it refers to is imported or executed.
-
-    Args:
-        directory: the folder of a finished or current run.
+    """Read a results folder; reading never imports or executes code from it.
 
     Returns:
         Manifest, records and tokens; see `run.Run`. For an unfinished run: the measurements of finished
@@ -63,7 +60,6 @@ def read_results(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.Data
 
 
 def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.DataFrame]] | None:
-    """Read the tables of a finished run; return None if there are none."""
     if known["status"] != "finished":
         return None
     paths = {name: directory / f"{name}.parquet" for name in known["sha256"]}
@@ -96,7 +92,7 @@ def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[BatchState, 
 
 
 def _joined(tables: list[pd.DataFrame], name: str, directory: Path, known: Mapping[str, Any]) -> pd.DataFrame:
-    """Validate tables and concatenate them; raise Damaged for columns, cells, seeds or rows no run writes."""
+    """Validate tables and concatenate them; raise Damaged for contents that no run writes."""
     columns, path = _COLUMNS[name], directory / f"{name}.parquet"
     # A batch that was saved before its first measurement has tables without columns.
     tables = [table for table in tables if len(table)]
@@ -123,7 +119,6 @@ def _kind(column: str) -> str:
 
 
 def _holds(values: pd.Series, column: str) -> bool:
-    """Return whether a column has the type that its name implies, which later computations require."""
     kind, of = _kind(column), values.dtype
     if kind == "integers":
         return bool(pd.api.types.is_integer_dtype(of))
@@ -134,8 +129,7 @@ def _holds(values: pd.Series, column: str) -> bool:
 
 
 def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-    """Set values to NaN from the step at which their seed failed."""
-    # NaN logits still have an accuracy, that of guessing one class, which must not enter a mean.
+    # NaN logits still have an accuracy, that of a constant guess, which must not enter a mean.
     phase, phases = pd.factorize(records["phase"])
     order = {name: number for number, name in enumerate(phases)}
     seeds = set(manifest["seeds"])
@@ -156,7 +150,7 @@ def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.
 
 
 def verify(directory: Path, progress: Callable[[str, float], None] = lambda name, share: None) -> list[str]:
-    """Compare all files of a results folder with their checksums; arrays are read, tables are not parsed.
+    """Compare all files of a results folder with their checksums, without parsing the tables.
 
     Args:
         directory: the folder, finished or not.

@@ -103,10 +103,7 @@ def write_report(
 def _rendered(
     drawn: Sequence[RenderedFigure | Picture], progress: FigureProgress
 ) -> tuple[dict[str, bytes], dict[str, bytes], list[Problem]]:
-    """Render figures as PNG and as PDF, by name, and return those that fail because of invalid labels.
-
-    Labels from a folder and of user-defined figures are parsed only when they are rendered.
-    """
+    """Render figures as PNG and as PDF, by name; labels are parsed, and may fail, only here."""
     images, vectors, problems = {}, {}, []
     for number, each in enumerate(drawn):
         progress(f"writing figure {number + 1} of {len(drawn)}", number / len(drawn))
@@ -126,16 +123,13 @@ def _rendered(
 def render(
     results: Run, figures: list[RenderedFigure | Picture], images: list[bytes], problems: Sequence[str]
 ) -> str:
-    """Return the self-contained page as HTML.
+    """Return the self-contained page as HTML, with all text of the run escaped.
 
     Args:
         results: a results folder.
         figures: the figures.
         images: the figures as PNG.
         problems: figures that could not be drawn.
-
-    Returns:
-        HTML, with all text of the run escaped.
     """
     shown = [
         {"title": each.title, "caption": each.caption, "width": layout.shown_width(image), "data": image}
@@ -182,7 +176,6 @@ def _facts(manifest: dict[str, Any] | Any) -> dict[str, str]:
 
 
 def _tops(results: Run) -> list[dict[str, Any]]:
-    """Return the tokens with the largest E·p after each phase of a text corpus, for the first cell."""
     tops = []
     for phase in results.tokens["phase"].unique() if named_tokens(results) else []:
         with suppress(InputError):
@@ -199,11 +192,7 @@ def _tops(results: Run) -> list[dict[str, Any]]:
 
 
 def _summaries(results: Run) -> list[tuple[pd.DataFrame, int, int]]:
-    """Return a table of the most important metrics, then of all metrics if there are more.
-
-    Returns:
-        For each table: its first rows, its number of key columns, and its total number of rows.
-    """
+    """Return for each table: its first rows, its number of key columns, and its total number of rows."""
     chosen, every = headline.metrics(results), headline.recorded(results)
     tables = [
         summary_table(results, metrics=names)

@@ -37,8 +37,7 @@ class Run:
             failures.
         records: long form, one row per (cell, seed, phase, step, metric), with its value; NaN from
             the step at which a seed failed.
-        tokens: one row per (cell, seed, phase, token), for K > 2 classes also per class; empty if none were
-            recorded.
+        tokens: one row per (cell, seed, phase, token), for K > 2 classes also per class; may be empty.
         models: model of every cell, for a study that was run in this session; a folder stores names only.
         dataset_of: returns the data of (seed, cell), for a study that was run in this session; else None.
     """
@@ -77,7 +76,7 @@ class Run:
 
     @property
     def derived(self) -> list[str]:
-        """Description of how the values were derived from recorded ones; empty if they are recorded ones."""
+        """Operations that produced the values; empty for recorded values."""
         return list(self.manifest.get("derived", []))
 
     @property
@@ -115,7 +114,7 @@ class Run:
         return tuple(map(class_name, names)) if isinstance(names, list | tuple) else ()
 
     def label(self, metric: str) -> str:
-        """Return the label of a metric in figures: that of its probe, else the one of the paper."""
+        """Return the label of a metric in figures: that of its probe, else the symbol of the paper."""
         text = metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
         return text if len(text) <= LONGEST_LABEL else short_name(text, LONGEST_LABEL)
 
@@ -125,7 +124,7 @@ class Run:
         return found.pop() if len(found) == 1 else OWN_SCORES[1]
 
     def cell_words(self, cell: int) -> str:
-        """Return the caption text that identifies a cell; "" if there is only one."""
+        """Return the caption text that identifies a cell; empty if there is only one."""
         if len(self.manifest["cells"]) == 1:
             return ""
         settings = ", ".join(f"{axis} = {setting(value)}" for axis, value in self.settings(cell).items())
@@ -159,7 +158,7 @@ class Run:
 
     @property
     def made_by(self) -> str:
-        """Source of the run in one line, if it differs from the installed one; else ""."""
+        """Source of the run in one line if it differs from the installed one, else empty."""
         return provenance.differs(provenance.makers(self.manifest))
 
     def config(self, cell: int) -> Mapping[str, Any]:
@@ -183,7 +182,7 @@ class Run:
 
 
 def find_cell(tree: Any, key: str) -> Any:
-    """Return the value at a dotted key, with list entries by number or name; None if there is none."""
+    """Return the value at a dotted key, with list entries by number or name; None if it does not exist."""
     for part in key.split("."):
         if isinstance(tree, list | tuple):
             named = {str(number): entry for number, entry in enumerate(tree)}

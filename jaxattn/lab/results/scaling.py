@@ -1,4 +1,4 @@
-"""Figures of power laws: a metric against a swept key, or against another metric along a phase."""
+"""Figures of power laws: a metric against a swept key, or against another metric within a phase."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -69,11 +69,8 @@ def scaling(
         metric: the metric.
         phase: name of the phase; defaults to the last one that recorded the metric.
         expected: a slope to compare with, drawn as a dashed guide.
-        tolerance: allowed deviation of the slope from it. It holds if its whole 95 % interval is within the
-            tolerance, does not hold if none of it is, and is inconclusive otherwise, or with one seed.
-
-    Returns:
-        The figure.
+        tolerance: allowed deviation of the slope from `expected`. It holds if the whole 95 % interval is
+            within the tolerance, does not hold if none of it is, and is inconclusive otherwise.
 
     Raises:
         InputError: an axis, metric or phase is unknown, or the axis has values that are not positive numbers.
@@ -232,7 +229,7 @@ def _named(settings: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Course:
-    """Values of one cell's seeds along a phase.
+    """Values of one cell's seeds in a phase.
 
     Attributes:
         settings: the cell's settings.
@@ -248,7 +245,7 @@ class Course:
 
     @property
     def median(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Medians over seeds of x and of y, where any seed has a value."""
+        """Medians over seeds of x and of y at the steps with values."""
         filled = np.isfinite(self.y).any(axis=1)
         return np.nanmedian(self.x[filled], axis=1), np.nanmedian(self.y[filled], axis=1)
 
@@ -264,7 +261,7 @@ def convergence(
     expected: float | None = None,
     tolerance: float | None = None,
 ) -> RenderedFigure:
-    """Plot a metric against another along a phase, both logarithmic: every seed, and their median.
+    """Plot a metric against another within a phase, both logarithmic: every seed, and their median.
 
     Args:
         results: a results folder.
@@ -274,10 +271,7 @@ def convergence(
         fit_from: smallest x of the fit; without `fit_from`, `fit_until` and `expected` there is no fit.
         fit_until: largest x of the fit.
         expected: the power to compare with.
-        tolerance: allowed deviation of the power, judged as in `scaling`.
-
-    Returns:
-        The figure.
+        tolerance: allowed deviation of the power, as in `scaling`.
 
     Raises:
         InputError: the metrics or the phase were not recorded, or no values are positive.
@@ -313,7 +307,7 @@ def convergence(
 def collect_courses(
     results: Run, *, x: str, y: str, phase: str | None, window: tuple[float, float] | None
 ) -> tuple[str, list[Course]]:
-    """Collect two metrics of every cell along a phase.
+    """Collect two metrics of every cell in a phase.
 
     Args:
         results: a results folder.

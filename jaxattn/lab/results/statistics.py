@@ -52,7 +52,7 @@ def scale(metric: str, declared: Mapping[str, Sequence[Any]] = MappingProxyType(
 
     Args:
         metric: its name; NAME_07, one entry of a vector, has the scale of NAME.
-        declared: kind, low and high by metric, as declared by the probes of a run; None is no bound.
+        declared: kind, low and high by metric, as declared by the probes of a run; None means unbounded.
     """
     for names, found in _DECLARED:
         if names.fullmatch(metric):
@@ -85,15 +85,14 @@ def aggregate(
         log       the geometric mean exp(mean of log x), with exp of Student's interval of log x
         yes/no    the share of seeds, with the interval of Clopper and Pearson
 
-    A series with a value that has no logarithm, or is not yes/no, is treated as linear. Differences are
-    linear too. The interquartile mean is the mean of the middle half, iqm = 2 ∫_{1/4}^{3/4} x(u) du over the
-    empirical quantile function x(u); seeds at a quartile count by the fraction inside. It has a bootstrap
-    interval (BCa) with `intervals.BOOTSTRAP_SEEDS` or more seeds.
+    Differences, and series with a value that has no logarithm or is not yes/no, are linear. The interquartile
+    mean is the mean of the middle half, iqm = 2 ∫_{1/4}^{3/4} x(u) du over the empirical quantile function
+    x(u). It has a bootstrap interval (BCa) if there are at least `intervals.BOOTSTRAP_SEEDS` seeds.
 
     Args:
         results: a results folder, or some or all of its records.
-        seed: seed of the resampling. Every series of n seeds uses the same resamples, so its interval does
-            not depend on other series of the table.
+        seed: seed of the resampling. All series of n seeds use the same resamples, so an interval does not
+            depend on the other series.
         resamples: number of bootstrap resamples.
         confidence: coverage of the intervals.
 
@@ -147,21 +146,18 @@ def aggregate(
 
 
 def last_steps(records: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the last step of every (cell, phase, metric), for records or their aggregate."""
+    """Return the rows of the last step of every (cell, phase, metric), from records or their aggregate."""
     last = records.groupby(["cell", "phase", "metric"], observed=True)["step"].transform("max")
     return records[records["step"] == last]
 
 
 def metric_at_end(records: pd.DataFrame, metric: str, phase: str | None) -> tuple[pd.DataFrame, str]:
-    """Return the records of a metric at the end of a phase.
+    """Return the records of a metric at the last step of a phase, and the phase.
 
     Args:
         records: records of a run.
         metric: the metric.
         phase: name of the phase; defaults to the last one that recorded the metric.
-
-    Returns:
-        Its rows at the last step, and the phase.
 
     Raises:
         InputError: the metric was not recorded, or not in this phase.
@@ -202,9 +198,10 @@ def summary_rows(
         confidence: see `aggregate`.
 
     Returns:
-        Text such as "0.873 [0.871, 0.875]", or "1.00 (all equal)" if all seeds are equal. "(n=3)" is appended
-        if fewer seeds than planned have a value. One row per cell and phase: the values of the axes, the
-        phase, and a column per metric.
+        One row per cell and phase: the axis values, the phase, and a column per metric. The text is, for
+            example,
+        "0.873 [0.871, 0.875]", or "1.00 (all equal)" if all seeds are equal. "(n=3)" is appended if fewer
+        seeds than planned have a value.
     """
     options: Any = {"statistic": statistic, "seed": seed, "resamples": resamples, "confidence": confidence}
     table = estimates(results, metrics=metrics, **options)
@@ -221,12 +218,6 @@ def estimates(
     results: Run, *, metrics: Sequence[str] | None = None, statistic: str = "mean", **options: Any
 ) -> pd.DataFrame:
     """Compute the numbers of `summary_rows`: metrics at the last step of each phase.
-
-    Args:
-        results: a results folder.
-        metrics: names; defaults to all but single bins.
-        statistic: "mean", on the scale of the metric, or "iqm".
-        options: see `aggregate`.
 
     Returns:
         The aggregate with the columns value, low and high, NaN if undefined, and their text.
@@ -271,13 +262,12 @@ def summary_words(results: Run) -> str:
 
 
 def geometric_words(table: pd.DataFrame) -> str:
-    """Return a note on which means of an aggregate are geometric, or ""."""
+    """Return a caption note that lists the geometric means of an aggregate, or an empty text."""
     names = list(dict.fromkeys(table.loc[table["scale"] == LOG, "metric"]))
     return f" (geometric means for {', '.join(names)})" * bool(names)
 
 
 def _shown(results: Run, metrics: Sequence[str] | None) -> tuple[pd.DataFrame, list[str]]:
-    """Return the last step of each phase, and the given metrics, by default all but single bins."""
     records = last_steps(results.records)
     chosen = metrics or [name for name in records["metric"].unique() if not re.search(r"_bin_\d+$", name)]
     return records[records["metric"].isin(list(chosen))], list(chosen)
@@ -296,7 +286,7 @@ def turned(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def _possible(series: _Floats, kind: NDArray[Any]) -> NDArray[Any]:
-    """Return the scale of (m, n) values, linear for those without a logarithm or other than yes/no."""
+    """Return the scale of (m, n) values: linear if a value has no logarithm or is not yes/no."""
     fits = (kind == LINEAR) | ((kind == LOG) & (series > 0).all(axis=1))
     return np.where(fits | ((kind == YES_NO) & np.isin(series, (0, 1)).all(axis=1)), kind, LINEAR)
 

@@ -75,10 +75,7 @@ _COLUMNS = 8
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Use matplotlib's defaults and `RC` to draw and save figures, regardless of the user's matplotlibrc.
-
-    The user's settings are restored afterwards.
-    """
+    """Use matplotlib's defaults and `RC` within a context, regardless of the user's matplotlibrc."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(RC)
@@ -86,9 +83,9 @@ def style() -> Iterator[None]:
 
 
 def use_in_notebook() -> None:
-    """Use this style for all figures of a notebook, with two pixels per point of the screen."""
+    """Use this style for all figures of a notebook, at twice the screen resolution."""
     matplotlib.rcParams.update(RC | {"figure.figsize": (FIGURE_WIDTH, 2.8), "figure.dpi": 110})
-    # Outside a notebook the package is missing and there is nothing to set.
+    # The package exists only in notebooks.
     with suppress(ImportError):
         from matplotlib_inline.backend_inline import set_matplotlib_formats
 
@@ -114,14 +111,7 @@ def colours(count: int, *, ordered: bool) -> list[str]:
 
 
 def png(figure: Figure, dpi: int | None = None) -> bytes:
-    """Render a figure as PNG with a palette, which reduces the size to a third.
-
-    The same figure gives the same bytes.
-
-    Args:
-        figure: the figure.
-        dpi: pixels per inch; by default `DPI`.
-    """
+    """Render a figure as PNG with a palette, which reduces the size to a third; same figure, same bytes."""
     drawn = Image.open(BytesIO(_render(figure, "png", {"Software": None}, dpi)))
     content = BytesIO()
     few = drawn.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
@@ -130,10 +120,7 @@ def png(figure: Figure, dpi: int | None = None) -> bytes:
 
 
 def pdf(figure: Figure) -> bytes:
-    """Render a figure as PDF with embedded fonts and no date, in the layout of its last rendering as PNG.
-
-    The same figure gives the same bytes.
-    """
+    """Render a figure as PDF with embedded fonts, in the layout of its PNG; same figure, same bytes."""
     layout = figure.get_layout_engine()
     with style():
         # Computing the layout again would draw the figure once more.

@@ -1,4 +1,4 @@
-"""Figures of tokens: E·v and E·p against importance, the one-step law, and tokens with most attention."""
+"""Figures of tokens: E·v and E·p against importance, the one-step law, and the tokens with most attention."""
 
 from typing import Annotated, Any
 
@@ -36,11 +36,7 @@ def importance(
         results: a results folder.
         phase: the phase after which tokens are shown; None selects the last one.
         cell: index of the cell.
-        label: class of K > 2, by number or name; defaults to all, or to six of them if there are more, one
-            row of panels each.
-
-    Returns:
-        The figure.
+        label: class of K > 2, by number or name; defaults to at most six classes, one row of panels each.
 
     Raises:
         InputError: the phase, cell or class is unknown, or there are no tokens.
@@ -110,9 +106,6 @@ def one_step_law(
         label: class of K > 2, by number or name; defaults to all classes in one panel.
         step_size: η0; defaults to that of the phase, or of the cell if it is swept.
 
-    Returns:
-        The figure.
-
     Raises:
         InputError: the phase, cell or class is unknown, or there is no one-step phase or no token.
 
@@ -126,7 +119,7 @@ def one_step_law(
         if not steps:
             raise InputError("one_step_law: the run has no phase of kind 'one_step'; set the option phase")
         phase = steps[0]
-    # Averaging over seeds would shrink the distance to the law that the figure shows.
+    # Averaging over seeds would understate the distance to the law.
     tokens = at_end(results, phase=phase, cell=cell, average=False)
     labels = _labels(tokens, label)
     several = len(tokens.classes) > 1
@@ -164,7 +157,6 @@ def one_step_law(
 
 
 def _labels(tokens: Tokens, label: int | str | None, most: int | None = None) -> list[int]:
-    """Return the classes to draw; if there are more than `most`, evenly spaced ones."""
     every = tokens.classes
     if label is None:
         return evenly(every, most or len(every))
@@ -237,7 +229,6 @@ def _bins(ax: matplotlib.axes.Axes, means: pd.DataFrame, colour: str) -> None:
 
 
 def _fact(means: pd.DataFrame, quantity: str) -> str:
-    """Return a sentence on the prediction for the curve: the rise of E·v, or the minimum of E·p."""
     full = means[means["n"] > 0]
     if quantity == "Ep":
         return (
@@ -279,9 +270,6 @@ def top_tokens(
         cell: index of the cell.
         number: number of tokens.
         min_count: minimum number of occurrences of a token.
-
-    Returns:
-        The figure.
 
     Raises:
         InputError: the phase or cell is unknown, or there are no tokens.

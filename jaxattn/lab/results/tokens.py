@@ -19,7 +19,7 @@ class Tokens:
         phase: the phase.
         seeds: number of seeds in the table.
         averaged: True if Ep and Ev are means over seeds that share a corpus; else every seed has rows.
-        names: names of all classes, the negative one first for two; empty if there are none.
+        names: class names, the negative one of two first; may be empty.
     """
 
     table: pd.DataFrame
@@ -39,14 +39,14 @@ class Tokens:
 
     @property
     def signs(self) -> str:
-        """Caption text on which of two classes is positive; "" for classes without names."""
+        """Caption text that names the positive and the negative class; empty if classes have no names."""
         if len(self.classes) > 1 or not self.names:
             return ""
         return f" (positive: class {self.name(1)}, negative: class {self.name(0)})"
 
     @property
     def over_seeds(self) -> str:
-        """Caption text on how the seeds were combined."""
+        """Caption text on the combination of seeds."""
         if self.seeds == 1:
             return "one seed"
         return f"averaged over {self.seeds} seeds" if self.averaged else f"{self.seeds} seeds pooled"
@@ -63,7 +63,7 @@ def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bo
             of every seed are kept.
 
     Returns:
-        The tokens that occur and have finite Ep and Ev, of the seeds that had not failed before.
+        The tokens that occur and have finite Ep and Ev, without seeds that failed.
 
     Raises:
         InputError: there is no token table or no finite token, or the cell or phase is unknown.
@@ -98,13 +98,12 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
     """Return the tokens with the largest E·p, largest first.
 
     Args:
-        tokens: the tokens of one cell and phase. If each seed has its own corpus, tokens differ between
-            seeds, and those of the first seed are returned.
+        tokens: the tokens of one cell and phase; if each seed has its own corpus, the first seed is used.
         count: number of tokens.
         min_count: minimum number of occurrences of a token.
 
     Returns:
-        Rows of the table, one per token: for K > 2 classes that of the class with the largest alpha.
+        One row per token: for K > 2 classes that of the class with the largest alpha.
 
     Raises:
         InputError: no token occurs that often.
@@ -121,14 +120,14 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
 
 
 def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Add the name of the class that every token is evidence for.
+    """Set the column "class" of the tokens of `top` to the name of the class that each token is evidence for.
 
     Args:
-        best: one row per token, for K > 2 classes that of the class with the largest alpha.
-        names: names of all classes, the negative one first for two; empty if there are none.
+        best: one row per token.
+        names: class names, the negative one of two first; may be empty.
 
     Returns:
-        The table with names in the column "class"; for two classes by the sign of alpha, "–" for 0.
+        The table. For two classes the sign of alpha determines the class, "–" for 0.
     """
     if len(names) == 2:
         sign = np.sign(best["alpha"].to_numpy(float)).astype(int)
@@ -137,7 +136,7 @@ def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def named_tokens(results: Run) -> bool:
-    """Return whether tokens have names, as in a text corpus, rather than numbers only."""
+    """Return True if tokens have names, as in a text corpus, and not only numbers."""
     tokens = results.tokens.drop_duplicates("id")
     return bool((tokens["token"].astype(str) != tokens["id"].astype(str)).any())
 

@@ -1,4 +1,4 @@
-"""Sentences on curves whose minimum or maximum is between their ends."""
+"""Sentences about curves whose minimum or maximum lies between their ends."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _LEAST, _LEAST_OF_ONE_SEED = 0.05, 0.15
 
 
 class Turn(NamedTuple):
-    """First, extreme and last point of a curve that turns.
+    """First, extreme and last point of a curve with an inner extremum.
 
     Attributes:
         minimum: True if the extreme point is a minimum.
@@ -44,14 +44,12 @@ class Turn(NamedTuple):
 
 
 def turn(curve: pd.DataFrame) -> Turn | None:
-    """Return the extremum of a curve that lies beyond both of its ends.
+    """Return the extremum of a curve if its 95 % interval lies beyond those of both ends, else None.
+
+    Curves of one seed have no intervals, so a larger distance is required.
 
     Args:
         curve: the rows of an aggregate of one metric, cell and phase, by ascending step.
-
-    Returns:
-        The turn, or None. The 95 % interval of the extremum must lie beyond those of both ends. Curves of one
-        seed have no intervals, so their extremum must be further away.
     """
     curve = curve[curve["n"] > 0]
     value = curve["mean"].to_numpy(float)
@@ -81,7 +79,7 @@ def rise(x: NDArray[np.float64], y: NDArray[np.float64], names: tuple[str, str])
         names: names of x and y.
 
     Returns:
-        A sentence; "" if the end is near the minimum, or the curve does not fall before it.
+        A sentence; empty if the end is near the minimum, or the curve does not fall before it.
     """
     if len(y) < 3:
         return ""

@@ -1,7 +1,4 @@
-"""Typesetting of page text: minus signs, line breaks and code.
-
-Data files, commands and code are not changed.
-"""
+"""Typesetting of page text: minus signs, line breaks and code."""
 
 import re
 
@@ -26,7 +23,7 @@ BREAK = re.compile(r"(?<=\w\w_)(?=\w\w)|(?<=[A-Za-z]\.)(?=[A-Za-z])")
 def typeset(text: str) -> str:
     """Return the text with minus signs, and with no-break spaces in intervals and in numbers with a unit.
 
-    A text that is a hyphen alone, an empty cell of a table, becomes a dash.
+    A single hyphen, which is an empty table cell, becomes a dash.
     """
     if text == "-":
         return DASH
@@ -42,7 +39,7 @@ def breakable(text: str) -> Markup:
 
 
 def coded(text: str) -> Markup:
-    """Return a text as HTML: code between backticks, which keeps its characters, and typeset text."""
+    """Return text as HTML: code between backticks is kept, other text is typeset."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return escape(text)
@@ -53,7 +50,7 @@ def coded(text: str) -> Markup:
 
 
 def marked(text: str) -> str:
-    """Return a text as Markdown: code between backticks keeps its characters, the rest is typeset."""
+    """Return text as Markdown: code between backticks is kept, other text is typeset."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return text

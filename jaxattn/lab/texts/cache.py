@@ -1,4 +1,4 @@
-"""A cache of arrays, keyed by a hash of their sources. Its failures cost time, but never stop a run."""
+"""A cache of arrays, keyed by a hash of their sources; its failures never stop a run."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ Note = Callable[[str], None]
 
 
 def source_digest(files: Mapping[str, str], settings: bytes) -> str:
-    """Hash the bytes of files and the settings, independently of the folder of the files.
+    """Return a hash of files and settings, independent of the folder of the files.
 
     Args:
         files: paths, by the name under which each is used.
@@ -31,7 +31,7 @@ def source_digest(files: Mapping[str, str], settings: bytes) -> str:
     for name, path in files.items():
         try:
             with open(path, "rb", buffering=0) as file:
-                # Without the sizes, moving bytes from one file to the next would not change the hash.
+                # The sizes make the hash depend on the file that contains each byte.
                 state.update(
                     f"\0{name}\0{os.fstat(file.fileno()).st_size}\0".encode(errors="surrogateescape")
                 )
@@ -58,23 +58,17 @@ def read_cached(path: Path, names: Iterable[str], note: Note) -> dict[str, np.nd
             return {name: stored[name] for name in names}
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
-    # A flipped bit can surface as almost any exception of zipfile, zlib or NumPy's header parser.
+    # A flipped bit can raise almost any exception of zipfile, zlib or NumPy's header parser.
     except Exception:
         aside = path.with_name(path.name + ".damaged")
         with suppress(OSError):
             os.replace(path, aside)
-        note(f"cache: {path.name} is damaged, set aside as {aside}; reading the texts again")
+        note(f"cache: {path.name} is damaged and was renamed to {aside}; reading the texts again")
         return None
 
 
 def write_cached(path: Path, arrays: Mapping[str, np.ndarray], note: Note) -> None:
-    """Write arrays atomically; a failure only calls `note`.
-
-    Args:
-        path: the .npz file; missing parent folders are created.
-        arrays: arrays to store, by name.
-        note: called with one line if nothing was stored.
-    """
+    """Write arrays to a .npz file atomically; a failure only calls `note`, with one line."""
     temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

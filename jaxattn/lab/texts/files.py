@@ -38,7 +38,7 @@ _COMPRESSED = {
 
 
 def refuse_compressed(path: str) -> None:
-    """Raise InputError if a file is compressed, because some encodings would accept its bytes as text."""
+    """Raise InputError if a file is compressed; some encodings would accept its bytes as text."""
     with open(path, "rb") as file:
         start = file.read(10)
     for first, name in _COMPRESSED.items():
@@ -49,8 +49,7 @@ def refuse_compressed(path: str) -> None:
 def codec(encoding: str | None) -> str:
     """Return Python's name of an encoding; for None, UTF-8 with or without a byte order mark.
 
-    Latin-1 is read as Windows-1252, as browsers do. The two differ only in control characters of Latin-1,
-    which texts do not contain, and which are curly quotes and dashes in Windows-1252.
+    Latin-1 is read as Windows-1252, as browsers do, because it differs only in control characters.
 
     Raises:
         InputError: Python does not know the encoding.
@@ -65,14 +64,7 @@ def codec(encoding: str | None) -> str:
 
 @contextmanager
 def decoding(path: str, encoding: str | None) -> Iterator[str]:
-    """Yield the codec to read a file with, and convert decoding errors into one line.
-
-    Args:
-        path: the file.
-        encoding: the setting; see `codec`.
-
-    Yields:
-        Python's name of the encoding.
+    """Yield the codec of a file (see `codec`), and convert decoding errors into one line.
 
     Raises:
         InputError: the file cannot be read, or has another encoding. The message gives the first invalid
@@ -91,7 +83,7 @@ def decoding(path: str, encoding: str | None) -> Iterator[str]:
 
 
 def _undecodable(path: str, name: str) -> str:
-    """Describe the invalid lines of a file; "" if lines cannot be found from the bytes."""
+    """Describe the invalid lines of a file; return an empty text if the bytes do not determine its lines."""
     if "\n".encode(name) != b"\n" and name != "utf-8-sig":
         return ""
     with open(path, "rb") as file:

@@ -47,8 +47,8 @@ def is_missing(value: Any) -> bool:
 def plain_text(label: Any) -> Any:
     """Return a raw label in the normalised form in which labels are compared.
 
-    Whole numbers and booleans become ints in any notation: 1 for 1.0, True, "1", "1.0" and "true". Null, NaN,
-    "nan" and an empty text become None. Other numbers become texts.
+    Whole numbers and booleans become ints: 1 for 1.0, True, "1", "1.0" and "true". Null, NaN, "nan" and an
+    empty text become None. Other numbers become texts.
     """
     if isinstance(label, str):
         if _WHOLE.fullmatch(label):
@@ -102,7 +102,7 @@ def held_out(source: Any, labelled: Labelled) -> tuple[Labelled, Labelled]:
     Raises:
         InputError: the validation fraction is less than one row of every class.
     """
-    # The small addend makes decimal fractions such as 0.29 of 100 rows exact in spite of rounding.
+    # The small addend corrects rounding, so that 0.29 of 100 rows is 29.
     numbers = np.floor(source.validation * np.bincount(labelled.classes) + 1e-6)
     is_held = _place_in_class(labelled.classes) < numbers[labelled.classes]
     if not is_held.any():
@@ -114,8 +114,7 @@ def held_out(source: Any, labelled: Labelled) -> tuple[Labelled, Labelled]:
 
 
 def _place_in_class(classes: np.ndarray) -> np.ndarray:
-    """Return the position of every row within its class after a deterministic shuffle, (n,) int."""
-    # NumPy guarantees the same raw bits in every version, but not the same shuffles.
+    # Only the raw bits are the same in every version of NumPy, not its shuffles.
     shuffled = np.argsort(np.random.PCG64(0).random_raw(len(classes)), kind="stable")
     by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
     sizes = np.bincount(classes)

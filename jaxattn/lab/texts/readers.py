@@ -1,4 +1,4 @@
-"""Readers of labelled texts: one settings class for each format, which lists and reads its files."""
+"""Readers of labelled texts: one settings class for each format."""
 
 import glob
 import os
@@ -19,7 +19,7 @@ _BATCH = 512
 
 
 class Tfds(Source, frozen=True, kw_only=True):
-    """A data set prepared by tensorflow-datasets in a random-access format. TensorFlow is not required.
+    """A data set prepared by tensorflow-datasets in a random-access format; TensorFlow is not required.
 
     Attributes:
         dataset: name of the data set; "name/config:1.0.0" selects a configuration and a version.
@@ -40,7 +40,7 @@ class Tfds(Source, frozen=True, kw_only=True):
         return os.path.expanduser(self.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
 
     def files(self) -> dict[str, str]:
-        """Return the data set's files of all configurations and versions, without importing tfds."""
+        """Return the files of all configurations and versions, without importing tfds."""
         root = Path(self._folder, re.split("[/:]", self.dataset)[0])
         paths = sorted(path for path in root.rglob("*") if path.is_file())
         if not paths:
@@ -53,7 +53,7 @@ class Tfds(Source, frozen=True, kw_only=True):
 
     def read(self, split: str) -> TextRows:
         """Open a split with `tensorflow_datasets.data_source`."""
-        # The import takes about as long as a load from the cache.
+        # The import is slow, and a cached data set does not need it.
         import tensorflow_datasets as tfds
 
         name = getattr(self, split)
@@ -133,13 +133,12 @@ class Folder(Source, frozen=True, kw_only=True):
     def _content(self, path: str) -> str:
         with decoding(path, self.encoding) as encoding:
             content = Path(path).read_bytes().decode(encoding)
-        # Two-byte encodings can pass for UTF-8 with zero bytes.
+        # UTF-16 text may be valid UTF-8 with zero bytes.
         if "\0" in content:
             raise InputError(f"data: {path} is not a text file; remove it, or {REMEDY}")
         return content
 
     def _texts(self, split: str) -> list[tuple[str, str, Label]]:
-        """Return (name, path, label) of each text of a split, by class and file name."""
         folder = os.path.join(os.path.expanduser(self.path), getattr(self, split))
         labels = [label for every in self.labels for label in members(every)]
         known = {str(label) for label in (*labels, *self.ignore_labels)}

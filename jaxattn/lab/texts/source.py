@@ -26,7 +26,7 @@ class TextRows(NamedTuple):
     """The rows of one split, which can be iterated over once.
 
     Attributes:
-        total: number of rows; None if it is not known before reading.
+        total: number of rows; None if it is unknown before reading.
         rows: iterator over (place, text, raw label); the place, such as "row 3", is used in messages.
     """
 
@@ -43,18 +43,17 @@ class Source(SharedData, frozen=True, kw_only=True):
         labels: the raw label of each class. The order defines the classes: -1 and +1 for two classes, 0 ..
             K-1 for more. A list merges several raw labels into one class: [[1, 2], [4, 5]]. The raw labels
             1.0, "1" and true are equal to 1.
-        class_names: names of the classes for tables and figures, in the same order as `labels`; defaults to
-            the labels themselves.
-        ignore_labels: raw labels; rows with one of them are ignored.
+        class_names: names of the classes for tables and figures, in the order of `labels`; defaults to the
+            labels.
+        ignore_labels: raw labels whose rows are ignored.
         balance: whether to subsample all classes of a split to the size of the smallest one. The choice of
             rows is deterministic.
         validation: fraction of the training rows in each class to hold out for validation, after balancing.
             The choice of rows is deterministic.
-        min_count: smallest number of occurrences in the training split for a word to be in the vocabulary.
+        min_count: smallest number of occurrences of a vocabulary word in the training split.
         max_vocab: largest size of the vocabulary, which then contains the most frequent words; defaults to no
             limit.
-        max_length: length to which texts are truncated, counted in words that are in the vocabulary; defaults
-            to no limit.
+        max_length: length to which texts are truncated, in words of the vocabulary; defaults to no limit.
         order: "kept" to read texts as sequences of token ids, for models that depend on the order; defaults
             to bags of words.
         escapes: "kept" to read a backslash followed by n as two characters. By default, it is read as a line
@@ -84,7 +83,7 @@ class Source(SharedData, frozen=True, kw_only=True):
     empty: Literal["error", "drop"] = "error"
 
     def check(self, *context: object) -> None:
-        """Raise InputError if a label or class name occurs twice or is missing, or an encoding is unknown."""
+        """Raise InputError if a label or class name is repeated or missing, or an encoding is unknown."""
         class_numbers(self.labels, self.ignore_labels)
         names = self.class_names or ()
         if self.class_names is not None and len(names) != len(self.labels):
@@ -141,13 +140,7 @@ class Source(SharedData, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def read(self, split: str) -> TextRows:
-        """Open a split.
-
-        Args:
-            split: one of `splits`.
-
-        Returns:
-            Its rows in the order of the files.
+        """Open one of `splits`, and return its rows in the order of the files.
 
         Raises:
             InputError: a file is missing or unreadable; possibly not before the rows are read.
@@ -159,7 +152,7 @@ def as_text(value: Any, where: str) -> str:
     """Return the text of a row; bytes are decoded as UTF-8, and null is an empty text.
 
     Raises:
-        InputError: the value is not a text; the message gives its place.
+        InputError: the value is not a text.
     """
     if is_missing(value):
         return ""

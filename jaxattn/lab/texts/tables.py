@@ -74,7 +74,6 @@ class Files(Source, frozen=True, kw_only=True):
         return TextRows(total, self._rows(paths, getattr(self, split)))
 
     def _total(self, path: str) -> int | None:
-        """Return the number of rows of a file if it is known without reading the file, else None."""
         return None
 
     def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[TextRow]:
@@ -82,7 +81,7 @@ class Files(Source, frozen=True, kw_only=True):
 
 
 def place_in(paths: Sequence[str], path: str, place: str) -> str:
-    """Return the place of a row, including the name of its file if there are several files."""
+    """Return the place of a row, with the name of its file if there are several files."""
     return place if len(paths) == 1 else f"{place} of {os.path.basename(path)}"
 
 
@@ -102,7 +101,6 @@ class _Table(Files, frozen=True, kw_only=True):
     split_column: str | None = None
 
     def check(self, *context: object) -> None:
-        """Raise InputError if settings contradict each other."""
         super().check()
         if self.split_column and self.test_path:
             raise InputError("test_path, split_column: both select the test rows; set only one of them")
@@ -170,7 +168,7 @@ class Csv(_Table, frozen=True, kw_only=True):
     encoding: str | None = None
 
     def _records(self, path: str) -> Iterator[Any]:
-        # The default limit of 128 KiB holds for the whole process and would reject long texts.
+        # The default limit of the process, 128 KiB, would reject long texts.
         csv.field_size_limit(max(csv.field_size_limit(), 2**30))
         with decoding(path, self.encoding) as encoding:
             letters = self.quoting == "none" or (self.quoting is None and self._is_unquoted(path, encoding))
@@ -201,7 +199,6 @@ class Csv(_Table, frozen=True, kw_only=True):
                 return False
 
     def _row_test(self, header: Sequence[str]) -> Callable[[Sequence[str]], bool]:
-        """Return a test of fields: their number is that of the header, and the label is known or missing."""
         known = {None, *class_numbers(self.labels, self.ignore_labels)}
         place = header.index(self.label) if self.label in header else 0
         return lambda fields: len(fields) == len(header) and plain_text(fields[place]) in known
@@ -281,5 +278,5 @@ def table_fields(source: Any, have: Sequence[str], where: str, hint: str = "") -
 
 
 def row_of(place: str, texts: Sequence[Any], label: Any, where: str) -> TextRow:
-    """Return a row of its fields; several texts are joined by line breaks."""
+    """Return a row from its fields; several texts are joined by line breaks."""
     return place, "\n".join(as_text(value, f"{place} of {where}") for value in texts), label

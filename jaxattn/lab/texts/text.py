@@ -33,13 +33,13 @@ from jaxattn.lab.texts.labelled import (
     plain_text,
 )
 
-# Part of the cache key: change it with every change of the tokeniser or of the stored arrays.
+# Part of the cache key; every change of the tokeniser or of the stored arrays needs a new value.
 _FORMAT = b"words, bags 2"
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _BREAK = re.compile(r"<br\s*/?>")
 # Invisible characters that do not end a word: soft hyphens, word joiners and direction marks.
 _INVISIBLE = re.compile("[\u00ad\u061c\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]")
-# Code points that need normalisation, in contrast to Western letters and punctuation.
+# Code points that may need normalisation; Western letters and punctuation never do.
 _FAR = re.compile(
     "[\\u00ad\\u0300-\\u1fff\\u200c-\\u200f\\u202a-\\u202e\\u2060-\\u2069\\u20d0-\\u20ff\\u2c00-\\U0010ffff]"
 )
@@ -57,8 +57,7 @@ class Vocabulary:
     """The V known words; a word's index is its token id.
 
     Attributes:
-        tokens: the words, by decreasing count and then alphabetically, unless they were given in another
-            order.
+        tokens: the words, by decreasing count and then alphabetically, unless another order was given.
         counts: occurrences of each word in the training split.
     """
 
@@ -94,14 +93,8 @@ class TextCorpora(NamedTuple):
 def tokenise(text: str) -> list[str]:
     """Split a text into lower-case words of letters and digits, with inner apostrophes ("don't").
 
-    A combining mark belongs to the letter before it. Words are in Unicode's form NFC, so canonically equal
-    texts have equal words.
-
-    Args:
-        text: any text; `<br />` tags are removed.
-
-    Returns:
-        The words in order.
+    `<br />` tags are removed. A combining mark belongs to the letter before it. Words are in Unicode's form
+    NFC, so canonically equal texts have equal words.
     """
     plain = _BREAK.sub(" ", text.lower().replace("’", "'"))
     if plain.isascii() or not _FAR.search(plain):
@@ -112,7 +105,6 @@ def tokenise(text: str) -> list[str]:
 
 @functools.cache
 def _word_with_marks() -> re.Pattern[str]:
-    """Compile the pattern of words whose letters may have combining marks, for texts without underscores."""
     characters = map(chr, range(sys.maxunicode + 1))
     marks = "".join(c for c in characters if unicodedata.category(c).startswith("M"))
     # The lookahead for the range comes first because it is faster than the set.
@@ -121,15 +113,12 @@ def _word_with_marks() -> re.Pattern[str]:
 
 
 def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int | None = None) -> Vocabulary:
-    """Build the vocabulary of some texts.
+    """Build the vocabulary of the training texts.
 
     Args:
         texts: the training texts.
-        min_count: least number of occurrences of a word.
+        min_count: smallest number of occurrences of a word.
         max_vocab: largest number of words; the most frequent ones are kept.
-
-    Returns:
-        The vocabulary.
 
     Raises:
         InputError: no word is left.
@@ -228,7 +217,7 @@ def _corpus_of(
 
 
 def _checked(source: Any) -> Any:
-    # Constructing the settings in Python does not check types and bounds, in contrast to reading a file.
+    # Settings that are constructed in Python have no check of types and bounds yet.
     try:
         checked = msgspec.convert(msgspec.to_builtins(source), type(source))
     except msgspec.ValidationError as error:
@@ -342,7 +331,7 @@ def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progr
 def _class_of(source: Any, split: str, place: str, label: Any, numbers: Mapping[Any, int]) -> int | None:
     """Return the number of a row's class, IGNORED, or None if the row has no label and may be dropped."""
     name = plain_text(label)
-    # A label that is a list or a table is never known.
+    # A list or a table cannot be a label, and is not hashable.
     number = numbers.get(name) if name.__hash__ else None
     if number is None and (name is not None or source.empty == "error"):
         remedy = (
@@ -400,7 +389,6 @@ def _counted(words: Mapping[str, int], texts: LabelledTexts, tokens: tuple[str, 
 
 
 def _token_ids(words: Iterable[str], vocabulary: Vocabulary) -> np.ndarray:
-    """Return the token id of each word number, -1 for an unknown word, (words,) int32."""
     return np.array([vocabulary.index.get(word, -1) for word in words], np.int32)
 
 

@@ -22,7 +22,7 @@ def criteria(item):
     return {name: expected for measure in item.measured for name, expected in measure.criteria.items()}
 
 
-def test_curves_have_as_many_values_as_were_published_and_name_their_source():
+def test_curves_have_all_published_values_and_a_source():
     for curve in CURVES.values():
         assert len(curve.values) == len(curve.centres) == (19 if "Yelp" in curve.name else 20)
         assert np.isfinite(curve.values).all()
@@ -38,14 +38,14 @@ def test_bin_centres_are_the_published_ones():
 
 
 @pytest.mark.parametrize("name", ["mlp_Ep", "two_layers_Ep"])
-def test_published_scores_are_u_shaped_by_our_own_measure(name):
+def test_published_scores_are_u_shaped(name):
     rows, centres = np.array([CURVES[name].values]), np.array(CURVES[name].centres)
     assert shapes.u_shape(rows, centres)[0] > 0.9
     assert abs(shapes.lowest(rows, centres)[0]) < 0.1
 
 
 @pytest.mark.parametrize("name", ["mlp_imdb", "mlp_yelp", "two_layer_weights_imdb", "two_layer_weights_yelp"])
-def test_criteria_beside_published_curves_are_those_of_the_curves(name):
+def test_criteria_match_published_curves(name):
     item = PAPER.item(name)
     ev, ep = item.published("Ev"), item.published("Ep")
     lowest = criteria(item)[f"where {ep.letters} is lowest"]
@@ -58,7 +58,7 @@ def test_criteria_beside_published_curves_are_those_of_the_curves(name):
     assert numbers == pytest.approx([length[0], *ends], abs=0.006)
 
 
-def test_published_rows_of_yelp_change_their_sign_at_zero():
+def test_published_yelp_rows_change_sign_at_zero():
     of_item = criteria(PAPER.item("yelp4"))
     for name in ("yelp_Ev_2", "yelp_Ev_4"):
         curve = CURVES[name]
@@ -70,7 +70,7 @@ def test_published_rows_of_yelp_change_their_sign_at_zero():
         assert float(published.published) == pytest.approx(signs, abs=5e-4)
 
 
-def test_items_beside_published_bins_have_those_and_others_hold_every_token():
+def test_items_use_published_bins_or_bins_with_all_tokens():
     for item in PAPER.items:
         if item.elsewhere:
             continue
@@ -82,7 +82,7 @@ def test_items_beside_published_bins_have_those_and_others_hold_every_token():
             assert (edges[1:] + edges[:-1]) / 2 == pytest.approx(BIN_CENTRES)
 
 
-def test_names_are_distinct_and_every_item_says_what_it_compares():
+def test_item_names_are_distinct_and_items_have_descriptions():
     assert len({item.name for item in PAPER.items}) == len(PAPER.items)
     # Whoever adds an item adds it to the list.
     assert {item.name for item in PAPER.items} == {
@@ -98,7 +98,7 @@ def test_names_are_distinct_and_every_item_says_what_it_compares():
             findings.load_measure(measure, item)
 
 
-def test_a_book_is_looked_up_by_its_name_in_sweeps_or_by_its_folder(tmp_path, monkeypatch):
+def test_book_is_found_by_name_or_folder(tmp_path, monkeypatch):
     shutil.copytree(TINY, tmp_path / "sweeps" / "small")
     monkeypatch.chdir(tmp_path)
     by_name, by_folder = read_book("small"), read_book(tmp_path / "sweeps" / "small")
@@ -110,7 +110,7 @@ def test_a_book_is_looked_up_by_its_name_in_sweeps_or_by_its_folder(tmp_path, mo
     assert PAPER.place == "jaxattn/lab/books/paper"
 
 
-def test_a_book_without_a_list_has_all_its_items(tmp_path):
+def test_book_without_item_list_has_all_items(tmp_path):
     book = shutil.copytree(TINY, tmp_path / "tiny")
     text = (book / "book.toml").read_text()
     (book / "book.toml").write_text(text.replace('items = ["step", "own", "texts", "elsewhere"]', ""))
@@ -195,14 +195,14 @@ def test_a_book_without_a_list_has_all_its_items(tmp_path):
         ("own/item.toml", "compared", 'curves = { Ev = "x" }\ncompared', r"curves: book.toml has no 'x'"),
     ],
 )
-def test_a_malformed_book_is_refused_in_a_line_that_names_the_place(tmp_path, file, old, new, message):
+def test_malformed_book_is_a_one_line_error_with_place(tmp_path, file, old, new, message):
     book = changed(tmp_path, file, old, new)
     with pytest.raises(InputError, match=message) as said:
         read_book(book)
     assert "\n" not in str(said.value)
 
 
-def test_an_item_has_measures_or_is_shown_elsewhere(tmp_path):
+def test_item_has_measures_or_elsewhere(tmp_path):
     path = TINY / "step" / "item.toml"
     text = path.read_text(encoding="utf-8").partition("[[measures]]")
     for changed_text in (text[0], "".join(text) + '[elsewhere]\nwords = "x"\nlink = "x"\ncommand = "x"\n'):
@@ -241,14 +241,14 @@ def changed(folder, file, old, new):
         ("metric =", 'studies = ["study", "study"]\nmetric =', r"mine.py:least: too many .*; its parameters"),
     ],
 )
-def test_a_measure_that_does_not_fit_is_refused(tmp_path, old, new, message):
+def test_invalid_measure_is_rejected(tmp_path, old, new, message):
     item = read_book(changed(tmp_path, "own/item.toml", old, new)).item("own")
     with pytest.raises(InputError, match=message) as said:
         findings.load_measure(item.measured[0], item)
     assert "\n" not in str(said.value)
 
 
-def test_keys_of_a_measure_that_are_not_known_are_its_settings():
+def test_other_keys_of_a_measure_are_settings():
     (asked,) = read_book(TINY).item("own").measured
     assert (asked.kind, asked.studies, asked.basis) == ("mine.py:least", ("study",), "published")
     assert asked.settings == {"metric": "one_step_error"}
@@ -266,7 +266,7 @@ def shared(tmp_path):
     return book
 
 
-def test_a_study_is_of_the_item_or_of_the_book_or_of_another_book(shared):
+def test_source_of_study_in_item_book_or_other_book(shared):
     step, own = read_book(shared).items[:2]
     assert [step.source("common").run, own.source("common").run, own.source("more").run] == [
         "common", "common", "own.more"
@@ -283,7 +283,7 @@ def test_a_study_is_of_the_item_or_of_the_book_or_of_another_book(shared):
     assert findings_study.run == "findings.which_cover.claim"
 
 
-def test_a_study_has_the_limit_of_seeds_of_its_measures(shared):
+def test_study_has_seed_limit_of_its_measures(shared):
     path = shared / "step" / "item.toml"
     path.write_text(path.read_text().replace("[[measures]]", "[[measures]]\nmost_seeds = 5"))
     step, own = read_book(shared).items[:2]
@@ -298,11 +298,11 @@ def test_a_study_has_the_limit_of_seeds_of_its_measures(shared):
             "comon",
             r"step/item.toml: studies: neither the item nor the book has comon.toml; did you mean 'common'\?",
         ),
-        ("own", r"own.toml: the book has an item own; give the study another name"),
+        ("own", r"own.toml: an item is also called own; give the study another name"),
         ("nowhere:study", r"nowhere: no such book, because there is no book.toml; did you mean"),
     ],
 )
-def test_a_study_that_is_not_there_is_named_before_anything_runs(shared, call, tmp_path, name, message):
+def test_missing_study_is_an_error_before_the_run(shared, call, tmp_path, name, message):
     if name == "own":
         shutil.copy(shared / "common.toml", shared / "own.toml")
     path = shared / "step" / "item.toml"
@@ -318,7 +318,7 @@ def test_a_study_that_is_not_there_is_named_before_anything_runs(shared, call, t
     assert not out.exists()
 
 
-def test_a_circle_of_sweep_files_is_named(shared, call, tmp_path):
+def test_cyclic_sweep_files_are_rejected(shared, call, tmp_path):
     (shared / "common.toml").write_text('extends = "own/more.toml"\nname = "common"\n')
     status, _, said = call("reproduce", shared, "--only", "step", "--out", tmp_path / "out", "--quiet")
     assert status == 2
@@ -327,9 +327,7 @@ def test_a_circle_of_sweep_files_is_named(shared, call, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_books_of_another_folder_are_found_next_to_the_book_and_not_in_the_working_directory(
-    tmp_path, monkeypatch
-):
+def test_other_books_are_found_next_to_the_book_not_in_the_working_directory(tmp_path, monkeypatch):
     """The working directory may be anybody's, and the code of a book is imported."""
     stranger = tmp_path / "sweeps" / "findings"
     (stranger / "which_cover").mkdir(parents=True)
@@ -349,7 +347,7 @@ def test_books_of_another_folder_are_found_next_to_the_book_and_not_in_the_worki
     assert mine.resolve() == (stranger / "which_cover" / "claim.toml").resolve()
 
 
-def test_a_book_that_is_nowhere_is_named(call, tmp_path):
+def test_missing_book_is_rejected(call, tmp_path):
     status, _, said = call("reproduce", "nowhere", "--out", tmp_path)
     assert status == 2
     (line,) = said.splitlines()
@@ -364,7 +362,7 @@ def test_a_book_that_is_nowhere_is_named(call, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["neighbours", "findings"])
-def test_a_book_of_checkouts_is_named_outside_of_them(call, tmp_path, monkeypatch, name):
+def test_checkout_book_outside_a_checkout_is_an_error(call, tmp_path, monkeypatch, name):
     monkeypatch.setattr(books_module, "CHECKOUT", tmp_path / "nowhere")
     monkeypatch.chdir(tmp_path)
     status, _, said = call("reproduce", name)
@@ -373,7 +371,7 @@ def test_a_book_of_checkouts_is_named_outside_of_them(call, tmp_path, monkeypatc
     assert line.endswith(f"{name}: this book is in sweeps/ of a checkout of jaxattn; run the command there")
 
 
-def test_the_documented_form_of_a_book_is_read(tmp_path):
+def test_documented_book_format_is_valid(tmp_path):
     page = (Path(__file__).parents[3] / "docs" / "howto" / "books.md").read_text(encoding="utf-8")
     (shared, about), (code,) = (
         re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("toml", "python")

@@ -26,7 +26,7 @@ def run():
     return Run(Path(), {"cells": entries}, table, pd.DataFrame())
 
 
-def test_metrics_of_a_cell_are_by_seed_and_in_the_order_of_steps(run):
+def test_cell_metrics_are_ordered_by_seed_and_step(run):
     first, second = cells(run)
     assert (first["model.dim"], second["model.dim"]) == (8, 16)
     np.testing.assert_allclose(second.path("loss"), [[1, 2], [1, 2.1], [1, 2.2]])
@@ -37,7 +37,7 @@ def test_metrics_of_a_cell_are_by_seed_and_in_the_order_of_steps(run):
     assert second.reached.all()
 
 
-def test_only_failures_of_the_cell_are_its_reasons(run):
+def test_why_lists_failures_of_the_cell_only(run):
     run.manifest["failures"] = [
         {"cell": cell, "seed": seed, "phase": "limit", "step": 3, "reason": reason}
         for cell, seed, reason in (
@@ -51,11 +51,11 @@ def test_only_failures_of_the_cell_are_its_reasons(run):
     assert Cell(run, 1).why == "other"
 
 
-def test_bounds_are_rounded_up():
+def test_round_up():
     bounds = [round_up(x) for x in (0.0, 1e-9, 1.01e-9, 9.2e-5, 0.3, 0.31)]
     assert bounds == ["0", "1e-9", "2e-9", "1e-4", "3e-1", "4e-1"]
 
 
-def test_the_worst_distance_is_that_of_the_seeds_that_have_one():
+def test_worst_ignores_seeds_without_value():
     assert worst(np.array([1e-9, np.nan, 1.5e-8])) == "1 - cos ≤ 2e-8, "
     assert worst(np.array([np.nan])) == ""

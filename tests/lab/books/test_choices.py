@@ -88,7 +88,7 @@ def shapes_by_hand(results, cell):
 
 
 @pytest.mark.more
-def test_shares_are_those_of_a_count(run, measured):
+def test_choices_count_shapes(run, measured):
     results, _ = run
     by_hand = np.array([shapes_by_hand(results, cell) for cell in range(8)])
     shares = {f.measured: f.estimate for f in measured.findings}
@@ -101,7 +101,7 @@ def test_shares_are_those_of_a_count(run, measured):
 
 
 @pytest.mark.more
-def test_the_shown_run_lies_among_the_draws(run, measured):
+def test_position_of_shown_run_among_draws(run, measured):
     results, _ = run
     table = measured.tables["What it depends on"]
     assert set(table["optimizer"]) == {"Adam", "SGD"}
@@ -114,7 +114,7 @@ def test_the_shown_run_lies_among_the_draws(run, measured):
     np.testing.assert_allclose(adam["Spearman with test accuracy"], expected, rtol=1e-12)
 
 
-def test_the_choice_that_the_u_shape_depends_on_most_comes_first():
+def test_choices_are_sorted_by_correlation_with_u_shape():
     rates, noise = np.geomspace(1e-3, 1, 8), np.array([3, 1, 4, 2, 8, 6, 5, 7]) / 10
     draws = pd.DataFrame(
         {"optimizer": "Adam", "phases.joint.step_size": rates, "data.label_noise": noise}

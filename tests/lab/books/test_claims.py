@@ -89,7 +89,7 @@ def limit():
     return {("limit", name): x for name, x in found.items()}
 
 
-def test_what_the_theory_promises_holds(made, limit):
+def test_promised_direction_holds(made, limit):
     run = made(limit)
     assert verdicts(judged(GROWS, run)) == [HOLDS] * 3
     close, power = judged(CONVERGES, run)
@@ -102,13 +102,13 @@ def test_what_the_theory_promises_holds(made, limit):
     assert cell.setting == selected.setting == "assumption1, V = 50, n = 200, T = 8, d = 2048, η0 = 200"
 
 
-def test_a_wrong_direction_fails(made, limit):
+def test_wrong_direction_fails(made, limit):
     turned = {"one_minus_cosine": 1e-3 + 8 / NORM**2, "certified_distance": 1e-3}
     limit |= {("limit", name): x for name, x in turned.items()}
     assert verdicts(judged(CONVERGES, made(limit))) == [FAILS, FAILS]
 
 
-def test_selection_of_other_tokens_fails(made, limit):
+def test_wrong_selection_fails(made, limit):
     limit["limit", "relevant_selected"] = 0.75
     assert verdicts(judged(SELECTS, made(limit))) == [FAILS]
     share, held = judged(SELECTS_WITHOUT, made(limit, **{"data.kind": "independent"}))
@@ -117,13 +117,13 @@ def test_selection_of_other_tokens_fails(made, limit):
     assert "a relevant token, where there is one," in held.measured
 
 
-def test_growth_distinguishes_infinity_from_a_finite_stationary_point(made, limit):
+def test_growth_distinguishes_divergence_from_finite_stationary_point(made, limit):
     # Near a finite stationary point the gradient vanishes like e^(-λ t), far below 1 / t.
     limit["limit", "log_gradient_norm"] = limit["limit", "log_gradient_norm"] - 10
     assert verdicts(judged(GROWS, made(limit)))[:2] == [FAILS, FAILS]
 
 
-def test_a_flow_that_ends_early_fails_and_its_certificate_says_where(made, limit):
+def test_flow_that_ends_early_fails_with_its_norm(made, limit):
     short = made(limit, **{"phases.limit.until_norm": 2e6})
     assert judged(CONVERGES, short)[0].verdict == FAILS
     assert cells(short)[0].ends == "40 of 40 end at ‖p‖ = 1000000"
@@ -137,7 +137,7 @@ def test_a_flow_that_ends_early_fails_and_its_certificate_says_where(made, limit
     assert (found.estimate.hits, found.verdict) == (SEEDS, "holds there too")
 
 
-def test_seeds_whose_flow_ends_early_are_in_no_mean_of_rates(made, limit):
+def test_rates_exclude_flows_that_end_early(made, limit):
     run = made(limit)
     records = run.records
     first = (records["seed"] == 0) & (records["step"] == len(NORM) - 1)
@@ -149,7 +149,7 @@ def test_seeds_whose_flow_ends_early_are_in_no_mean_of_rates(made, limit):
     assert rate.measured.endswith("seeds that come to ‖p‖ = 1e6")
 
 
-def test_a_seed_whose_flow_failed_has_no_value_and_voids_no_finding(made, limit):
+def test_failed_flow_has_no_value_and_keeps_other_findings(made, limit):
     run = made(limit)
     records, reason = run.records, "the flow met NaN or a step too short to represent"
     failed = records["seed"] == 3
@@ -169,7 +169,7 @@ def test_a_seed_whose_flow_failed_has_no_value_and_voids_no_finding(made, limit)
     assert held.counted == f"39 of 40: in 1 {reason}"
 
 
-def test_limits_with_ties_are_reached_or_finite(made, limit):
+def test_limits_with_ties(made, limit):
     def of(away, holds):
         found = {
             "limit_certified_distance": away,
@@ -198,7 +198,7 @@ def test_several_relevant_tokens(made, limit):
 
 
 @pytest.mark.parametrize(("classes", "of"), [(2, ONE_STEP), (4, CLASSES)])
-def test_the_power_of_d_in_the_one_step_law(made, classes, of):
+def test_power_of_d_in_one_step_law(made, classes, of):
     run = joined(
         *(
             made(
@@ -218,7 +218,7 @@ def test_the_power_of_d_in_the_one_step_law(made, classes, of):
     assert ("K = 4" in found[0].setting) == (classes == 4)
 
 
-def test_claim_v_is_judged_by_selection_and_direction(made, limit):
+def test_claim_v_compares_selection_and_direction(made, limit):
     found = {
         "p_norm": 1e4,
         "relevant_margin": 0.01,
@@ -251,7 +251,7 @@ def test_claim_v_is_judged_by_selection_and_direction(made, limit):
         judged(TOGETHER, made(together, **until), alone)
 
 
-def test_growth_on_texts_is_the_derivative_of_the_norm(made):
+def test_growth_on_texts_is_derivative_of_norm(made):
     found = {"p_norm": 2.0, "cos_p_descent": 0.5, "log_gradient_norm": np.log(0.02)}
     steps = {"phases.descent.steps": 1200, "phases.descent.step_size": 0.25}
     norm, growth = judged(GROWS_ON_TEXTS, made({("descent", name): x for name, x in found.items()}, **steps))
@@ -279,7 +279,7 @@ def at(made, step_size, kept):
 
 
 @pytest.mark.parametrize(("step_size", "inside"), [(200.0, False), (800.0, True), (2000.0, False)])
-def test_a_label_is_lost_inside_of_the_window_and_nowhere_else(made, window, step_size, inside):
+def test_label_is_lost_only_inside_window(made, window, step_size, inside):
     (lost,), (kept,) = (judged(LABEL, at(made, step_size, x)) for x in (0.4, 1.0))
     assert (lost.verdict, kept.verdict) == ((HOLDS, FAILS) if inside else (FAILS, HOLDS))
     assert lost.setting == f"equal_counts, V = 50, n = 200, T = 8, d = 2048, η0 = {step_size:g}"
@@ -287,20 +287,20 @@ def test_a_label_is_lost_inside_of_the_window_and_nowhere_else(made, window, ste
 
 
 @pytest.mark.more
-def test_the_window_is_that_of_the_sizes_of_the_cell(made):
+def test_window_depends_on_cell_sizes(made):
     (found,) = judged(LABEL, at(made, 800.0, 0.0))
     assert found.certificate == "predicted: lost from 306 to 1334"
 
 
 @pytest.mark.parametrize(("keep", "verdict"), [(0, HOLDS), (8, HOLDS), (20, "undecided"), (32, FAILS)])
-def test_beside_an_edge_the_median_seed_decides(made, window, keep, verdict):
+def test_median_seed_decides_next_to_an_edge(made, window, keep, verdict):
     beside = at(made, 355.0, 0.0)
     beside.records.loc[beside.records["seed"] < keep, "value"] = 1.0
     (found,) = judged(LABEL, beside)
     assert (found.verdict, found.criterion.low, found.estimate.hits) == (verdict, 0.5, SEEDS - keep)
 
 
-def test_a_window_that_is_not_there_loses_nothing(made, monkeypatch):
+def test_no_window_loses_no_label(made, monkeypatch):
     set_window(monkeypatch, SimpleNamespace(lower=np.nan, upper=np.nan))
     (found,) = judged(LABEL, at(made, 800.0, 1.0))
     assert (found.verdict, found.certificate) == (HOLDS, "predicted: lost nowhere")
@@ -330,7 +330,7 @@ LAWFUL = {
         ("variance_sign", 0.0, [HOLDS, HOLDS]),
     ],
 )
-def test_a_cover_has_its_law_and_its_order(made, metric, value, expected):
+def test_cover_law_and_order(made, metric, value, expected):
     settings = {"data.relevant": 10, "model.init.E.scale": 0.01, "phases.all.until_log_loss": -1e4}
     records = {("all", name): x for name, x in (LAWFUL | {metric: value}).items()}
     found = judged(COVER, made(records, **settings))
@@ -340,7 +340,7 @@ def test_a_cover_has_its_law_and_its_order(made, metric, value, expected):
     assert found[0].measured == "a cover, E·v within 1 % of that at L = e^(-10,000)"
 
 
-def test_certificates_of_mixtures_are_confirmed_or_not(made):
+def test_certificates_of_mixtures(made):
     def of(certified, away):
         values = {"certified": certified, "far_error": away, "gap": 3e-16}
         return judged(MIXTURE, made({("both", name): x for name, x in values.items()}))
@@ -357,7 +357,7 @@ def test_certificates_of_mixtures_are_confirmed_or_not(made):
     assert confirmed.counted == "0 of 40: in 40 no limit is certified"
 
 
-def test_every_claim_is_reported_in_words_and_has_a_promise():
+def test_every_claim_has_a_description_and_a_promise():
     assert [item.name for item in CLAIMS.items] == [
         *("L4.1", "MC", "L4.2", "T4.3", "certificate", "L4.4/4.5", "V", "MR", "label", "cover", "mixture")
     ]
@@ -367,7 +367,7 @@ def test_every_claim_is_reported_in_words_and_has_a_promise():
         assert item.name == "certificate" or any(measure.basis == "promised" for measure in item.measured)
 
 
-def test_studies_of_texts_and_of_mixtures_have_a_limit_of_seeds():
+def test_text_and_mixture_studies_have_seed_limits():
     limits = {
         (item.name, name): measure.most_seeds
         for item in CLAIMS.items
@@ -388,7 +388,7 @@ def test_studies_of_texts_and_of_mixtures_have_a_limit_of_seeds():
         assert len(item.study("full", study).seeds) == most
 
 
-def test_texts_of_three_classes_are_refused(made, tmp_path):
+def test_texts_with_three_classes_are_rejected(made, tmp_path):
     path = tmp_path / "three.csv"
     path.write_text("text,label\n" + "".join(f"word{x} and,{x}\n" for x in (0, 1, 2) * 4))
     run = made({("step", "one_step_error"): 0.1, ("step", "embedding_error"): 0.1})

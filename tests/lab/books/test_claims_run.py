@@ -64,7 +64,7 @@ def replace_items(*names):
     return replace(CLAIMS, shared=msgspec.structs.replace(CLAIMS.shared, items=names))
 
 
-def test_what_is_finished_is_not_run_again(one, claims, folder):
+def test_finished_claims_are_not_run_again(one, claims, folder):
     before, written = stamps(folder), [path.read_bytes() for path in one.paths]
     assert [path.relative_to(folder).as_posix() for path in before] == [
         "runs/laptop/law-classes/records.parquet"
@@ -73,7 +73,7 @@ def test_what_is_finished_is_not_run_again(one, claims, folder):
     assert stamps(folder) == before
 
 
-def test_of_fewer_seeds_none_is_run_and_more_are_added(one, claims, folder, tmp_path):
+def test_fewer_seeds_run_nothing_and_more_seeds_are_added(one, claims, folder, tmp_path):
     before = stamps(folder)
     fewer = claims("MC", seeds=2)
     assert stamps(folder) == before
@@ -91,7 +91,7 @@ def test_of_fewer_seeds_none_is_run_and_more_are_added(one, claims, folder, tmp_
     np.testing.assert_array_equal(both["value"], both["value_more"])
 
 
-def test_the_files_say_what_the_table_says(one):
+def test_files_match_the_table(one):
     text, shown, read_csv = (path.read_text(encoding="utf-8") for path in one.paths[:3])
     assert [path.name for path in one.paths[:3]] == ["index.md", "index.html", "claims.csv"]
     table, (found,) = pd.read_csv(one.paths[2]), [each for each in one.sections if each.ran]
@@ -126,13 +126,13 @@ def test_the_files_say_what_the_table_says(one):
     assert shown.index("promised by the theory") < shown.index("<nav") < shown.index("<main>")
 
 
-def test_versions_and_the_command_are_in_the_manifest(one, folder):
+def test_manifest_has_versions_and_command(one, folder):
     manifest = load(folder / "runs" / "laptop" / "law-classes").manifest
     assert jax.__version__ in str(manifest)
     assert "jaxattn reproduce claims" in str(manifest["command"])
 
 
-def test_something_promised_that_fails_makes_the_status_1(one):
+def test_failed_promise_gives_status_1(one):
     ran = section(one, "MC")
     promised = next(finding for finding in ran.findings if finding.basis == "promised")
     failed, open_ = (replace(promised, estimate=Estimate(*[x] * 3, 3)) for x in (9.0, float("nan")))
@@ -143,7 +143,7 @@ def test_something_promised_that_fails_makes_the_status_1(one):
     assert replace(one, sections=(), failed={"MC": "no memory"}).status == 1
 
 
-def test_a_folder_that_cannot_be_written(one, claims, tmp_path):
+def test_unwritable_folder(one, claims, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
         RunError, match=r"^MC: .*file: is a file, not a folder; choose another results folder with --out"
@@ -151,7 +151,7 @@ def test_a_folder_that_cannot_be_written(one, claims, tmp_path):
         claims("MC", out=tmp_path / "file")
 
 
-def test_claims_whose_studies_are_in_a_checkout_are_left_out_without_one(
+def test_claims_with_checkout_studies_are_skipped_without_checkout(
     one, claims, folder, tmp_path, monkeypatch, capsys, call
 ):
     monkeypatch.setattr(books_module, "CHECKOUT", tmp_path)
@@ -194,14 +194,14 @@ def test_claims_whose_studies_are_in_a_checkout_are_left_out_without_one(
         ("MC", {"overrides": {"law-classes": ("model.dims=3",)}}, r"dims"),
     ],
 )
-def test_wrong_input_is_named_with_a_remedy_before_anything_runs(claims, tmp_path, only, options, message):
+def test_wrong_input_is_rejected_before_the_run(claims, tmp_path, only, options, message):
     with pytest.raises(InputError, match=message) as said:
         claims(only, out=tmp_path / "out", **options)
     assert "\n" not in str(said.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_few_seeds_are_warned_of_where_something_is_promised(call, tmp_path):
+def test_few_seeds_give_a_warning_for_promises(call, tmp_path):
     (tmp_path / "out").write_text("")
     for seeds, warned in ((35, True), (36, False)):
         _, _, said = call("reproduce", "claims", "--seeds", seeds, "--only", "MC", "--out", tmp_path / "out")
@@ -215,7 +215,7 @@ def every(claims):
 
 
 @pytest.mark.slow
-def test_every_claim_has_findings_and_every_finding_a_number_with_an_interval(every):
+def test_every_claim_has_findings_with_intervals(every):
     assert every.failed == {}
     for each in every.sections:
         assert any(finding.basis == "promised" for finding in each.findings), each.item.name
@@ -228,7 +228,7 @@ def test_every_claim_has_findings_and_every_finding_a_number_with_an_interval(ev
 
 
 @pytest.mark.slow
-def test_every_study_is_run_once_and_directions_have_certificates(every, folder, plan):
+def test_every_study_runs_once_and_directions_have_certificates(every, folder, plan):
     ran = {path.name for path in (folder / "runs" / "laptop").iterdir()}
     assert ran == {name.replace(":", ".").replace("/", ".") for name in plan}
     table = pd.read_csv(folder / "claims.csv")
@@ -257,7 +257,7 @@ def texts(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_texts_give_findings_of_their_own(plan, claims, texts):
+def test_texts_have_separate_findings(plan, claims, texts):
     data = f'data={{kind = "csv", path = "{texts}"}}'
     descent = ("phases.step.step_size=50.0", "phases.descent.step_size=0.5", "phases.descent.steps=20")
     small = plan | {
@@ -280,7 +280,7 @@ def test_texts_give_findings_of_their_own(plan, claims, texts):
 
 
 @pytest.mark.more
-def test_findings_are_measured_where_their_book_is(one, claims):
+def test_findings_of_another_book_are_measured_with_its_code(one, claims):
     page = claims("MC", "cover", book=replace_items("MC", "cover"))
     assert [each.item.name for each in page.sections] == ["MC", "cover"]
     assert [len(each.findings) for each in page.sections] == [3, 3]

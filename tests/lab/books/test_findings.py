@@ -18,7 +18,7 @@ from jaxattn.lab.results.judge import Estimate, around, at_least
 from jaxattn.lab.results.run import Run
 
 
-def test_an_item_agrees_only_if_all_its_findings_do():
+def test_item_agrees_only_if_all_findings_agree():
     good = Finding("", Estimate(1.0, 1.0, 1.0), "", at_least(0.9))
     bad = Finding("", Estimate(0.0, 0.0, 0.0), "", at_least(0.9))
     lone = Finding("", Estimate(0.0, 0.0, 0.0), "")
@@ -27,7 +27,7 @@ def test_an_item_agrees_only_if_all_its_findings_do():
     assert item_verdict([lone]) == "measured"
 
 
-def test_verdicts_of_an_item_are_in_the_words_of_their_bases():
+def test_item_verdict_uses_words_of_each_basis():
     holds, fails = (Finding("", Estimate(x, x, x), "", at_least(0.9), basis="promised") for x in (1, 0))
     limit = Finding("", Estimate(1, 1, 1), basis="promised")
     some = Finding("", Estimate(0.5, 0.4, 0.6, 9, 0, 4), "", at_least(0.9), basis="beyond")
@@ -41,7 +41,7 @@ def test_verdicts_of_an_item_are_in_the_words_of_their_bases():
 
 
 @pytest.mark.parametrize(("basis", "expected"), [("promised", "holds"), ("beyond", "holds there too")])
-def test_a_finding_says_how_many_seeds_have_no_value_and_why(basis, expected):
+def test_finding_counts_seeds_without_value(basis, expected):
     of = {"basis": basis, "criterion": around(1.0, 0.5), "why": "the flow met NaN"}
     found = mean("x", np.array([*np.linspace(0.9, 1.1, 9), math.nan]), **of)
     assert (found.verdict, found.counted) == (expected, "9 of 10: in 1 the flow met NaN")
@@ -53,7 +53,7 @@ def test_a_finding_says_how_many_seeds_have_no_value_and_why(basis, expected):
     assert mean("x", [1.0, 2.0], **of).counted == "2 seeds"
 
 
-def test_seeds_that_are_equal_have_no_interval():
+def test_equal_seeds_have_no_interval():
     of = {"basis": "promised", "criterion": around(0.0, 0.1)}
     found = mean("x", np.zeros(7), **of)
     assert (found.verdict, found.text) == ("holds", "0 (no spread over 7 seeds)")
@@ -64,7 +64,7 @@ def test_seeds_that_are_equal_have_no_interval():
     assert (same.verdict, same.text) == ("agrees", "1.00 (no spread over 6 seeds)")
 
 
-def test_so_many_seeds_decide_a_yes_or_no():
+def test_deciding_number_of_seeds():
     of = {"basis": "promised", "criterion": at_least(reading.REQUIRED)}
     holds = [share("x", np.ones(n, bool), **of).verdict == "holds" for n in range(1, 60)]
     assert holds.index(True) + 1 == reading.DECIDING_SEEDS == 36
@@ -73,14 +73,14 @@ def test_so_many_seeds_decide_a_yes_or_no():
     assert reading.too_few(36) == ""
 
 
-def test_chances_of_a_wrong_verdict_are_those_of_the_judged():
+def test_expected_misses_count_findings_with_criteria():
     free, judged = mean("x", [1.0, 2.0]), mean("x", [1.0, 2.0], criterion=around(0, 1))
-    text = reading.chances([free, *[judged] * 30])
+    text = reading.expected_misses([free, *[judged] * 30])
     assert text.startswith("30 of 31 numbers have a criterion.")
     assert "up to 1.5 of these 30 intervals" in text
 
 
-def test_a_page_explains_the_bases_that_it_has():
+def test_page_explains_its_bases():
     def explained(*bases):
         return " ".join(reading.rules([Finding("x", Estimate(1, 0, 2, 9), basis=basis) for basis in bases]))
 
@@ -113,7 +113,7 @@ def results():
     return Run(Path(), {"cells": cells}, table, pd.DataFrame())
 
 
-def test_a_metric_is_that_at_the_end_of_the_last_phase_over_the_seeds_that_have_it(results):
+def test_last_metric_of_last_phase_over_finite_seeds(results):
     first, second = metrics.cells(results, BOOK.item("texts"), metrics=["train_accuracy"]).findings
     assert (first.measured, first.over) == ("a, model.dim = 4: train accuracy", "3 seeds")
     assert first.estimate.value == 1
@@ -131,9 +131,9 @@ def asking(**criteria):
     return msgspec.structs.replace(BOOK.item("own").measured[0], criteria=criteria)
 
 
-def test_findings_are_compared_with_the_first_criterion_whose_pattern_fits():
+def test_first_matching_criterion_is_used():
     (asked,) = BOOK.item("own").measured
-    held, other = findings.hold(NUMBERS, asked)
+    held, other = findings.with_criteria(NUMBERS, asked)
     assert (held.verdict, held.published) == ("agrees", "≥ 0")
     assert (other.verdict, other.published) == ("measured", "-")
     first, last = asked.criteria["least one_step_error"], Expected(at_least=0.9)
@@ -142,33 +142,33 @@ def test_findings_are_compared_with_the_first_criterion_whose_pattern_fits():
         ({"least *": first, "*": last}, ["agrees", "differs"]),
         ({"*": last, "least *": first}, ["differs", "differs"]),
     ):
-        assert [x.verdict for x in findings.hold(NUMBERS, asking(**criteria))] == verdicts
+        assert [x.verdict for x in findings.with_criteria(NUMBERS, asking(**criteria))] == verdicts
     assert replace(held, criterion=None, published="-", basis=None) == NUMBERS[0]
 
 
-def test_a_basis_is_that_of_the_criterion_or_of_the_finding_or_of_the_measure():
+def test_basis_of_criterion_finding_or_measure():
     own = [NUMBERS[0], replace(NUMBERS[1], basis="expected", criterion=at_least(0.3))]
     asked = msgspec.structs.replace(asking(), basis="promised")
-    assert [(x.basis, x.verdict) for x in findings.hold(own, asked)] == [
+    assert [(x.basis, x.verdict) for x in findings.with_criteria(own, asked)] == [
         ("promised", "undecided"), ("expected", "holds")
     ]  # fmt: skip
     # A criterion of the item replaces one of the measure, with its basis.
     asked = msgspec.structs.replace(
         asked, criteria={"least *": Expected(basis="beyond"), "*": Expected(at_least=0.9)}
     )
-    assert [(x.basis, x.verdict) for x in findings.hold(own, asked)] == [
+    assert [(x.basis, x.verdict) for x in findings.with_criteria(own, asked)] == [
         ("beyond", "measured"), ("promised", "fails")
     ]  # fmt: skip
 
 
-def test_criteria_fit_names_with_their_cells():
+def test_criteria_match_names_with_cells():
     found = [replace(NUMBERS[0], measured="x", cell=f"η0 = {k}") for k in (1, 2)]
-    held = findings.hold(found, asking(**{"η0 = 2: *": Expected(at_least=0.0)}))
+    held = findings.with_criteria(found, asking(**{"η0 = 2: *": Expected(at_least=0.0)}))
     assert [x.name for x in held] == ["η0 = 1: x", "η0 = 2: x"]
     assert [x.verdict for x in held] == ["measured", "agrees"]
 
 
-def test_a_criterion_that_fits_nothing_is_refused_unless_it_is_optional(results):
+def test_unmatched_criterion_is_rejected_unless_optional(results):
     texts = BOOK.item("texts")
     (plain,) = texts.measured
     (criterion,) = BOOK.item("own").measured[0].criteria.values()

@@ -19,7 +19,7 @@ KNOWN = [item for item in PAPER.items if item.measured and item.measured[0].kind
 
 
 @pytest.mark.parametrize("item", KNOWN, ids=lambda item: item.name)
-def test_names_are_those_that_a_run_leaves(item):
+def test_known_names_match_names_after_run(item):
     left = json.loads((RECORDS / f"{item.name}.json").read_text(encoding="utf-8"))["findings"]
     (measure,) = item.measured
     known = known_names(measure, item, item.study("full"))
@@ -29,7 +29,7 @@ def test_names_are_those_that_a_run_leaves(item):
     check_names(measure, item, known)
 
 
-def test_measures_of_own_code_have_names_when_they_have_run():
+def test_custom_measures_have_names_after_run():
     item = read_book(TINY).item("own")
     (measure,) = item.measured
     assert known_names(measure, item, item.study("laptop")) is None
@@ -38,7 +38,7 @@ def test_measures_of_own_code_have_names_when_they_have_run():
         check_names(measure, item, ["another"])
 
 
-def test_a_criterion_that_fits_nothing_ends_before_anything_runs(call, tmp_path):
+def test_unmatched_criterion_is_rejected_before_the_run(call, tmp_path):
     book = shutil.copytree(TINY, tmp_path / "tiny")
     text = (book / "step" / "item.toml").read_text(encoding="utf-8")
     assert "[measures.criteria]" in text
@@ -68,7 +68,7 @@ def test_check_prints_findings_and_criteria(call, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_all_measures_of_an_item_are_looked_at(tmp_path):
+def test_look_covers_all_measures_of_an_item(tmp_path):
     found = look(read_book("claims"), Asked(("L4.2", "label", "MR")), out=tmp_path)
     assert found["item"].tolist() == [*["L4.2"] * 7, "label", *["MR"] * 2]
     assert found["finding"][0] == "margin · t ‖∂L/∂p‖ at the end between *"

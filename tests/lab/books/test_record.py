@@ -58,7 +58,7 @@ def keep(section, folder):
     return folder
 
 
-def test_what_is_read_is_what_was_written(folder):
+def test_record_round_trip(folder):
     mine = record.read_record(ITEM, "laptop", folder)
     assert page.as_markdown(PAPER, (mine,), HERE) == page.as_markdown(PAPER, (SECTION,), HERE)
     assert page.as_html(PAPER, (mine,), HERE) == page.as_html(PAPER, (SECTION,), HERE)
@@ -68,14 +68,14 @@ def test_what_is_read_is_what_was_written(folder):
     assert [finding.verdict for finding in mine.findings] == ["cannot tell", "agrees", "measured"]
 
 
-def test_tables_have_names_of_columns_that_records_hold(tmp_path):
+def test_tables_have_columns_of_records(tmp_path):
     """A pivot table has numbers for names."""
     table = texts(pd.DataFrame({"step": ["a"], 100: [0.5]}))
     keep(replace(SECTION, tables={"Steps": table}), tmp_path)
     pd.testing.assert_frame_equal(record.read_record(ITEM, "laptop", tmp_path).tables["Steps"], table)
 
 
-def test_the_page_shows_an_item_from_its_record_and_names_what_to_run_for_the_others(folder):
+def test_page_shows_records_and_commands_for_missing_items(folder):
     written = page.write_book_page(PAPER, Place(folder, "laptop"))
     verdicts = written.summary.set_index("item")["verdict"]
     assert verdicts["fig2_synthetic"] == SECTION.verdict
@@ -100,7 +100,7 @@ def test_results_of_another_scale_are_not_overwritten(folder):
         record.read_record(ITEM, "full", folder)
 
 
-def test_a_record_of_other_settings_is_not_shown(folder):
+def test_record_of_other_settings_is_not_shown(folder):
     path = folder / record.place(ITEM)
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"settings": "of before"}))
@@ -109,20 +109,20 @@ def test_a_record_of_other_settings_is_not_shown(folder):
     assert shown.remedy.startswith("its settings have changed since it was run; run `jaxattn reproduce")
 
 
-def test_settings_are_equal_wherever_the_data_lies_and_differ_between_scales():
+def test_digest_depends_on_scale_but_not_on_data_folder():
     digests = {item.digest(scale) for item in PAPER.items if item.measured for scale in ("laptop", "full")}
     runs = [item for item in PAPER.items if item.measured]
     assert len(digests) == len(runs) + sum(bool(item.laptop) for item in runs)
 
 
 @pytest.mark.parametrize("damage", ["[]", "{", '{"scale": "laptop"}'])
-def test_a_damaged_record_is_named_with_its_remedy(folder, damage):
+def test_damaged_record_is_an_error_with_remedy(folder, damage):
     (folder / record.place(ITEM)).write_text(damage)
     with pytest.raises(InputError, match=r"fig2_synthetic.json: damaged.*; remove it and run `jaxattn"):
         record.read_record(ITEM, "laptop", folder)
 
 
-def test_a_page_of_older_intervals_says_so():
+def test_page_marks_older_intervals():
     assert typeset(reading._OLD) in page.as_markdown(PAPER, (SECTION,), HERE)
     new = (
         Finding("the lowest", Estimate(0.0, -0.1, 0.1, 5), "5 seeds", around(0.0, 0.3)),
@@ -131,7 +131,7 @@ def test_a_page_of_older_intervals_says_so():
     assert typeset(reading._OLD) not in page.as_markdown(PAPER, (replace(SECTION, findings=new),), HERE)
 
 
-def test_a_lost_figure_is_named(folder):
+def test_missing_figure_is_reported(folder):
     (folder / "figures" / "fig2_synthetic.png").unlink()
     with pytest.raises(InputError, match=r"figures/fig2_synthetic.png: missing, but .* refers to it; run `"):
         record.read_record(ITEM, "laptop", folder)
@@ -144,7 +144,7 @@ def of_book(parameter):
 
 
 @pytest.mark.parametrize("item", [item for item in PAPER.items if item.measured], ids=lambda item: item.name)
-def test_a_committed_record_names_every_model_and_dimension_of_its_cells(item):
+def test_published_record_lists_models_and_dimensions(item):
     facts = record.read_record(item, "full", PUBLISHED / "paper").facts
     kinds, dims = facts["model"].split(", d = ")
     models = [cell.tables["model"] for cell in item.study("full", data_dir=Path("nowhere")).cells]
@@ -160,7 +160,7 @@ def committed(request):
     return book, tuple(record.read_record(item, place.scale, place.out) for item in book.items), place
 
 
-def test_the_committed_page_is_what_its_records_say(committed):
+def test_published_page_matches_its_records(committed):
     book, sections, place = committed
     assert page.as_markdown(book, sections, place) == (place.out / "index.md").read_text(encoding="utf-8")
     assert page.as_html(book, sections, place) == (place.out / "index.html").read_text(encoding="utf-8")
@@ -169,7 +169,7 @@ def test_the_committed_page_is_what_its_records_say(committed):
     assert {each.item.name for each in sections if each.verdict == NOT_RUN} == set()
 
 
-def test_a_committed_number_that_differs_has_a_reason(committed):
+def test_published_number_that_differs_has_a_reason(committed):
     book, sections, _ = committed
     doubtful = [
         each for each in sections if re.search("differ|fail|not hold|some|inconclusive", each.verdict)
@@ -179,7 +179,7 @@ def test_a_committed_number_that_differs_has_a_reason(committed):
 
 
 @pytest.mark.parametrize("way", ["dots", "absolute", "link"])
-def test_a_record_shows_no_file_outside(folder, tmp_path, way):
+def test_record_cannot_refer_to_outside_files(folder, tmp_path, way):
     out = tmp_path / "out"
     shutil.copytree(folder, out, ignore=shutil.ignore_patterns("out"))
     (tmp_path / "secret.png").write_bytes(b"secret")
@@ -193,28 +193,28 @@ def test_a_record_shows_no_file_outside(folder, tmp_path, way):
     path.write_text(json.dumps(content))
     words = {
         "link": r"link\.png: a link that leads out of .*, but \S+fig2_synthetic.json refers to it; run `",
-        "dots": r"fig2_synthetic.json: damaged: it contains an unexpected figure '\.\./secret\.png'; remove",
-        "absolute": r"fig2_synthetic.json: damaged: it contains an unexpected figure '/.*; remove it",
+        "dots": r"fig2_synthetic.json: damaged: unexpected figure '\.\./secret\.png'; remove",
+        "absolute": r"fig2_synthetic.json: damaged: unexpected figure '/.*; remove it",
     }
     with pytest.raises(InputError, match=words[way]):
         record.read_record(ITEM, "laptop", out)
 
 
 @pytest.mark.parametrize(("book", "item"), ITEMS, ids=[of_book(x) for x in ITEMS])
-def test_committed_findings_have_the_criteria_of_their_item(book, item):
+def test_published_findings_have_criteria_of_their_item(book, item):
     """Criteria that a measure sets itself are not in the item."""
     kept = record.read_record(item, SCALES[book.name], PUBLISHED / book.name).findings
     assert kept
     by_itself = any(measure.kind.endswith(":predicted") for measure in item.measured)
     for finding in kept if not by_itself else ():
         bare = replace(finding, criterion=None, published="-", basis=None)
-        assert finding in [findings.hold([bare], measure)[0] for measure in item.measured]
+        assert finding in [findings.with_criteria([bare], measure)[0] for measure in item.measured]
     for measure in item.measured:
         for pattern, expected in measure.criteria.items():
             assert expected.optional or any(fnmatchcase(each.name, pattern) for each in kept)
 
 
-def test_the_table_of_claims_has_a_row_for_every_finding():
+def test_claims_table_has_one_row_per_finding():
     book, place = BOOKS["claims"], PUBLISHED / "claims"
     sections = [record.read_record(item, "laptop", place) for item in book.items]
     found = [(each.item.name, finding) for each in sections for finding in each.findings]
@@ -229,11 +229,11 @@ def test_the_table_of_claims_has_a_row_for_every_finding():
         assert [int(row["seeds"]), int(row["missing"])] == list(finding.estimate[3:5])
 
 
-def test_the_counts_above_a_committed_page_are_those_of_its_table(committed):
+def test_published_verdict_counts_match_the_table(committed):
     book, sections, place = committed
     with (place.out / book.shared.table).open(encoding="utf-8", newline="") as file:
         verdicts = [row["verdict"] for row in csv.DictReader(file)]
-    text = page.in_numbers(sections)
+    text = page.verdict_summary(sections)
     for words, recorded in (
         (r"(\d+) agree", "agrees"),
         (r"(\d+) differ", "differs"),
@@ -245,7 +245,7 @@ def test_the_counts_above_a_committed_page_are_those_of_its_table(committed):
     assert text in page.as_html(book, sections, place).replace("\xa0", " ")
 
 
-def test_the_page_of_the_paper_shows_its_own_figures_first_and_every_item_once():
+def test_paper_page_starts_with_figures_and_shows_items_once():
     sections = tuple(record.read_record(item, "full", PUBLISHED / "paper") for item in PAPER.items)
     parts = page.parts(PAPER, sections)
     (title, first), *_ = parts.items()
@@ -256,7 +256,7 @@ def test_the_page_of_the_paper_shows_its_own_figures_first_and_every_item_once()
     assert html.index('<h2 class="part">Figures of the paper</h2>') < html.index('id="fig1_imdb"')
 
 
-def test_texts_of_pages_name_no_item_by_its_folder(committed):
+def test_page_texts_do_not_use_folder_names(committed):
     """Readers see titles; the name is in the command alone."""
     book, sections, place = committed
     html = page.as_html(book, sections, place)
@@ -265,7 +265,7 @@ def test_texts_of_pages_name_no_item_by_its_folder(committed):
     assert {name for name in names if re.search(rf"(?<![\w/]){name}(?![\w./])", prose)} == set()
 
 
-def test_an_item_of_another_paper_names_its_title_and_authors(committed):
+def test_item_of_another_paper_shows_title_and_authors(committed):
     book, sections, place = committed
     html = page.as_html(book, sections, place)
     assert all(bool(each.item.papers) == (book.name == "neighbours") for each in sections)
@@ -274,7 +274,7 @@ def test_an_item_of_another_paper_names_its_title_and_authors(committed):
             assert f"{paper.authors.replace(chr(39), '&#39;')}: <cite>{paper.title}</cite>" in html
 
 
-def test_a_table_has_each_statement_once_as_its_heading(committed):
+def test_statements_are_table_headings(committed):
     book, sections, place = committed
     html = page.as_html(book, sections, place)
     for each in sections:

@@ -60,7 +60,7 @@ def page(again):
 
 @pytest.mark.parametrize("scale", ["laptop", "full"])
 @pytest.mark.parametrize("item", RUN, ids=lambda item: item.name)
-def test_every_item_is_a_study_whose_cells_fit(item, scale):
+def test_studies_of_all_items_fit_in_memory(item, scale):
     study = item.study(scale, data_dir=Path("data"))
     assert study.name == item.name
     assert study.cells
@@ -69,7 +69,7 @@ def test_every_item_is_a_study_whose_cells_fit(item, scale):
         assert Path(place).parts[0] == "data"
 
 
-def test_every_item_has_a_row_and_one_was_run(page):
+def test_summary_has_one_row_per_item(page):
     assert page.summary["item"].tolist() == [item.name for item in PAPER.items]
     verdicts = page.summary.set_index("item")["verdict"]
     assert verdicts["fig2_synthetic"] not in ("not run", "shown elsewhere")
@@ -77,14 +77,14 @@ def test_every_item_has_a_row_and_one_was_run(page):
     assert not page.failed
 
 
-def test_missing_data_is_said_with_its_remedy(page):
+def test_missing_data_has_a_remedy(page):
     text = page.paths[0].read_text()
     part = text[text.index("## Figure 3: one layer on IMDB") : text.index("## Figure 3: one layer on Yelp")]
     assert "Run `jaxattn reproduce paper --only fig3_imdb --data-dir DIR`, with DIR/tfds" in part
     assert page.summary.set_index("item")["verdict"]["fig3_imdb"] == "not run"
 
 
-def test_an_item_that_is_asked_for_without_its_data_is_refused_with_the_remedy(call, tmp_path):
+def test_requested_item_without_data_is_rejected(call, tmp_path):
     out = tmp_path / "paper"
     status, _, said = call("reproduce", "paper", "--only", "fig2_synthetic", "fig1_imdb", "--out", out)
     assert status == 2
@@ -109,7 +109,7 @@ def of_tiny(tiny, out, *only, quiet=True, **options):
 
 
 @pytest.mark.more
-def test_a_book_of_others_goes_through_the_same_machine(call, tmp_path):
+def test_custom_book_is_reproduced(call, tmp_path):
     out = tmp_path / "out"
     status, printed, _ = call("reproduce", TINY_BOOK, "--out", out, "--quiet")
     assert status == 0
@@ -135,7 +135,7 @@ def test_a_book_of_others_goes_through_the_same_machine(call, tmp_path):
     ]
 
 
-def test_items_left_out_for_want_of_data_are_told_in_a_line(tiny, tmp_path, capsys):
+def test_items_without_data_are_listed_in_one_line(tiny, tmp_path, capsys):
     of_tiny(replace_items(tiny, "texts", "elsewhere"), tmp_path, quiet=False)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(
@@ -146,7 +146,7 @@ def test_items_left_out_for_want_of_data_are_told_in_a_line(tiny, tmp_path, caps
         of_tiny(tiny, tmp_path, "texts")
 
 
-def test_where_nothing_could_be_run_nothing_is_written_and_the_reason_is_said_once(call, tmp_path):
+def test_nothing_is_written_if_every_item_fails(call, tmp_path):
     out = tmp_path / "out"
     (tmp_path / "no").mkdir()
     words = [TINY_BOOK, "--only", "texts", "--data-dir", tmp_path / "no", "--out", out]
@@ -161,7 +161,7 @@ def replace_items(book, *names):
     return replace(book, shared=msgspec.structs.replace(book.shared, items=names))
 
 
-def test_an_item_with_data_is_run_where_they_are_and_shown_from_its_record_without_them(tiny, tmp_path):
+def test_item_is_run_with_data_and_shown_from_record_without(tiny, tmp_path):
     (tmp_path / "data").mkdir()
     rows = "".join(f"{word} film,{label}\n" for label, word in enumerate(("good", "bad")) for _ in range(9))
     (tmp_path / "data" / "texts.csv").write_text(f"text,label\n{rows}")
@@ -177,7 +177,7 @@ def test_an_item_with_data_is_run_where_they_are_and_shown_from_its_record_witho
     assert again.summary.set_index("item")["verdict"]["texts"] == "measured"
 
 
-def test_the_page_holds_figure_table_and_numbers_and_no_place_of_this_machine(page):
+def test_page_has_figure_table_and_numbers_without_local_paths(page):
     markdown, html = page.paths[0].read_text(), page.paths[1].read_text()
     assert "figures/fig2_synthetic.png" in markdown
     # Pictures lie beside the page, which stays small and loads them from there alone.
@@ -200,7 +200,7 @@ def test_the_page_holds_figure_table_and_numbers_and_no_place_of_this_machine(pa
     assert len(numbers) == 4
 
 
-def test_a_finished_item_is_not_run_again_and_the_page_is_the_same(page, again):
+def test_finished_item_is_not_run_again(page, again):
     before = [path.read_bytes() for path in page.paths]
     records = page.paths[0].parent / "runs" / "laptop" / "fig2_synthetic" / "records.parquet"
     changed = records.stat().st_mtime_ns
@@ -208,7 +208,7 @@ def test_a_finished_item_is_not_run_again_and_the_page_is_the_same(page, again):
     assert records.stat().st_mtime_ns == changed
 
 
-def test_data_that_is_not_where_it_should_be_is_a_failure_with_a_row(page, again, tmp_path):
+def test_missing_data_file_is_a_failure_with_a_row(page, again, tmp_path):
     out = shutil.copytree(page.paths[0].parent, tmp_path / "paper")
     (tmp_path / "none").mkdir()
     made = again("fig3_yelp", out=out, data_dir=tmp_path / "none", overrides={})
@@ -218,24 +218,24 @@ def test_data_that_is_not_where_it_should_be_is_a_failure_with_a_row(page, again
     assert "The run failed" in made.paths[0].read_text()
 
 
-def test_an_item_that_does_not_fit_is_a_failure_that_names_the_remedy(again, tmp_path):
+def test_item_that_exceeds_memory_is_a_failure_with_remedy(again, tmp_path):
     with pytest.raises(RunError, match=r"^fig2_synthetic: .*--max-memory"):
         again("fig2_synthetic", out=tmp_path, max_memory=1000)
 
 
-def test_an_unknown_item_is_named(again):
+def test_unknown_item_is_rejected(again):
     with pytest.raises(InputError, match="fig9: no such item"):
         again("fig9")
 
 
-def test_nothing_runs_in_a_folder_of_another_scale(page, again):
+def test_folder_of_another_scale_is_rejected(page, again):
     before = {path: path.stat().st_mtime_ns for path in page.paths[0].parent.rglob("*")}
     with pytest.raises(InputError, match="holds results at laptop scale; add `--scale laptop`"):
         again("fig2_synthetic", scale="full")
     assert {path: path.stat().st_mtime_ns for path in page.paths[0].parent.rglob("*")} == before
 
 
-def test_the_page_is_the_same_from_the_records_alone(page, again, tmp_path):
+def test_page_from_records_is_identical(page, again, tmp_path):
     shutil.copytree(page.paths[0].parent, tmp_path / "copy", ignore=shutil.ignore_patterns("runs"))
     copied = write_book_page(PAPER, Place(tmp_path / "copy", "laptop"))
     assert [path.read_bytes() for path in copied.paths[:3]] == [path.read_bytes() for path in page.paths[:3]]
@@ -271,7 +271,7 @@ def _of_stranger(config, key):
         ),
     ],
 )
-def test_nothing_that_a_finished_run_names_is_imported(page, tmp_path, monkeypatch, key):
+def test_finished_run_imports_no_code(page, tmp_path, monkeypatch, key):
     out = shutil.copytree(page.paths[0].parent, tmp_path / "out")
     ran = out / "runs" / "laptop" / "fig2_synthetic"
     for place in (tmp_path, out, ran):
@@ -288,7 +288,7 @@ def test_nothing_that_a_finished_run_names_is_imported(page, tmp_path, monkeypat
         assert "holds a run of other settings; delete it" in shown.remedy
 
 
-def test_a_run_that_is_a_link_is_not_read(page, again, tmp_path):
+def test_symbolic_link_to_run_is_not_read(page, again, tmp_path):
     out = shutil.copytree(page.paths[0].parent, tmp_path / "out")
     (out / "runs").rename(tmp_path / "runs")
     (out / "runs").symlink_to(tmp_path / "runs")
@@ -347,7 +347,7 @@ def ran_by(monkeypatch):
     return names
 
 
-def test_a_study_that_items_share_is_run_once(shared, tmp_path, monkeypatch, capsys):
+def test_shared_study_is_run_once(shared, tmp_path, monkeypatch, capsys):
     names, out = ran_by(monkeypatch), tmp_path / "out"
     made = of_tiny(read_book(shared), out, quiet=False)
     assert names == ["step", "own"]
@@ -384,7 +384,7 @@ def test_a_study_that_items_share_is_run_once(shared, tmp_path, monkeypatch, cap
 
 
 @pytest.mark.more
-def test_a_shared_study_has_the_most_seeds_that_an_item_wants(shared, tmp_path):
+def test_shared_study_has_largest_requested_number_of_seeds(shared, tmp_path):
     both = of_tiny(read_book(shared), tmp_path / "both", seeds=4)
     assert [finding.estimate.seeds for each in both.sections for finding in each.findings] == [4, 4, 4]
     # Alone, the item with a limit runs no more.
@@ -392,7 +392,7 @@ def test_a_shared_study_has_the_most_seeds_that_an_item_wants(shared, tmp_path):
     assert [finding.estimate.seeds for finding in own.findings] == [4, 3]
 
 
-def test_items_fail_with_a_study_that_they_share_and_others_do_not(shared, tmp_path):
+def test_failed_shared_study_fails_its_items_only(shared, tmp_path):
     broken = {"common": ("data.vocab_size=3",)}
     with pytest.raises(InputError, match="vocab_size"):
         of_tiny(read_book(shared), tmp_path / "out", overrides=broken)
@@ -410,7 +410,7 @@ def test_items_fail_with_a_study_that_they_share_and_others_do_not(shared, tmp_p
 
 
 @pytest.mark.more
-def test_texts_that_are_there_are_measured_as_well(shared, tmp_path):
+def test_available_texts_are_measured(shared, tmp_path):
     rows = "".join(f"{word} film,{label}\n" for label, word in enumerate(("good", "bad")) for _ in range(9))
     (tmp_path / "texts.csv").write_text(f"text,label\n{rows}")
     (_, own) = of_tiny(read_book(shared), tmp_path / "out", "own", data_dir=tmp_path).sections
@@ -418,7 +418,7 @@ def test_texts_that_are_there_are_measured_as_well(shared, tmp_path):
     assert "not run" not in own.facts
 
 
-def test_runs_that_cannot_be_measured_are_a_failure_in_one_line(call, tmp_path):
+def test_unmeasurable_run_is_a_one_line_failure(call, tmp_path):
     """Which findings code of a book makes is known after the run."""
     book = shutil.copytree(TINY_BOOK, tmp_path / "tiny")
     path = book / "own" / "item.toml"

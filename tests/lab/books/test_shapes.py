@@ -35,7 +35,7 @@ def planted(rng, shape, seeds=1, noise=0.1, tokens=2000):
     return pd.concat([pd.DataFrame(frame) for frame in frames], ignore_index=True)
 
 
-def test_a_planted_u_is_found_with_its_minimum_and_a_line_is_none(rng):
+def test_u_shape_detects_planted_u_but_no_line(rng):
     u = binned(planted(rng, np.square, 6), "Ep", edges=EDGES)
     line = binned(planted(rng, lambda x: x, 6), "Ep", edges=EDGES)
     of_u, of_line = (jackknifed(u_shape(x.mean, x.centres)) for x in (u, line))
@@ -48,14 +48,14 @@ def test_a_planted_u_is_found_with_its_minimum_and_a_line_is_none(rng):
     assert jackknifed(lowest(line.mean, line.centres)).value == pytest.approx(-0.95)
 
 
-def test_noise_without_a_shape_has_an_interval_that_cannot_agree(rng):
+def test_noise_does_not_agree(rng):
     flat = binned(planted(rng, np.zeros_like, 6, noise=1.0), "Ep", edges=EDGES)
     found = jackknifed(u_shape(flat.mean, flat.centres))
     assert verdict(found, at_least(0.8), "published") in ("differs", "cannot tell")
     assert found.high - found.low > 0.3
 
 
-def test_one_seed_decides_nothing(rng):
+def test_one_seed_is_inconclusive(rng):
     lone = binned(planted(rng, np.square), "Ep", edges=EDGES)
     found = jackknifed(u_shape(lone.mean, lone.centres))
     assert found.value > 0.8
@@ -64,7 +64,7 @@ def test_one_seed_decides_nothing(rng):
     assert np.isnan([width.low, width.high]).all()
 
 
-def test_means_and_spread_are_those_of_a_loop(rng):
+def test_bin_means_and_spread_match_a_loop(rng):
     tokens = planted(rng, np.square, seeds=3)
     tokens.loc[5, "posterior_difference"] = 1.7
     own = binned(tokens, "Ep", edges=EDGES)
@@ -75,7 +75,7 @@ def test_means_and_spread_are_those_of_a_loop(rng):
         np.testing.assert_allclose([own.mean[0, b], own.sd[0, b]], [y.mean(), y.std(ddof=0)], rtol=1e-12)
 
 
-def test_the_interval_over_seeds_is_as_wide_as_the_seeds_differ(rng):
+def test_interval_width_matches_spread_of_seeds(rng):
     tokens = planted(rng, np.zeros_like, seeds=20, noise=0.0)
     tokens["Ep"] += tokens["seed"].map(dict(enumerate(rng.normal(size=20))))
     own = binned(tokens, "Ep", edges=[-1, 1])
@@ -85,13 +85,13 @@ def test_the_interval_over_seeds_is_as_wide_as_the_seeds_differ(rng):
     np.testing.assert_allclose(found[:4], expected[:4], rtol=1e-9)
 
 
-def test_the_longest_rise_is_found_across_an_empty_bin():
+def test_longest_rise_skips_empty_bin():
     row = np.array([3.0, 1.0, np.nan, 2.0, 4.0, 3.0, 3.5])
     length, first, last = longest_rise(row[None])
     assert (length[0], first[0], last[0]) == (3, 1, 4)
 
 
-def test_signs_that_are_all_wrong_count_zero():
+def test_sign_change_is_zero_if_all_signs_are_wrong():
     assert sign_change(np.sign(X)[None], X)[0] == 1
     assert sign_change(-np.sign(X)[None], X)[0] == 0
 
@@ -125,7 +125,7 @@ def spearman_by_hand(tokens):
 
 
 @pytest.mark.more
-def test_directions_are_those_of_a_count(results):
+def test_directions_count_seeds(results):
     found = {finding.measured: finding.estimate for finding in directions(results, ITEM).findings}
     assert len(found) == 4
     for cell, block in enumerate(STUDY["blocks"]):
@@ -142,7 +142,7 @@ def test_directions_are_those_of_a_count(results):
 
 @pytest.mark.more
 @pytest.mark.parametrize("high", [1.0, 0.5])
-def test_the_table_of_bins_counts_tokens_of_a_seed_in_the_bins_of_the_run(results, high):
+def test_bin_table_counts_tokens_per_seed(results, high):
     """Seeds have corpora of their own: the number in a bin is their mean, and all bins hold every token."""
     config = results.manifest["config"]
     config = config | {"probes": config["probes"] | {"high": high}}

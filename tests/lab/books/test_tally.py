@@ -33,12 +33,12 @@ FREE = Finding("x", Estimate(1.0, 0.9, 1.1, 9))
         ([BAD, OPEN, OPEN], "0 of 3 agree, 1 differs, 2 inconclusive", "mixed"),
     ],
 )
-def test_counts_and_their_colour(findings, text, tone):
+def test_tally_counts_and_tone(findings, text, tone):
     assert labelled_findings(tallies(findings)) == [(text, tone)]
     assert item_verdict(findings) == text
 
 
-def test_what_is_promised_and_what_is_not_are_counted_apart_with_colours_of_their_own():
+def test_bases_are_counted_separately():
     promised = [finding(1.0, "promised"), finding(0.9, "promised", spread=0.1)]
     beyond = [finding(0.0, "beyond"), finding(0.5, "beyond", hits=4), finding(1.0, "beyond")]
     assert labelled_findings(tallies([*promised, *beyond])) == [
@@ -48,7 +48,7 @@ def test_what_is_promised_and_what_is_not_are_counted_apart_with_colours_of_thei
     assert item_verdict([FREE]) == "measured"
 
 
-def test_the_summary_counts_what_the_items_count():
+def test_summary_adds_counts_of_items():
     items = [[GOOD] * 3 + [FREE], [BAD, OPEN], [FREE], []]
     assert summary(items) == (
         "5 numbers in 2 of 4 items are compared with a criterion: 3 agree, 1 differs and 1 is inconclusive. "
@@ -58,7 +58,7 @@ def test_the_summary_counts_what_the_items_count():
     assert summary([[FREE]]) == "No number is compared with a criterion yet."
 
 
-def test_the_page_shows_the_label_of_a_finding_and_keeps_its_name_in_the_table():
+def test_page_shows_labels_and_table_keeps_names():
     book = read_book(Path(__file__).with_name("tiny"))
     item = msgspec.structs.replace(
         book.item("own"), labels={"least one_step_error": "smallest error", "st": "x"}

@@ -64,7 +64,7 @@ def test_run_then_aggregate_then_report(call, tmp_path):
     assert all(Path(path).exists() for path in others)
 
 
-def test_a_finished_folder_with_more_seeds_says_which_it_shows(call, tmp_path):
+def test_finished_folder_with_more_seeds_lists_them(call, tmp_path):
     words = ["run", STUDY, "--set", "chunk=1", "--set", "figures=[]", "--out", tmp_path / "quick"]
     _, _, error = call(*words, "--seeds", "2")
     assert "nothing to run" not in error
@@ -78,7 +78,7 @@ def test_a_finished_folder_with_more_seeds_says_which_it_shows(call, tmp_path):
 
 
 @pytest.mark.more
-def test_shards_and_seeds_become_one_table(call, tmp_path):
+def test_shards_and_seeds_are_combined(call, tmp_path):
     folder = tmp_path / "quick"
     small = [*SMALL, "--set", "figures=[]", "--out", folder]
     for shard in ("1/2", "2/2"):
@@ -107,7 +107,7 @@ def test_shards_and_seeds_become_one_table(call, tmp_path):
     assert "model.dim: not swept" in error
 
 
-def test_a_quiet_plan_prints_its_tables_alone(call, tmp_path):
+def test_quiet_plan_prints_only_tables(call, tmp_path):
     words = ["plan", *SMALL, "--quick", "--out", tmp_path / "none"]
     status, out, error = call(*words)
     assert (status, error) == (0, "")
@@ -129,13 +129,13 @@ def test_a_quiet_plan_prints_its_tables_alone(call, tmp_path):
     assert told["summary"].startswith("small: 1 cell in 1 group, 2 batches")
 
 
-def test_the_version_is_that_of_the_package(monkeypatch, capsys):
+def test_version_matches_package(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["jaxattn", "--version"])
     cli.main()
     assert capsys.readouterr().out == f"jaxattn {jaxattn.__version__}\n"
 
 
-def test_a_system_without_file_locks_is_told_in_one_line():
+def test_missing_file_locks_is_a_one_line_error():
     words = "import sys; sys.modules['fcntl'] = None; sys.argv = ['jaxattn', 'plan', 'x.toml']"
     code = f"{words}; from jaxattn.lab.cli import main; main()"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -145,7 +145,7 @@ def test_a_system_without_file_locks_is_told_in_one_line():
     assert line.endswith("on Windows, WSL")
 
 
-def test_schema_and_doctor_print_what_they_found(call):
+def test_schema_and_doctor_print_output(call):
     status, out, _ = call("schema")
     assert status == 0
     assert json.loads(out)["title"] == "jaxattn sweep file"
@@ -165,13 +165,13 @@ def test_schema_and_doctor_print_what_they_found(call):
         (["plan", "nosuch.toml", "--target=h200"], "python benchmarks/chips/plan.py"),
     ],
 )
-def test_what_has_moved_is_one_line_with_the_new_place(call, words, place):
+def test_moved_names_give_a_one_line_error_with_new_place(call, words, place):
     status, out, error = call(*words)
     assert (status, out, error.count("\n")) == (2, "", 1)
     assert place in error
 
 
-def test_places_of_what_has_moved_are_there():
+def test_new_places_of_moved_names_exist():
     root = Path(__file__).parents[3]
     for place in COMMANDS.values():
         paths = re.findall(r"(?:docs|benchmarks)/[\w./]+\w", place)
@@ -180,7 +180,7 @@ def test_places_of_what_has_moved_are_there():
         assert all((root / path).is_file() for path in paths), place
 
 
-def test_data_needs_no_model_and_no_phases(call, tmp_path):
+def test_data_requires_no_model_or_phases(call, tmp_path):
     table = 'kind = "independent"\nvocab_size = 30\nrelevant = 10\nlength = 8\nsequences = 20'
     (tmp_path / "x.toml").write_text(f'name = "x"\n[data]\n{table}\n')
     status, out, _ = call("data", tmp_path / "x.toml", "--quiet", "--set", "data.sequences=24")
@@ -195,7 +195,7 @@ def test_data_shows_the_corpus(call):
     assert "average signed frequency" in out
 
 
-def test_options_of_a_run_are_in_groups(call):
+def test_run_options_are_grouped(call):
     _, out, _ = call("run", "--help")
     titles = ("Study", "Machine", "Failure", "Output", "General")
     places = [out.index(f"\n{title} options:\n") for title in titles]
@@ -209,7 +209,7 @@ def test_options_of_a_run_are_in_groups(call):
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_jaxattn_alone_prints_its_help(call, words):
+def test_no_arguments_print_help(call, words):
     """With every command in one line, in three groups, and no options of commands."""
     status, out, error = call(*words)
     assert (status, error) == (0, "")
@@ -222,7 +222,7 @@ def test_jaxattn_alone_prints_its_help(call, words):
     assert {*"─│╭"} & set(out) == set()
 
 
-def test_the_list_of_commands_fits_80_columns_and_wraps_at_60():
+def test_command_list_fits_80_columns_and_wraps_at_60():
     for width, longest in ((80, 1), (60, 2)):
         environment = os.environ | {"COLUMNS": str(width)}
         done = subprocess.run(
@@ -236,7 +236,7 @@ def test_the_list_of_commands_fits_80_columns_and_wraps_at_60():
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("command", cli.commands())
-def test_help_shows_an_example_to_copy_and_no_default_of_none(command, width, monkeypatch):
+def test_help_shows_example_and_omits_default_none(command, width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     out = usage.help_of([command, "--help"], cli.command_groups())
     rows = out.splitlines()
@@ -271,7 +271,7 @@ def test_help_shows_an_example_to_copy_and_no_default_of_none(command, width, mo
         (["aggregate", "x", "--seed", "a"], "aggregate: error parsing --seed: invalid literal"),
     ],
 )
-def test_a_mistyped_command_line_is_one_line_with_the_nearest_name(call, words, message):
+def test_mistyped_command_line_suggests_nearest_name(call, words, message):
     status, out, error = call(*words)
     assert (status, out) == (2, "")
     assert error.startswith(f"jaxattn: {message}")
@@ -279,7 +279,7 @@ def test_a_mistyped_command_line_is_one_line_with_the_nearest_name(call, words, 
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_errors_of_the_parser_are_one_line_in_any_encoding(encoding):
+def test_parser_errors_are_one_line_in_any_encoding(encoding):
     environment = os.environ | {"PYTHONIOENCODING": encoding, "COLUMNS": "40"}
     command = [sys.executable, "-m", "jaxattn", "run", "x.toml", "--on-failure", "nope"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -289,7 +289,7 @@ def test_errors_of_the_parser_are_one_line_in_any_encoding(encoding):
     assert done.stderr.count("\n") == 1
 
 
-def test_options_may_be_written_with_underscores(call):
+def test_options_accept_underscores(call):
     _, _, error = call("run", "nosuch.toml", "--max_memory", "8GiB")
     assert error == "jaxattn: nosuch.toml: no such sweep file\n"
 
@@ -343,7 +343,7 @@ def test_options_may_be_written_with_underscores(call):
         ),
     ],
 )
-def test_wrong_input_is_one_line_and_status_2(call, monkeypatch, tmp_path, arguments, message):
+def test_wrong_input_is_a_one_line_error_with_status_2(call, monkeypatch, tmp_path, arguments, message):
     monkeypatch.chdir(tmp_path)
     status, out, error = call(*arguments)
     assert status == 2
@@ -361,7 +361,7 @@ def test_wrong_input_is_one_line_and_status_2(call, monkeypatch, tmp_path, argum
     ],
     ids=lambda words: words[0],
 )
-def test_what_is_no_study_refuses_a_bucket(call, monkeypatch, tmp_path, words):
+def test_only_studies_accept_a_bucket(call, monkeypatch, tmp_path, words):
     monkeypatch.chdir(tmp_path)
     status, _, error = call(*words, "--out", "s3://bucket/x")
     assert status == 2
@@ -369,7 +369,7 @@ def test_what_is_no_study_refuses_a_bucket(call, monkeypatch, tmp_path, words):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_unknown_commands_and_flags_are_status_2():
+def test_unknown_commands_and_flags_exit_with_2():
     for arguments in (["nosuch"], ["run", "--nosuch"]):
         command = [sys.executable, "-m", "jaxattn", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -393,7 +393,7 @@ main()
 @pytest.mark.parametrize(
     "moment", ["tyro", "jaxlib", pytest.param("jaxattn.lab.engine.run", marks=pytest.mark.more)]
 )
-def test_an_interrupt_before_anything_runs_is_one_line(tmp_path, moment):
+def test_interrupt_before_run_is_one_line(tmp_path, moment):
     words = ["run", SWEEPS / "quickstart.toml", "--out", tmp_path / "run"]
     command = [sys.executable, "-c", INTERRUPTED, moment, *map(str, words)]
     # What runs in the background ignores it, and so would what it starts.
@@ -436,7 +436,7 @@ def test_diagnose_prints_verdicts_and_writes_its_files(call, tmp_path, trained):
 
 
 @pytest.mark.more
-def test_diagnose_says_what_does_not_fit(call, tmp_path, trained):
+def test_diagnose_rejects_mismatched_input(call, tmp_path, trained):
     (tmp_path / "words.txt").write_text("a\nb\na\n")
     (tmp_path / "a.jsonl").write_text('{"text": "a b", "label": 1}\n{"text": "b", "label": 0}\n')
     texts = f'[data]\nkind = "jsonl"\npath = "{tmp_path / "a.jsonl"}"\n'
@@ -462,7 +462,7 @@ def test_diagnose_says_what_does_not_fit(call, tmp_path, trained):
 
 
 @pytest.mark.parametrize("command", ["status", "aggregate", "report"])
-def test_a_fifo_in_place_of_a_file_keeps_nobody_waiting(call, tmp_path, command):
+def test_fifo_in_place_of_file_does_not_block(call, tmp_path, command):
     os.mkfifo(tmp_path / "manifest.json")
     status, _, error = call(command, tmp_path)
     assert status == 2
@@ -470,13 +470,13 @@ def test_a_fifo_in_place_of_a_file_keeps_nobody_waiting(call, tmp_path, command)
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
-def test_without_standard_streams_a_command_ends_well(closed, tmp_path):
+def test_command_works_without_standard_streams(closed, tmp_path):
     words = f"'{sys.executable}' -m jaxattn schema {closed}"
     assert subprocess.run(["sh", "-c", words], cwd=tmp_path, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("letters", ["ascii", "cp1252"])
-def test_letters_that_the_console_lacks_are_replaced(monkeypatch, letters):
+def test_unencodable_characters_are_replaced(monkeypatch, letters):
     written = io.TextIOWrapper(io.BytesIO(), encoding=letters)
     monkeypatch.setattr(sys, "stdout", written)
     cli._open_streams()
@@ -486,7 +486,7 @@ def test_letters_that_the_console_lacks_are_replaced(monkeypatch, letters):
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_a_stream_that_is_missing_or_closed_takes_what_is_printed(monkeypatch, name):
+def test_missing_or_closed_stream_discards_output(monkeypatch, name):
     closed = io.StringIO()
     closed.close()
     for missing in (None, closed):
@@ -496,7 +496,7 @@ def test_a_stream_that_is_missing_or_closed_takes_what_is_printed(monkeypatch, n
         getattr(sys, name).close()
 
 
-def test_json_for_a_console_without_all_letters_is_escaped(monkeypatch):
+def test_json_is_escaped_for_limited_console(monkeypatch):
     written = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", written)
     console.print_json({"x": "α"})
@@ -508,7 +508,7 @@ def test_json_for_a_console_without_all_letters_is_escaped(monkeypatch):
     "command",
     [["schema"], pytest.param(["status", "results/published/selection_vs_eta0"], marks=pytest.mark.more)],
 )
-def test_a_full_standard_output_is_one_line(command):
+def test_full_standard_output_is_a_one_line_error(command):
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [sys.executable, "-m", "jaxattn", *command],

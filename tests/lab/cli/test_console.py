@@ -27,20 +27,20 @@ def lines(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", ["[/nope]", "[red]x[/red]", "a[b]c", ":smile:"])
-def test_names_are_no_markup(lines, name):
+def test_names_are_not_parsed_as_markup(lines, name):
     frame = pd.DataFrame({name: ["one"], "phase": [name]})
     text = "\n".join(lines(console.print_table, f"title {name}", frame))
     assert text.count(name) == 3
 
 
-def test_control_characters_are_written_out(lines):
+def test_control_characters_are_escaped(lines):
     (row,) = (
         line for line in lines(console.print_table, "t", pd.DataFrame({"x": ["a\n\x1b[31mb"]})) if "a" in line
     )
     assert row.strip() == r"a\n\x1b[31mb"
 
 
-def test_nothing_is_said_that_a_terminal_obeys(lines, capsys):
+def test_output_has_no_terminal_escape_codes(lines, capsys):
     told = "a\tb é\x1b[2J\x9b1m\u202ec\r"
     assert lines(console.say, f"{told}\nsecond") == [r"a       b é\x1b[2J\x9b1m\u202ec\r", "second"]
     console.say(told, err=True)
@@ -55,7 +55,7 @@ def test_nothing_is_said_that_a_terminal_obeys(lines, capsys):
     assert all(x.isprintable() or x == "\n" for x in capsys.readouterr().err)
 
 
-def test_all_that_commands_print_is_made_plain():
+def test_all_command_output_is_escaped():
     """One function prints, so that nothing that a folder holds reaches the terminal as it is."""
     for path in sorted(Path(cli.__file__).parent.glob("*.py")):
         calls = re.findall(r"(?<![\w.])print\(.*", path.read_text(encoding="utf-8"))
@@ -63,18 +63,18 @@ def test_all_that_commands_print_is_made_plain():
         assert len(calls) == allowed, (path.name, calls)
 
 
-def test_columns_of_one_name_are_all_printed(lines):
+def test_columns_with_equal_names_are_all_printed(lines):
     frame = pd.DataFrame([[1, 2, 3]], columns=["x", "x", "x"])
     assert [line.split() for line in lines(console.print_table, "t", frame)][-2] == ["1", "2", "3"]
 
 
-def test_rows_stand_below_each_other(lines):
+def test_columns_are_aligned(lines):
     words = [line.strip() for line in lines(console.print_table, "t", pd.DataFrame({"x": [4, 5, 6]}))]
     first = words.index("4")
     assert words[first : first + 3] == ["4", "5", "6"]
 
 
-def test_a_number_stays_with_its_unit(lines):
+def test_number_is_not_separated_from_its_unit(lines):
     frame = pd.DataFrame({"bytes": ["3.18 kB", "16 B"], "words": ["a few words of text", "and some more"]})
     printed = lines(console.print_table, "t", frame, width=20)
     assert [line.split()[:2] for line in printed if "kB" in line] == [["3.18", "kB"]]
@@ -103,7 +103,7 @@ def run_of(directory, cells, seeds=2, metrics=METRICS):
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("cells", [1, 6, 40])
-def test_a_summary_fits_the_terminal_and_nothing_is_cut(lines, tmp_path, cells, width):
+def test_summary_fits_terminal_without_truncation(lines, tmp_path, cells, width):
     found = lines(console.print_summary, run_of(tmp_path, cells), width=width, resamples=20)
     assert max(map(len, found)) <= width
     assert "…" not in "".join(found)
@@ -123,7 +123,7 @@ MANY = [*METRICS, *(f"spectral_norm_of_layer_{k}" for k in range(14))]
 
 
 @pytest.mark.parametrize("cells", [1, 6])
-def test_at_most_six_metrics_are_printed_and_the_rest_with_all(lines, tmp_path, cells):
+def test_six_metrics_are_printed_or_all(lines, tmp_path, cells):
     run = run_of(tmp_path, cells, metrics=MANY)
     found = " ".join(" ".join(lines(console.print_summary, run, resamples=20)).split())
     assert sum(f" {name} " in found for name in MANY) == 6
@@ -142,7 +142,7 @@ def learned(tmp_path):
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 @pytest.mark.parametrize("every", [False, True])
-def test_no_word_of_a_run_is_broken_at_any_width(lines, learned, width, every):
+def test_no_word_of_a_run_is_broken(lines, learned, width, every):
     def show():
         console.print_learned(learned)
         console.print_summary(learned, every=every, resamples=20)
@@ -158,20 +158,20 @@ def test_no_word_of_a_run_is_broken_at_any_width(lines, learned, width, every):
     assert {word for word in found_words if not word.endswith(":")} <= words | heads
 
 
-def test_a_long_word_is_never_broken_in_a_table(lines):
+def test_long_word_in_table_is_not_broken(lines):
     path = "/" + "folder/" * 9 + "file.txt"
     found = lines(console.print_table, "t", pd.DataFrame({"name": ["x"], "found": [f"at {path}"]}), width=80)
     assert path in " ".join(found).split()
 
 
-def test_headings_are_broken_after_dots_only(lines):
+def test_headings_break_only_after_dots(lines):
     frame = pd.DataFrame({"phases.query.step_size": ["a word " * 9], "spearman_Ep_signed_tokens": [0.5]})
     found = [word for line in lines(console.print_table, "t", frame, width=45) for word in line.split()]
     assert "spearman_Ep_signed_tokens" in found
     assert {"phases.query.", "step_size"} <= set(found) or "phases.query.step_size" in found
 
 
-def test_text_is_wrapped_on_a_terminal_and_whole_in_a_pipe(lines, monkeypatch, capsys):
+def test_text_is_wrapped_on_terminal_but_not_in_pipe(lines, monkeypatch, capsys):
     text = "embed records " + ", ".join(f"metric_{k}" for k in range(30)) + ", Ep_bin_00 .. 19, x [0.1, 0.2]"
     for width in range(20, 90):
         found = lines(console.say_wrapped, text, indent=2, width=width)
@@ -189,7 +189,7 @@ def test_text_is_wrapped_on_a_terminal_and_whole_in_a_pipe(lines, monkeypatch, c
     assert capsys.readouterr().out == text + "\n"
 
 
-def test_what_is_the_same_in_all_rows_of_a_wide_table_is_said_once(lines):
+def test_constant_columns_of_wide_table_are_printed_once(lines):
     frame = pd.DataFrame(
         {f"data.some_setting_{k}": [f"some long value {k}"] * 3 for k in range(6)} | {"cell": [0, 1, 2]}
     )
@@ -199,7 +199,7 @@ def test_what_is_the_same_in_all_rows_of_a_wide_table_is_said_once(lines):
     assert sum(line.startswith("──") for line in found) == 1
 
 
-def test_a_table_whose_words_do_not_fit_side_by_side_is_printed_row_by_row(lines):
+def test_very_wide_table_is_printed_row_by_row(lines):
     frame = pd.DataFrame(
         {f"axis_{k}": [f"a-word-of-some-length-{k}-{row}" for row in "xy"] for k in range(5)}
     )
@@ -208,7 +208,7 @@ def test_a_table_whose_words_do_not_fit_side_by_side_is_printed_row_by_row(lines
     assert not any(line.startswith("──") for line in found)
 
 
-def test_cells_of_a_wide_table_are_broken_between_words_only(lines):
+def test_wide_table_wraps_cells_between_words(lines):
     text = "a sentence of many words that goes on " * 3
     found = lines(console.print_table, "t", pd.DataFrame({"name": ["x"], "said": [text], "and": [text]}))
     assert max(map(len, found)) <= 80
@@ -224,7 +224,7 @@ def failures(cells, seeds):
 
 
 @pytest.mark.parametrize(("cells", "seeds", "shown"), [(2, 60, 6), (50, 2, 12), (2, 3, 6)])
-def test_a_few_of_the_failed_runs_are_printed_with_a_remedy(capsys, cells, seeds, shown):
+def test_first_failures_are_printed_with_remedy(capsys, cells, seeds, shown):
     console.print_failures(failures(cells, seeds), "results/x")
     *each, last = capsys.readouterr().err.splitlines()
     assert len(each) == shown
@@ -236,25 +236,25 @@ def test_a_few_of_the_failed_runs_are_printed_with_a_remedy(capsys, cells, seeds
     assert last == f"jaxattn: {more}try a smaller step_size in that phase, or --set dtype=float64"
 
 
-def test_a_loss_that_is_not_finite_before_any_step_is_no_matter_of_the_step_size(capsys):
+def test_nonfinite_initial_loss_has_its_own_remedy(capsys):
     console.print_failures([failure | {"step": 0} for failure in failures(1, 2)], "results/x")
     *_, last = capsys.readouterr().err.splitlines()
     assert last.startswith("jaxattn: no step was taken: check the outputs of the model and the loss")
 
 
-def test_without_failures_nothing_is_said(capsys):
+def test_no_failures_print_nothing(capsys):
     console.print_failures([], "results/x")
     assert capsys.readouterr().err == ""
 
 
-def test_a_run_that_is_stopped_says_how_it_goes_on(capsys):
+def test_stopped_run_prints_resume_command(capsys):
     with pytest.raises(SystemExit) as stopped, console.stoppable("jaxattn run x.toml"):
         raise Interrupted
     assert stopped.value.code == 130
     assert capsys.readouterr().err == "stopped; nothing is lost, resume with: jaxattn run x.toml\n"
 
 
-def test_long_tables_end(lines, monkeypatch):
+def test_long_tables_are_truncated(lines, monkeypatch):
     monkeypatch.setattr(console, "_ROWS", 10)
     found = lines(console.print_table, "t", pd.DataFrame({"x": range(25)}))
     assert found[-1] == "... and 15 more rows"

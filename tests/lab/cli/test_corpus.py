@@ -29,7 +29,7 @@ def texts(tmp_path, tables):
     return make
 
 
-def test_a_validation_split_of_texts_is_loaded_and_described(texts, study):
+def test_data_describes_validation_split(texts, study):
     wanted = texts(validation=0.25)
     loaded = wanted.base.data.load(silent)
     assert loaded.splits.validation.num_examples == 10
@@ -43,7 +43,7 @@ def test_a_validation_split_of_texts_is_loaded_and_described(texts, study):
 
 
 @pytest.mark.more
-def test_classes_have_names_everywhere_and_new_ones_when_a_folder_is_continued(texts, tmp_path):
+def test_class_names_are_used_and_may_change_on_resume(texts, tmp_path):
     fruit, animals = ["apple", "pear"], ["ape", "bear"]
     ((_, sizes), *_) = describe_data(texts(class_names=fruit), 1, silent)
     assert sizes["label apple"].tolist() == sizes["label pear"].tolist() == ["50.0 %"]
@@ -57,7 +57,7 @@ def test_classes_have_names_everywhere_and_new_ones_when_a_folder_is_continued(t
         assert f"class {names[1]}" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
-def test_what_own_data_raise_is_said_with_its_line(tables, tmp_path):
+def test_error_in_custom_data_shows_its_line(tables, tmp_path):
     (tmp_path / "own.py").write_text("def data():\n    raise KeyError('none')\n", encoding="utf-8")
     wanted = Study.of_tables(tables(data={"kind": "own.py:data"}), ImportPaths(tmp_path))
     with pytest.raises(UserCodeError, match=r"^data: KeyError in data, line 2 of "):
@@ -65,7 +65,7 @@ def test_what_own_data_raise_is_said_with_its_line(tables, tmp_path):
 
 
 @pytest.mark.more
-def test_a_corpus_of_own_code_is_described(study):
+def test_data_describes_custom_corpus(study):
     tables = describe_data(study("own"), 3, silent)
     (_, sizes), *_ = tables
     assert sizes["split"].tolist() == ["train", "test"]
@@ -75,7 +75,7 @@ def test_a_corpus_of_own_code_is_described(study):
 
 
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
-def test_step_sizes_bring_the_values_they_say(tables, classes):
+def test_advised_step_sizes_give_stated_values(tables, classes):
     """From E = 0 the one-step law holds to the letter, whatever d is."""
     data = {"kind": "independent", "vocab_size": 20, "relevant": 6, "length": 5, "sequences": 60}
     loss = "logistic" if classes == 2 else "cross_entropy"
@@ -113,7 +113,7 @@ def test_step_sizes_bring_the_values_they_say(tables, classes):
 
 
 @pytest.mark.more
-def test_without_important_tokens_there_is_no_advice(tables):
+def test_no_advice_without_important_tokens(tables):
     wanted = Study.of_tables(tables(probes={"min_count": 10**6}, figures=[]))
     titles = [title for title, _ in describe_data(wanted, 1, silent)]
     assert (

@@ -17,14 +17,14 @@ def begun(tmp_path):
     return make
 
 
-def test_a_folder_of_shards_stands_for_its_shards(begun):
+def test_folder_of_shards_is_expanded(begun):
     root = begun("run", *(f"many/shard-{k}-of-11" for k in (1, 2, 10)))
     found, missing = read_folders((root / "many", root / "run"))
     assert [path.name for path in found] == ["shard-1-of-11", "shard-2-of-11", "shard-10-of-11", "run"]
     assert [path.name for path in missing] == [f"shard-{k}-of-11" for k in (3, 4, 5, 6, 7, 8, 9, 11)]
 
 
-def test_a_run_stands_for_itself_and_so_does_what_is_none(begun):
+def test_run_and_other_folders_are_not_expanded(begun):
     root = begun("both", "both/shard-1-of-2")
     assert read_folders((root / "both", root / "nosuch")) == ([root / "both", root / "nosuch"], [])
     with pytest.raises(InputError, match="give at least one results folder"):

@@ -52,7 +52,7 @@ def row(found, quantity, statistic="Spearman, tokens"):
     return table.loc[(quantity, statistic)]
 
 
-def test_a_model_whose_values_are_alpha_and_whose_scores_are_its_size(corpus, alpha):
+def test_ideal_model_is_above_null_band(corpus, alpha):
     found = diagnose(*planted(np.abs(alpha), alpha), corpus, **FAST)
     for quantity in ("E·v against α", "E·p against |α|"):
         for statistic in ("Pearson, tokens", "Spearman, tokens", "Pearson, bins", "Spearman, bins"):
@@ -64,14 +64,14 @@ def test_a_model_whose_values_are_alpha_and_whose_scores_are_its_size(corpus, al
     assert "the head reads a token as evidence" in found.verdicts[0]
 
 
-def test_a_model_that_has_it_the_wrong_way_round_is_below_the_band(corpus, alpha):
+def test_reversed_model_is_below_null_band(corpus, alpha):
     found = diagnose(*planted(-np.abs(alpha), -alpha), corpus, **FAST)
     assert row(found, "E·v against α")["verdict"] == "below the null band"
     assert "no sign that the head" in found.verdicts[0]
 
 
 @pytest.mark.more
-def test_random_models_are_inside_the_null_band_nineteen_times_in_twenty(corpus):
+def test_random_models_are_inside_null_band(corpus):
     inside = []
     for seed in range(12):
         params = ja.models.one_layer.init(jax.random.key(100 + seed), vocab_size=V, dim=DIM)
@@ -81,14 +81,14 @@ def test_random_models_are_inside_the_null_band_nineteen_times_in_twenty(corpus)
 
 
 @pytest.mark.more
-def test_the_null_band_of_a_correlation_is_that_of_independent_normal_numbers(corpus):
+def test_null_band_matches_independent_normal_samples(corpus):
     found = diagnose(*planted(np.arange(V), np.arange(V)), corpus, min_count=1, draws=400, resampled=2)
     here = row(found, "E·v against α", "Pearson, tokens")
     exact = stats.beta(V / 2 - 1, V / 2 - 1, loc=-1, scale=2).ppf([0.025, 0.975])
     np.testing.assert_allclose([here["null_low"], here["null_high"]], exact, rtol=0, atol=0.06)
 
 
-def test_a_trained_model_is_healthy(corpus):
+def test_trained_model_is_above_null_band(corpus):
     start = ja.models.one_layer.init(jax.random.key(1), vocab_size=V, dim=256)
     embedded = ja.dynamics.one_step(start, corpus, step_size=200.0)
     sgd = ja.dynamics.descent(optax.sgd(4.0), train=["p"])
@@ -101,7 +101,7 @@ def test_a_trained_model_is_healthy(corpus):
 
 
 @pytest.mark.more
-def test_what_one_gradient_step_writes_is_alpha_to_the_accuracy_of_the_dimension(corpus, alpha):
+def test_one_gradient_step_gives_alpha(corpus, alpha):
     errors = []
     for dim in (64, 4096):
         found = diagnose(*planted(alpha, alpha, dim), corpus, **FAST)
@@ -111,7 +111,7 @@ def test_what_one_gradient_step_writes_is_alpha_to_the_accuracy_of_the_dimension
     assert 16 < errors[0] / errors[1] < 256  # squares of errors that fall like d^(-1/2): 64
 
 
-def test_selected_tokens_equal_a_loop_over_sequences(corpus, alpha, rng):
+def test_selected_tokens_match_a_loop(corpus, alpha, rng):
     scores = rng.normal(size=V)
     found = diagnose(*planted(scores, alpha), corpus, **(FAST | {"min_count": 1, "important": 0.4}))
     ids, mask = ja.models.reference.padded_sequences(corpus)
@@ -131,7 +131,7 @@ def test_selected_tokens_equal_a_loop_over_sequences(corpus, alpha, rng):
 
 
 @pytest.mark.more
-def test_a_study_and_a_diagnosis_of_its_model_count_the_same_selections(tmp_path):
+def test_study_and_diagnosis_count_same_selections(tmp_path):
     data = ja.data.Independent(vocab_size=V, relevant=24, length=12, sequences=400)
     phases = [
         ja.dynamics.OneStep(name="embed", step_size=200.0),
@@ -158,7 +158,7 @@ def test_a_study_and_a_diagnosis_of_its_model_count_the_same_selections(tmp_path
     assert "(important: |posterior difference| ≥ 0.4, at least 70 occurrences)" in found.verdicts[4]
 
 
-def test_uniform_attention_selects_nothing_and_says_that_all_tie(corpus, alpha):
+def test_uniform_attention_selects_nothing(corpus, alpha):
     found = diagnose(*planted(np.zeros(V), alpha), corpus, **FAST)
     ids, mask = ja.models.reference.padded_sequences(corpus)
     important = np.abs(np.asarray(ja.data.posterior_difference(corpus))) >= 0.5
@@ -195,7 +195,7 @@ def test_several_classes(many):
     pd.testing.assert_frame_equal(diagnose(E, p, v.T, many, **FAST).quantities, found.quantities)
 
 
-def test_classes_are_called_by_their_names(corpus, alpha, tmp_path):
+def test_class_names_are_shown(corpus, alpha, tmp_path):
     E, p, v = planted(np.abs(alpha), alpha)
     named = diagnose(E, p, v, corpus.replace(class_names=("bad", "fine")), **FAST)
     for title in ("Tokens with the largest E·p", "Tokens that most sequences select"):
@@ -207,7 +207,7 @@ def test_classes_are_called_by_their_names(corpus, alpha, tmp_path):
     assert set(pd.read_csv(paths[2])["class"]) == {"fine"}
 
 
-def test_it_says_which_tokens_the_correlations_are_over(corpus, alpha):
+def test_text_names_tokens_of_correlations(corpus, alpha):
     found = diagnose(*planted(alpha, alpha), corpus, **(FAST | {"min_count": 90}))
     count = np.asarray(ja.data.token_counts(corpus))
     used, occur = (count >= 90).sum(), (count > 0).sum()
@@ -220,7 +220,7 @@ def test_it_says_which_tokens_the_correlations_are_over(corpus, alpha):
 
 
 @pytest.mark.more
-def test_heads_and_queries_as_layers_store_them(corpus, alpha):
+def test_shapes_of_stored_layers_are_accepted(corpus, alpha):
     E, p, v = planted(np.abs(alpha), alpha)
     expected = diagnose(E, p, v, corpus, **FAST)
     two = np.stack([-v / 2, v / 2], axis=1)
@@ -231,7 +231,7 @@ def test_heads_and_queries_as_layers_store_them(corpus, alpha):
 
 
 @pytest.mark.more
-def test_a_square_head_is_taken_as_it_is(many):
+def test_square_head_is_not_transposed(many):
     alpha = alpha_of(many)
     turn = np.roll(np.eye(3), 1, axis=0)
     E, p = alpha @ turn.T, np.ones(3)
@@ -240,7 +240,7 @@ def test_a_square_head_is_taken_as_it_is(many):
 
 
 @pytest.mark.more
-def test_tokens_that_never_occur_are_left_out(alpha):
+def test_absent_tokens_are_excluded(alpha):
     lone = ja.data.from_sequences([[0, 1, 2], [2, 3], [3, 4], [0, 4]] * 3, [1, -1, 1, -1] * 3, vocab_size=9)
     rows = np.arange(9.0)
     found = diagnose(*planted(rows, rows), lone, tokens=list("abcdefghi"), min_count=1, draws=5, resampled=5)
@@ -265,13 +265,13 @@ def test_tokens_that_never_occur_are_left_out(alpha):
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")
-def test_what_does_not_fit_is_said_in_one_line(corpus, alpha, change, said):
+def test_mismatched_input_is_a_one_line_error(corpus, alpha, change, said):
     with pytest.raises(InputError, match=said) as caught:
         diagnose(*change(*planted(alpha, alpha)), corpus, **FAST)
     assert "\n" not in str(caught.value)
 
 
-def test_other_settings_that_cannot_be(corpus, alpha):
+def test_invalid_diagnosis_settings(corpus, alpha):
     with pytest.raises(InputError, match="lower it"):
         diagnose(*planted(alpha, alpha), corpus, min_count=10**6)
     with pytest.raises(InputError, match="2 names for V = 60"):
@@ -280,7 +280,7 @@ def test_other_settings_that_cannot_be(corpus, alpha):
         diagnose(*planted(alpha, alpha), corpus, draws=0)
 
 
-def test_an_untrained_model_of_zeros_has_undefined_correlations(corpus):
+def test_zero_model_has_undefined_correlations(corpus):
     found = diagnose(*planted(np.zeros(V), np.zeros(V)), corpus, **FAST)
     assert (found.quantities["verdict"][:16] == "not defined").all()
 
@@ -296,7 +296,7 @@ def test_files(corpus, alpha, tmp_path):
     assert paths[3].read_bytes().startswith(b"\x89PNG")
 
 
-def test_each_attention_head_is_measured_as_it_would_be_alone(corpus, alpha, tmp_path):
+def test_attention_heads_are_measured_separately(corpus, alpha, tmp_path):
     E = np.column_stack([np.abs(alpha), alpha, -np.abs(alpha), np.zeros(V)])
     unit = np.eye(4)
     found = diagnose(E, unit[[0, 2]], unit[1], corpus, **FAST)
@@ -319,7 +319,7 @@ def test_each_attention_head_is_measured_as_it_would_be_alone(corpus, alpha, tmp
     assert {"importance_0.png", "importance_1.png"} <= {path.name for path in found.write(tmp_path)}
 
 
-def test_heads_with_a_read_out_each_and_what_can_be_read_in_two_ways(corpus, alpha):
+def test_separate_heads_and_ambiguous_shapes(corpus, alpha):
     E = np.column_stack([np.abs(alpha), alpha, -alpha, np.zeros(V)])
     unit, spoken = np.eye(4), []
     for head in (
@@ -338,7 +338,7 @@ def test_heads_with_a_read_out_each_and_what_can_be_read_in_two_ways(corpus, alp
 
 
 @pytest.mark.more
-def test_classes_alone_are_those_of_correlations_with_their_own_alpha(many):
+def test_by_class_matches_correlations_with_class_alpha(many):
     many, alpha = many.replace(class_names=("sport", "war", "art")), alpha_of(many)
     used = np.asarray(ja.data.token_counts(many)) >= FAST["min_count"]
     rng = np.random.default_rng(3)
@@ -363,7 +363,7 @@ def test_classes_alone_are_those_of_correlations_with_their_own_alpha(many):
     assert "sport" in found.html()
 
 
-def test_the_page_and_the_object_say_the_same(corpus, alpha, tmp_path):
+def test_page_and_object_have_same_content(corpus, alpha, tmp_path):
     found = diagnose(*planted(np.abs(alpha), -alpha), corpus, **FAST)
     page = (found.write(tmp_path))[0].read_text(encoding="utf-8")
     assert page == found.html()

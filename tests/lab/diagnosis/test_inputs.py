@@ -36,7 +36,7 @@ def message(*arguments, **settings):
 
 
 @pytest.mark.parametrize("seed", [0, 2])
-def test_a_synthetic_corpus_is_that_of_the_sweeps_seed(tmp_path, seed):
+def test_synthetic_corpus_matches_sweep_seed(tmp_path, seed):
     (tmp_path / "whole.toml").write_text(REST.format(data=DATA))
     (tmp_path / "data.toml").write_text(DATA)
     (tmp_path / "other.toml").write_text('extends = "whole.toml"\nname = "y"\nmodel.dim = 4\n')
@@ -49,7 +49,7 @@ def test_a_synthetic_corpus_is_that_of_the_sweeps_seed(tmp_path, seed):
             np.testing.assert_array_equal(x, y)
 
 
-def test_texts_with_the_vocabulary_of_a_model(texts, tmp_path):
+def test_texts_with_model_vocabulary(texts, tmp_path):
     learnt, words = read_corpus(texts)
     assert words == ("good", "bad", "film", "a", "one")
     (tmp_path / "words.txt").write_text("[PAD]\nfilm\ngood\n\nbad\n", encoding="utf-8")
@@ -60,7 +60,7 @@ def test_texts_with_the_vocabulary_of_a_model(texts, tmp_path):
     assert corpus.targets.tolist() == learnt.targets.tolist()
 
 
-def test_what_cannot_be_read(texts, tmp_path):
+def test_unreadable_input(texts, tmp_path):
     (tmp_path / "bad.toml").write_text("[data")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     (tmp_path / "other.txt").write_text("x\ny\n")
@@ -77,7 +77,7 @@ def test_what_cannot_be_read(texts, tmp_path):
     assert "has no words" in message(tmp_path / "drawn.toml", vocabulary=tmp_path / "other.txt")
 
 
-def test_a_corpus_of_ones_own_beside_the_file(tmp_path):
+def test_custom_corpus_next_to_the_file(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import jaxattn as ja\n\ndef corpus(*, vocab_size: int):\n"
         "    return ja.data.from_sequences([[0, 1], [2]], labels=[1, -1], vocab_size=vocab_size)\n"

@@ -41,7 +41,7 @@ def folder(load_planted):
     return make
 
 
-def test_shards_are_one_run_with_the_seeds_of_all(folder):
+def test_combined_shards_have_all_seeds(folder):
     whole = folder(range(6))
     parts = [folder(range(4)), folder(range(4, 6))]
     both = combine(parts)
@@ -52,19 +52,19 @@ def test_shards_are_one_run_with_the_seeds_of_all(folder):
     assert combine([whole]) is whole
 
 
-def test_other_sweeps_keep_their_names_apart(folder):
+def test_combined_sweeps_are_distinguished_by_name(folder):
     both = combine([folder(range(2)), folder(range(2), name="other")])
     assert both.axes == ["sweep", "model.dim", "phases.query.step_size"]
     assert len(both.cells) == 8
     assert both.cells["sweep"].tolist() == ["swept"] * 4 + ["other"] * 4
 
 
-def test_a_seed_that_two_folders_hold_is_refused(folder):
+def test_duplicate_seed_is_rejected(folder):
     with pytest.raises(InputError, match=r"planted\d+: seed 1 is in .*planted\d+ too"):
         combine([folder(range(2)), folder(range(1, 3))])
 
 
-def test_keys_are_looked_up_swept_or_not(folder):
+def test_lookup_of_swept_and_fixed_keys(folder):
     results = folder(range(2))
     assert results.lookup(3, "model.dim") == 16
     assert results.lookup(3, "phases.query.steps") == results.lookup(3, "phases.0.steps") == 7
@@ -72,7 +72,7 @@ def test_keys_are_looked_up_swept_or_not(folder):
         results.lookup(0, "phases.embed.steps")
 
 
-def test_a_key_that_a_block_changes_is_looked_up_in_it():
+def test_lookup_uses_the_value_of_the_block():
     blocks = {"two": {}, "three": {"data": {"relevant_per_sequence": 3}}}
     config = {"data": {"relevant_per_sequence": 2, "sequences": 40}, "blocks": blocks}
     cells = [{"cell": cell, "settings": {"block": name}} for cell, name in enumerate(blocks)]
@@ -81,7 +81,7 @@ def test_a_key_that_a_block_changes_is_looked_up_in_it():
     assert results.lookup(1, "data.sequences") == 40
 
 
-def test_choosing_keeps_cells_metrics_and_phases(folder):
+def test_choose_selects_cells_metrics_and_phases(folder):
     results = folder(range(2))
     chosen = choose(results, where={"model.dim": "16"}, metrics=["loss"], phases=["query"])
     assert chosen.cells["model.dim"].tolist() == [16, 16]
@@ -96,7 +96,7 @@ def test_choosing_keeps_cells_metrics_and_phases(folder):
         choose(results, where={"model.dim": 17})
 
 
-def test_values_are_meant_as_they_are_printed(folder):
+def test_choose_accepts_printed_values(folder):
     third = 1 / 3
     results = folder(range(2), dims=(8, 16), rates=(150.0, third))
     for text, value in (("150", 150.0), ("1.5e2", 150.0), ("0.333333", third), (repr(third), third)):
@@ -127,11 +127,11 @@ def test_values_are_meant_as_they_are_printed(folder):
         (None, "0", False),
     ],
 )
-def test_numbers_are_compared_as_numbers(value, wanted, same):
+def test_choose_compares_numbers_by_value(value, wanted, same):
     assert _equal(value, wanted) == same
 
 
-def test_a_pool_has_one_value_per_seed_the_mean_over_its_cells(folder):
+def test_group_averages_cells_for_each_seed(folder):
     results = folder(range(3))
     pooled = group(results, ["model.dim"])
     assert pooled.derived == ["means over cells of the same model.dim"]
@@ -147,7 +147,7 @@ def test_a_pool_has_one_value_per_seed_the_mean_over_its_cells(folder):
     assert len(group(results, ["phases.query.steps"]).cells) == 1
 
 
-def test_cells_that_say_the_same_make_no_interval_narrower(folder):
+def test_duplicate_cells_do_not_narrow_intervals(folder):
     """The accuracy of a seed is the same in all cells: four of them tell no more than one."""
     results = folder(range(6))
     columns = ["n", "mean", "mean_low", "mean_high", "iqm", "iqm_low", "iqm_high"]
@@ -158,7 +158,7 @@ def test_cells_that_say_the_same_make_no_interval_narrower(folder):
     np.testing.assert_equal(found[1].tolist(), found[4].tolist())
 
 
-def test_seeds_count_where_all_cells_of_a_pool_have_them(folder):
+def test_group_drops_seeds_that_are_missing_in_a_cell(folder):
     whole = folder(range(4), dims=(8,))
     records = whole.records
     lost = (records["cell"] == 0) & (records["seed"] == 1)  # has no records
@@ -176,13 +176,13 @@ def test_seeds_count_where_all_cells_of_a_pool_have_them(folder):
     assert table.loc[("later", 1, "accuracy"), ["n", "mean"]].tolist() == pytest.approx([3, 5 / 3])
 
 
-def test_a_seed_of_several_folders_is_one_seed(folder):
+def test_group_merges_a_seed_from_several_folders(folder):
     both = combine([folder(range(2)), folder(range(1, 3), name="other")])
     table = aggregate(group(both, ["model.dim"])).query("metric == 'accuracy' and step == 1")
     assert table[["n", "mean"]].to_numpy().tolist() == [[1, 1], [1, 1]]
 
 
-def test_paired_differences_cancel_what_seeds_share(folder):
+def test_paired_differences_cancel_shared_noise(folder):
     results = folder(range(3))
     table = aggregate(paired(results, "model.dim", 8, "16"))
     row = table[(table["metric"] == "loss") & (table["step"] == 1)]
@@ -196,7 +196,7 @@ def test_paired_differences_cancel_what_seeds_share(folder):
 
 
 @pytest.mark.parametrize("in_block", [False, True])
-def test_keys_that_are_zipped_are_paired_together(load_planted, in_block):
+def test_zipped_keys_are_paired_together(load_planted, in_block):
     grid = {"zip": {"model.dim": [8, 16], "phases.query.steps": [10, 40]}}
     config = {"phases": [{"name": "query"}]} | ({"blocks": {"b": grid}} if in_block else grid)
     settings = [
@@ -220,7 +220,7 @@ def test_keys_that_are_zipped_are_paired_together(load_planted, in_block):
         paired(apart, "model.dim", 8, 16)
 
 
-def test_a_seed_that_failed_on_one_side_has_no_difference(folder):
+def test_failed_seed_has_no_paired_difference(folder):
     results = folder(range(3))
     records = results.records
     failed = (records["cell"] == 0) & (records["seed"] == 1)
@@ -235,7 +235,7 @@ def test_a_seed_that_failed_on_one_side_has_no_difference(folder):
     assert aggregate(averages).query("metric == 'loss' and step == 1")["n"].tolist() == [2]
 
 
-def test_tables_are_written_in_the_format_of_the_suffix(tmp_path):
+def test_suffix_determines_table_format(tmp_path):
     table = pd.DataFrame({"name": ["a|b", "c_d"], "value": [0.123456, 1e-7]})
     for suffix in ("csv", "parquet", "tex", "md"):
         write_page(table, tmp_path / f"t.{suffix}")
@@ -249,7 +249,7 @@ def test_tables_are_written_in_the_format_of_the_suffix(tmp_path):
         write_page(table, tmp_path / "missing" / "t.csv")
 
 
-def test_a_thousand_cells_of_a_thousand_rows_load_and_aggregate_quickly(folder, rewrite):
+def test_a_million_records_load_and_aggregate_quickly(folder, rewrite):
     """A table of a million rows: seconds, not minutes; the bound is loose for slow machines."""
     import sys
 

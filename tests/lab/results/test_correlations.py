@@ -20,7 +20,7 @@ from jaxattn.lab.results.correlations import (
 from jaxattn.lab.results.intervals import resamples
 
 
-def test_bins_equal_scipy_and_have_the_published_centers():
+def test_bin_means_match_scipy_and_published_centres():
     rng = np.random.default_rng(0)
     x, y = rng.uniform(-1.2, 1.2, 500), rng.standard_normal(500)
     means = bin_means(x, y, high=14 / 15)
@@ -32,19 +32,19 @@ def test_bins_equal_scipy_and_have_the_published_centers():
     assert means["center"].iloc[[0, -1]].tolist() == pytest.approx([-0.9517, 0.885], abs=1e-4)
 
 
-def test_bins_keep_their_ends_and_leave_out_the_rest():
+def test_bins_include_both_ends_and_drop_outside_points():
     means = bin_means([-1, np.float32(14 / 15), 0.95, -1.01, np.nan], [1, 2, 3, 4, 5], high=14 / 15)
     assert means["n"].sum() == 2
     assert (means["mean"].iloc[0], means["mean"].iloc[-1]) == (1, 2)
     assert means["mean"].iloc[1:-1].isna().all()
 
 
-def test_equal_bins_hold_both_ends_and_nothing_outside():
+def test_bin_numbers_include_both_ends_only():
     x = np.array([-1.1, -1, -0.01, 0, 0.99, 1, np.float32(1) + 1e-7, 1.2, np.nan])
     assert bin_numbers(x, np.linspace(-1, 1, 5)).tolist() == [-1, 0, 1, 2, 3, 3, 3, -1, -1]
 
 
-def test_equal_counts_share_points_evenly_and_keep_ties_together(rng):
+def test_quantile_edges_split_points_evenly_and_keep_ties(rng):
     x = rng.normal(size=100)
     assert np.bincount(bin_numbers(x, quantile_edges(x, 5))).tolist() == [20] * 5
     x = np.array([0.0] * 50 + list(range(1, 11)))
@@ -53,7 +53,7 @@ def test_equal_counts_share_points_evenly_and_keep_ties_together(rng):
     assert (tied >= 0).all()
 
 
-def test_ratios_of_counts_on_an_edge_begin_the_next_bin_in_either_precision():
+def test_point_on_an_edge_belongs_to_the_upper_bin_in_both_precisions():
     """Of tokens with 20 occurrences every posterior difference k/10 is an edge of the bins."""
     tenths = np.arange(-10, 11)
     expected = np.minimum(tenths + 10, 19)
@@ -89,7 +89,7 @@ def points(rng):
     return x, y, resamples(60, 7, rng)
 
 
-def test_correlations_of_tokens_equal_scipy(points):
+def test_token_correlations_match_scipy(points):
     x, y, weights = points
     found = correlations(equal_bins(x, -1.0, 1.0, 6), y, weights)
     for k, w in enumerate(weights):
@@ -98,7 +98,7 @@ def test_correlations_of_tokens_equal_scipy(points):
         assert found[1, k] == pytest.approx(stats.spearmanr(*copies).statistic, abs=1e-13)
 
 
-def test_correlations_of_bins_equal_a_loop(points):
+def test_bin_correlations_match_a_loop(points):
     x, y, weights = points
     axis = equal_bins(x, -1.0, 1.0, 25)
     found = correlations(axis, y, weights)
@@ -111,14 +111,14 @@ def test_correlations_of_bins_equal_a_loop(points):
         assert found[3, k] == pytest.approx(stats.spearmanr(*means).statistic, abs=1e-12)
 
 
-def test_ranks_are_those_of_the_copies(points):
+def test_weighted_ranks_match_repeated_points(points):
     x, _, weights = points
     ranks = weighted_ranks(x, weights)
     for row, w in zip(ranks, weights, strict=True):
         np.testing.assert_allclose(written_out(row, w), stats.rankdata(written_out(x, w)), rtol=0, atol=1e-12)
 
 
-def test_spearman_is_scipys_and_leaves_empty_bins_out(rng):
+def test_spearman_matches_scipy_without_empty_bins(rng):
     rows, reference = rng.normal(size=(4, 20)), rng.normal(size=20)
     rows[1, 3] = np.nan
     expected = [stats.spearmanr(row, reference, nan_policy="omit").statistic for row in rows]
@@ -128,14 +128,14 @@ def test_spearman_is_scipys_and_leaves_empty_bins_out(rng):
     assert abs(spearman(rows[:1, :2], reference[:2], fewest=2)[0]) == pytest.approx(1)
 
 
-def test_a_constant_side_has_no_correlation():
+def test_constant_variable_has_no_correlation():
     assert np.isnan(pearson(np.full(9, 0.1), np.arange(9.0), np.ones((1, 9)))).all()
     assert np.isnan(
         correlations(equal_bins(np.full(9, 0.1), 0.0, 1.0, 3), np.arange(9.0), np.ones((1, 9)))
     ).all()
 
 
-def test_the_spread_over_resamples_falls_with_the_root_of_the_number_of_points(rng):
+def test_bootstrap_spread_scales_like_inverse_square_root_of_points(rng):
     spread = []
     for size in (50, 800):
         x = rng.normal(size=size)

@@ -29,7 +29,7 @@ def planted(rng):
     return make
 
 
-def test_the_figure_lays_a_theory_over_the_thresholds(planted):
+def test_figure_draws_theory_over_thresholds(planted):
     diagram = planted()
     drawn = diagram.figure(lambda d: min(d, 256) ** 0.5, label="square root")
     ax = drawn.figure.axes[0]
@@ -56,12 +56,12 @@ def test_the_figure_lays_a_theory_over_the_thresholds(planted):
         (("inf",), [1]),
     ],
 )
-def test_infinity_stands_a_step_beyond_the_last_number(planted, columns, places):
+def test_infinity_is_drawn_one_step_after_the_last_number(planted, columns, places):
     (dots,) = planted(columns).figure().figure.axes[0].containers[0][0:1]
     assert dots.get_xdata().tolist() == places
 
 
-def test_words_and_values_of_a_theory(planted):
+def test_theory_with_text_values_and_invalid_values(planted):
     diagram = planted(("sgd", "adam"))
     (curve,) = diagram.figure({"adam": 3.0}).figure.axes[0].get_lines()[-1:]
     assert curve.get_ydata().tolist() == [3.0]
@@ -71,7 +71,7 @@ def test_words_and_values_of_a_theory(planted):
         diagram.figure(lambda x: 1.0)
 
 
-def test_a_diagram_is_written_in_a_line(planted):
+def test_repr_of_diagram_is_one_line(planted):
     text = repr(planted())
     assert text.startswith("PhaseDiagram(phases.embed.step_size at which loss ≥ 1, by model.dim: 16: ")
     assert "∞: " in text

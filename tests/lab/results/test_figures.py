@@ -39,13 +39,13 @@ PAIRS = list(
         for number, pair in enumerate(PAIRS)
     ],
 )
-def test_every_kind_draws_every_folder(results, name, kind):
+def test_every_figure_kind_draws_every_folder(results, name, kind):
     drawn = draw_figure(results[name], {"kind": kind})
     assert style.png(drawn.figure, dpi=50).startswith(b"\x89PNG")
     assert len(drawn.caption) > 40
 
 
-def test_names_with_signs_of_formulas_are_drawn_by_every_kind(write, tmp_path):
+def test_every_figure_kind_escapes_dollar_signs(write, tmp_path):
     odd = "x^$2^$ or $5"
     axes = {"block": [odd, "plain"], f"data.{odd}": [1.0, 2.0], "model.dim": [8, 16]}
     folder = write(tmp_path / "run", axes=axes, seeds=2, vocab_size=60)
@@ -63,13 +63,13 @@ def test_names_with_signs_of_formulas_are_drawn_by_every_kind(write, tmp_path):
         assert style.png(draw_figure(run, spec).figure, dpi=50).startswith(b"\x89PNG")
 
 
-def test_drawing_leaves_global_settings_alone(results):
+def test_drawing_does_not_change_rcparams(results):
     before = dict(matplotlib.rcParams)
     style.png(draw_figure(results["one_seed"], {"kind": "importance"}).figure)
     assert dict(matplotlib.rcParams) == before
 
 
-def test_curves_show_the_mean(results):
+def test_curves_show_mean_over_seeds(results):
     drawn = curves(results["dims"], metrics=("p_norm",), cells=(1, 3))
     lines = drawn.figure.axes[0].get_lines()
     table = aggregate(results["dims"])
@@ -84,14 +84,14 @@ def test_curves_show_the_mean(results):
 
 
 @pytest.mark.parametrize(("decades", "ticks"), [(3, [0, 1, 10, 100, 1000]), (9, [0, 1, 1e3, 1e6, 1e9])])
-def test_steps_over_decades_have_a_few_ticks_to_the_end(decades, ticks):
+def test_logarithmic_step_axis_has_few_ticks(decades, ticks):
     ax = Figure().subplots()
     rows = pd.DataFrame({"x": [0, *10.0 ** np.arange(decades + 1)], "mean": 1.0})
     _scale_steps(ax, rows)
     assert ax.get_xticks().tolist() == ticks
 
 
-def test_values_have_logarithms_where_none_is_negative(load_planted):
+def test_log_scale_requires_nonnegative_values(load_planted):
     falls = [10.0**-k for k in range(6)]
     rows = [
         (0, seed, "p", step, metric, value)
@@ -134,7 +134,7 @@ def test_curves_against_another_metric(results):
         curves(run, x="train_accuracy", phase="embed")
 
 
-def test_curves_leave_out_phases_of_one_step_and_share_panels(results):
+def test_curves_omit_one_step_phases_and_share_panels(results):
     drawn = curves(results["one_seed"])
     assert "in the phases joint, late" in drawn.caption
     assert "band" not in drawn.caption
@@ -143,7 +143,7 @@ def test_curves_leave_out_phases_of_one_step_and_share_panels(results):
     assert "in the phase embed" in curves(results["one_seed"], phase="embed").caption
 
 
-def test_curves_of_many_cells_show_some(results):
+def test_curves_of_many_cells_show_a_selection(results):
     run = results["text"]
     cells = [{"cell": cell, "settings": {"model.dim": cell + 1}} for cell in range(40)]
     loss = run.records[run.records["metric"] == "loss"]
@@ -152,7 +152,7 @@ def test_curves_of_many_cells_show_some(results):
     assert "12 of 40 cells are shown" in curves(many, metrics=("loss",)).caption
 
 
-def test_importance_shows_bin_means_and_counts_what_is_outside(results):
+def test_importance_shows_bin_means_and_counts_outside_points(results):
     drawn = importance(results["text"], phase="joint")
     table = at_end(results["text"], phase="joint").table
     for ax, column in zip(drawn.figure.axes, ("Ev", "Ep"), strict=True):
@@ -165,7 +165,7 @@ def test_importance_shows_bin_means_and_counts_what_is_outside(results):
     assert "400 tokens" in drawn.caption
 
 
-def test_the_band_of_importance_is_the_range_of_the_means_of_seeds(results):
+def test_importance_band_is_range_of_seed_means(results):
     drawn = importance(results["text"], phase="joint")
     table = at_end(results["text"], phase="joint", average=False).table
     assert table["seed"].nunique() > 1
@@ -181,20 +181,20 @@ def test_the_band_of_importance_is_the_range_of_the_means_of_seeds(results):
     assert "band" not in importance(results["one_seed"]).caption
 
 
-def test_importance_follows_the_bins_of_the_run(results, configured):
+def test_importance_uses_bins_of_the_run(results, configured):
     probes = {"bins": 4, "low": -0.5, "high": 0.5, "min_count": 50}
     drawn = importance(configured(results["text"], probes=probes))
     assert "4 equal bins of [-0.5, 0.5]" in drawn.caption
 
 
-def test_scores_of_two_layers_with_weights_are_named_so(results, configured):
+def test_score_label_of_two_layers_with_weights(results, configured):
     drawn = importance(configured(results["text"], model={"kind": "two_layer_weights"}))
     assert "W_2" in drawn.figure.axes[1].get_title("left")
     assert "E·W2 p of" in drawn.caption
     assert "W2" not in importance(results["text"]).caption
 
 
-def test_importance_of_classes_has_a_row_each(results):
+def test_importance_has_one_row_per_class(results):
     assert len(importance(results["classes"]).figure.axes) == 6
     one = importance(results["classes"], label=0)
     assert len(one.figure.axes) == 2
@@ -203,7 +203,7 @@ def test_importance_of_classes_has_a_row_each(results):
         importance(results["classes"], label=3)
 
 
-def test_importance_of_many_classes_shows_some_of_them_and_says_so(results, monkeypatch):
+def test_importance_of_many_classes_shows_a_selection(results, monkeypatch):
     monkeypatch.setattr("jaxattn.lab.results.token_figures.MOST_CLASSES", 2)
     drawn = importance(results["classes"])
     assert len(drawn.figure.axes) == 4
@@ -213,7 +213,7 @@ def test_importance_of_many_classes_shows_some_of_them_and_says_so(results, monk
     assert "shown" not in importance(results["classes"], label=1).caption
 
 
-def test_figures_name_classes_by_their_labels(results, configured):
+def test_figures_show_class_names(results, configured):
     run = configured(results["classes"], data={"labels": ["1", "co$t$", "5"]})
     titles = [ax.get_title("left") for ax in importance(run).figure.axes]
     assert titles[3].endswith(r"(class co\$t\$)")
@@ -230,13 +230,13 @@ def test_figures_name_classes_by_their_labels(results, configured):
     assert style.png(top_tokens(two).figure)
 
 
-def test_top_tokens_that_occur_often(results):
+def test_top_tokens_respects_min_count(results):
     drawn = top_tokens(results["text"], min_count=500)
     assert "the largest E·p of those that occur at least 500 times" in drawn.caption
 
 
 @pytest.mark.parametrize(("name", "slope"), [("text", 200 / 2), ("classes", 200)])
-def test_one_step_law_line(results, name, slope):
+def test_one_step_law_draws_line(results, name, slope):
     drawn = one_step_law(results[name])
     (line,) = drawn.figure.axes[0].get_lines()
     np.testing.assert_allclose(np.asarray(line.get_ydata()), slope * np.asarray(line.get_xdata()))
@@ -245,12 +245,12 @@ def test_one_step_law_line(results, name, slope):
     assert f"The correlation is {correlation:.4f}." in drawn.caption
 
 
-def test_one_step_law_takes_a_swept_step_size(results):
+def test_one_step_law_uses_swept_step_size(results):
     assert "η₀ = 1.00" in one_step_law(results["failed"], cell=0).caption
     assert "η₀ = 100" in one_step_law(results["failed"], cell=1).caption
 
 
-def test_one_step_law_needs_its_phase(results, configured):
+def test_one_step_law_requires_one_step_phase(results, configured):
     phases = [{"kind": "descent", "name": "joint", "step_size": None}]
     other = configured(results["text"], phases=phases)
     with pytest.raises(InputError, match="no phase of kind 'one_step'"):
@@ -259,7 +259,7 @@ def test_one_step_law_needs_its_phase(results, configured):
         one_step_law(other, phase="joint")
 
 
-def test_scaling_finds_the_planted_slope(results):
+def test_scaling_recovers_planted_slope(results):
     (line,) = collect(results["dims"], axis="model.dim", metric="one_step_error")
     logs = np.log(line.y)
     assert line.law.slope == pytest.approx(np.polyfit(np.repeat(np.log(line.x), 6), logs.ravel(), 1)[0])
@@ -271,7 +271,7 @@ def test_scaling_finds_the_planted_slope(results):
     assert drawn.figure.axes[0].get_xscale() == drawn.figure.axes[0].get_yscale() == "log"
 
 
-def test_scaling_draws_a_line_for_every_other_setting(results):
+def test_scaling_draws_one_line_per_setting(results):
     series = collect(results["failed"], axis="model.dim", metric="one_step_error")
     assert [line.settings["data.kind"] for line in series] == ["a", "a", "b", "b"]
     assert all(len(line.x) == 2 for line in series)
@@ -279,7 +279,7 @@ def test_scaling_draws_a_line_for_every_other_setting(results):
     assert style.png(drawn.figure)
 
 
-def test_scaling_of_one_seed_or_one_value(results, folders):
+def test_scaling_with_one_seed_or_one_value(results, folders):
     run = results["dims"]
     single = dataclasses.replace(run, records=run.records[run.records["seed"] == 0])
     assert "[" not in scaling(single, axis="model.dim").caption
@@ -301,7 +301,7 @@ def test_scaling_of_one_seed_or_one_value(results, folders):
         (np.nan, np.nan, 6, "holds"),
     ],
 )
-def test_a_slope_is_held_against_what_is_expected(low, high, seeds, expected):
+def test_scaling_compares_slope_with_expected(low, high, seeds, expected):
     slope = -0.53 if np.isnan(low) else (low + high) / 2
     law = PowerLaw(slope, 0.0, low, high, seeds)
     assert sentence({}, law, -0.5, 0.05).endswith(f", expected -0.5 ± 0.05: {expected}.")
@@ -318,7 +318,7 @@ def test_a_slope_is_held_against_what_is_expected(low, high, seeds, expected):
         ({"axis": "model.dim", "metric": "log_gradient_norm"}, "no positive finite value"),
     ],
 )
-def test_scaling_says_what_is_wrong(results, options, message):
+def test_scaling_rejects_invalid_input(results, options, message):
     with pytest.raises(InputError, match=message):
         scaling(results["failed"], **options)
 
@@ -331,19 +331,19 @@ def test_top_tokens_shows_tokens_with_dollar_signs(results):
     assert drawn.caption.startswith("The 30 tokens")
 
 
-def test_top_tokens_in_letters_no_font_has(results):
+def test_top_tokens_without_a_font_for_their_letters(results):
     run = results["one_seed"]
     drawn = top_tokens(dataclasses.replace(run, tokens=run.tokens.assign(token="\U00013000映画")))
     assert style.png(drawn.figure)
 
 
 @pytest.mark.parametrize("kind", ["curves", "importance", "one_step_law", "top_tokens"])
-def test_unknown_phase_is_named(results, kind):
+def test_unknown_phase_is_rejected(results, kind):
     with pytest.raises(InputError, match="phase 'none'"):
         draw_figure(results["text"], {"kind": kind, "phase": "none"})
 
 
-def test_curves_of_an_unknown_metric(results):
+def test_curves_reject_unknown_metric(results):
     with pytest.raises(InputError, match=r"metric 'los': .* did you mean 'loss'\?"):
         curves(results["text"], metrics=("los",))
     with pytest.raises(InputError, match=r"metric 'zzz': the run recorded .*Ev_bin_K, .*loss") as raised:
@@ -371,12 +371,12 @@ def test_curves_of_an_unknown_metric(results):
         ),
     ],
 )
-def test_wrong_figures_are_found_before_a_run(spec, message):
+def test_check_figures_rejects_invalid_figures(spec, message):
     with pytest.raises(InputError, match=message):
         check_figures({0: spec}, phases=["embed", "joint"], axes=["model.dim"])
 
 
-def test_right_figures_pass():
+def test_check_figures_accepts_valid_figures():
     check_figures(
         {0: SCALING, 1: {"kind": "importance", "phase": None}}, phases=["embed"], axes=["model.dim"]
     )
@@ -392,7 +392,7 @@ def test_default_figures(results):
     ]
 
 
-def test_names_are_distinct_and_problems_do_not_stop_the_rest(results, configured):
+def test_figures_have_distinct_names_and_fail_independently(results, configured):
     figures = [
         SCALING,
         SCALING | {"expected": None},
@@ -410,13 +410,13 @@ def test_names_are_distinct_and_problems_do_not_stop_the_rest(results, configure
     assert problems[0].line.startswith("figures[2] (scaling) could not be drawn: metric 'los'")
 
 
-def test_every_kind_has_words_for_its_options():
+def test_every_figure_option_is_documented():
     for drawing in map(function, KINDS):
         options = list(inspect.signature(drawing).parameters)[1:]
         assert all(f"    {name}: " in inspect.getdoc(drawing) for name in options)
 
 
-def test_every_option_has_a_type_that_a_sweep_file_can_give():
+def test_every_figure_option_has_a_toml_type():
     for drawing in map(function, KINDS):
         for parameter in list(inspect.signature(drawing).parameters.values())[1:]:
             assert parameter.kind is parameter.KEYWORD_ONLY
@@ -435,7 +435,7 @@ def test_every_option_has_a_type_that_a_sweep_file_can_give():
         ("mine.py:Turned", "the score", "score of token $s$"),
     ],
 )
-def test_scores_are_called_what_they_are_in_the_model(results, configured, kind, words, label):
+def test_score_label_depends_on_model(results, configured, kind, words, label):
     run = configured(results["dims"], model={"kind": kind})
     drawn = top_tokens(run)
     assert drawn.figure.axes[0].get_xlabel() == label
@@ -446,14 +446,14 @@ def test_scores_are_called_what_they_are_in_the_model(results, configured, kind,
     assert f"E·v and {words} of " in drawn.caption
 
 
-def test_importance_says_which_of_several_cells_it_draws(results):
+def test_importance_caption_names_cell(results):
     drawn = importance(results["dims"], cell=2)
     assert drawn.title == "Token importance, cell 2 of 4"
     assert ", cell 2 of 4 (" in drawn.caption
     assert importance(results["one_seed"]).title == "Token importance"
 
 
-def test_figures_of_tokens_are_refused_for_a_cell_without_them():
+def test_token_figures_are_rejected_for_cells_without_token_scores():
     for kind in ("importance", "one_step_law", "top_tokens"):
         specs = {0: {"kind": kind}, 1: {"kind": "curves"}}
         check_figures(specs, phases=["embed"], axes=[], without_tokens={1})
@@ -461,7 +461,7 @@ def test_figures_of_tokens_are_refused_for_a_cell_without_them():
             check_figures(specs, phases=["embed"], axes=[], without_tokens={0})
 
 
-def test_a_diagram_of_many_tiles_has_no_numbers_in_them(write, tmp_path):
+def test_diagram_with_many_tiles_prints_no_values(write, tmp_path):
     axes = {"model.dim": list(range(1, 51)), "data.length": list(range(1, 10))}
     run = load(write(tmp_path / "run", axes=axes, seeds=1, vocab_size=2))
     drawn = run.figure("diagram", metric="loss", x_axis="model.dim", y_axis="data.length")

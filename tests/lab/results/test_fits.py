@@ -5,7 +5,7 @@ from scipy import stats
 from jaxattn.lab.results.fits import power_law, powers
 
 
-def test_power_law_equals_polyfit():
+def test_power_law_matches_polyfit():
     rng = np.random.default_rng(7)
     x = np.array([64, 128, 300, 1024.0])
     y = 3 * x[:, None] ** -0.5 * np.exp(0.1 * rng.standard_normal((4, 12)))
@@ -17,7 +17,7 @@ def test_power_law_equals_polyfit():
     assert law.seeds == 12
 
 
-def test_interval_of_the_slope_is_students_of_the_seeds_own():
+def test_slope_interval_is_students_over_seed_slopes():
     rng = np.random.default_rng(8)
     x = np.array([1, 2, 4, 8.0])
     y = x[:, None] ** 1.5 * np.exp(0.2 * rng.standard_normal((4, 6)))
@@ -27,7 +27,7 @@ def test_interval_of_the_slope_is_students_of_the_seeds_own():
     np.testing.assert_allclose([law.low, law.high], expected, rtol=1e-9)
 
 
-def test_power_law_of_seeds_with_points_of_their_own():
+def test_power_law_with_different_x_per_seed():
     rng = np.random.default_rng(1)
     x = rng.uniform(1, 100, (9, 4))
     y = 2 * x ** rng.normal(-1, 0.1, 4) * np.exp(0.1 * rng.normal(size=x.shape))
@@ -38,14 +38,14 @@ def test_power_law_of_seeds_with_points_of_their_own():
     assert law.seeds == 4
 
 
-def test_power_law_leaves_out_seeds_with_gaps():
+def test_power_law_drops_incomplete_seeds():
     x, y = np.array([1, 10.0]), np.array([[1, 1, 1, 1], [10, 100, np.nan, 0.0]])
     law = power_law(x, y)
     assert law.seeds == 2
     assert law.slope == pytest.approx(1.5)
 
 
-def test_power_law_without_enough_to_fit():
+def test_power_law_with_too_few_points():
     single = power_law([1, 10], [[2.0], [20.0]])
     assert single.slope == pytest.approx(1)
     assert np.isnan(single.low)

@@ -41,7 +41,7 @@ LEARNED = {
 }
 
 
-def test_accuracy_and_loss_come_first_and_then_what_was_asked_for():
+def test_headline_orders_accuracy_loss_and_requested_metrics():
     mine = {f"mine_{k}": [1.0, 2.0, 3.0, 4.0] for k in range(4)}
     assert headline.metrics(run_of(LEARNED | mine)) == [
         "test_accuracy",
@@ -56,7 +56,7 @@ def test_accuracy_and_loss_come_first_and_then_what_was_asked_for():
 
 
 @pytest.mark.parametrize(("low", "weakly"), [(0.4996, True), (0.5004, False)])
-def test_words_depend_on_numbers_and_not_on_what_is_printed(low, weakly):
+def test_sentences_use_unrounded_numbers(low, weakly):
     """Both intervals begin at a printed 0.500."""
     half = low * 0.1
     values = [low + half * (1 + x) for x in (-1, 1, -1, 1)]
@@ -70,7 +70,7 @@ def test_words_depend_on_numbers_and_not_on_what_is_printed(low, weakly):
     assert ("follows importance weakly" in second) == weakly
 
 
-def test_the_sentences_say_what_the_table_says():
+def test_sentences_match_summary_table():
     run = run_of(LEARNED)
     table = summary_table(run).set_index("metric")["query"]
     first, second = headline.sentences(run)
@@ -93,11 +93,11 @@ def test_the_sentences_say_what_the_table_says():
         ([0.9], "The Spearman correlation between E·v and importance over tokens is 0.900"),
     ],
 )
-def test_what_is_said_of_values_is_what_their_interval_bears(values, words):
+def test_sentence_on_values_follows_interval(values, words):
     assert headline.sentences(run_of({"loss": values, "spearman_Ev_tokens": values}))[1].startswith(words)
 
 
-def test_of_several_cells_the_lowest_and_the_highest_are_named():
+def test_sentences_name_lowest_and_highest_cell():
     run = run_of(
         {"loss": [[0.3], [0.1], [0.2]], "mine": [[1.0], [2.0], [3.0]]},
         cells=[{"model.dim": d} for d in (16, 64, 256)],
@@ -109,19 +109,19 @@ def test_of_several_cells_the_lowest_and_the_highest_are_named():
     )
 
 
-def test_cells_in_which_values_follow_importance_are_counted():
+def test_sentences_count_cells_that_follow_importance():
     run = run_of(
         {"spearman_Ev_tokens": [[0.9, 0.91, 0.92], [-0.3, 0.2, 0.1]]}, cells=[{"data.n": 9}, {"data.n": 1}]
     )
     assert "E·v follows importance in 1 of 2 cells" in headline.sentences(run)[1]
 
 
-def test_directions_and_own_metrics_have_a_clause():
+def test_sentences_mention_directions_and_custom_metrics():
     second = headline.sentences(run_of({"one_minus_cosine": [0.25], "margin_ratio": [0.5], "mine": [2.0]}))[1]
     assert second == "1 - cos between p and its max-margin direction is 0.250; margin_ratio is 0.500."
 
 
-def test_there_are_two_sentences_whatever_was_recorded():
+def test_two_sentences_for_any_metrics():
     nan = float("nan")
     assert headline.sentences(run_of({"loss": [nan, nan], "spearman_Ev_tokens": [nan, nan]})) == (
         "No accuracy and no loss has a finite value.",
@@ -132,7 +132,7 @@ def test_there_are_two_sentences_whatever_was_recorded():
     assert "The Spearman correlation between E·v and importance over bins is 1.00 (all equal)" in found
 
 
-def test_values_of_different_losses_are_not_compared():
+def test_losses_of_different_kinds_are_not_compared():
     cells = ({"loss.gamma": 0.0}, {"loss.gamma": 2.0})
     run = run_of({"loss": [[0.4, 0.5], [0.1, 0.2]], "test_accuracy": [[0.8, 0.9], [0.7, 0.9]]}, cells=cells)
     first, _ = headline.sentences(run)
@@ -142,7 +142,7 @@ def test_values_of_different_losses_are_not_compared():
     assert "the loss ranges" in headline.sentences(same)[0]
 
 
-def test_every_metric_that_is_recorded_unasked_has_its_place():
+def test_standard_lists_all_default_metrics():
     unasked = {name for probe in (Fit, Accuracy, Importance, Selected, OneStepError) for name in probe.labels}
     assert unasked <= set(headline.STANDARD)
     known = {name for probe in PROBES.values() for name in probe.labels}
@@ -164,7 +164,7 @@ def planted(results, configured):
     return make
 
 
-def test_it_names_the_least_count_that_leaves_no_token(planted):
+def test_caveat_names_min_count_that_leaves_no_token(planted):
     empty = {"spearman_Ev_tokens": np.nan, "spearman_Ep_signed_tokens": np.nan, "loss_of_mine": np.nan}
     (line,) = caveats(planted(10**7, **empty))
     assert line == (
@@ -178,7 +178,7 @@ def test_it_names_the_least_count_that_leaves_no_token(planted):
 
 @pytest.mark.parametrize("key", ["min_count", "important", "low", "high"])
 @pytest.mark.parametrize("strange", ["many", float("inf"), [3]])
-def test_settings_of_probes_that_are_no_numbers_are_passed_over(planted, key, strange):
+def test_caveats_ignore_nonnumeric_probe_settings(planted, key, strange):
     """A folder may hold anything as the value of a cell on an axis."""
     run = planted(30, important_selected=0.5, spearman_Ev_bins=0.3, spearman_Ev_tokens=0.3)
     run.manifest["config"]["probes"]["important"] = 0.5
@@ -189,12 +189,12 @@ def test_settings_of_probes_that_are_no_numbers_are_passed_over(planted, key, st
     assert any("probes.important" in line for line in left) == (key in ("low", "high"))
 
 
-def test_it_names_logarithms_of_zero(planted):
+def test_caveat_on_logarithm_of_zero(planted):
     (line,) = caveats(planted(45, log_gradient_norm_of_mine=-np.inf))
     assert line == "log_gradient_norm_of_mine: the value is minus infinity, the logarithm of exactly zero"
 
 
-def test_it_counts_tokens_where_they_are_few(planted):
+def test_caveat_counts_few_tokens(planted):
     run = planted(1)
     ranked = np.sort(run.tokens[run.tokens["cell"] == 0].drop_duplicates("id")["count"])[::-1]
     least = int(ranked[4])
@@ -206,7 +206,7 @@ def test_it_counts_tokens_where_they_are_few(planted):
     )
 
 
-def test_it_counts_tokens_that_are_in_no_bin(planted):
+def test_caveat_counts_tokens_outside_bins(planted):
     run = planted(1)
     tokens = run.tokens[(run.tokens["cell"] == 0) & (run.tokens["count"] > 0)].drop_duplicates("id")
     high = float(np.sort(tokens["posterior_difference"])[-4] + 1e-4)
@@ -216,7 +216,7 @@ def test_it_counts_tokens_that_are_in_no_bin(planted):
     assert caveats(planted(1, high=1.0, spearman_Ev_bins=0.9)) == []
 
 
-def test_it_says_which_tokens_are_important_and_by_which_definition(planted):
+def test_caveat_defines_important_tokens(planted):
     for least in (1, 30):
         run = planted(least, important_selected=0.5, important_tied=0.0)
         run.manifest["config"]["probes"]["important"] = 0.5

@@ -19,7 +19,7 @@ def coverage(bounds, truth):
 
 
 @pytest.mark.parametrize("n", range(3, 21))
-def test_t_covers_normal_means_and_lognormal_geometric_means(rng, n):
+def test_student_t_covers_normal_and_lognormal_means(rng, n):
     # Of 20,000 repetitions the standard deviation is 0.0015.
     samples = rng.normal(1.5, 2.0, (20_000, n))
     assert coverage(student_t(samples), 1.5) == pytest.approx(0.95, abs=0.008)
@@ -27,7 +27,7 @@ def test_t_covers_normal_means_and_lognormal_geometric_means(rng, n):
 
 
 @pytest.mark.parametrize("n", range(3, 21))
-def test_shares_are_covered_whatever_they_are(n):
+def test_clopper_pearson_covers_any_share(n):
     bounds = clopper_pearson(np.arange(n + 1), n)
     for p in np.linspace(0.01, 0.99, 99):
         inside = (bounds[0] <= p) & (p <= bounds[1])
@@ -35,19 +35,19 @@ def test_shares_are_covered_whatever_they_are(n):
 
 
 @pytest.mark.parametrize("n", [1, 4, 64])
-def test_clopper_pearson_for_none_and_for_all_in_closed_form(n):
+def test_clopper_pearson_closed_form_without_hits_or_misses(n):
     edge = 1 - 0.025 ** (1 / n)
     np.testing.assert_allclose(clopper_pearson(0, n), (0, edge), atol=1e-12)
     np.testing.assert_allclose(clopper_pearson(n, n), (1 - edge, 1), atol=1e-12)
 
 
 @pytest.mark.parametrize(("k", "n"), [(1, 2), (3, 10), (63, 64)])
-def test_clopper_pearson_is_made_of_beta_quantiles(k, n):
+def test_clopper_pearson_matches_beta_quantiles(k, n):
     expected = stats.beta.ppf(0.025, k, n - k + 1), stats.beta.ppf(0.975, k + 1, n - k)
     np.testing.assert_allclose(clopper_pearson(k, n), expected, rtol=1e-10)
 
 
-def test_student_t_is_scipys(rng):
+def test_student_t_matches_scipy(rng):
     samples = rng.normal(size=9)
     expected = stats.t.interval(0.95, 8, samples.mean(), stats.sem(samples))
     np.testing.assert_allclose(student_t(samples), expected, rtol=1e-12)
@@ -56,11 +56,11 @@ def test_student_t_is_scipys(rng):
 
 
 @pytest.mark.parametrize("samples", [[], [2.0], [1.0, 2.0, np.nan], [1.0, 1.0, 1.0], [0.1] * 7])
-def test_there_is_no_interval_where_data_tell_none(samples):
+def test_no_interval_without_an_error_estimate(samples):
     assert np.isnan(student_t(np.array(samples))).all()
 
 
-def test_the_jackknife_of_a_mean_is_students(rng):
+def test_jackknife_of_a_mean_is_student_t(rng):
     samples = rng.exponential(size=7)
     left_out = [np.delete(samples, i).mean() for i in range(7)]
     np.testing.assert_allclose(jackknife(samples.mean(), left_out), student_t(samples), rtol=1e-12)
@@ -69,7 +69,7 @@ def test_the_jackknife_of_a_mean_is_students(rng):
 
 
 @pytest.mark.parametrize("n", [3, 5, 10])
-def test_the_jackknife_covers_what_other_seeds_would_give(rng, n):
+def test_jackknife_covers_true_value(rng, n):
     """A Spearman correlation of means over seeds, which is no mean: what n other seeds give on average."""
     curves = np.linspace(0, 2, 12) + rng.normal(0, 1, (4000, n, 12))
 
@@ -82,7 +82,7 @@ def test_the_jackknife_covers_what_other_seeds_would_give(rng, n):
     assert coverage(jackknife(value, left_out), value.mean()) >= 0.93
 
 
-def test_the_accelerated_bootstrap_is_scipys(rng):
+def test_accelerated_bootstrap_matches_scipy(rng):
     samples = rng.exponential(size=25)
     found = stats.bootstrap((samples,), np.mean, method="BCa", n_resamples=999, rng=np.random.default_rng(3))
     left_out = [np.delete(samples, i).mean() for i in range(25)]
@@ -90,7 +90,7 @@ def test_the_accelerated_bootstrap_is_scipys(rng):
     np.testing.assert_allclose(own, found.confidence_interval, rtol=1e-12)
 
 
-def test_the_accelerated_bootstrap_holds_its_value_or_is_none(rng):
+def test_accelerated_bootstrap_contains_value_or_is_nan(rng):
     draws = rng.uniform(size=(500, 4))
     value = np.array([0.5, 0.98, 1.5, np.nan])
     low, high = accelerated(value, draws, rng.normal(size=(30, 4)))
@@ -99,7 +99,7 @@ def test_the_accelerated_bootstrap_holds_its_value_or_is_none(rng):
     assert np.isnan([low[2:], high[2:]]).all()
 
 
-def test_resamples_draw_as_many_points_as_there_are(rng):
+def test_resamples_have_the_original_size(rng):
     weights = resamples(40, 500, rng)
     assert (weights.sum(axis=1) == 40).all()
     np.testing.assert_allclose(weights.mean(axis=0), 1, atol=5 / np.sqrt(500))

@@ -29,7 +29,7 @@ UNIT = Criterion(0.0, 1.0, "")
     ],
 )
 @pytest.mark.parametrize("basis", VERDICTS)
-def test_verdicts_at_their_borders(low, high, where, basis):
+def test_verdicts_at_criterion_bounds(low, high, where, basis):
     assert verdict(Estimate((low + high) / 2, low, high, 8), UNIT, basis) == getattr(VERDICTS[basis], where)
 
 
@@ -37,13 +37,13 @@ def test_verdicts_at_their_borders(low, high, where, basis):
     ("value", "seeds", "where"),
     [(0.5, 5, "unknown"), (0.5, 6, "within"), (1.5, 6, "outside"), (math.nan, 6, "unknown")],
 )
-def test_a_number_without_interval_stands_for_it_where_enough_seeds_agree(value, seeds, where):
+def test_value_replaces_interval_if_enough_seeds_are_equal(value, seeds, where):
     assert verdict(Estimate(value, math.nan, math.nan, seeds), UNIT, "published") == getattr(
         VERDICTS["published"], where
     )
 
 
-def test_without_a_criterion_a_promise_never_holds_and_all_else_is_measured():
+def test_verdicts_without_criterion():
     known, unknown = Estimate(0.5, 0.2, 0.8, 8), Estimate(math.nan, math.nan, math.nan, 0)
     assert {verdict(x, None, "promised") for x in (known, unknown)} == {"undecided"}
     assert [verdict(x, None, "beyond") for x in (known, unknown)] == ["measured", "undecided"]
@@ -62,7 +62,7 @@ def test_without_a_criterion_a_promise_never_holds_and_all_else_is_measured():
         (0, 2, "fails", "does not hold"),
     ],
 )
-def test_shares_of_seeds(hits, seeds, promised, beyond):
+def test_share_of_seeds(hits, seeds, promised, beyond):
     found = judge.share(np.arange(seeds) < hits)
     interval = stats.binomtest(hits, seeds).proportion_ci(method="exact")
     np.testing.assert_allclose(found[:3], [hits / seeds, interval.low, interval.high], rtol=1e-9)
@@ -71,7 +71,7 @@ def test_shares_of_seeds(hits, seeds, promised, beyond):
     assert verdict(found, at_least(0.9), "beyond") == beyond
 
 
-def test_a_mean_has_the_interval_of_the_textbook_and_is_over_the_seeds_that_have_a_value():
+def test_mean_of_finite_seeds_has_student_interval():
     samples = np.array([1.0, 2.0, 4.0, 5.0])
     half = stats.t.ppf(0.975, 3) * samples.std(ddof=1) / 2
     for given, missing in ((samples, 0), ([1, math.nan, 2, 4, math.inf, 5], 2)):
@@ -85,7 +85,7 @@ def test_a_mean_has_the_interval_of_the_textbook_and_is_over_the_seeds_that_have
     assert judge.share([True], known=[False])[3:] == (0, 1, 0)
 
 
-def test_a_number_that_all_seeds_make_together_has_the_interval_of_a_mean_if_it_is_one(rng):
+def test_jackknifed_mean_has_student_interval(rng):
     samples = rng.normal(size=20)
     rows = [samples.mean(), *((samples.sum() - x) / 19 for x in samples)]
     np.testing.assert_allclose(judge.jackknifed(rows)[:4], judge.mean(samples)[:4], rtol=1e-9)
@@ -93,7 +93,7 @@ def test_a_number_that_all_seeds_make_together_has_the_interval_of_a_mean_if_it_
     np.testing.assert_allclose([narrow.low, narrow.high], [0.4, 0.6])
 
 
-def test_a_number_at_the_end_of_its_range_has_no_interval():
+def test_number_at_bound_of_its_range_has_no_interval():
     same = judge.jackknifed(np.ones(7), (-1.0, 1.0))
     assert np.isnan([same.low, same.high]).all()
     assert verdict(same, at_least(0.9), "published") == "agrees"
@@ -104,7 +104,7 @@ def test_a_number_at_the_end_of_its_range_has_no_interval():
     assert verdict(judge.jackknifed([0.95]), at_least(0.9), "published") == "cannot tell"
 
 
-def test_how_criteria_and_numbers_are_written():
+def test_text_of_criteria_and_numbers():
     assert around(-0.5, 0.05) == (-0.55, -0.45, "-0.5 ± 0.05")
     assert at_least(0.9) == (0.9, math.inf, "≥ 0.9")
     assert within_factor(8.0, 2.0) == (4.0, 16.0, "8 within a factor of 2")
@@ -127,7 +127,7 @@ def numbers(row):
     return [float(row[key]) if row[key] else math.nan for key in ("value", "low", "high")]
 
 
-def test_every_published_row_of_the_claims_has_the_verdict_that_its_numbers_get():
+def test_published_claims_have_recomputed_verdicts():
     with (PUBLISHED / "claims" / "claims.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) > 50

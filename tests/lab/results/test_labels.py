@@ -32,20 +32,20 @@ from jaxattn.lab.results.labels import (
         (np.nan, "–"),
     ],
 )
-def test_numbers_for_reading(value, text):
+def test_format_number(value, text):
     assert format_number(value) == text
 
 
-def test_an_interval_decides_the_digits():
+def test_interval_determines_digits():
     assert with_interval(-0.4992, -0.5177, -0.4807) == "-0.499 [-0.518, -0.481]"
     assert with_interval(2.0, 2.0, 2.0) == "2.00 [2.00, 2.00]"
 
 
-def test_round_numbers_are_brief():
+def test_brief_numbers():
     assert [brief(x) for x in (1e-9, 1e6, 200.0)] == ["1e-9", "1e6", "200"]
 
 
-def test_a_cell_without_an_axis_has_no_setting_of_it():
+def test_setting_of_missing_axis_is_empty():
     assert [setting(x) for x in (0.1, 2000.0, "inf", "SGD", np.nan, None)] == [
         "0.1",
         "2000",
@@ -56,18 +56,18 @@ def test_a_cell_without_an_axis_has_no_setting_of_it():
     ]
 
 
-def test_numbers_without_gaps_are_a_range():
+def test_ranges_text():
     assert [ranges_text(x) for x in ([3], [0, 1], [2, 3, 4], [2, 5])] == ["3", "0 to 1", "2 to 4", "2, 5"]
 
 
-def test_a_logarithmic_axis_is_for_values_that_grow_by_factors():
+def test_grow_by_factors():
     assert grow_by_factors([1, 10, 100])
     assert not grow_by_factors([1, 2, 3])
     assert not grow_by_factors([0, 1, 10])
 
 
 @pytest.mark.parametrize("name", ["$5 vs $10", "x^$2^$", "50% off", "one $", "\\$3 and $4", "a$b$c$d$e"])
-def test_names_are_drawn_as_they_are_written(name):
+def test_literal_escapes_dollar_signs(name):
     def drawn(text, **look):
         figure = Figure(figsize=(2, 0.5))
         figure.text(0, 0, text, **look)
@@ -84,7 +84,7 @@ def test_names_are_drawn_as_they_are_written(name):
         assert drawn(text) == plain
 
 
-def test_a_label_may_hold_a_formula_and_need_not():
+def test_formula_labels():
     labels = {"a": r"$\|p\|^2$ of p", "b": "cost $5^$ now", "c": "one $"}
     assert metric_label("a", labels) == r"$\|p\|^2$ of p"
     assert metric_label("b", labels) == r"cost \$5^\$ now"

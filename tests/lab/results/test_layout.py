@@ -21,7 +21,7 @@ TABLE = pd.DataFrame({"metric": ["loss"] * 5000, "mean": range(5000)})
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".md", ".tex", ".parquet"])
-def test_a_full_disk_leaves_what_was_there(tmp_path, suffix):
+def test_full_disk_keeps_existing_file(tmp_path, suffix):
     path = tmp_path / f"table{suffix}"
     path.write_bytes(b"as it was")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -38,7 +38,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, suffix):
     assert path.stat().st_size > 2000
 
 
-def test_a_linked_file_of_the_users_own_stays_a_link(tmp_path):
+def test_write_page_preserves_symbolic_link(tmp_path):
     (tmp_path / "link.csv").symlink_to("real.csv")
     layout.write_page(TABLE, tmp_path / "link.csv")
     assert (tmp_path / "link.csv").is_symlink()
@@ -64,7 +64,7 @@ def wide(columns):
 
 
 @pytest.mark.parametrize("columns", [1, 6, 30, 100])
-def test_columns_are_divided_so_that_each_piece_fits_and_none_is_lost(columns):
+def test_pieces_fit_and_keep_all_columns(columns):
     table = wide(columns)
     pieces = list(layout.pieces(table, 2))
     assert all(
@@ -76,14 +76,14 @@ def test_columns_are_divided_so_that_each_piece_fits_and_none_is_lost(columns):
     assert [piece.rows[1][0] for piece in pieces] == ["1"] * len(pieces)
 
 
-def test_the_width_of_a_piece_is_the_same_on_every_version_of_python():
+def test_piece_width_is_the_same_on_all_python_versions():
     """Added one after the other, the three widths give a little more than their exact sum."""
     assert 10.6 + 10.25 + 10.6 > 31.45
     columns = [layout.Column("", [], number=False, long=False, least=x) for x in (10.6, 10.25, 10.6)]
     assert layout._together(columns) == 31.4
 
 
-def test_lines_end_between_words_and_in_names_but_not_in_numbers():
+def test_line_breaks_in_names_but_not_in_numbers():
     assert layout._words("data.vocab_size = 50") == ["data.", "vocab_", "size", "=", "50"]
     assert layout._words("-0.95 4.96e-4") == ["-0.95", "4.96e-4"]
     assert layout._words("E·v_2 is U-shaped") == ["E·v_2", "is", "U-", "shaped"]
@@ -92,7 +92,7 @@ def test_lines_end_between_words_and_in_names_but_not_in_numbers():
     assert [column.number for column in piece.columns] == [True, False]
 
 
-def test_every_table_stands_in_a_container_that_knows_its_width_and_heads(template):
+def test_tables_are_in_containers_with_width_and_headings(template):
     table = wide(5).rename(columns={"a_metric_of_my_own_0": 'a "quoted" <b> \\ name'})
     text = layout.fill(template, table=table)
     assert text.count("<table") == text.count('<div class="table many" style="--least:') == 1
@@ -103,18 +103,18 @@ def test_every_table_stands_in_a_container_that_knows_its_width_and_heads(templa
     assert "a_metric_of_my_own_1" in text.replace("<wbr>", "")
 
 
-def test_text_of_cells_is_never_kept_on_one_line():
+def test_page_style_never_disables_wrapping():
     assert "nowrap" not in layout.STYLE.read_text()
 
 
 @pytest.mark.parametrize("template", ["results/report.html", "books/page.html"])
-def test_templates_have_no_table_of_their_own(template):
+def test_templates_use_shared_table_macro(template):
     text = (Path(layout.__file__).parents[1] / template).read_text()
     assert "<table" not in text
     assert "shown(" in text
 
 
-def test_tables_name_classes_and_scores_as_the_figure_of_the_run_does(write, tmp_path):
+def test_tables_and_figures_use_same_names(write, tmp_path):
     """Stars 1, 2, 4 and 5 are classes 0 to 3; scores of two layers with weights are E·W2 p."""
     book = read_book("paper")
     config = {"model": {"kind": "two_layer_weights"}, "phases": [], "data": {"labels": [1, 2, 4, 5]}}
@@ -160,7 +160,7 @@ def widths(path, frames, tmp_path, *, printed=False):
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 @pytest.mark.parametrize("which", ["report", "paper", "claims", "neighbours", "findings"])
-def test_no_column_is_cut_off_at_any_width_or_on_paper(which, write, rewrite, tmp_path):
+def test_no_column_is_cut_off_on_screen_or_paper(which, write, rewrite, tmp_path):
     folder = write(tmp_path / "run", axes=AXES, vocab_size=60)
     path = many_columns(folder, rewrite) if which == "report" else COMMITTED / which / "index.html"
     for frames, printed in (((420, 1000, 1400), False), ((PAPER,), True)):
@@ -186,12 +186,12 @@ def many_columns(folder, rewrite):
     return report.write_report(folder).page
 
 
-def test_code_is_what_stands_between_backticks():
+def test_text_in_backticks_is_code():
     assert layout.coded("run `a < b` and `c`") == "run <code>a &lt; b</code> and <code>c</code>"
     assert layout.coded("one ` of <b>") == "one ` of &lt;b&gt;"
 
 
-def test_a_figure_is_shown_at_half_of_its_pixels():
+def test_figure_is_shown_at_half_of_its_pixels():
     with style.style():
         figure = Figure(figsize=(3, 2))
     for dpi in (100, style.DPI):

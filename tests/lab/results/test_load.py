@@ -23,7 +23,7 @@ def edit_manifest(folder, **changes):
     manifest.write_manifest(folder, manifest.read_manifest(folder) | changes)
 
 
-def test_axis_values_are_joined_to_their_cells(results):
+def test_axis_values_of_cells(results):
     run = results["failed"]
     assert run.axes == ["data.kind", "model.dim", "phases.embed.step_size"]
     joined = run.with_axes(run.records)
@@ -35,11 +35,11 @@ def test_axis_values_are_joined_to_their_cells(results):
     assert results["text"].with_axes(results["text"].records) is results["text"].records
 
 
-def test_phases_come_in_the_order_they_ran(results):
+def test_phases_are_in_run_order(results):
     assert results["one_seed"].phases == ["embed", "joint", "late"]
 
 
-def test_values_from_a_failure_on_are_nan(folder):
+def test_values_after_failure_are_nan(folder):
     raw = pd.read_parquet(folder / "records.parquet")
     assert raw["value"].notna().any()
     failure = {"cell": 0, "seed": 2, "phase": "embed", "step": 1, "reason": "loss is not finite"}
@@ -52,14 +52,14 @@ def test_values_from_a_failure_on_are_nan(folder):
     np.testing.assert_array_equal(records.loc[kept, "value"], raw.loc[kept, "value"])
 
 
-def test_missing_folder_and_foreign_folder(tmp_path):
+def test_missing_folder_and_folder_of_other_program(tmp_path):
     with pytest.raises(InputError, match="no such folder"):
         load(tmp_path / "none")
     with pytest.raises(InputError, match=r"no manifest\.json"):
         load(tmp_path)
 
 
-def test_an_unfinished_run_names_its_folder_and_no_command_of_its_manifest(folder):
+def test_unfinished_run_error_names_folder_but_no_manifest_command(folder):
     edit_manifest(folder, status="running", command="curl x.org | sh")
     with pytest.raises(
         InputError, match=rf"it has no measurements yet; run the same sweep again into {folder}$"
@@ -72,7 +72,7 @@ def test_an_unfinished_run_names_its_folder_and_no_command_of_its_manifest(folde
 
 
 @pytest.mark.parametrize("table", ["records", "tokens"])
-def test_damaged_table_is_named_in_one_line(folder, table):
+def test_damaged_table_is_a_one_line_error(folder, table):
     path = folder / f"{table}.parquet"
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 1
@@ -84,7 +84,7 @@ def test_damaged_table_is_named_in_one_line(folder, table):
     assert "\n" not in str(caught.value)
 
 
-def test_table_without_a_column_is_named(folder, rewrite):
+def test_missing_column_is_an_error(folder, rewrite):
     rewrite(folder, "records", pd.read_parquet(folder / "records.parquet").drop(columns="metric"))
     with pytest.raises(InputError, match="no column 'metric'"):
         load(folder)
@@ -112,7 +112,7 @@ def imported(tree):
         yield from names + ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
 
 
-def test_results_import_neither_jax_nor_what_is_above_them():
+def test_results_do_not_import_jax_or_higher_modules():
     for path in Path(jaxattn.lab.results.__file__).parent.glob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for name in imported(ast.walk(tree)):
@@ -141,7 +141,7 @@ def test_results_import_neither_jax_nor_what_is_above_them():
             assert name.split(".")[0] not in slow, path.name
 
 
-def test_loading_imports_nothing_that_draws():
+def test_loading_does_not_import_matplotlib():
     """What draws is imported when something is drawn: matplotlib and scipy take a second."""
     code = (
         "import sys; before = set(sys.modules); import jaxattn.lab.results.load; "

@@ -12,7 +12,7 @@ from jaxattn.lab.results.load import Results
 from jaxattn.lab.results.tokens import at_end, top
 
 
-def test_aggregate_chooses_and_pools(results):
+def test_aggregate_selects_and_averages(results):
     run = results["failed"]
     found = run.aggregate(metrics=["loss"], phases=["joint"], where={"data.kind": "a"}, by=["model.dim"])
     assert found["model.dim"].unique().tolist() == [64, 128]
@@ -27,7 +27,7 @@ def test_aggregate_chooses_and_pools(results):
     pd.testing.assert_frame_equal(run.aggregate(), aggregate(run))
 
 
-def test_pairs_are_differences_seed_by_seed(results):
+def test_pair_subtracts_seed_by_seed(results):
     run = results["dims"]
     found = run.pair("model.dim", 64, 256, metrics=["test_accuracy"], phases=["joint"])
     assert set(found["metric"]) == {"test_accuracy"}
@@ -40,7 +40,7 @@ def test_pairs_are_differences_seed_by_seed(results):
         run.pair("data.length", 1, 2)
 
 
-def test_the_rest_is_what_the_functions_give(results):
+def test_methods_match_functions(results):
     run = results["text"]
     pd.testing.assert_frame_equal(run.summary(), summary_table(run))
     pd.testing.assert_frame_equal(run.top_tokens(number=3), top(at_end(run), count=3))
@@ -51,7 +51,7 @@ def test_the_rest_is_what_the_functions_give(results):
     assert set(chosen.records["metric"]) == {"loss"}
 
 
-def test_a_notebook_shows_what_was_run(results):
+def test_notebook_representation(results):
     html = results["failed"]._repr_html_()
     for words in ("<b>planted</b>", "status: finished", "8 × 4", "embed, joint", "failed seeds: 3", "<table"):
         assert words in html
@@ -60,7 +60,7 @@ def test_a_notebook_shows_what_was_run(results):
     assert "<script>" not in strange._repr_html_()
 
 
-def test_many_cells_are_shown_in_part(results):
+def test_notebook_table_of_many_cells_is_truncated(results):
     run = results["text"]
     cells = [{"cell": cell, "settings": {"model.dim": cell + 1}} for cell in range(200)]
     loss = run.records[(run.records["metric"] == "loss") & (run.records["step"] == 1)]
@@ -69,7 +69,7 @@ def test_many_cells_are_shown_in_part(results):
     assert many._repr_html_().count("<tr") < 40
 
 
-def test_results_are_printed_in_one_short_line(results):
+def test_repr_of_results_is_short(results):
     shown = repr(results["dims"])
     assert shown.startswith("Results('")
     assert shown.endswith("4 × 6 cells × seeds, " + f"{len(results['dims'].records):,} records, finished)")

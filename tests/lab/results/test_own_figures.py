@@ -48,7 +48,7 @@ def folder(write, tmp_path):
     return write(tmp_path / "run", vocab_size=50, seeds=1, figures=FIGURES)
 
 
-def test_a_bare_figure_is_named_by_its_function(results):
+def test_matplotlib_figure_gets_name_of_its_function(results):
     drawn = results["text"].figure(losses, metric="p_norm")
     assert (drawn.name, drawn.title, drawn.caption) == ("losses", "Losses", "Every seed's last loss.")
     assert drawn._repr_png_().startswith(b"\x89PNG")
@@ -58,7 +58,7 @@ def test_a_bare_figure_is_named_by_its_function(results):
         results["text"].figure(broken_too)
 
 
-def test_a_formula_that_cannot_be_read_costs_its_own_figure_alone(write, tmp_path):
+def test_invalid_formula_fails_only_its_figure(write, tmp_path):
     folder = write(tmp_path / "run", vocab_size=50, seeds=1, figures=FIGURES)
     drawn, (problem,) = draw_all(load(folder), {KIND: misspelt})
     assert [each.name for each in drawn] == ["top_tokens_joint"]
@@ -66,7 +66,7 @@ def test_a_formula_that_cannot_be_read_costs_its_own_figure_alone(write, tmp_pat
     assert "\n" not in problem.line
 
 
-def test_the_users_matplotlibrc_changes_no_figure_of_their_own(results):
+def test_matplotlibrc_does_not_change_custom_figures(results):
     expected = results["text"].figure(losses)._repr_png_()
     with matplotlib.rc_context({"lines.linewidth": 9, "text.usetex": True}):
         assert results["text"].figure(losses)._repr_png_() == expected
@@ -81,7 +81,7 @@ class Losses(ja.Figure):
         return losses(results, self.metric)
 
 
-def test_a_class_of_figures_draws_with_its_settings(results):
+def test_figure_class_uses_its_settings(results):
     drawn = results["text"].figure(Losses, metric="p_norm")
     assert (drawn.name, drawn.caption) == ("Losses", "Every seed's last number.")
     by_function = results["text"].figure(losses, metric="p_norm")
@@ -92,14 +92,14 @@ def broken_too(results):
     return 3
 
 
-def test_short_names_draw_with_lists_too(results):
+def test_figure_options_may_be_lists(results):
     drawn = results["dims"].figure("curves", metrics=["loss"], cells=[0, 1])
     assert "2 of 4 cells" in drawn.caption
     with pytest.raises(InputError, match=r"figure.kind: unknown 'lab:losses'; expected one of convergence"):
         results["dims"].figure("lab:losses")
 
 
-def test_the_run_draws_them_and_a_later_report_shows_them_again(folder, tmp_path):
+def test_later_report_shows_custom_figures_of_the_run(folder, tmp_path):
     first = report.write_report(folder, {KIND: losses})
     assert not first.problems
     words = json.loads((folder / "figures" / "drawn.json").read_text())["own"]
@@ -124,7 +124,7 @@ def test_the_run_draws_them_and_a_later_report_shows_them_again(folder, tmp_path
     assert "could not be drawn: the run did not" in report.write_report(folder).problems[0].line
 
 
-def test_without_the_file_it_is_left_out(folder):
+def test_custom_figure_without_file_is_omitted(folder):
     drawn, problems = draw_all(load(folder))
     assert [each.name for each in drawn] == ["top_tokens_joint"]
     assert "could not be drawn: the run did not" in problems[0].line
@@ -138,13 +138,13 @@ def forge(folder, name, sha256):
     (folder / "figures" / "drawn.json").write_bytes(sealed(words))
 
 
-def test_names_lead_nowhere_else(folder):
+def test_figure_names_cannot_leave_the_folder(folder):
     (folder / "secret.png").write_bytes(b"\x89PNG secret")
     forge(folder, "../secret", digest(b"\x89PNG secret"))
     assert not any(isinstance(each, Picture) for each in draw_all(load(folder))[0])
 
 
-def test_an_error_of_an_own_function_costs_its_figure_alone(folder):
+def test_custom_function_error_fails_only_its_figure(folder):
     drawn, problems = draw_all(load(folder), {KIND: broken})
     assert len(drawn) == 1
     (problem,) = problems
@@ -161,7 +161,7 @@ def test_an_error_of_an_own_function_costs_its_figure_alone(folder):
     assert problem.trace == ""
 
 
-def test_the_traceback_of_a_figure_is_printed_after_its_line(folder, capsys):
+def test_traceback_of_figure_follows_its_error_line(folder, capsys):
     console.print_written(report.write_report(folder, {KIND: broken}))
     out, error = capsys.readouterr()
     first, *trace = error.splitlines()
@@ -171,7 +171,7 @@ def test_the_traceback_of_a_figure_is_printed_after_its_line(folder, capsys):
     assert "Traceback" not in (folder / "report.html").read_text()
 
 
-def test_labels_of_probes_come_first(results):
+def test_probe_labels_take_precedence(results):
     run = results["text"]
     named = dataclasses.replace(run, manifest=dict(run.manifest) | {"labels": {"p_norm": "size of p"}})
     assert named.label("p_norm") == "size of p"
@@ -181,7 +181,7 @@ def test_labels_of_probes_come_first(results):
     assert [ax.get_title(loc="left") for ax in drawn.figure.axes] == ["size of p"]
 
 
-def test_a_figure_without_a_checksum_or_by_a_link_is_not_shown(folder, tmp_path):
+def test_figure_without_checksum_or_behind_link_is_not_shown(folder, tmp_path):
     (tmp_path / "secret.png").write_bytes(b"\x89PNG secret")
     (folder / "figures").mkdir()
     (folder / "figures" / "secret.png").symlink_to(tmp_path / "secret.png")
@@ -190,7 +190,7 @@ def test_a_figure_without_a_checksum_or_by_a_link_is_not_shown(folder, tmp_path)
         assert not any(isinstance(each, Picture) for each in draw_all(load(folder))[0])
 
 
-def test_a_report_is_not_written_outside_its_folder(folder, tmp_path):
+def test_report_is_not_written_outside_its_folder(folder, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (folder / "figures").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError, match=r"figures: a link that leads out of"):
@@ -205,7 +205,7 @@ STRANGE = [
 
 
 @pytest.mark.parametrize("content", STRANGE)
-def test_strange_words_are_damage_and_no_traceback(folder, content):
+def test_invalid_captions_are_reported_as_damage(folder, content):
     (folder / "figures").mkdir()
     (folder / "figures" / "drawn.json").write_bytes(content)
     assert "drawn.json: damaged (" in verify(folder)[0]
@@ -223,12 +223,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize("spec", WRONG, ids=str)
-def test_options_of_wrong_types_are_one_line(results, spec):
+def test_wrong_option_type_is_a_one_line_error(results, spec):
     option = next(key for key in spec if key != "kind")
     with pytest.raises(InputError, match=rf"figure\.{option}: Expected .*; change the value"):
         results["text"].figure(**spec)
 
 
-def test_numbers_of_numpy_are_options_too(results):
+def test_numpy_numbers_are_valid_options(results):
     assert "2 of 4 cells" in results["dims"].figure("curves", cells=np.arange(2)).caption
     assert results["text"].figure("top_tokens", number=np.int64(3))

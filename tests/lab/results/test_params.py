@@ -74,7 +74,7 @@ def folder(write, rewrite, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("cell", "seed", "lane"), [(0, 2, 0), (0, 3, 1), (1, 2, 2), (1, 3, 3)])
-def test_every_lane_is_found_and_cut_to_its_own_vocabulary(folder, cell, seed, lane):
+def test_parameters_of_every_run_are_cut_to_its_vocabulary(folder, cell, seed, lane):
     found = load(folder).params(cell=cell, seed=seed)
     E, p, v = lanes("E", (PADDED, DIM), 0), lanes("p", (DIM,), 1), lanes("v", (DIM,), 0)
     np.testing.assert_array_equal(found.E, E[lane].reshape(PADDED, DIM)[: SIZES[cell]])
@@ -83,21 +83,21 @@ def test_every_lane_is_found_and_cut_to_its_own_vocabulary(folder, cell, seed, l
     assert found.E.dtype == np.float64
 
 
-def test_after_an_earlier_phase_later_ones_are_left_out(folder):
+def test_parameters_after_an_earlier_phase(folder):
     results = load(folder)
     np.testing.assert_array_equal(results.params(phase="embed").p, lanes("p", (DIM,), 0)[0])
     np.testing.assert_array_equal(results.params(phase="joint").p, lanes("p", (DIM,), 1)[0])
     np.testing.assert_array_equal(results.choose(phases=["joint"]).params().p, lanes("p", (DIM,), 1)[0])
 
 
-def test_phases_run_in_the_order_of_the_run_not_of_their_names(folder, configured):
+def test_phases_are_in_run_order_not_alphabetical(folder, configured):
     results = load(folder)
     turned = configured(results, phases=results.manifest["config"]["phases"][::-1])
     renamed = dataclasses.replace(turned, records=results.records.iloc[::-1])
     np.testing.assert_array_equal(renamed.params().p, lanes("p", (DIM,), 0)[0])
 
 
-def test_parameters_take_the_type_of_a_model(folder):
+def test_parameters_have_type_of_given_model(folder):
     class Model:
         def init(self, key, like, *, dtype):
             return ja.models.OneLayer(dim=DIM).init(key, like, dtype=dtype)
@@ -125,13 +125,13 @@ def test_parameters_take_the_type_of_a_model(folder):
         ({"seed": 8}, f"{GONE} is not finished; run the same sweep again into"),
     ],
 )
-def test_what_is_not_there_is_named_in_one_line(folder, options, message):
+def test_missing_checkpoint_is_a_one_line_error(folder, options, message):
     with pytest.raises(InputError, match=message) as caught:
         load(folder).params(**options)
     assert "\n" not in str(caught.value)
 
 
-def test_a_batch_of_another_config_is_refused(folder, tmp_path):
+def test_batch_of_another_config_is_rejected(folder, tmp_path):
     copied = shutil.copytree(folder, tmp_path / "run")
     results = load(copied)
     by = batch_state.Provenance({"0": "c" * 16, "1": HASHES[1]}, {}, {})
@@ -146,7 +146,7 @@ def test_a_batch_of_another_config_is_refused(folder, tmp_path):
     assert results.choose(where={"data.vocab_size": SIZES[1]}).params(cell=1).E.shape == (SIZES[1], DIM)
 
 
-def test_folders_put_together_have_no_checkpoints(folder):
+def test_combined_folders_have_no_checkpoints(folder):
     results = load(folder)
     manifest = {key: value for key, value in results.manifest.items() if key != "batches"}
     with pytest.raises(InputError, match="it lists no checkpoint of cell 0"):
@@ -154,7 +154,7 @@ def test_folders_put_together_have_no_checkpoints(folder):
 
 
 @pytest.mark.parametrize("damage", ["flipped", "emptied", "missing"])
-def test_damage_of_any_file_is_found(folder, capfd, damage):
+def test_damage_of_any_file_is_detected(folder, capfd, damage):
     """Whatever orbax makes of it, or prints, is one line that names a file of the checkpoint."""
     saved = batch_state.checkpoint_path(folder, BATCH, 3)
     results = load(folder)
@@ -175,7 +175,7 @@ def test_damage_of_any_file_is_found(folder, capfd, damage):
     assert results.params().E.shape == (3, DIM)
 
 
-def test_too_few_file_handles_are_one_line(folder, monkeypatch, capfd):
+def test_too_few_file_handles_is_a_one_line_error(folder, monkeypatch, capfd):
     used = len(os.listdir("/dev/fd"))
     monkeypatch.setattr(resource, "getrlimit", lambda which: (used + 20, used + 20))
     with pytest.raises(RunError, match=rf"only {used + 20} files may be open .* ulimit -n 1024"):
@@ -183,7 +183,7 @@ def test_too_few_file_handles_are_one_line(folder, monkeypatch, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_arrays_in_large_files_are_summed(tmp_path, monkeypatch):
+def test_large_files_have_checksums(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "SMALL", 0)
     known = checkpoints.save(tmp_path / "1", {"a": np.arange(1000.0), "b": {"c": jnp.ones(3)}})
     assert {sha256 for _, sha256 in known.files.values()} == {None}
@@ -216,7 +216,7 @@ def test_parameters_are_a_frozen_pytree():
         params.replace(q=0)
 
 
-def test_a_built_in_model_gives_its_own_type(folder, configured):
+def test_built_in_model_determines_parameter_type(folder, configured):
     results = configured(load(folder), model={"kind": "one_layer", "dim": DIM})
     assert isinstance(results.params(cell=1, seed=3), ja.models.one_layer.Params)
     ours = dataclasses.replace(load(folder), models={1: ja.models.OneLayer(dim=DIM)})
@@ -225,7 +225,7 @@ def test_a_built_in_model_gives_its_own_type(folder, configured):
 
 
 @pytest.mark.parametrize("dim", [10**12, 2**31 - 1, "many", [3]])
-def test_a_model_that_cannot_be_is_one_line(folder, configured, dim):
+def test_invalid_model_is_a_one_line_error(folder, configured, dim):
     """An allocation of that size would end the interpreter."""
     forged = configured(load(folder), model={"kind": "one_layer", "dim": dim})
     with pytest.raises(InputError, match=r"not a model of this version: |do not fit in memory"):

@@ -50,7 +50,7 @@ def save(folder, batch, tables, failures, finished=True):
     batch_state.write_state(folder, batch, batch_state.BatchState(finished, 1, 40, failures, sums, *nothing))
 
 
-def test_a_running_study_is_read_as_far_as_it_is(running):
+def test_running_study_is_read_up_to_last_save(running):
     results = load(running)
     assert not results.finished
     assert results.phases == ["embed", "joint"]
@@ -63,7 +63,7 @@ def test_a_running_study_is_read_as_far_as_it_is(running):
     assert "running" in results._repr_html_()
 
 
-def test_failures_come_from_marks(running):
+def test_failures_are_read_from_batch_states(running):
     results = load(running)
     assert list(results.failures.columns) == ["cell", "seed", "phase", "step", "reason"]
     assert results.failures[["cell", "seed", "step"]].to_numpy().tolist() == [[0, 0, 100], [1, 1, 10]]
@@ -73,7 +73,7 @@ def test_failures_come_from_marks(running):
     np.testing.assert_array_equal(records.loc[failed, "value"].isna(), records.loc[failed, "step"] >= 10)
 
 
-def test_a_run_without_a_measurement_names_the_command(running):
+def test_error_for_run_without_measurements_gives_command(running):
     for path in (running / "parts").glob("*"):
         if EMPTY not in path.name:
             path.unlink()
@@ -81,7 +81,7 @@ def test_a_run_without_a_measurement_names_the_command(running):
         load(running)
 
 
-def test_a_damaged_part_is_one_line(running):
+def test_damaged_part_is_a_one_line_error(running):
     (path,) = (running / "parts").glob(f"{BEGUN}.records.*.parquet")
     path.write_bytes(b"PAR1")
     with pytest.raises(InputError, match=rf"{path.name}: damaged .* run the same sweep again into"):
@@ -91,7 +91,7 @@ def test_a_damaged_part_is_one_line(running):
         load(running)
 
 
-def test_a_batch_of_another_config_is_one_line(running):
+def test_batch_of_another_config_is_a_one_line_error(running):
     mark, known = batch_state.read_state(running, WHOLE), manifest.read_manifest(running)
     cells = [cell | {"config_hash": "0" * 16} for cell in known["cells"]]
     manifest.write_manifest(running, known | {"cells": cells})
@@ -106,14 +106,14 @@ def test_a_batch_of_another_config_is_one_line(running):
         load(running)
 
 
-def test_a_damaged_mark_is_one_line(running):
+def test_damaged_batch_state_is_a_one_line_error(running):
     path = running / "parts" / f"{WHOLE}.json"
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
     with pytest.raises(InputError, match=rf"{path.name}: damaged .* run the same sweep again into"):
         load(running)
 
 
-def test_a_run_that_goes_on_while_it_is_read_is_read_again(running, monkeypatch):
+def test_read_is_retried_if_run_continues_meanwhile(running, monkeypatch):
     """The tables of a state are gone when they are asked for, and another state is there."""
     read = batch_state.read_state
     stale = batch_state.BatchState(
@@ -126,12 +126,12 @@ def test_a_run_that_goes_on_while_it_is_read_is_read_again(running, monkeypatch)
     assert load(running).records["seed"].tolist().count(0) > 0
 
 
-def test_a_finished_run_without_its_table_is_read_from_its_parts(running):
+def test_finished_run_without_merged_table_is_read_from_parts(running):
     manifest.write_manifest(running, manifest.read_manifest(running) | {"status": "finished"})
     assert not load(running).finished
 
 
-def test_two_batches_with_the_same_seeds_are_refused(running):
+def test_batches_with_the_same_seeds_are_rejected(running):
     both = "cells-00000-00001-seeds-00000-00001"
     tables = batch_state.read_with_tables(running, WHOLE)[1]
     save(running, both, tables, [], finished=False)
@@ -140,7 +140,7 @@ def test_two_batches_with_the_same_seeds_are_refused(running):
     assert any(f"{both}.json: it has seeds that {WHOLE} has too" in line for line in verify(running))
 
 
-def test_seeds_that_the_manifest_lacks_are_refused(running):
+def test_seeds_missing_in_manifest_are_rejected(running):
     manifest.write_manifest(running, manifest.read_manifest(running) | {"seeds": [0, 1]})
     with pytest.raises(
         InputError, match=rf"{EMPTY}\.json: has seeds that are not in the manifest; run the same"
@@ -148,7 +148,7 @@ def test_seeds_that_the_manifest_lacks_are_refused(running):
         load(running)
 
 
-def test_a_row_that_is_there_twice_is_refused(write, rewrite, tmp_path):
+def test_duplicate_row_is_rejected(write, rewrite, tmp_path):
     folder = write(tmp_path / "run", vocab_size=20, seeds=2)
     for name in ("tokens", "records"):
         table = pd.read_parquet(folder / f"{name}.parquet")
@@ -160,7 +160,7 @@ def test_a_row_that_is_there_twice_is_refused(write, rewrite, tmp_path):
         rewrite(folder, name, table)
 
 
-def test_a_finished_table_has_the_seeds_that_the_manifest_lists(folder, rewrite):
+def test_finished_table_must_have_seeds_of_manifest(folder, rewrite):
     table = pd.read_parquet(folder / "records.parquet")
     known = manifest.read_manifest(folder)
     manifest.write_manifest(folder, known | {"seeds": [0, 1]})
@@ -173,7 +173,7 @@ WRONG = {"value": "x", "step": 0.5, "seed": "0", "cell": 7, "phase": 3, "metric"
 
 
 @pytest.mark.parametrize("column", list(WRONG))
-def test_a_column_of_another_kind_is_named(write, rewrite, tmp_path, column):
+def test_column_of_wrong_type_is_rejected(write, rewrite, tmp_path, column):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1)
     table = pd.read_parquet(folder / "records.parquet")
     rewrite(folder, "records", table.assign(**{column: WRONG[column]}))
@@ -190,7 +190,7 @@ def test_a_column_of_another_kind_is_named(write, rewrite, tmp_path, column):
     "changes",
     [{"wall_time_s": float("nan")}, {"wall_time_s": -1.0}, {"device": 3}, {"peak_memory_mib": float("nan")}],
 )
-def test_what_is_shown_is_checked_too(write, tmp_path, changes):
+def test_verify_checks_report_files(write, tmp_path, changes):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1, **changes)
     with pytest.raises(
         InputError, match=r"manifest\.json: Expected .*; use a folder that `jaxattn run` wrote"
@@ -199,7 +199,7 @@ def test_what_is_shown_is_checked_too(write, tmp_path, changes):
 
 
 @pytest.mark.parametrize("bins", ["x", 2**40, [1]])
-def test_bins_that_cannot_be_are_named(write, tmp_path, bins):
+def test_invalid_bins_are_rejected(write, tmp_path, bins):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1)
     known = manifest.read_manifest(folder)
     manifest.write_manifest(folder, known | {"config": known["config"] | {"probes": {"bins": bins}}})
@@ -237,7 +237,7 @@ def folder(made, tmp_path):
     return shutil.copytree(made, tmp_path / "run")
 
 
-def test_a_whole_folder_is_whole(folder, write, tmp_path):
+def test_verify_accepts_intact_folder(folder, write, tmp_path):
     seen = []
     assert verify(folder, lambda name, share: seen.append((name, share))) == []
     assert seen == [(BATCH, 0.0)]
@@ -265,7 +265,7 @@ FIRST = f"; delete {{folder}}/parts/{BATCH}.json; run the same sweep again into 
     ],
 )
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
-def test_a_damaged_file_is_named_with_what_mends_it(folder, pattern, remedy, damage):
+def test_verify_names_damaged_file_and_fix(folder, pattern, remedy, damage):
     (path,) = folder.glob(pattern)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -281,14 +281,14 @@ def test_a_damaged_file_is_named_with_what_mends_it(folder, pattern, remedy, dam
     assert "\n" not in line
 
 
-def test_a_batch_of_another_config_is_named(folder):
+def test_verify_names_batch_of_another_config(folder):
     cells = [{"cell": 0, "settings": {}, "config_hash": "f" * 16}]
     manifest.write_manifest(folder, manifest.read_manifest(folder) | {"cells": cells})
     (line,) = verify(folder)
     assert line.startswith(f"{folder}/parts/{BATCH}.json: cell 0 has another config")
 
 
-def test_the_command_names_what_is_damaged_and_exits_with_1(folder, call):
+def test_verify_command_exits_with_1_on_damage(folder, call):
     status, out, said = call("status", "--verify", folder)
     assert status == 0
     assert "planted: 100 % done, finished" in out

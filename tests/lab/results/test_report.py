@@ -74,7 +74,7 @@ def test_files(written):
     assert "axis 'model.dim': the run sweeps nothing" in written.problems[0].line
 
 
-def test_page_holds_everything_it_shows(written):
+def test_page_is_self_contained(written):
     html = written.page.read_text(encoding="utf-8")
     page = Page(html)
     assert page.open == []
@@ -83,7 +83,7 @@ def test_page_holds_everything_it_shows(written):
     assert not re.search(r"https?://|@import|url\(|<script|<link", html)
 
 
-def test_page_says_what_was_run(written):
+def test_page_describes_run(written):
     html = written.page.read_text(encoding="utf-8")
     text = Page(html).text
     for expected in (
@@ -103,7 +103,7 @@ def test_page_says_what_was_run(written):
         assert expected in text, expected
 
 
-def test_a_page_shows_six_metrics_in_its_table_and_all_of_them_below(written):
+def test_page_shows_six_metrics_then_all(written):
     run, text = load(written.page.parent), Page(written.page.read_text(encoding="utf-8")).text
     first, below = text.split("All metrics\n")
     table = first[first.index("Last step of each phase") :]
@@ -113,13 +113,13 @@ def test_a_page_shows_six_metrics_in_its_table_and_all_of_them_below(written):
     assert all(typeset(sentence) in first for sentence in headline.sentences(run))
 
 
-def test_page_escapes_what_the_run_says(written):
+def test_page_escapes_text_of_run(written):
     html = written.page.read_text(encoding="utf-8")
     assert "Planted laws &lt;b&gt;and&lt;/b&gt; a little noise." in html
     assert "<br>" not in html
 
 
-def test_summary_holds_the_aggregate_of_the_last_steps(written):
+def test_summary_file_is_aggregate_of_last_steps(written):
     run = load(written.page.parent)
     expected = run.with_axes(aggregate(last_steps(run.records)))
     pd.testing.assert_frame_equal(pd.read_csv(written.summary), expected, check_dtype=False, rtol=1e-8)
@@ -136,7 +136,7 @@ def test_same_folder_gives_the_same_bytes(written, tmp_path):
         assert old.read_bytes() == new.read_bytes(), old.name
 
 
-def test_pictures_are_ready_for_print(written):
+def test_figures_are_saved_for_print(written):
     png, pdf = written.figures[0].read_bytes(), written.figures[1].read_bytes()
     image = Image.open(BytesIO(png))
     assert image.info["dpi"] == pytest.approx((style.DPI, style.DPI), abs=0.1)
@@ -148,7 +148,7 @@ def test_pictures_are_ready_for_print(written):
     assert len(pdf) < 500_000
 
 
-def test_folder_that_cannot_be_written_is_one_line(folder):
+def test_unwritable_folder_is_a_one_line_error(folder):
     (folder / "figures").write_text("in the way")
     with pytest.raises(
         RunError, match=r"figures/importance_joint\.png: cannot be written \(.*\); free space"
@@ -157,7 +157,7 @@ def test_folder_that_cannot_be_written_is_one_line(folder):
     assert "\n" not in str(caught.value)
 
 
-def test_full_disk_keeps_the_old_report(folder, monkeypatch):
+def test_full_disk_keeps_old_report(folder, monkeypatch):
     (folder / "figures").mkdir()
     (folder / "figures" / "importance_joint.png").write_bytes(b"old")
 
@@ -170,7 +170,7 @@ def test_full_disk_keeps_the_old_report(folder, monkeypatch):
     assert [path.read_bytes() for path in (folder / "figures").iterdir()] == [b"old"]
 
 
-def test_a_folder_that_is_deleted_while_its_report_is_drawn_stays_away(folder, monkeypatch):
+def test_folder_deleted_during_report_is_not_recreated(folder, monkeypatch):
     render = report.render
     monkeypatch.setattr(report, "render", lambda *given: shutil.rmtree(folder) or render(*given))
     with pytest.raises(RunError, match=r"report.html: cannot be written \(No such file"):
@@ -179,7 +179,7 @@ def test_a_folder_that_is_deleted_while_its_report_is_drawn_stays_away(folder, m
 
 
 @pytest.mark.more
-def test_a_page_says_which_other_source_made_the_run(folder):
+def test_page_names_other_source_version(folder):
     made = "made by jaxattn 0.1.0 at commit 000000000000; this is jaxattn"
     written = report.write_report(folder)
     assert written.made_by.startswith(made)
@@ -213,7 +213,7 @@ def test_text_of_tokens_is_escaped(folder, rewrite):
 
 
 @pytest.mark.parametrize("label", [r"$\frac{1}$", r"$\nonsense$", "$x^$", "${$"])
-def test_a_label_that_is_no_mathematics_costs_its_figure_alone(write, tmp_path, label):
+def test_invalid_mathematics_in_label_fails_only_its_figure(write, tmp_path, label):
     folder = write(
         tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves", "metrics": ["loss"]},)
     )
@@ -228,7 +228,7 @@ def test_a_label_that_is_no_mathematics_costs_its_figure_alone(write, tmp_path, 
     assert len(made.problems) + len(made.figures) // 2 == 1
 
 
-def test_a_label_without_end_is_cut(write, tmp_path):
+def test_long_label_is_truncated(write, tmp_path):
     folder = write(
         tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves", "metrics": ["loss"]},)
     )
@@ -240,7 +240,7 @@ def test_a_label_without_end_is_cut(write, tmp_path):
     assert report.write_report(folder).problems == ()
 
 
-def test_a_figure_that_cannot_be_rendered_is_named(write, tmp_path, monkeypatch):
+def test_unrenderable_figure_is_reported(write, tmp_path, monkeypatch):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves"},))
 
     def png(figure, dpi=None):
@@ -254,7 +254,7 @@ def test_a_figure_that_cannot_be_rendered_is_named(write, tmp_path, monkeypatch)
     assert "Not drawn" in made.page.read_text(encoding="utf-8")
 
 
-def test_a_page_of_many_cells_shows_the_first_rows(write, tmp_path, monkeypatch):
+def test_page_of_many_cells_shows_first_rows(write, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "_ROWS", 3)
     failures = tuple((cell, 0, 40) for cell in range(5))
     folder = write(

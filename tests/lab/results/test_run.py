@@ -8,7 +8,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.results.run import find_cell
 
 
-def test_what_lies_at_a_dotted_key():
+def test_find_cell_at_dotted_key():
     tree = {"model": {"dim": 8}, "phases": [{"name": "joint", "steps": 3}, {"steps": 4}]}
     assert find_cell(tree, "model.dim") == 8
     assert find_cell(tree, "phases.joint.steps") == 3
@@ -27,7 +27,7 @@ class Counted(list):
         return super().__iter__()
 
 
-def test_lookups_in_many_cells_do_not_go_through_all_of_them_each_time(results):
+def test_lookup_in_many_cells_is_fast(results):
     run = results["dims"]
     cells = [
         entry | {"cell": k, "settings": {"model.dim": k}}

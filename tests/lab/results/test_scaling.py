@@ -43,7 +43,7 @@ def results(planted):
     return planted()
 
 
-def test_the_planted_powers_are_found_per_block(results):
+def test_convergence_recovers_planted_powers_per_block(results):
     phase, courses = collect_courses(results, x="p_norm", y="one_minus_cosine", phase=None, window=(1e2, 1e6))
     assert phase == "query"
     np.testing.assert_allclose([course.law.slope for course in courses], [-2, -1], atol=1e-9)
@@ -55,26 +55,26 @@ def test_the_planted_powers_are_found_per_block(results):
     assert labels[-1] == "expected power −2"
 
 
-def test_a_window_without_the_start_matters(results):
+def test_convergence_fit_depends_on_window(results):
     _, (slow, _) = collect_courses(
         results, x="p_norm", y="one_minus_cosine", phase=None, window=(0.0, np.inf)
     )
     assert abs(slow.law.slope + 2) > 0.01
 
 
-def test_points_that_a_path_repeats_are_left_out(results):
+def test_repeated_points_of_a_path_are_dropped(results):
     _, courses = collect_courses(results, x="p_norm", y="one_minus_cosine", phase=None, window=None)
     assert all(np.isnan(course.y[-1]).all() and np.isfinite(course.y[:-1]).all() for course in courses)
     assert all(np.isnan(course.law.slope) for course in courses)
     assert "slope" not in convergence(results).caption
 
 
-def test_the_shortfall_of_the_margin_is_one_minus_its_ratio(results):
+def test_margin_shortfall_is_one_minus_ratio(results):
     _, (slow, _) = collect_courses(results, x="p_norm", y="margin_shortfall", phase=None, window=(1e1, 1e3))
     np.testing.assert_allclose(slow.law.slope, -2, atol=1e-6)
 
 
-def test_lines_are_the_seeds_and_their_median(results):
+def test_convergence_draws_seeds_and_median(results):
     drawn = convergence(results)
     lines = drawn.figure.axes[0].get_lines()
     _, courses = collect_courses(results, x="p_norm", y="one_minus_cosine", phase=None, window=None)
@@ -91,12 +91,12 @@ def test_lines_are_the_seeds_and_their_median(results):
         ({"x": "loss"}, "were recorded in none"),
     ],
 )
-def test_what_cannot_be_drawn_is_named(results, options, message):
+def test_convergence_rejects_invalid_input(results, options, message):
     with pytest.raises(InputError, match=message):
         convergence(results, **options)
 
 
-def test_a_diagram_writes_the_mean_over_seeds_into_every_field(planted):
+def test_diagram_prints_mean_in_every_tile(planted):
     cells = tuple({"model.dim": d, "phases.embed.step_size": s} for d in (16, 8) for s in (1.0, 30.0, 5.0))
     results = planted(cells)
     drawn = diagram(results, x_axis="model.dim", y_axis="phases.embed.step_size", metric="margin_ratio")
@@ -112,13 +112,13 @@ def test_a_diagram_writes_the_mean_over_seeds_into_every_field(planted):
     assert " and over " not in drawn.caption
 
 
-def test_a_diagram_says_over_which_axes_it_averages(planted):
+def test_diagram_caption_names_averaged_axes(planted):
     cells = tuple({"model.dim": d, "a.b": s, "c": x} for d in (16, 8) for s in (1.0, 30.0) for x in (1, 2))
     drawn = diagram(planted(cells), x_axis="model.dim", y_axis="a.b", metric="margin_ratio")
     assert " and over c at the end of phase query, for every a.b and model.dim." in drawn.caption
 
 
-def test_a_diagram_of_values_over_decades_is_coloured_by_their_logarithm(planted):
+def test_diagram_over_decades_has_logarithmic_colours(planted):
     cells = tuple({"model.dim": d, "phases.embed.step_size": s} for d in (16, 8) for s in (1.0, 30.0))
     results = planted(cells)
     axes = {"x_axis": "model.dim", "y_axis": "phases.embed.step_size"}
@@ -129,7 +129,7 @@ def test_a_diagram_of_values_over_decades_is_coloured_by_their_logarithm(planted
     assert (shares.norm.vmin, shares.norm.vmax) == (0, 1)
 
 
-def test_a_diagram_of_an_unknown_axis_or_metric(results):
+def test_diagram_rejects_unknown_axis_or_metric(results):
     with pytest.raises(InputError, match=r"axis 'model.dim': the run sweeps block"):
         diagram(results, x_axis="model.dim", y_axis="block")
     with pytest.raises(InputError, match=r"metric 'important_selected': the run recorded "):
@@ -146,5 +146,5 @@ def test_a_diagram_of_an_unknown_axis_or_metric(results):
         (1e4, "$10^{4}$"),
     ],
 )
-def test_ticks_are_plain_numbers_as_far_as_these_are_short(value, written):
+def test_ticks_are_plain_numbers_if_short(value, written):
     assert _scientific(value) == written

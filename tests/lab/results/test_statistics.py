@@ -45,17 +45,17 @@ def one(values, **options):
         ([10.0, 0.0, 1.0, 2.0, 100.0], 0.3 * 1 + 0.4 * 2 + 0.3 * 10),
     ],
 )
-def test_interquartile_mean_by_hand(values, expected):
+def test_interquartile_mean_of_small_samples(values, expected):
     assert one(values)["iqm"] == pytest.approx(expected, rel=1e-14)
 
 
 @pytest.mark.parametrize("n", [4, 8, 20])
-def test_interquartile_mean_is_the_trimmed_mean_where_quarters_are_whole(n):
+def test_interquartile_mean_equals_trimmed_mean_if_4_divides_n(n):
     values = np.random.default_rng(n).standard_normal(n)
     assert one(values)["iqm"] == pytest.approx(scipy.stats.trim_mean(values, 0.25), rel=1e-13)
 
 
-def test_the_scale_of_an_own_metric_is_the_one_that_its_probe_declares(load_planted):
+def test_scale_of_custom_metric_is_declared_by_its_probe(load_planted):
     values = {
         "mass": [0.99, 1.0, 0.7],
         "tail_03": [1e-6, 1e-4, 1e-2],
@@ -83,7 +83,7 @@ def test_mean_and_median():
     assert row["median"] == pytest.approx(np.median(values))
 
 
-def test_means_have_students_interval():
+def test_means_have_student_intervals():
     values = np.random.default_rng(3).standard_normal(5)
     row = one(values, confidence=0.9)
     expected = scipy.stats.t.interval(0.9, 4, values.mean(), scipy.stats.sem(values))
@@ -91,7 +91,7 @@ def test_means_have_students_interval():
     assert row["scale"] == "linear"
 
 
-def test_where_the_scale_is_a_logarithm_the_mean_is_geometric():
+def test_log_scale_gives_geometric_mean():
     values = 10.0 ** np.random.default_rng(3).uniform(-12, -6, 7)
     row = aggregate(table(values, metric="one_minus_cosine")).iloc[0]
     logs = np.log(values)
@@ -104,14 +104,14 @@ def test_where_the_scale_is_a_logarithm_the_mean_is_geometric():
 
 
 @pytest.mark.parametrize("hits", [0, 3, 5])
-def test_a_yes_or_no_of_every_seed_has_the_interval_of_a_share(hits):
+def test_yes_no_metric_has_clopper_pearson_interval(hits):
     row = aggregate(table(np.arange(5) < hits, metric="came_to_end")).iloc[0]
     low, high = scipy.stats.binomtest(hits, 5).proportion_ci(method="exact")
     np.testing.assert_allclose(row[["mean", "mean_low", "mean_high"]].astype(float), [hits / 5, low, high])
     assert row["scale"] == "yes/no"
 
 
-def test_intervals_end_where_a_metric_does():
+def test_intervals_are_clipped_to_metric_range():
     high = aggregate(table([0.9, 1.0, 1.0], metric="test_accuracy")).iloc[0]
     assert high["mean_low"] < high["mean"] < high["mean_high"] == 1
     away = aggregate(table([1e-3, 0.4], metric="one_minus_cosine")).iloc[0]
@@ -121,7 +121,7 @@ def test_intervals_end_where_a_metric_does():
     assert other["mean_low"] < 92 < other["mean_high"]
 
 
-def test_seeds_that_are_all_equal_have_no_interval(results):
+def test_equal_seeds_have_no_interval(results):
     row = aggregate(table([1.0] * 30, metric="spearman_Ev_bins")).iloc[0]
     assert row["mean"] == 1
     assert row[["mean_low", "mean_high", "iqm_low", "iqm_high"]].isna().all()
@@ -130,12 +130,12 @@ def test_seeds_that_are_all_equal_have_no_interval(results):
     assert (summary_table(same, metrics=["loss"]) == "1.00 (all equal)").any(axis=None)
 
 
-def test_differences_are_linear(results):
+def test_differences_have_linear_scale(results):
     differences = paired(results["dims"], "model.dim", 64, 128)
     assert set(aggregate(differences)["scale"]) == {"linear"}
 
 
-def test_the_interval_of_an_interquartile_mean_equals_scipys():
+def test_interquartile_mean_interval_matches_scipy():
     values = np.random.default_rng(1).exponential(size=24)
     row = one(values, seed=5, resamples=999)
     found = scipy.stats.bootstrap(
@@ -153,7 +153,7 @@ def test_the_interval_of_an_interquartile_mean_equals_scipys():
 
 
 @pytest.mark.parametrize("draw", [np.random.Generator.normal, np.random.Generator.exponential])
-def test_the_interval_of_an_interquartile_mean_covers(draw):
+def test_interquartile_mean_interval_covers(draw):
     law = {"normal": scipy.stats.norm, "exponential": scipy.stats.expon}[draw.__name__]
     truth = law.ppf(np.linspace(0.25, 0.75, 20_001)).mean()
     values = draw(np.random.default_rng(2), size=(3000, 20))
@@ -171,7 +171,7 @@ def _steps(values):
     return pd.DataFrame(rows | {"value": values.ravel()})
 
 
-def test_interval_narrows_like_the_standard_error():
+def test_interval_width_scales_like_standard_error():
     rng = np.random.default_rng(2)
     small, large = (one(rng.standard_normal(n)) for n in (10, 1000))
     width = large["mean_high"] - large["mean_low"]
@@ -179,14 +179,14 @@ def test_interval_narrows_like_the_standard_error():
     assert small["mean_high"] - small["mean_low"] > 5 * width
 
 
-def test_seeds_that_are_not_finite_are_left_out():
+def test_nonfinite_seeds_are_dropped():
     values = [1.0, np.nan, 3.0, np.inf, -np.inf, 8.0]
     with_gaps, without = one(values), one([1.0, 3.0, 8.0])
     assert (with_gaps["n"], with_gaps["missing"]) == (3, 3)
     pd.testing.assert_series_equal(with_gaps.drop("missing"), without.drop("missing"))
 
 
-def test_one_seed_has_no_interval_and_no_seed_has_nothing():
+def test_one_seed_has_no_interval_and_no_seed_has_no_mean():
     single, none = one([2.5]), one([np.nan, np.nan])
     assert (single["n"], single["mean"], single["median"], single["iqm"]) == (1, 2.5, 2.5, 2.5)
     assert single[["mean_low", "mean_high", "iqm_low", "iqm_high"]].isna().all()
@@ -194,7 +194,7 @@ def test_one_seed_has_no_interval_and_no_seed_has_nothing():
     assert none[list(STATISTICS)].isna().all()
 
 
-def test_a_series_depends_neither_on_other_rows_nor_on_their_order():
+def test_series_is_independent_of_other_rows_and_their_order():
     rng = np.random.default_rng(4)
     frames = [
         table(rng.standard_normal(n), metric=metric, cell=cell, step=step)
@@ -212,20 +212,20 @@ def test_a_series_depends_neither_on_other_rows_nor_on_their_order():
     pd.testing.assert_frame_equal(same, alone, rtol=1e-12)
 
 
-def test_blocks_do_not_show(monkeypatch):
+def test_computation_in_blocks_gives_same_result(monkeypatch):
     frames = pd.concat([table(np.random.default_rng(k).standard_normal(6), step=k) for k in range(7)])
     whole = aggregate(frames)
     monkeypatch.setattr("jaxattn.lab.results.statistics._BLOCK", 2 * 2000)
     pd.testing.assert_frame_equal(whole, aggregate(frames), rtol=1e-12)
 
 
-def test_seed_of_the_bootstrap_decides():
+def test_bootstrap_depends_on_seed_only():
     values = np.random.default_rng(6).standard_normal(20)
     assert one(values, seed=1).equals(one(values, seed=1))
     assert one(values, seed=1)["iqm_low"] != one(values, seed=2)["iqm_low"]
 
 
-def test_rows_are_in_the_order_of_cells_phases_steps_and_metrics():
+def test_rows_are_sorted_by_cell_phase_step_metric():
     frames = [
         table([1.0], phase=phase, step=step, cell=cell)
         for cell in (1, 0)
@@ -242,13 +242,13 @@ def test_no_rows():
     assert list(empty.columns) == ["cell", "phase", "step", "metric", "scale", "n", "missing", *STATISTICS]
 
 
-def test_axis_columns_follow_the_cell(results):
+def test_axis_columns_follow_cell_column(results):
     found = aggregate(results["dims"])
     assert list(found.columns[:3]) == ["cell", "model.dim", "phase"]
     assert dict(found[["cell", "model.dim"]].drop_duplicates().to_numpy()) == {0: 64, 1: 128, 2: 256, 3: 512}
 
 
-def test_last_steps_are_found_per_phase_and_metric():
+def test_last_steps_per_phase_and_metric():
     frames = [
         table([1.0], step=3),
         table([1.0], step=7),
@@ -263,7 +263,7 @@ def test_last_steps_are_found_per_phase_and_metric():
     ]
 
 
-def test_summary_of_one_cell_has_a_row_per_metric(results):
+def test_summary_of_one_cell_has_one_row_per_metric(results):
     summary = summary_table(results["text"])
     assert list(summary.columns) == ["metric", "embed", "joint"]
     assert not summary["metric"].str.contains("_bin_").any()
@@ -274,14 +274,14 @@ def test_summary_of_one_cell_has_a_row_per_metric(results):
     assert cells.loc["test_accuracy", "embed"] == ""
 
 
-def test_summary_of_some_cells_names_them_at_the_top(results):
+def test_summary_of_few_cells_has_one_column_per_cell(results):
     run = results["dims"]
     embed = dataclasses.replace(run, records=run.records[run.records["phase"] == "joint"])
     heads = ["model.dim = 64", "model.dim = 128", "model.dim = 256", "model.dim = 512"]
     assert list(summary_table(embed).columns) == ["metric", *heads]
 
 
-def test_summary_of_many_cells_has_a_row_per_cell_and_phase(results):
+def test_summary_of_many_cells_has_one_row_per_cell_and_phase(results):
     summary = summary_table(results["failed"], metrics=["loss", "p_norm"], statistic="mean")
     assert list(summary.columns) == [*results["failed"].axes, "phase", "loss", "p_norm"]
     assert len(summary) == 8 * 2
@@ -289,7 +289,7 @@ def test_summary_of_many_cells_has_a_row_per_cell_and_phase(results):
     assert "of" not in summary.loc[4, "loss"]
 
 
-def test_a_title_says_what_a_summary_shows(results):
+def test_summary_title(results):
     interval = " [95 % interval, Student's t]"
     geometric = "; for one_step_error the geometric mean [Student's t of the logarithm]"
     dims, failed = results["dims"], results["failed"]
@@ -303,7 +303,7 @@ def test_a_title_says_what_a_summary_shows(results):
     assert summary_title(pairs) == f"{start} each phase: mean over 6 seeds{interval}"
 
 
-def test_summary_of_one_seed_has_no_brackets(results):
+def test_summary_of_one_seed_has_no_interval(results):
     assert (
         not summary_table(results["one_seed"])
         .astype(str)
@@ -312,7 +312,7 @@ def test_summary_of_one_seed_has_no_brackets(results):
     )
 
 
-def test_turned_tables_name_only_the_axes_that_a_cell_has():
+def test_transposed_summary_omits_missing_axes():
     rows = pd.DataFrame(
         {"block": ["Adam", "SGD"], "decay": ["0.1", ""], "phase": ["joint"] * 2, "loss": ["1", "2"]}
     )

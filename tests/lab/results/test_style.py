@@ -9,7 +9,7 @@ from jaxattn.lab.results.style import FIGURE_WIDTH, SIZE, legend_below, png, sty
 
 
 @pytest.mark.parametrize(("length", "number"), [(2, 12), (12, 8), (30, 7)])
-def test_a_legend_below_is_no_wider_than_its_figure(length, number):
+def test_legend_below_fits_figure_width(length, number):
     with style():
         figure = Figure(figsize=(FIGURE_WIDTH, 2.5), layout="constrained")
         ax = figure.subplots()
@@ -26,7 +26,7 @@ def test_a_legend_below_is_no_wider_than_its_figure(length, number):
     assert abs(box.height / figure.dpi - added) < 0.095
 
 
-def test_the_users_matplotlibrc_changes_no_figure():
+def test_matplotlibrc_does_not_change_figures():
     def drawn():
         with style():
             figure = Figure(figsize=(2, 1))
@@ -40,7 +40,7 @@ def test_the_users_matplotlibrc_changes_no_figure():
         assert matplotlib.rcParams["text.usetex"]
 
 
-def test_all_text_of_a_figure_has_one_size():
+def test_all_text_of_a_figure_has_one_font_size():
     with style():
         figure = Figure(figsize=(FIGURE_WIDTH, 2.5), layout="constrained")
         ax = figure.subplots()

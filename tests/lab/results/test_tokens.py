@@ -7,7 +7,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.results.tokens import at_end, named_tokens, top, with_classes
 
 
-def test_seeds_of_one_corpus_are_averaged(results):
+def test_seeds_with_one_corpus_are_averaged(results):
     run = results["text"]
     tokens = at_end(run, phase="joint")
     assert tokens.averaged
@@ -20,13 +20,13 @@ def test_seeds_of_one_corpus_are_averaged(results):
     assert not at_end(run, phase="joint", average=False).averaged
 
 
-def test_seeds_with_corpora_of_their_own_are_pooled(results):
+def test_seeds_with_different_corpora_are_pooled(results):
     tokens = at_end(results["dims"], cell=2)
     assert tokens.over_seeds == "6 seeds pooled"
     assert len(tokens.table) == 6 * 60
 
 
-def test_failed_seeds_and_tokens_without_a_value_are_left_out(results):
+def test_failed_seeds_and_nonfinite_tokens_are_dropped(results):
     assert at_end(results["failed"], cell=2, phase="joint").seeds == 2
     assert at_end(results["failed"], cell=2, phase="embed").seeds == 4
     run = results["one_seed"]
@@ -36,7 +36,7 @@ def test_failed_seeds_and_tokens_without_a_value_are_left_out(results):
     assert 3 not in set(at_end(dataclasses.replace(run, tokens=gaps)).table["id"])
 
 
-def test_nothing_to_show_is_said(results):
+def test_missing_tokens_are_an_error(results):
     run = results["one_seed"]
     with pytest.raises(
         InputError, match="no token table, because no phase has ended, or the model does not provide"
@@ -48,13 +48,13 @@ def test_nothing_to_show_is_said(results):
         at_end(dataclasses.replace(run, tokens=run.tokens.assign(Ep=np.nan)))
 
 
-def test_top_tokens_are_those_with_the_largest_score(results):
+def test_top_tokens_have_largest_scores(results):
     tokens = at_end(results["text"], phase="joint")
     best = top(tokens, count=5)
     assert best["Ep"].tolist() == sorted(tokens.table["Ep"], reverse=True)[:5]
 
 
-def test_top_tokens_of_several_classes_are_listed_once(results):
+def test_top_tokens_list_each_token_once(results):
     best = top(at_end(results["classes"], phase="joint"), count=10)
     assert best["id"].is_unique
     tokens = at_end(results["classes"], phase="joint").table
@@ -62,12 +62,12 @@ def test_top_tokens_of_several_classes_are_listed_once(results):
         assert row.alpha == tokens.loc[tokens["id"] == row.id, "alpha"].max()
 
 
-def test_top_tokens_of_own_corpora_are_those_of_the_first_seed(results):
+def test_top_tokens_of_different_corpora_use_first_seed(results):
     best = top(at_end(results["dims"]), count=10)
     assert set(best["seed"]) == {0}
 
 
-def test_top_tokens_may_have_to_occur_often(results):
+def test_top_tokens_with_min_count(results):
     tokens = at_end(results["text"], phase="joint")
     best = top(tokens, count=5, min_count=500)
     often = tokens.table[tokens.table["count"] >= 500]
@@ -79,7 +79,7 @@ def test_top_tokens_may_have_to_occur_often(results):
     assert results["text"].top_tokens(number=5, min_count=500)["count"].min() >= 500
 
 
-def test_a_token_speaks_for_a_class_by_its_name(results, configured):
+def test_with_classes_uses_class_names(results, configured):
     two = configured(results["text"], data={"labels": ["bad", "fine"]}).top_tokens(number=30)
     plain = results["text"].top_tokens(number=30)
     assert two["class"].tolist() == ["fine" if x > 0 else "bad" for x in plain["alpha"]]
@@ -91,6 +91,6 @@ def test_a_token_speaks_for_a_class_by_its_name(results, configured):
     assert three["class"].tolist() == [("1", "2", "5")[k] for k in rows["class"]]
 
 
-def test_only_text_has_names(results):
+def test_only_text_tokens_have_names(results):
     assert named_tokens(results["text"])
     assert not named_tokens(results["dims"])

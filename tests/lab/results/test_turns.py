@@ -35,12 +35,12 @@ def curve(values, *, metric="test_accuracy", cell=0, half=0.01):
         ([0.6, 0.55, 0.8, 0.9], float("nan"), None),
     ],
 )
-def test_a_turn_lies_beyond_both_ends_with_its_interval(values, half, expected):
+def test_turn_lies_beyond_intervals_of_both_ends(values, half, expected):
     found = turn(curve(values, half=half))
     assert (found and ("min" if found.minimum else "max", found.steps[1])) == expected
 
 
-def test_a_sentence_has_the_numbers_and_their_steps_and_the_loss_over_the_same_steps():
+def test_turn_sentence_has_numbers_steps_and_loss():
     table = pd.concat([curve([0.839, 0.583, 0.7, 0.862]), curve([0.63, 0.61, 0.5, 0.4], metric="test_loss")])
     panels = {"loss": ["test_loss"], "accuracy": ["test_accuracy"]}
     (found,) = turning_sentences(table, panels, [0])
@@ -54,7 +54,7 @@ def test_a_sentence_has_the_numbers_and_their_steps_and_the_loss_over_the_same_s
     assert "test loss" not in turning_sentences(rising, panels, [0])[0]
 
 
-def test_several_cells_are_counted_and_other_metrics_are_left_out():
+def test_turns_of_several_cells_are_counted():
     table = pd.concat([
         curve([0.8, 0.5, 0.6, 0.9]), curve([0.5, 0.6, 0.7, 0.9], cell=1), curve([9, 1, 2, 9], metric="p_norm")
     ])  # fmt: skip
@@ -63,7 +63,7 @@ def test_several_cells_are_counted_and_other_metrics_are_left_out():
     ]
 
 
-def test_the_caption_of_curves_says_it_where_the_data_show_it(write, rewrite, tmp_path):
+def test_caption_of_curves_describes_turns(write, rewrite, tmp_path):
     folder = write(tmp_path / "run", vocab_size=20)
     records = load(folder).records
     assert "The test accuracy" not in curves(load(folder)).caption
@@ -82,12 +82,12 @@ def test_the_caption_of_curves_says_it_where_the_data_show_it(write, rewrite, tm
         ([1, 0.1], ""),
     ],
 )
-def test_a_curve_that_rises_after_its_minimum_is_described(y, expected):
+def test_rise_after_minimum_is_described(y, expected):
     x = np.array([1.0, 10.0, 100.0][: len(y)])
     assert rise(x, np.array(y, float), ("x", "y")) == expected
 
 
-def test_the_caption_of_convergence_names_the_cell_whose_curve_rises_again(write, rewrite, tmp_path):
+def test_caption_of_convergence_names_cell_with_rise(write, rewrite, tmp_path):
     folder = write(tmp_path / "run", vocab_size=20, axes={"model.dim": [64, 128]})
     records = load(folder).records
     options = {"x": "p_norm", "y": "loss"}

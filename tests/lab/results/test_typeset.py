@@ -20,16 +20,16 @@ from jaxattn.lab.results.typeset import breakable, coded, marked, typeset
         ("2026-11-26, fig1_imdb-2.png, --only", "2026-11-26, fig1_imdb-2.png, --only"),
     ],
 )
-def test_minus_signs_and_spaces_that_do_not_break(given, expected):
+def test_minus_signs_and_no_break_spaces(given, expected):
     assert typeset(given).replace("\xa0", "~") == expected
 
 
-def test_code_keeps_its_characters():
+def test_code_is_not_typeset():
     text = "the power -1/2, by `jaxattn run --set x=-1 -1`"
     assert coded(text) == "the power −1/2, by <code>jaxattn run --set x=-1 -1</code>"
     assert marked(text) == "the power −1/2, by `jaxattn run --set x=-1 -1`"
     assert marked("a ` and -1") == "a ` and -1"
 
 
-def test_long_names_may_be_broken_and_html_is_escaped():
+def test_long_names_may_break_and_html_is_escaped():
     assert breakable("spearman_Ev_tokens & -1") == "spearman_<wbr>Ev_<wbr>tokens &amp; −1"

@@ -20,7 +20,7 @@ def same(left, right):
     )
 
 
-def test_digest_depends_on_contents_names_and_settings_alone(tmp_path):
+def test_digest_depends_only_on_contents_names_and_settings(tmp_path):
     def put(name, content):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -48,7 +48,7 @@ def test_digest_of_a_missing_file(tmp_path):
         cache.source_digest({"x": str(tmp_path / "gone")}, b"")
 
 
-def test_what_is_written_is_read(tmp_path, notes):
+def test_cache_round_trip(tmp_path, notes):
     path = tmp_path / "new" / "folders" / "x.npz"
     assert cache.read_cached(path, ARRAYS, notes.append) is None
     cache.write_cached(path, ARRAYS, notes.append)
@@ -57,7 +57,7 @@ def test_what_is_written_is_read(tmp_path, notes):
     assert notes == []
 
 
-def test_a_flipped_bit_anywhere_is_found_or_does_not_matter(tmp_path, notes):
+def test_flipped_bit_is_detected_or_harmless(tmp_path, notes):
     path = tmp_path / "x.npz"
     cache.write_cached(path, ARRAYS, notes.append)
     content = path.read_bytes()
@@ -76,7 +76,7 @@ def test_a_flipped_bit_anywhere_is_found_or_does_not_matter(tmp_path, notes):
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"some text"])
-def test_other_files_in_the_place_of_the_cache(tmp_path, notes, content):
+def test_other_file_in_place_of_cache_file(tmp_path, notes, content):
     path = tmp_path / "x.npz"
     path.write_bytes(content)
     assert cache.read_cached(path, ARRAYS, notes.append) is None
@@ -86,7 +86,7 @@ def test_other_files_in_the_place_of_the_cache(tmp_path, notes, content):
     assert same(cache.read_cached(path, ARRAYS, notes.append), ARRAYS)
 
 
-def test_a_missing_array_is_damage(tmp_path, notes):
+def test_missing_array_counts_as_damage(tmp_path, notes):
     path = tmp_path / "x.npz"
     cache.write_cached(path, {"a": ARRAYS["a"]}, notes.append)
     assert cache.read_cached(path, ARRAYS, notes.append) is None
@@ -99,7 +99,7 @@ def test_pickles_are_not_loaded(tmp_path, notes):
     assert cache.read_cached(path, ["a"], notes.append) is None
 
 
-def test_a_place_that_cannot_be_written_is_skipped(tmp_path, notes):
+def test_unwritable_cache_is_skipped(tmp_path, notes):
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "x.npz"
     assert cache.read_cached(path, ARRAYS, notes.append) is None
@@ -109,7 +109,7 @@ def test_a_place_that_cannot_be_written_is_skipped(tmp_path, notes):
     assert "JAXATTN_CACHE" in notes[0]
 
 
-def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path, notes):
+def test_full_disk_leaves_no_partial_file(tmp_path, notes):
     resource = pytest.importorskip("resource")
     path = tmp_path / "x.npz"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

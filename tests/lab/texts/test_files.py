@@ -52,7 +52,7 @@ class Harm:
         return os.mkdir, (self.place,)
 
 
-def test_what_is_pickled_in_a_file_is_not_executed(tmp_path):
+def test_pickled_code_is_not_executed(tmp_path):
     place = tmp_path / "made"
     np.save(tmp_path / "E.npy", np.array([Harm(str(place))], dtype=object))
     assert "cannot be read" in message(tmp_path / "E.npy")
@@ -60,14 +60,14 @@ def test_what_is_pickled_in_a_file_is_not_executed(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, jnp.bfloat16])
-def test_a_key_of_a_safetensors_file(tmp_path, rng, dtype):
+def test_safetensors_key(tmp_path, rng, dtype):
     arrays = {"E": rng.normal(size=(5, 3)).astype(dtype), "layer.p": rng.normal(size=3).astype(dtype)}
     path = write_safetensors(tmp_path / "m.safetensors", arrays)
     for key, x in arrays.items():
         np.testing.assert_array_equal(read_array(f"{path}:{key}"), x)
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_missing_file_or_key_is_rejected(tmp_path):
     path = write_safetensors(tmp_path / "m.safetensors", {"E": np.zeros(2), "ids": np.zeros(2, np.int32)})
     assert "no array 'p'; it contains E, ids" in message(f"{path}:p")
     assert f"{path}:KEY; it contains E, ids" in message(path)
@@ -107,7 +107,7 @@ FLOATS = {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}
         FLOATS | {"dtype": ["F32"]},
     ],
 )
-def test_a_header_that_cannot_be_so(tmp_path, entry):
+def test_invalid_safetensors_header(tmp_path, entry):
     path = write_safetensors(tmp_path / "m.safetensors", {"x": np.ones(4, np.float32)})
     size = struct.unpack("<Q", path.read_bytes()[:8])[0]
     header = json.dumps({"x": FLOATS | {"data_offsets": [0, 8]}, "E": entry}).encode()
@@ -130,7 +130,7 @@ def test_a_header_that_cannot_be_so(tmp_path, entry):
         ("{", "[" * 5000, "cannot be read"),
     ],
 )
-def test_a_npy_header_that_cannot_be_so(tmp_path, said, instead, why):
+def test_invalid_npy_header(tmp_path, said, instead, why):
     np.save(tmp_path / "E.npy", np.ones((4, 6)))
     _, header, numbers = re.split(rb"(\{.*\n)", (tmp_path / "E.npy").read_bytes(), maxsplit=1)
     header = header.replace(said.encode(), instead.encode())

@@ -21,22 +21,22 @@ from jaxattn.lab.texts.labelled import IGNORED, class_numbers, plain_text
         ([1], [1]),
     ],
 )
-def test_labels_are_compared_by_what_they_mean(written, label):
+def test_labels_are_compared_in_normalised_form(written, label):
     assert plain_text(written) == label
     assert type(plain_text(written)) is type(label)
 
 
-def test_one_class_may_have_several_raw_labels():
+def test_class_with_several_raw_labels():
     numbers = class_numbers(((1, 2), "4", (5,)), ("3.0",))
     assert numbers == {1: 0, 2: 0, 4: 1, 5: 2, 3: IGNORED}
     assert [class_name(x) for x in ((1, 2), "4", (5,), [7, "a"])] == ["1+2", "4", "5", "7+a"]
 
 
 @pytest.mark.parametrize("labels", [((1, 2), (2, 3)), ((1, "1.0"), 2), ("True", 1), (0, (1, 1))])
-def test_a_label_that_is_named_twice(labels):
+def test_repeated_label_is_rejected(labels):
     with pytest.raises(InputError, match="occurs twice; list each label once"):
         class_numbers(labels, ())
 
 
-def test_numbers_of_numpy_are_labels_too():
+def test_numpy_numbers_are_valid_labels():
     assert class_numbers((0, 1), ())[plain_text(np.int64(1).tolist())] == 1

@@ -153,7 +153,7 @@ class TestEveryKind:
         assert sorted(train.targets.tolist()) == [-1, -1, 1, 1]
         assert sorted(test.targets.tolist()) == [-1, 1]
 
-    def test_files_are_all_there_is_to_know(self, source, tmp_path):
+    def test_rows_depend_on_files_only(self, source, tmp_path):
         assert source.files()
         assert source.files() == source.files()
         for path in source.files().values():
@@ -194,7 +194,7 @@ class TestEveryKind:
 
 
 class TestTfds:
-    def test_tensorflow_is_not_needed(self, prepared):
+    def test_tensorflow_is_not_required(self, prepared):
         assert rows(Tfds(dataset="tiny_reviews", data_dir=prepared)) == TRAIN
         assert "tensorflow" not in sys.modules
 
@@ -203,7 +203,7 @@ class TestTfds:
         assert rows(source) == TRAIN[1:3]
         assert rows(source, "test") == TRAIN[:1]
 
-    def test_more_rows_than_are_read_at_once(self, tmp_path):
+    def test_more_rows_than_one_chunk(self, tmp_path):
         many = [(f"text {i}", i % 2) for i in range(1100)]
         source = Tfds(dataset="many", data_dir=write_tfds(tmp_path, "many", train=many))
         read = source.read("train")
@@ -217,7 +217,7 @@ class TestTfds:
         monkeypatch.setenv("HOME", str(tmp_path))
         assert f"{tmp_path}/tensorflow_datasets" in message(Tfds(dataset="tiny_reviews").files)
 
-    def test_a_second_load_does_without_tfds(self, prepared, tmp_path, monkeypatch):
+    def test_second_load_does_not_import_tfds(self, prepared, tmp_path, monkeypatch):
         source = Tfds(dataset="tiny_reviews", data_dir=prepared)
         first = text_module.load_text(source, cache_dir=tmp_path)
         monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
@@ -230,7 +230,7 @@ class TestTfds:
         assert 'download_and_prepare(file_format="array_record")' in said
 
     @pytest.mark.parametrize("fields", [{"train": "dev"}, {"dataset": "tiny_reviews:2.0.0"}])
-    def test_a_split_or_version_that_is_not_there(self, prepared, fields):
+    def test_missing_split_or_version(self, prepared, fields):
         source = Tfds(**{"dataset": "tiny_reviews", "data_dir": prepared} | fields)
         said = message(lambda: source.read("train"))
         assert said.startswith("data.train: cannot open split")
@@ -255,7 +255,7 @@ class TestTfds:
         said = message(lambda: Tfds(dataset="tiny_reviews", data_dir=str(tmp_path)).read("train"))
         assert 'file_format="array_record"' in said
 
-    def test_a_field_that_is_not_there(self, prepared):
+    def test_missing_field(self, prepared):
         said = message(lambda: Tfds(dataset="tiny_reviews", data_dir=prepared, text="review").read("train"))
         assert said.startswith("data.text: tiny_reviews has no field 'review'; it has ")
         assert "label" in said.split("it has")[1]
@@ -269,7 +269,7 @@ class TestTfds:
         assert "row 1 of split 'train' of broken" in said
         assert "UTF-8" in said
 
-    def test_a_damaged_file(self, prepared, tmp_path):
+    def test_damaged_file(self, prepared, tmp_path):
         shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
         (file,) = (tmp_path / "tiny_reviews" / "1.0.0").glob("*-train.array_record*")
         file.write_bytes(file.read_bytes()[:-40])
@@ -309,13 +309,13 @@ class TestTables:
         assert list(source.files()) == ["path"]
 
     @tables
-    def test_settings_that_contradict_each_other(self, kind):
+    def test_contradictory_settings(self, kind):
         assert "split_column" in message(lambda: kind(path="x", test_path="y", split_column="s").check())
         assert "split_column" in message(lambda: kind(path="x", train="one").check())
         assert "split_column" in message(lambda: kind(path="x", test_path="y", test="dev").check())
 
     @tables
-    def test_a_missing_file(self, kind, tmp_path):
+    def test_missing_file(self, kind, tmp_path):
         path = WRITERS[kind](tmp_path / "x", TRAIN)
         said = message(lambda: kind(path=path, test_path=str(tmp_path / "nowhere")).files())
         assert said == f"data.test_path: there is no file {tmp_path / 'nowhere'}"
@@ -323,7 +323,7 @@ class TestTables:
 
     @tables
     @pytest.mark.parametrize("setting", ["text", "label", "split_column"])
-    def test_a_missing_column(self, kind, setting, tmp_path):
+    def test_missing_column(self, kind, setting, tmp_path):
         source = kind(**{"path": WRITERS[kind](tmp_path / "x", TRAIN), setting: "other"})
         said = message(lambda: rows(source))
         assert said.startswith(f"data.{setting}: ")
@@ -332,20 +332,20 @@ class TestTables:
 
     @tables
     @pytest.mark.parametrize("content", [bytes(range(256)), "text,label\nx,1\n".encode("utf-16"), b"\xff"])
-    def test_a_file_of_another_kind(self, kind, content, tmp_path):
+    def test_file_of_another_format(self, kind, content, tmp_path):
         path = tmp_path / "x"
         path.write_bytes(content)
         assert str(path) in message(lambda: rows(kind(path=str(path))))
 
     @tables
-    def test_an_empty_file(self, kind, tmp_path):
+    def test_empty_file(self, kind, tmp_path):
         path = tmp_path / "x"
         path.write_bytes(b"")
         said = message(lambda: text_module.load_text(kind(path=str(path)), cache_dir=tmp_path))
         assert "no row" in said if kind is Jsonl else str(path) in said
 
     @tables
-    def test_a_file_without_rows(self, kind, tmp_path):
+    def test_file_without_rows(self, kind, tmp_path):
         path = WRITERS[kind](tmp_path / "x", [])
         assert "no row" in message(lambda: text_module.load_text(kind(path=path), cache_dir=tmp_path))
 
@@ -367,7 +367,7 @@ class TestTables:
         assert 'data.empty = "drop"' in said
 
     @tables
-    def test_a_field_that_is_there_twice(self, kind, tmp_path):
+    def test_repeated_field(self, kind, tmp_path):
         path = str(tmp_path / "x")
         for name in ("text", "label"):
             names = ["text", "label", name]
@@ -382,7 +382,7 @@ class TestTables:
             assert f"has 2 fields {name!r}; it has text, label, {name}" in said
 
     @tables
-    def test_several_texts_follow_each_other(self, kind, tmp_path):
+    def test_several_texts_are_joined(self, kind, tmp_path):
         written = [("a title", 1, "its body"), ("b", 0, "")]
         path = WRITERS[kind](tmp_path / "x", written, columns=("title", "label", "body"))
         assert rows(kind(path=path, text=("body", "title"))) == [("its body\na title", 1), ("\nb", 0)]
@@ -394,7 +394,7 @@ class TestTables:
 
 
 class TestParquet:
-    def test_places_of_more_rows_than_are_read_at_once(self, tmp_path):
+    def test_row_places_beyond_one_chunk(self, tmp_path):
         written = [(f"text {i}", i % 2) for i in range(1100)]
         read = Parquet(path=write_parquet(tmp_path / "x", written)).read("train")
         assert read.total == 1100
@@ -405,7 +405,7 @@ class TestParquet:
     def test_types(self, text, label, tmp_path):
         assert rows(Parquet(path=write_parquet(tmp_path / "x", TRAIN, text=text, label=label))) == TRAIN
 
-    def test_a_column_that_is_no_text(self, tmp_path):
+    def test_column_without_text(self, tmp_path):
         path = write_parquet(tmp_path / "x", [(7, 0)])
         assert "row 0" in message(lambda: rows(Parquet(path=path)))
 
@@ -413,7 +413,7 @@ class TestParquet:
         path = write_parquet(tmp_path / "x", [(b"\xff", 0)])
         assert f"row 0 of {path} is not UTF-8" in message(lambda: rows(Parquet(path=path)))
 
-    def test_a_file_that_was_cut_short(self, tmp_path):
+    def test_truncated_file(self, tmp_path):
         path = tmp_path / "x"
         write_parquet(path, TRAIN)
         path.write_bytes(path.read_bytes()[:-20])
@@ -454,11 +454,11 @@ class TestCsv:
             "data.columns, or fix its quotes"
         )
 
-    def test_lines_of_another_kind(self, tmp_path):
+    def test_lines_of_another_format(self, tmp_path):
         path = write_lines(tmp_path / "x", [("good film", 1)])
         assert 'set data.kind = "lines", else data.delimiter' in message(lambda: rows(Csv(path=path)))
 
-    def test_a_very_long_text(self, tmp_path):
+    def test_very_long_text(self, tmp_path):
         long = [("word " * 100_000, 1)]
         assert rows(Csv(path=write_csv(tmp_path / "x", long))) == long
 
@@ -478,7 +478,7 @@ class TestCsv:
 
 
 class TestJsonl:
-    def test_places_count_blank_lines(self, tmp_path):
+    def test_row_places_count_blank_lines(self, tmp_path):
         path = tmp_path / "x"
         path.write_text('{"text": "a", "label": 0}\n\n  \n{"label": 1, "text": "b"}')
         assert list(Jsonl(path=str(path)).read("train").rows) == [("line 1", "a", 0), ("line 4", "b", 1)]
@@ -486,12 +486,12 @@ class TestJsonl:
     @pytest.mark.parametrize(
         "line", ['{"text": "a", ', "[1, 2]", '"text"', '{"text": "\\ud800", "label": 1}', "\0"]
     )
-    def test_a_line_that_is_no_object(self, line, tmp_path):
+    def test_line_that_is_not_an_object(self, line, tmp_path):
         path = tmp_path / "x"
         path.write_text('{"text": "a", "label": 0}\n' + line + "\n")
         assert f"line 2 of {path} is not a JSON object" in message(lambda: rows(Jsonl(path=str(path))))
 
-    def test_a_line_without_a_field(self, tmp_path):
+    def test_line_without_a_field(self, tmp_path):
         path = tmp_path / "x"
         path.write_text('{"text": "a", "label": 0}\n{"body": "a", "label": 0}\n')
         said = message(lambda: rows(Jsonl(path=str(path))))
@@ -510,7 +510,7 @@ class TestLines:
         path.write_text("0\t a b\n1\tc\td\n")
         assert rows(Lines(path=str(path), separator="\t")) == [(" a b", 0), ("c\td", 1)]
 
-    def test_a_line_that_is_no_label_and_text(self, tmp_path):
+    def test_line_without_label_and_text(self, tmp_path):
         path = tmp_path / "x"
         path.write_text("1\ta\n0 b\n")
         said = message(lambda: rows(Lines(path=str(path), separator="\t")))
@@ -543,7 +543,7 @@ class TestEncoding:
         assert "is not ASCII text" in message(lambda: rows(ascii))
 
     @pytest.mark.parametrize("kind", [Csv, Jsonl, Lines])
-    def test_lines_in_another_encoding_are_counted(self, kind, tmp_path):
+    def test_invalid_lines_are_counted(self, kind, tmp_path):
         """Latin-1 is a remedy where most lines that tell are in it, and garbles a file of UTF-8."""
         header = 1 if kind is Csv else 0
         utf8, latin, plain = ("été", 1), ("naïf", 0), ("film", 1)
@@ -559,14 +559,14 @@ class TestEncoding:
             assert ("3 lines with characters beyond ASCII are: it mixes encodings" in said) == mixed
             assert ("cp1252" in said) != mixed
 
-    def test_an_encoding_whose_bytes_are_no_lines(self, tmp_path):
+    def test_encoding_without_byte_lines(self, tmp_path):
         path = tmp_path / "x"
         path.write_bytes("1 film\n".encode("utf-16-le") + b"\x00\xd8\x00")
         said = message(lambda: rows(Lines(path=str(path), encoding="utf-16-le")))
         assert said.startswith(f"data: {path} is not UTF-16-LE text (")
 
     @pytest.mark.parametrize("encoding", ["klingon", "base64", "\0", ""])
-    def test_no_encoding(self, encoding):
+    def test_unknown_encoding(self, encoding):
         source = Csv(path="x", encoding=encoding)
         if encoding:
             assert "encoding:" in message(source.check)
@@ -575,7 +575,7 @@ class TestEncoding:
 
 
 class TestFolder:
-    def test_other_files_and_ignored_folders_are_left_alone(self, tmp_path):
+    def test_other_files_and_ignored_folders_are_skipped(self, tmp_path):
         path = write_folder(tmp_path, train=[("a", "pos"), ("b", "neg"), (b"\xff", "unsup")])
         (tmp_path / "train" / "labeledBow.feat").write_bytes(b"\xff")
         (tmp_path / "train" / "pos" / "urls.csv").write_bytes(b"\xff")
@@ -591,13 +591,13 @@ class TestFolder:
         source = Folder(path=path, train="fit", test=None, labels=(5, 1), ignore_labels=(2,))
         assert rows(source) == [("c", 5), ("a", 1)]
 
-    def test_a_missing_split(self, tmp_path):
+    def test_missing_split(self, tmp_path):
         source = Folder(path=write_folder(tmp_path, train=[("a", "pos"), ("b", "neg")]))
         said = message(source.files)
         assert said.startswith(f"data.path: there is no folder {tmp_path / 'test'}")
         assert "data.test" in said
 
-    def test_a_missing_or_unknown_class(self, tmp_path):
+    def test_missing_or_unknown_class(self, tmp_path):
         source = Folder(path=write_folder(tmp_path, train=[("a", "pos")]), test="")
         assert f"there is no file {tmp_path / 'train' / 'neg'}/*.txt" in message(source.files)
         write_folder(tmp_path, train=[("a", "neg"), ("a", "mixed")])
@@ -605,19 +605,19 @@ class TestFolder:
         assert "'mixed'; expected neg, pos" in said
         assert "data.ignore_labels" in said
 
-    def test_a_class_without_texts(self, tmp_path):
+    def test_class_without_texts(self, tmp_path):
         source = Folder(path=write_folder(tmp_path, train=[("a", "pos")]), test="")
         (tmp_path / "train" / "neg").mkdir()
         assert f"there is no file {tmp_path / 'train' / 'neg'}/*.txt" in message(source.files)
 
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"\x89PNG\r\n\x1a\n\0", "text".encode("utf-16-le")])
-    def test_a_file_that_is_no_text(self, content, tmp_path):
+    def test_file_that_is_not_text(self, content, tmp_path):
         source = Folder(path=write_folder(tmp_path, train=[("a", "pos"), (content, "neg")]), test="")
         said = message(lambda: rows(source))
         assert str(tmp_path / "train" / "neg" / "1_7.txt") in said
         assert "UTF-8" in said
 
-    def test_an_empty_file(self, tmp_path):
+    def test_empty_file(self, tmp_path):
         source = Folder(path=write_folder(tmp_path, train=[("a", "pos"), ("", "neg")]), test="")
         said = message(lambda: text_module.load_text(source, cache_dir=tmp_path / "cache"))
         assert "train/neg/1_7.txt: no word of it is in the vocabulary" in said

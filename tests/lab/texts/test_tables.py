@@ -32,7 +32,7 @@ class TestQuotes:
     # The quotes of the second and the fourth row are letters.
     LETTERS = 'label;text\n1;fine\n0;"Dull, he said\n1;lovely\n0;said he"\n'
 
-    def test_quotes_are_letters_where_every_line_is_a_row(self, tmp_path):
+    def test_quotes_are_characters_if_every_line_is_a_row(self, tmp_path):
         path = put(tmp_path / "x", self.LETTERS)
         read = rows(Csv(path=path, delimiter=";"))
         assert read == [("fine", "1"), ('"Dull, he said', "0"), ("lovely", "1"), ('said he"', "0")]
@@ -41,18 +41,18 @@ class TestQuotes:
         assert fields == [("fine", "1"), ("Dull, he said\n1;lovely\n0;said he", "0")]
 
     @pytest.mark.parametrize("spoilt", ["2;of a class that is not listed\n", "1;one;more\n"])
-    def test_rows_within_quotes_are_refused_where_a_line_is_no_row(self, tmp_path, spoilt):
+    def test_rows_within_quotes_are_rejected(self, tmp_path, spoilt):
         path = put(tmp_path / "x", self.LETTERS.replace("1;lovely\n", f"1;lovely\n{spoilt}"))
         said = message(lambda: rows(Csv(path=path, delimiter=";")))
         assert said.startswith(f"data: lines 3 to 6 of {path} form one row whose quotes enclose whole rows")
         assert 'data.quoting = "none"' in said
         assert len(rows(Csv(path=path, delimiter=";", quoting="fields"))) == 2
 
-    def test_texts_of_several_lines_stay_whole(self, tmp_path):
+    def test_quoted_text_may_span_lines(self, tmp_path):
         path = put(tmp_path / "x", 'text,label\n"good, 1\nbad, 0\n,",1\nplain,0\n')
         assert rows(Csv(path=path)) == [("good, 1\nbad, 0\n,", "1"), ("plain", "0")]
 
-    def test_an_unbalanced_quote(self, tmp_path):
+    def test_unbalanced_quote(self, tmp_path):
         path = put(tmp_path / "x", 'text,label\n"a,1\nb,7\n')
         assert 'fix its quotes, or set data.quoting = "none"' in message(lambda: rows(Csv(path=path)))
         path = put(tmp_path / "y", 'text,label\n"a,1\nb,0\n')
@@ -73,7 +73,7 @@ class TestShards:
                 put(path, "\n".join(lines))
 
     @pytest.mark.parametrize("kind", [Parquet, Jsonl, Lines])
-    def test_a_pattern_names_several_files(self, tmp_path, kind):
+    def test_pattern_matches_several_files(self, tmp_path, kind):
         self.write(tmp_path, kind)
         source = kind(path=str(tmp_path / "train-*"), test_path=str(tmp_path / "train-00001*"))
         read = source.read("train")
@@ -95,12 +95,12 @@ class TestShards:
         assert len(rows(Parquet(**settings, train="one+two"))) == 4
         assert "part = 'three'" in message(lambda: rows(Parquet(**settings, train="one+three")))
 
-    def test_a_name_with_a_bracket_is_a_name(self, tmp_path):
+    def test_brackets_in_file_names(self, tmp_path):
         self.write(tmp_path, Lines)
         path = put(tmp_path / "set[1]", "1 good\n")
         assert rows(Lines(path=path)) == [("good", "1")]
 
-    def test_no_such_file(self, tmp_path):
+    def test_missing_shard(self, tmp_path):
         assert message(Parquet(path=str(tmp_path / "*.pq")).files).endswith(
             f"there is no file {tmp_path}/*.pq"
         )
@@ -114,14 +114,14 @@ class TestBytes:
         [(gzip.compress, "gzip"), (lzma.compress, "xz"), (lambda x: b"\x28\xb5\x2f\xfd" + x, "zstd")],
     )
     @pytest.mark.parametrize("kind", [Csv, Jsonl, Lines, Parquet])
-    def test_a_compressed_file_is_named(self, tmp_path, kind, compress, name):
+    def test_compressed_file_is_rejected(self, tmp_path, kind, compress, name):
         path = put(tmp_path / "x", compress(b"text,label\ngood,1\nbad,0\n"))
         for encoding in (None, "latin-1"):
             settings = {} if kind is Parquet else {"encoding": encoding}
             said = message(lambda settings=settings: rows(kind(path=path, **settings)))
             assert said == f"data: {path} is compressed with {name}; decompress it first"
 
-    def test_utf_16_is_named(self, tmp_path):
+    def test_utf_16_is_detected(self, tmp_path):
         path = put(tmp_path / "x", "1 good\n".encode("utf-16"))
         said = message(lambda: rows(Lines(path=path)))
         assert said == f'data: {path} is UTF-16 text; set data.encoding = "utf-16", or save it as UTF-8'

@@ -106,7 +106,7 @@ def oracle(**settings):
         ("", []),
     ],
 )
-def test_words(text, words):
+def test_tokenise_splits_words(text, words):
     assert tokenise(text) == words
 
 
@@ -123,11 +123,11 @@ def test_words(text, words):
         "ọ̀rẹ́ mi",
     ],
 )
-def test_marks_belong_to_their_letters(text):
+def test_combining_marks_belong_to_their_letters(text):
     assert tokenise(f"({text})!") == text.split()
 
 
-def test_marks_without_a_letter_and_characters_that_are_not_seen():
+def test_lone_marks_and_invisible_characters():
     assert tokenise("\u0301 \u0301a _\u0308b_ ''\u0301c don\u2019t\u0301 x") == [
         "a",
         "b",
@@ -147,7 +147,7 @@ def test_canonically_equal_texts_have_equal_words(text):
     assert tokenise(unicodedata.normalize("NFD", text.upper())) == tokenise(text.upper())
 
 
-def test_words_of_ascii_are_those_of_one_regular_expression():
+def test_ascii_words_match_regular_expression():
     rng = random.Random(0)
     for _ in range(300):
         text = "".join(rng.choices(string.printable + "'\\ " * 9, k=200))
@@ -156,7 +156,7 @@ def test_words_of_ascii_are_those_of_one_regular_expression():
 
 
 @pytest.mark.parametrize("min_count", [1, 3, 10])
-def test_vocabulary_equals_scikit_learn(min_count):
+def test_vocabulary_matches_scikit_learn(min_count):
     texts = random_texts(0, 60)
     vocabulary = build_vocabulary(texts, min_count=min_count)
     vectors = oracle()
@@ -171,13 +171,13 @@ def test_vocabulary_equals_scikit_learn(min_count):
     assert len(vocabulary) == len(expected) > 5
 
 
-def test_largest_vocabulary_keeps_the_most_frequent_words_and_ties_by_alphabet():
+def test_max_vocab_keeps_most_frequent_words():
     texts = ["b a d c", "d c", "d"]
     assert build_vocabulary(texts, max_vocab=3) == Vocabulary(("d", "c", "a"), (3, 2, 1))
     assert build_vocabulary(texts, max_vocab=9).tokens == ("d", "c", "a", "b")
 
 
-def test_token_ids_equal_scikit_learn():
+def test_token_ids_match_scikit_learn():
     texts, others = random_texts(1, 50), random_texts(2, 40)
     vocabulary = build_vocabulary(texts, min_count=5)
     ids, lengths = encode(others, vocabulary)
@@ -189,7 +189,7 @@ def test_token_ids_equal_scikit_learn():
 
 
 @pytest.mark.parametrize("max_length", [None, 1, 4, 100])
-def test_the_first_known_words_are_kept(max_length):
+def test_max_length_keeps_first_known_words(max_length):
     vocabulary = Vocabulary(("a", "b", "c"), (3, 2, 1))
     texts = ["x", "c x x b a x a a b", "", "b b", "x a x"]
     ids, lengths = encode(texts, vocabulary, max_length=max_length)
@@ -203,7 +203,7 @@ def test_no_texts():
     assert ids.shape == lengths.shape == (0,)
 
 
-def test_load(source, settings):
+def test_load_text(source, settings):
     train, test, vocabulary, validation = load_text(source, **settings)
     assert validation is None
     expected = Counter(w for t, _ in ROWS for w in tokenise(t))
@@ -218,7 +218,7 @@ def test_load(source, settings):
         assert corpus.num_classes == 2
 
 
-def test_load_equals_scikit_learn_at_some_size(tmp_path, settings):
+def test_load_text_matches_scikit_learn(tmp_path, settings):
     texts = random_texts(3, 300)
     path = write(tmp_path / "c.jsonl", [(t, i % 2) for i, t in enumerate(texts)])
     train, test, vocabulary, _ = load_text(Jsonl(path=path, min_count=2), **settings)
@@ -228,7 +228,7 @@ def test_load_equals_scikit_learn_at_some_size(tmp_path, settings):
 
 
 @pytest.mark.parametrize("vocab", [255, 256, 257])
-def test_corpora_equal_those_from_token_ids(tmp_path, settings, vocab):
+def test_corpora_match_token_ids(tmp_path, settings, vocab):
     """Also where token ids just fit into a byte."""
     rng = np.random.default_rng(0)
     words = [f"w{i}" for i in range(vocab)]
@@ -243,7 +243,7 @@ def test_corpora_equal_those_from_token_ids(tmp_path, settings, vocab):
     assert [x.dtype for x in jax.tree.leaves(train)] == [x.dtype for x in jax.tree.leaves(expected)]
 
 
-def test_labels_are_numbered_as_listed_and_ignored_rows_do_not_count(tmp_path, settings):
+def test_labels_are_numbered_in_listed_order(tmp_path, settings):
     rows = [("one", 1), ("three only", 3), ("five", 5), ("two one", 2), ("four", 4.0)]
     source = Jsonl(path=write(tmp_path / "s.jsonl", rows), labels=(5, 4, 2, 1), ignore_labels=(3,))
     train, _, vocabulary, _ = load_text(source, **settings)
@@ -252,13 +252,13 @@ def test_labels_are_numbered_as_listed_and_ignored_rows_do_not_count(tmp_path, s
     assert set(vocabulary.tokens) == {"one", "two", "four", "five"}
 
 
-def test_two_classes_are_signs_in_the_order_listed(tmp_path, settings):
+def test_two_classes_are_signs_in_listed_order(tmp_path, settings):
     rows = [("a", "good"), ("a", "bad"), ("a", "good")]
     source = Jsonl(path=write(tmp_path / "s.jsonl", rows), labels=("good", "bad"))
     assert load_text(source, **settings).train.targets.tolist() == [-1, 1, -1]
 
 
-def test_bounds_of_the_vocabulary_and_the_length(source, settings):
+def test_min_count_max_vocab_and_max_length(source, settings):
     source = changed(source, min_count=2, max_vocab=4, max_length=1, test_path=None)
     train, _, vocabulary, _ = load_text(source, **settings)
     assert vocabulary == Vocabulary(("film", "good", "a", "don't"), (3, 3, 2, 2))
@@ -266,7 +266,7 @@ def test_bounds_of_the_vocabulary_and_the_length(source, settings):
     assert [vocabulary.tokens[row.argmax()] for row in counts(train)] == ["a", "film", "don't", "good"]
 
 
-def test_a_text_without_a_known_word(tmp_path, settings):
+def test_text_without_known_word(tmp_path, settings):
     source = Jsonl(
         path=write(tmp_path / "a.jsonl", [("", 1), ("good", 1), ("good", 0), ("rare", 0)]),
         test_path=write(tmp_path / "b.jsonl", [("good", 1), ("unseen", 0)]),
@@ -283,7 +283,7 @@ def test_a_text_without_a_known_word(tmp_path, settings):
     assert "no row of the test split holds a known word" in message(changed(source, empty="drop"), **settings)
 
 
-def test_dropping_keeps_texts_with_their_labels(tmp_path, settings):
+def test_dropped_rows_keep_labels_aligned(tmp_path, settings):
     rows = [("rare", 0), ("good", 1), ("odd", 1), ("good good", 0), ("", 0)]
     source = Jsonl(path=write(tmp_path / "a.jsonl", rows), min_count=2, empty="drop")
     train = load_text(source, **settings).train
@@ -291,14 +291,14 @@ def test_dropping_keeps_texts_with_their_labels(tmp_path, settings):
     assert train.lengths.tolist() == [1, 2]
 
 
-def test_no_word_is_frequent_enough(source, settings):
+def test_no_word_reaches_min_count(source, settings):
     said = message(changed(source, min_count=4), **settings)
     assert "data.min_count" in said
     assert "occurs 3 times" in said
 
 
 @pytest.mark.parametrize("label", [2, -1, "one", "01", 0.5, [1], {"a": 1}])
-def test_a_label_outside_the_set(tmp_path, settings, label):
+def test_unknown_label(tmp_path, settings, label):
     source = Jsonl(path=write(tmp_path / "a.jsonl", [*ROWS, ("good", label)]))
     said = message(source, **settings)
     assert f"train split, line 5: label {label!r}; expected one of [0, 1]" in said
@@ -306,7 +306,7 @@ def test_a_label_outside_the_set(tmp_path, settings, label):
 
 
 @pytest.mark.parametrize("label", [None, ""])
-def test_a_row_without_a_label(tmp_path, settings, label):
+def test_row_without_label(tmp_path, settings, label):
     source = Jsonl(path=write(tmp_path / "a.jsonl", [("lone", label), *ROWS]))
     said = message(source, **settings)
     assert said.endswith('expected one of [0, 1]; set data.empty = "drop" to drop such rows')
@@ -318,7 +318,7 @@ def test_a_row_without_a_label(tmp_path, settings, label):
     assert ("data.empty: 1 rows of the train split have no label and are dropped", 0, 0) in told
 
 
-def test_several_raw_labels_make_one_class(tmp_path, settings):
+def test_merged_raw_labels(tmp_path, settings):
     rows = [("awful", "1"), ("poor", 2.0), ("so so", 3), ("fine", 4), ("great", "5.0")]
     source = Jsonl(
         path=write(tmp_path / "a.jsonl", rows), labels=((1, 2), (4, 5)), ignore_labels=(3,), balance=True
@@ -331,7 +331,7 @@ def test_several_raw_labels_make_one_class(tmp_path, settings):
 
 
 @pytest.mark.parametrize("kind", [Jsonl, Csv])
-def test_an_escaped_line_break_is_no_letter(tmp_path, settings, kind):
+def test_escaped_line_break_is_not_a_letter(tmp_path, settings, kind):
     texts = [r"Nice room.\n\nNever noisy", r"see C:\Users\new folder", r"nothing\t\n\nnow"]
     if kind is Jsonl:
         path = write(tmp_path / "a", [(text, i % 2) for i, text in enumerate(texts)])
@@ -352,7 +352,7 @@ def test_an_escaped_line_break_is_no_letter(tmp_path, settings, kind):
     assert {"nnever", "nnow"} <= set(kept)
 
 
-def test_texts_given_as_labels(tmp_path, settings):
+def test_texts_in_the_label_field(tmp_path, settings):
     source = Jsonl(path=write(tmp_path / "a.jsonl", [("good", "film\n" * 500)]))
     assert len(message(source, **settings)) < 300
 
@@ -376,7 +376,7 @@ def test_all_rows_ignored(tmp_path, settings):
         {"validation": -0.1},
     ],
 )
-def test_impossible_settings(source, settings, fields):
+def test_invalid_settings(source, settings, fields):
     assert f"$.{next(iter(fields))}" in message(changed(source, **fields), **settings)
 
 
@@ -402,7 +402,7 @@ def held(corpus, vocabulary):
     }
 
 
-def test_balanced_splits_hold_the_same_rows_of_each_class_every_time(stars, settings):
+def test_balanced_splits_are_deterministic(stars, settings):
     train, test, vocabulary, _ = load_text(stars, **settings)
     assert np.bincount(train.targets).tolist() == [10, 10, 10, 10]
     assert np.bincount(test.targets).tolist() == [4, 4, 4, 4]
@@ -416,7 +416,7 @@ def test_balanced_splits_hold_the_same_rows_of_each_class_every_time(stars, sett
     assert held(again.train, again.vocabulary) == rows
 
 
-def test_a_class_without_rows_cannot_be_balanced(stars, settings):
+def test_class_without_rows_cannot_be_balanced(stars, settings):
     source = changed(stars, labels=(1, 2, 4, 5, 0))
     said = message(source, **settings)
     assert said.startswith("data.balance: no row of the train split has the label 0")
@@ -449,12 +449,12 @@ def test_validation_rows_keep_their_labels(settings, tmp_path):
     assert same(load_text(source, **settings), loaded)
 
 
-def test_a_validation_share_of_less_than_a_row(source, settings):
+def test_validation_fraction_below_one_row(source, settings):
     said = message(changed(source, validation=0.1), **settings)
     assert said.startswith("data.validation: 0.1 of 4 training rows")
 
 
-def test_a_listed_label_that_never_occurs_is_said(tmp_path, settings):
+def test_label_without_rows_is_reported(tmp_path, settings):
     path, test = write(tmp_path / "c.jsonl", ROWS), write(tmp_path / "d.jsonl", TEST[:1])
     three, told = Jsonl(path=path, labels=(0, 1, "neutral")), set()
     for _ in range(2):
@@ -468,7 +468,7 @@ def test_a_listed_label_that_never_occurs_is_said(tmp_path, settings):
         assert ("data.labels: no row of the test split has the label 0", 0, 0) in told
 
 
-def test_classes_keep_their_names(tmp_path, settings):
+def test_class_names_are_kept(tmp_path, settings):
     path = write(tmp_path / "c.jsonl", [("good", "pos"), ("bad", "neg"), ("so so", 3)])
     for labels, ignored in ((("neg", "pos", 3), ()), (("pos", "neg"), (3,))):
         source = Jsonl(path=path, labels=labels, ignore_labels=ignored)
@@ -478,7 +478,7 @@ def test_classes_keep_their_names(tmp_path, settings):
             assert train.targets.tolist()[:2] == ([1, 0] if len(labels) == 3 else [-1, 1])
 
 
-def test_progress_is_told_to_the_end(tmp_path, settings):
+def test_progress_is_reported_to_the_end(tmp_path, settings):
     path = write(tmp_path / "a.jsonl", [("good film", i % 2) for i in range(1500)])
     told = []
     load_text(Jsonl(path=path), progress=lambda *report: told.append(report), **settings)
@@ -499,10 +499,10 @@ class TestCache:
         monkeypatch.setattr(module, "tokenise", refuse)
         monkeypatch.setattr(Jsonl, "read", refuse)
 
-    def test_the_second_load_reads_no_text(self, source, settings, first, no_reading):
+    def test_second_load_reads_no_text(self, source, settings, first, no_reading):
         assert same(load_text(source, **settings), first)
 
-    def test_moved_files_are_known_again(self, source, settings, first, no_reading, tmp_path):
+    def test_moved_files_use_the_cache(self, source, settings, first, no_reading, tmp_path):
         (tmp_path / "new").mkdir()
         moved = {
             name: str((tmp_path / name).rename(tmp_path / "new" / name)) for name in ("a.jsonl", "b.jsonl")
@@ -510,7 +510,7 @@ class TestCache:
         source = changed(source, path=moved["a.jsonl"], test_path=moved["b.jsonl"])
         assert same(load_text(source, **settings), first)
 
-    def test_other_names_of_classes_need_no_reading(self, source, settings, first, no_reading):
+    def test_changed_class_names_use_the_cache(self, source, settings, first, no_reading):
         assert first.train.class_names == ("0", "1")
         named = load_text(changed(source, class_names=("bad", "fine")), **settings)
         assert [named.train.class_names, named.test.class_names] == [("bad", "fine")] * 2
@@ -531,23 +531,23 @@ class TestCache:
             {"validation": 0.5},
         ],
     )
-    def test_other_settings_are_read_anew(self, source, settings, no_reading, fields):
+    def test_changed_settings_do_not_use_the_cache(self, source, settings, no_reading, fields):
         with pytest.raises(AssertionError, match="read again"):
             load_text(changed(source, **fields), **settings)
 
     @pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl"])
-    def test_other_content_is_read_anew(self, source, settings, first, tmp_path, name):
+    def test_changed_content_does_not_use_the_cache(self, source, settings, first, tmp_path, name):
         path = tmp_path / name
         path.write_text(path.read_text().replace("good", "film"))
         again = load_text(source, **settings)
         assert not same(again, first)
 
-    def test_another_tokeniser_reads_anew(self, source, settings, no_reading, monkeypatch):
+    def test_changed_tokeniser_does_not_use_the_cache(self, source, settings, no_reading, monkeypatch):
         monkeypatch.setattr(module, "_FORMAT", b"words 2")
         with pytest.raises(AssertionError, match="read again"):
             load_text(source, **settings)
 
-    def test_a_damaged_file_is_made_anew(self, source, settings, first):
+    def test_damaged_cache_file_is_replaced(self, source, settings, first):
         (path,) = settings["cache_dir"].iterdir()
         path.write_bytes(path.read_bytes()[:-100])
         told = []
@@ -556,7 +556,7 @@ class TestCache:
         assert any("damaged" in what and (done, total) == (0, 0) for what, done, total in told)
         assert sorted(p.suffix for p in settings["cache_dir"].iterdir()) == [".damaged", ".npz"]
 
-    def test_a_folder_that_cannot_be_written_is_no_failure(self, source, first, tmp_path):
+    def test_unwritable_cache_folder_is_not_a_failure(self, source, first, tmp_path):
         (tmp_path / "file").write_text("")
         told = []
         again = load_text(
@@ -566,7 +566,7 @@ class TestCache:
         assert any("nothing stored" in what for what, _, _ in told)
 
 
-def test_a_vocabulary_of_ones_own_gives_the_ids_and_is_part_of_the_cache_key(source, settings):
+def test_custom_vocabulary_is_part_of_the_cache_key(source, settings):
     own = load_text(source, tokens=["bad", "never", "good", "watch"], **settings)
     assert own.vocabulary.tokens == ("bad", "never", "good", "watch")
     learnt = load_text(source, **settings)
@@ -578,11 +578,11 @@ def test_a_vocabulary_of_ones_own_gives_the_ids_and_is_part_of_the_cache_key(sou
     np.testing.assert_array_equal(counts(again.train), counts(own.train)[:, [2, 0, 3]])
 
 
-def test_a_vocabulary_that_names_a_token_twice(source, settings):
+def test_vocabulary_with_repeated_token(source, settings):
     assert "'good' is token 0 and token 2" in message(source, tokens=["good", "bad", "good"], **settings)
 
 
-def test_texts_can_be_read_as_sequences_in_their_order(source, settings):
+def test_texts_as_ordered_sequences(source, settings):
     bags, ordered = load_text(source, **settings), changed(source, order="kept")
     first, again = load_text(ordered, **settings), load_text(ordered, **settings)
     for split, rows in (("train", ROWS), ("test", TEST)):
