@@ -120,7 +120,9 @@ class Corpus(Dataset):
         # The layout by token has no entries for tokens beyond the vocabulary.
         held = np.asarray(self.occurrences.count).sum() == np.asarray(self.lengths).sum()
         if not held or np.asarray(self.bags.index).max() >= self.vocab_size:
-            raise InputError(f"a sequence contains a token id outside 0 to {self.vocab_size - 1}")
+            raise InputError(
+                f"a sequence has a token id outside 0 to {self.vocab_size - 1}; raise vocab_size"
+            )
 
 
 def check_classes(targets: Array | np.ndarray, num_classes: int) -> None:

@@ -791,7 +791,7 @@ def test_a_probe_that_measures_nan_stops_nothing_and_shows_as_a_dash(sweep, tmp_
         *(
             pytest.param(
                 {"add": number},
-                "data: train: a sequence contains a token id outside 0 to 11",
+                "data: train: a sequence has a token id outside 0 to 11; raise vocab_size",
                 marks=pytest.mark.more,
             )
             for number in (5, -1)
