@@ -43,7 +43,7 @@ class Corpus(Dataset):
     mean_entries: int | None = struct.field(pytree_node=False, default=None)
 
     def brief(self) -> str:
-        """Return the numbers of sequences, tokens and classes; for stacked corpora, also of corpora."""
+        """Return the numbers of sequences, tokens and classes; for stacked corpora, also their number."""
         sizes = f"V = {self.vocab_size:,}, {self.num_classes} classes"
         if not isinstance(self.targets, np.ndarray | jax.Array):
             return sizes
