@@ -119,7 +119,7 @@ def cross_entropy(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0)
     """
     if logits.ndim == 1:
         raise InputError(
-            "loss: cross_entropy is for K classes with a logit each, not two that share one; choose logistic"
+            "loss: cross_entropy requires one logit for each class, got one for two classes; choose logistic"
         )
     target = _target(logits, labels, smoothing)
     return jax.nn.logsumexp(logits, axis=1) - (target * logits).sum(axis=1)

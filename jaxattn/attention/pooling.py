@@ -12,9 +12,9 @@ from jaxattn.data.ragged import MOST_POSITIONS, Ragged, take
 
 # Up to this ratio of matrix size to entries, a dense product is faster than gathers of rows.
 DENSE = 16
-# Numbers of the table that are gathered at once, so that memory does not depend on the number of entries.
+# Table entries that are gathered at once, so that memory does not grow with the number of bag entries.
 GATHERED = 1 << 22
-# Numbers of the row sums of a layout that are stored at once; a segment has several rows.
+# Row sums of a layout that are stored at once; a segment has several rows.
 HELD = 1 << 25
 
 

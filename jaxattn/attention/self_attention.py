@@ -31,7 +31,7 @@ from jaxattn.data.ragged import MOST_POSITIONS, Ragged, positions, ragged, take
 
 # Ratio of successive sizes in rows; on an accelerator every further program costs compile time.
 GROWTH, GROWTH_ON_ACCELERATORS = 1.2, 2.0
-# Numbers of table rows and of pairs that are stored at once: as many as a cache holds, or as occupy a chip.
+# Numbers of table entries and pairs that are stored at once: the size of a cache, or enough for a chip.
 NUMBERS, NUMBERS_ON_ACCELERATORS = 1 << 19, 1 << 26
 
 

@@ -177,7 +177,7 @@ def settings_class(function: Function, base: type[Any], name: str = "", **attrib
     rule = attributes.get("check_settings")
     for argument, needed in _parameters(rule).items() if rule else ():
         if argument not in arguments and needed.default is needed.empty:
-            raise InputError(f"declare: the check has an argument {argument!r}; it is not a setting")
+            raise InputError(f"declare: the check takes {argument!r}, which is not a setting; remove it")
     return msgspec.defstruct(
         name or function.__name__,
         fields,

@@ -43,7 +43,7 @@ class Corpus(Dataset):
     mean_entries: int | None = struct.field(pytree_node=False, default=None)
 
     def brief(self) -> str:
-        """Return the numbers of sequences, tokens and classes; for stacked corpora, also of corpora."""
+        """Return the numbers of sequences, tokens and classes; for stacked corpora, also their number."""
         sizes = f"V = {self.vocab_size:,}, {self.num_classes} classes"
         if not isinstance(self.targets, np.ndarray | jax.Array):
             return sizes
@@ -120,7 +120,9 @@ class Corpus(Dataset):
         # The layout by token has no entries for tokens beyond the vocabulary.
         held = np.asarray(self.occurrences.count).sum() == np.asarray(self.lengths).sum()
         if not held or np.asarray(self.bags.index).max() >= self.vocab_size:
-            raise InputError(f"a sequence contains a token id outside 0 to {self.vocab_size - 1}")
+            raise InputError(
+                f"a sequence has a token id outside 0 to {self.vocab_size - 1}; raise vocab_size"
+            )
 
 
 def check_classes(targets: Array | np.ndarray, num_classes: int) -> None:

@@ -181,7 +181,7 @@ def _add(x: tuple[Array, ...], y: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def _larger(x: Array, y: Array) -> Array:
-    # `maximum` propagates NaN at half the speed; here NaN of a score shows in its weight.
+    # `maximum` propagates NaN but takes twice as long. NaN scores show in the weights.
     return jnp.where(x > y, x, y)
 
 

@@ -81,7 +81,7 @@ def check_capacity(vocab_size: int, length: int, sequences: int, special: int, h
         raise InputError(f"length: {length} is too short for {held} relevant tokens; give at least {held}")
     if vocab_size < special or (vocab_size == special and length > held):
         raise InputError(
-            f"vocab_size: {vocab_size} leaves no irrelevant token in addition to the {special} relevant ones"
+            f"vocab_size: {vocab_size} leaves no irrelevant token besides {special} relevant ones; raise it"
         )
 
 

@@ -246,7 +246,7 @@ def _attracting(
     place = np.flatnonzero(order.group >= 0)[number]
     pairs = E[entries.top[place]] - E[entries.token[place]]
     i, j = np.nonzero(np.triu(order.second))
-    # Terms whose two squares both repel follow from the squares; other terms are their own condition.
+    # A mixed term whose two squares both repel follows from them; other terms are separate conditions.
     square = np.diag(order.second)
     own = (order.second[i, j] < 0) | (square[i] <= 0) | (square[j] <= 0)
     first = order.first < 0

@@ -281,7 +281,7 @@ def differentiable_direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMar
         raise InputError("answer: a batch; select one seed with jax.tree.map(lambda x: x[seed], answer)")
     if not answer.feasible or len(answer.pairs) == 0:
         raise InputError(f"answer: it has no direction ({answer.reason})")
-    # λ·b = ‖p‖², whatever b is.
+    # λ·b = ‖p‖² for any b.
     if not np.isclose(answer.multipliers.sum(), answer.p @ answer.p, rtol=1e-6):
         raise InputError(
             "answer: some of its pairs have a required margin below 1, and it does not record which; pass an "

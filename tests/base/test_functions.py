@@ -84,7 +84,10 @@ def test_a_declared_function_becomes_a_method():
     ("declared", "message"),
     [
         ({"coupld": True}, "declare: LossOfFunction has no attribute 'coupld'; did you mean 'coupled'"),
-        ({"check": lambda other: None}, "declare: the check has an argument 'other'; it is not a setting"),
+        (
+            {"check": lambda other: None},
+            "declare: the check takes 'other', which is not a setting; remove it",
+        ),
     ],
 )
 def test_an_unknown_declared_attribute_is_rejected(declared, message):

@@ -791,7 +791,7 @@ def test_nan_of_a_probe_is_shown_as_a_dash(sweep, tmp_path, monkeypatch, capsys)
         *(
             pytest.param(
                 {"add": number},
-                "data: train: a sequence contains a token id outside 0 to 11",
+                "data: train: a sequence has a token id outside 0 to 11; raise vocab_size",
                 marks=pytest.mark.more,
             )
             for number in (5, -1)
