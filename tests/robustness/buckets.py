@@ -137,13 +137,13 @@ def _kills(scene: Scene, count: int) -> None:
         process = _Process(scene, place, host)
         was = process.kill_after(scene.drawn.randint(0, 8), scene.drawn.uniform(0, 0.2), last)
         scene.check(place, ended=not was)
-        _tell(scene, f"kill: {was or 'ended as what nobody disturbed'}")
+        _tell(scene, f"kill: {was or 'ended like an undisturbed run'}")
         killed += bool(was)
         if was and scene.drawn.random() < 0.5:
             host += 1
-            scene.outcomes["kill: gone on elsewhere, after the lock was taken over"] += 1
+            scene.outcomes["kill: resumed on another machine, after the lock was taken over"] += 1
         elif was:
-            scene.outcomes["kill: gone on where it was, at once"] += 1
+            scene.outcomes["kill: resumed on the same machine, at once"] += 1
         if not was:
             run, host = run + 1, host + 1
             if last:
@@ -182,7 +182,7 @@ def _requests(scene: Scene, count: int) -> None:
         if seen < first:
             continue  # The run had ended before.
         struck += 1
-        shown = "one line, and mended by the same command" if said else "ended as what nobody disturbed"
+        shown = "one line, and fixed by the same command" if said else "ended like an undisturbed run"
         _tell(scene, f"request: {fault}: {shown}")
 
 
@@ -216,8 +216,8 @@ def _races(scene: Scene, count: int) -> None:
         if len(said) == 2:
             assert not _Process(scene, place, f"race-{number}-c").end()
         scene.check(place, ended=True)
-        who = "the first one slept, the second took over" if sleeps else "two at once"
-        told = "none was told: one had ended" if not said else f"{len(said)} told in one line"
+        who = "the first was suspended, the second took over" if sleeps else "two at once"
+        told = "no error: one had ended" if not said else f"{len(said)} ended with one line"
         _tell(scene, f"race: {who}: {told}")
 
 
@@ -263,7 +263,7 @@ class _Process:
         self.process.join()
         self._check()
         if self.process.exitcode == -signal.SIGKILL:
-            return "killed before its first step" if seen < 1 else "killed on its way"
+            return "killed before its first step" if seen < 1 else "killed before its end"
         assert not self.line, self.line
         return ""
 

@@ -145,11 +145,11 @@ def _suffer(folder: Path, path: Path, before: Reading, after: Reading, content: 
             path.unlink()
             _run(folder)
         if resealed and not damaged and not refused:
-            return "taken at its word; tables and parameters as they were"
+            return "accepted; tables and parameters unchanged"
         _compare(folder, path, after)
-        result = "named, mended by the same command" if damaged else "of no consequence"
+        result = "reported, fixed by the same command" if damaged else "of no consequence"
         for line in verify(folder):
-            result = "named, mended by the command that is named"
+            result = "reported, fixed by the suggested command"
             if "jaxattn report" in line:
                 report.write_report(folder)
             else:

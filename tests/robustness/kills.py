@@ -83,7 +83,7 @@ def attack(count: int, seed: int) -> dict[str, int]:
             except Exception as error:
                 raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error
             killed += bool(was)
-            outcomes[f"{kind}: {was or 'ended as what nobody disturbed'}"] += 1
+            outcomes[f"{kind}: {was or 'ended like an undisturbed run'}"] += 1
             print(f"{killed} of {count}: {kind}: {was or 'ended'}", file=sys.stderr, flush=True)
             if not was:
                 shutil.rmtree(folder)
@@ -202,7 +202,7 @@ def _work(root: Path, kind: str, folder: Path, wait: tuple[int, float] | None) -
     text = said.read_text(errors="replace")
     assert "Traceback" not in text, text
     if process.exitcode == -signal.SIGKILL:
-        return "killed before its first step" if seen <= 1 else "killed on its way"
+        return "killed before its first step" if seen <= 1 else "killed before its end"
     assert process.exitcode == 0, text
     return ""
 

@@ -167,7 +167,7 @@ def _suffer(folder: Path, expected: Found) -> str:
     if reason := _refused_run(folder):
         assert "another config" in reason, reason
         assert named, "refused by the run alone"
-        return "refused, as of another config"
+        return "refused as another config"
     _compare(_tables(folder), expected, whole=True)
     if lines := verify(folder):
         # A run does not read the checkpoints of finished batches.
@@ -176,7 +176,7 @@ def _suffer(folder: Path, expected: Found) -> str:
         _run(folder)
     assert verify(folder) == []
     _compare(_found(folder), expected, whole=True)
-    return "named, recomputed" if named else "of no consequence"
+    return "reported, recomputed" if named else "of no consequence"
 
 
 def _refused(read: Callable[[Path], Found], folder: Path, expected: Found) -> bool:
