@@ -15,11 +15,11 @@ from jaxattn.core.errors import InputError, counted
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import (
     axis_label,
+    axis_sort_key,
     evenly,
     file_name,
     format_number,
     formula,
-    in_order,
     interval,
     literal,
     minus,
@@ -62,7 +62,7 @@ def diagram(
     table = aggregate(records)
     table = table.merge(results.cells, on="cell")
     fields = table.pivot_table(index=y_axis, columns=x_axis, values="mean", aggfunc="mean", sort=False)
-    fields = fields.loc[sorted(fields.index, key=in_order), sorted(fields.columns, key=in_order)]
+    fields = fields.loc[sorted(fields.index, key=axis_sort_key), sorted(fields.columns, key=axis_sort_key)]
     values = fields.to_numpy(float)
     if not np.isfinite(values).any():
         raise InputError(f"diagram: {metric} has no finite value at the end of phase {phase!r}")
@@ -199,7 +199,7 @@ class _Horizontal(NamedTuple):
 
     @classmethod
     def of(cls, values: list[Any]) -> "_Horizontal":
-        values = sorted(values, key=in_order)
+        values = sorted(values, key=axis_sort_key)
         if not all(isinstance(x, int | float) or x == "inf" for x in values):
             return cls(values, [float(k) for k in range(len(values))], [], False)
         numbers = [float(x) for x in values]

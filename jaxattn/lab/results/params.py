@@ -92,13 +92,15 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
     except (InputError, msgspec.ValidationError):
         vocab_size = None  # read from the text, which no other cell pads
     with backend.pinned(), jax.enable_x64(True):
-        arrays = _without_padding(_in_full(results, cell, seed, arrays), vocab_size)
+        arrays = _without_padding(_in_full_space(results, cell, seed, arrays), vocab_size)
     model = model or _built_in(results, cell) or results.models.get(cell)
     # Without x64, JAX would silently convert float64 to float32.
     with backend.pinned(), jax.enable_x64(True):
         found = {name: jnp.asarray(x) for name, x in arrays.items()}
         return (
-            Parameters(found) if model is None else _of_model(found, model, _like(results, cell, seed, found))
+            Parameters(found)
+            if model is None
+            else _as_model_params(found, model, _example_data(results, cell, seed, found))
         )
 
 
@@ -187,7 +189,7 @@ def _after(state: dict[str, Arrays], phase: str | None) -> Arrays:
     return arrays
 
 
-def _in_full(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays:
+def _in_full_space(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays:
     model = _built_in(results, cell)
     if model is None or model.in_span() is model or model.dim in ("inf", arrays["E"].shape[1]):
         return arrays
@@ -211,7 +213,7 @@ def _without_padding(arrays: Arrays, vocab_size: int | None) -> Arrays:
     return arrays | {name: arrays[name][:vocab_size] for name in over_tokens}
 
 
-def _like(results: Run, cell: int, seed: int, arrays: Mapping[str, Any]) -> Dataset:
+def _example_data(results: Run, cell: int, seed: int, arrays: Mapping[str, Any]) -> Dataset:
     if results.dataset_of is not None and _built_in(results, cell) is None:
         data: Dataset = results.dataset_of(seed, cell).train
         return data
@@ -220,7 +222,7 @@ def _like(results: Run, cell: int, seed: int, arrays: Mapping[str, Any]) -> Data
     return corpus.shapes(vocab_size=vocab_size, num_classes=classes)
 
 
-def _of_model(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
+def _as_model_params(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
     if isinstance(model, Model) and not isinstance(like, model.takes):
         raise InputError(
             f"model: cannot be rebuilt from a results folder alone, because it needs {model.takes.__name__}. "

@@ -11,7 +11,7 @@ import pandas as pd
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import class_name
 from jaxattn.lab.results.labels import (
-    OWN_SCORES,
+    CUSTOM_SCORES,
     SCORES,
     VALUES,
     metric_label,
@@ -121,7 +121,7 @@ class Run:
     @cached_property
     def _scores(self) -> str:
         found = {self.score_names(entry["cell"])[1] for entry in self.manifest["cells"]}
-        return found.pop() if len(found) == 1 else OWN_SCORES[1]
+        return found.pop() if len(found) == 1 else CUSTOM_SCORES[1]
 
     def cell_words(self, cell: int) -> str:
         """Return the caption text that identifies a cell; empty if there is only one."""
@@ -136,7 +136,7 @@ class Run:
             kind = str(self.lookup(cell, "model.kind"))
         except InputError:
             kind = ""
-        return OWN_SCORES if ":" in kind else SCORES.get(kind, ("E·p", VALUES["Ep"]))
+        return CUSTOM_SCORES if ":" in kind else SCORES.get(kind, ("E·p", VALUES["Ep"]))
 
     def __repr__(self) -> str:
         sizes = f"{len(self.manifest['cells'])} × {len(self.manifest['seeds'])} cells × seeds"

@@ -41,7 +41,7 @@ class Series:
         settings: the values of the other axes.
         x: (m,) axis values, ascending.
         y: (m, seeds); NaN where a seed has no positive finite value.
-        table: the aggregate, a row per x.
+        table: the aggregate, one row per x.
         law: the fitted power law.
     """
 
@@ -156,14 +156,7 @@ def _scientific(value: float, position: int | None = None) -> str:
 def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -> list[Series]:
     """Collect a metric at the end of a phase along an axis, one series per setting of the other axes.
 
-    Args:
-        results: a results folder.
-        axis: the swept key.
-        metric: the metric.
-        phase: name of the phase; defaults to the last one that recorded the metric.
-
-    Returns:
-        The series, at least one, with their fits.
+    The arguments are those of `scaling`.
 
     Raises:
         InputError: see `scaling`.
@@ -307,17 +300,10 @@ def convergence(
 def collect_courses(
     results: Run, *, x: str, y: str, phase: str | None, window: tuple[float, float] | None
 ) -> tuple[str, list[Course]]:
-    """Collect two metrics of every cell in a phase.
-
-    Args:
-        results: a results folder.
-        x: the first metric.
-        y: the second metric.
-        phase: name of the phase; defaults to the last one that recorded both.
-        window: the range of x for the fit of a power law, or None.
+    """Collect two metrics of every cell in a phase, and fit power laws within a window of x, if it is given.
 
     Returns:
-        The phase, and one course for each cell that recorded both.
+        The phase, and one course for each cell that recorded both metrics.
 
     Raises:
         InputError: see `convergence`.

@@ -122,12 +122,8 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
 def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Set the column "class" of the tokens of `top` to the name of the class that each token is evidence for.
 
-    Args:
-        best: one row per token.
-        names: class names, the negative one of two first; may be empty.
-
-    Returns:
-        The table. For two classes the sign of alpha determines the class, "–" for 0.
+    `names` has the negative one of two classes first, and may be empty. For two classes the sign of alpha
+    determines the class, "–" for 0.
     """
     if len(names) == 2:
         sign = np.sign(best["alpha"].to_numpy(float)).astype(int)

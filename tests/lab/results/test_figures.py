@@ -33,7 +33,7 @@ PAIRS = list(
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    # Each kind with a folder or two, each folder with a kind or two.
+    # Each kind is tested with one or two folders, and each folder with one or two kinds.
     [
         pytest.param(*pair, marks=[] if number % 3 == 0 else pytest.mark.more)
         for number, pair in enumerate(PAIRS)
@@ -117,7 +117,7 @@ def test_log_scale_requires_nonnegative_values(load_planted):
 
 
 def test_curves_against_another_metric(results):
-    """Each point lies at the mean of that metric, seed by seed from the records."""
+    """The x of each point is the mean of that metric, recomputed from the records."""
     run = results["dims"]
     drawn = curves(run, metrics=("loss",), cells=(2,), x="p_norm")
     (line,) = drawn.figure.axes[0].get_lines()

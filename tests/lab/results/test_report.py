@@ -39,7 +39,7 @@ def folder(write, tmp_path):
 
 
 class Page(HTMLParser):
-    """Collects links, tags that were opened and not closed, and text."""
+    """Parser that collects links, unclosed tags and text."""
 
     def __init__(self, html):
         super().__init__()

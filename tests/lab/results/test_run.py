@@ -1,4 +1,4 @@
-"""What a config holds at a key."""
+"""Lookup of keys in a config."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ def test_find_cell_at_dotted_key():
 
 
 class Counted(list):
-    """Counts how often all of it is gone through."""
+    """A mapping that counts full iterations."""
 
     times = 0
 

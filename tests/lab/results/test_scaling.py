@@ -1,4 +1,4 @@
-"""Convergence figures and diagrams, on records with planted powers."""
+"""Convergence figures and diagrams of records with planted powers."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ STEPS = 20
 
 @pytest.fixture(scope="module")
 def planted(load_planted):
-    """y = 3 x^(-2) · noise of the seed (cell 0), x^(-1) (cell 1), after a start that is no power at all."""
+    """Records with y = 3 x^(-2) · seed noise (cell 0) and x^(-1) (cell 1), after an irregular start."""
 
     def make(cells=({"block": "slow"}, {"block": "fast"}), seeds=4):
         rows = []
