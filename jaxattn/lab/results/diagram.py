@@ -57,7 +57,7 @@ def diagram(
     """
     for axis in (x_axis, y_axis):
         if axis not in results.axes:
-            raise InputError(f"axis {axis!r}: the run sweeps {', '.join(results.axes) or 'nothing'}")
+            raise InputError(f"axis {axis!r}: not swept; swept keys: {', '.join(results.axes) or 'none'}")
     records, phase = metric_at_end(results.records, metric, phase)
     table = aggregate(records)
     table = table.merge(results.cells, on="cell")
@@ -217,7 +217,7 @@ class _Horizontal(NamedTuple):
         if isinstance(theory, Mapping):
             if unknown := [x for x in theory if x not in self.values]:
                 raise InputError(
-                    f"theory: no x = {unknown[0]!r}; they are {', '.join(map(setting, self.values))}"
+                    f"theory: no x = {unknown[0]!r}; the diagram has {', '.join(map(setting, self.values))}"
                 )
             shown = [(place, x) for place, x in zip(self.places, self.values, strict=True) if x in theory]
             return [place for place, _ in shown], [float(theory[x]) for _, x in shown]

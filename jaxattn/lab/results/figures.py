@@ -57,7 +57,7 @@ def function(kind: Any, place: str = "figure") -> Callable[..., RenderedFigure]:
         InputError: the kind is unknown.
     """
     if kind not in KINDS:
-        raise InputError(f"{place}.kind: unknown {kind!r}; {_suggestion(kind, list(KINDS))}")
+        raise InputError(f"{place}.kind: unknown {kind!r}; {_hint(kind, list(KINDS))}")
     module, _, name = KINDS[kind].partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -92,7 +92,7 @@ def check_figures(
         for option, allowed in (("phase", phases), ("axis", axes), ("x_axis", axes), ("y_axis", axes)):
             if spec.get(option) is not None and spec[option] not in allowed:
                 raise InputError(
-                    f"{place}.{option}: unknown {spec[option]!r}; {_suggestion(spec[option], allowed)}"
+                    f"{place}.{option}: unknown {spec[option]!r}; {_hint(spec[option], allowed)}"
                 )
 
 
@@ -252,7 +252,7 @@ def _bind(spec: Mapping[str, Any], place: str) -> tuple[Callable[..., RenderedFi
     names = [parameter.name for parameter in parameters]
     for key in options:
         if key not in names:
-            raise InputError(f"{place}: {kind} has no option {key!r}; {_suggestion(key, names)}")
+            raise InputError(f"{place}: {kind} has no option {key!r}; {_hint(key, names)}")
     missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
     if missing:
         raise InputError(f"{place}: {kind} requires {' and '.join(map(repr, missing))}")
@@ -270,6 +270,6 @@ def _typed(value: Any, kind: Any, place: str) -> Any:
         raise InputError(f"{place}: {error}; change the value") from None
 
 
-def _suggestion(given: Any, allowed: Sequence[str]) -> str:
+def _hint(given: Any, allowed: Sequence[str]) -> str:
     near = difflib.get_close_matches(str(given), allowed, 1)
     return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(allowed) or 'none'}"

@@ -138,7 +138,7 @@ def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:
     known = sorted({re.sub(r"_bin_\d+$", "_bin_K", str(name)) for name in recorded})
     if near := difflib.get_close_matches(metric, known, 1):
         return InputError(f"metric {metric!r}: the run did not record it; did you mean {near[0]!r}?")
-    return InputError(f"metric {metric!r}: the run recorded {', '.join(known)}")
+    return InputError(f"metric {metric!r}: not recorded; the run recorded {', '.join(known)}")
 
 
 def axis_label(axis: str) -> str:

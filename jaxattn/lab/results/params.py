@@ -119,7 +119,7 @@ def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
     batches = [batch for batch in results.manifest.get("batches", []) if cell in batch["cells"]]
     if not batches:
         raise InputError(
-            f"{results.directory}: it lists no checkpoint of cell {cell}; load the folder of that run alone"
+            f"{results.directory}: no checkpoint of cell {cell}; load the folder of its run alone"
         )
     seeds = sorted({number for batch in batches for number in batch["seeds"]})
     seed = seeds[0] if seed is None else seed
@@ -127,7 +127,7 @@ def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
         if seed in batch["seeds"]:
             place = list(batch["cells"]).index(cell) * len(batch["seeds"]) + list(batch["seeds"]).index(seed)
             return batch["name"], place, seed
-    raise InputError(f"seed {seed}: {results.directory} has seeds {ranges_text(seeds)} of cell {cell}")
+    raise InputError(f"seed {seed}: {results.directory} has only seeds {ranges_text(seeds)} of cell {cell}")
 
 
 def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
@@ -181,7 +181,7 @@ def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
 def _after(state: dict[str, Arrays], phase: str | None) -> Arrays:
     order = list(state)
     if phase is not None and phase not in order:
-        raise InputError(f"phase {phase!r}: the checkpoint holds {', '.join(order)}")
+        raise InputError(f"phase {phase!r}: the checkpoint has only {', '.join(order)}")
     last = len(order) if phase is None else order.index(phase) + 1
     arrays: Arrays = {}
     for name in order[:last]:
@@ -236,7 +236,7 @@ def _as_model_params(arrays: Mapping[str, Any], model: Any, like: Dataset) -> An
     held, expected = (dict(sorted(each.items())) for each in shapes)
     if held != expected:
         raise InputError(
-            f"model: its parameters are {expected}, but those of the run are {held}; pass its own model"
+            f"model: its parameters are {expected}, the run has {held}; pass the model of the run"
         )
     return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
 

@@ -101,10 +101,8 @@ class Run:
         block = config.get("blocks", {}).get(entry["settings"].get("block"))
         value = next((x for x in (find_cell(block, key), find_cell(config, key)) if x is not None), None)
         if value is None:
-            swept = ", ".join(self.axes) or "nothing"
-            raise InputError(
-                f"{key}: no such key in the config of {self.directory}; the swept keys are {swept}"
-            )
+            swept = ", ".join(self.axes) or "none"
+            raise InputError(f"{key}: no such key in the config of {self.directory}; swept keys: {swept}")
         return value
 
     def class_names(self, cell: int) -> tuple[str, ...]:
@@ -173,7 +171,9 @@ class Run:
 
     def _entry(self, cell: int) -> Mapping[str, Any]:
         if cell not in self._entries:
-            raise InputError(f"cell {cell}: {self.directory} has cells {ranges_text(list(self._entries))}")
+            raise InputError(
+                f"cell {cell}: {self.directory} has only cells {ranges_text(list(self._entries))}"
+            )
         return self._entries[cell]
 
     @cached_property

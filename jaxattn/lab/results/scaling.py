@@ -162,7 +162,7 @@ def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -
         InputError: see `scaling`.
     """
     if axis not in results.axes:
-        raise InputError(f"axis {axis!r}: the run sweeps {', '.join(results.axes) or 'nothing'}")
+        raise InputError(f"axis {axis!r}: not swept; swept keys: {', '.join(results.axes) or 'none'}")
     records, phase = metric_at_end(results.records, metric, phase)
     positive = records["value"].where(np.isfinite(records["value"]) & (records["value"] > 0))
     records = records.assign(value=positive)
@@ -316,7 +316,9 @@ def collect_courses(
     both = [set(records.loc[records["metric"] == metric, "phase"].unique()) for metric in (x, source)]
     phases = [name for name in results.phases if name in both[0] & both[1]]
     if not phases or phase not in (None, *phases):
-        raise InputError(f"phase {phase!r}: {x} and {y} were recorded in {', '.join(phases) or 'none'}")
+        raise InputError(
+            f"phase {phase!r}: {x} and {y} were recorded only in {', '.join(phases) or 'different phases'}"
+        )
     phase = phases[-1] if phase is None else phase
     records = records[(records["phase"] == phase) & records["metric"].isin([x, source])]
     courses = []

@@ -165,7 +165,7 @@ def metric_at_end(records: pd.DataFrame, metric: str, phase: str | None) -> tupl
     recorded = [str(name) for name in rows["phase"].unique()]
     phase = recorded[-1] if phase is None else phase
     if phase not in recorded:
-        raise InputError(f"phase {phase!r}: {metric} was recorded in {', '.join(recorded)}")
+        raise InputError(f"phase {phase!r}: {metric} was recorded only in {', '.join(recorded)}")
     return last_steps(rows[rows["phase"] == phase]), phase
 
 

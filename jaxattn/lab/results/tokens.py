@@ -77,7 +77,7 @@ def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bo
     recorded = [str(name) for name in results.tokens["phase"].unique()]
     phase = recorded[-1] if phase is None else phase
     if phase not in recorded or phase not in results.phases:
-        raise InputError(f"phase {phase!r}: tokens were recorded after {', '.join(recorded)}")
+        raise InputError(f"phase {phase!r}: tokens were recorded only after {', '.join(recorded)}")
     tokens = results.tokens[(results.tokens["phase"] == phase) & (results.tokens["cell"] == cell)]
     finite = np.isfinite(tokens[["posterior_difference", "Ep", "Ev"]].to_numpy(float)).all(axis=1)
     tokens = tokens[finite & ~tokens["seed"].isin(_failed(results, cell, phase)).to_numpy()]
@@ -111,7 +111,7 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
     table = tokens.table[tokens.table["count"] >= min_count]
     if table.empty:
         most = tokens.table["count"].max()
-        raise InputError(f"min_count: {min_count}, and no token occurs more than {most} times; lower it")
+        raise InputError(f"min_count = {min_count}: no token occurs more than {most} times; lower it")
     if tokens.seeds > 1 and not tokens.averaged:
         table = table[table["seed"] == table["seed"].min()]
     if len(tokens.classes) > 1:

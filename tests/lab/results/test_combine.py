@@ -88,9 +88,9 @@ def test_choose_selects_cells_metrics_and_phases(folder):
     assert set(chosen.records["metric"]) == {"loss"}
     with pytest.raises(InputError, match=r"metric 'los': the run did not record it; did you mean 'loss'\?$"):
         choose(results, metrics=["los"])
-    with pytest.raises(InputError, match="metric 'entropy': the run recorded accuracy, loss"):
+    with pytest.raises(InputError, match="metric 'entropy': not recorded; the run recorded accuracy, loss"):
         choose(results, metrics=["entropy"])
-    with pytest.raises(InputError, match=r"phase 'embed': the run recorded 'query'$"):
+    with pytest.raises(InputError, match=r"phase 'embed': not recorded; the run recorded 'query'$"):
         choose(results, phases=["embed"])
     with pytest.raises(InputError, match="no cell, phase and metric matches"):
         choose(results, where={"model.dim": 17})
@@ -109,7 +109,7 @@ def test_choose_accepts_printed_values(folder):
         paired(results, "phases.query.step_size", "7", "150")
     close = folder(range(2), dims=(8,), rates=(third, third + 1e-9))
     with pytest.raises(
-        InputError, match=r"step_size: 0.333333 is printed for 0.3333333333333333, 0.33333333"
+        InputError, match=r"step_size: 0.333333 is the printed form of 0.3333333333333333, 0.33333333"
     ):
         choose(close, where={"phases.query.step_size": "0.333333"})
 
@@ -191,7 +191,7 @@ def test_paired_differences_cancel_shared_noise(folder):
     np.testing.assert_array_equal(table.loc[table["metric"] == "accuracy", "mean"], 0)
     with pytest.raises(InputError, match=r"model.dim: no cells with both 8 and 9"):
         paired(results, "model.dim", 8, 9)
-    with pytest.raises(InputError, match=r"data.length: not swept; the swept keys are model.dim"):
+    with pytest.raises(InputError, match=r"data.length: not swept; swept keys: model.dim"):
         paired(results, "data.length", 8, 9)
 
 

@@ -99,10 +99,10 @@ def test_damaged_manifest(folder, text):
 
 
 def test_unknown_cell(results):
-    with pytest.raises(InputError, match=r"cell 9: .* has cells 0 to 3"):
+    with pytest.raises(InputError, match=r"cell 9: .* has only cells 0 to 3"):
         results["dims"].settings(9)
     chosen = results["dims"].choose(where={"model.dim": 256})
-    with pytest.raises(InputError, match=r"cell 0: .* has cells 2$"):
+    with pytest.raises(InputError, match=r"cell 0: .* has only cells 2$"):
         chosen.settings(0)
 
 

@@ -111,16 +111,18 @@ def test_parameters_have_type_of_given_model(folder):
         def init(self, key, like, *, dtype):
             return super().init(key, like, dtype=dtype).replace(v=jnp.zeros(9))
 
-    with pytest.raises(InputError, match=r"model: its parameters are .*'v': \(9,\).*pass its own model"):
+    with pytest.raises(
+        InputError, match=r"model: its parameters are .*'v': \(9,\).*pass the model of the run"
+    ):
         load(folder).params(model=Wider())
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cell": 9}, "cell 9: .* has cells 0 to 1"),
-        ({"seed": 5}, "seed 5: .* has seeds 2, 3, 7, 8 of cell 0"),
-        ({"phase": "late"}, "phase 'late': the checkpoint holds embed, joint"),
+        ({"cell": 9}, "cell 9: .* has only cells 0 to 1"),
+        ({"seed": 5}, "seed 5: .* has only seeds 2, 3, 7, 8 of cell 0"),
+        ({"phase": "late"}, "phase 'late': the checkpoint has only embed, joint"),
         ({"seed": 7}, f"{BEGUN} is not finished; run the same sweep again into"),
         ({"seed": 8}, f"{GONE} is not finished; run the same sweep again into"),
     ],
@@ -149,7 +151,7 @@ def test_batch_of_another_config_is_rejected(folder, tmp_path):
 def test_combined_folders_have_no_checkpoints(folder):
     results = load(folder)
     manifest = {key: value for key, value in results.manifest.items() if key != "batches"}
-    with pytest.raises(InputError, match="it lists no checkpoint of cell 0"):
+    with pytest.raises(InputError, match="no checkpoint of cell 0"):
         dataclasses.replace(results, manifest=manifest).params()
 
 
