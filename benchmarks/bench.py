@@ -1,7 +1,7 @@
 """Measure step times of each kind of phase on this machine, their bitwise reproducibility, and memory.
 
 python benchmarks/bench.py --out mine.json          # measure, print a table and write it to a file
-python benchmarks/bench.py mine.json other.json     # show several machines side by side
+python benchmarks/bench.py mine.json other.json     # compare several machines
 """
 
 import argparse
@@ -31,7 +31,7 @@ from jaxattn.dynamics.descents.descent_phase import Descent
 from jaxattn.lab import cli
 from jaxattn.lab.api import Study
 from jaxattn.lab.cli.console import complain, print_table, say
-from jaxattn.lab.cli.options import check_once, of_this_machine
+from jaxattn.lab.cli.options import check_once, require_local_folder
 from jaxattn.lab.engine import devices, memory
 from jaxattn.lab.engine.groups import compile_groups
 from jaxattn.lab.engine.lift import ProgramCache, seed_keys
@@ -40,7 +40,7 @@ from jaxattn.lab.storage import files, provenance
 from jaxattn.models.one_layer import OneLayer
 from jaxattn.models.two_layer import TwoLayer
 
-# Maximum size of a report file, which normally has some kilobytes.
+# Maximum size of a report file; normal ones have a few kilobytes.
 MOST_BYTES = 2**24
 # Sizes of IMDB with words that occur at least 45 times.
 REVIEWS = {"sequences": 25_000, "vocab_size": 7_813}
@@ -64,7 +64,7 @@ class Case:
 
 
 def reviews(*, sequences: int, vocab_size: int) -> Corpus:
-    """Sample sequences with lengths of reviews and tokens by Zipf's law, always the same ones."""
+    """Sample sequences with lengths of reviews and tokens by Zipf's law, the same in every call."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(5.2, 0.6, sequences), 10, 2_000).astype(int)
     weight = 1 / np.arange(1, vocab_size + 1)
@@ -332,7 +332,7 @@ def run(options: argparse.Namespace) -> None:
             raise InputError("--only, --seeds and --out do not apply to files; remove them")
         print_table("µs a step and seed", beside([read(path) for path in options.files]))
         return
-    of_this_machine(options.out or "")
+    require_local_folder(options.out or "")
     for name in ("seeds", "repeats"):
         if (number := getattr(options, name)) is not None and number < 1:
             raise InputError(f"--{name} {number}: give at least 1")

@@ -1,10 +1,9 @@
-"""Extra time of a study in a bucket compared with a folder, in pairs; and data read when a run is resumed.
+"""Extra time of a study in a bucket compared with a folder, in pairs; and data read on resume.
 
     python benchmarks/bucket.py --seeds 1000 --out results/benchmarks
 
-The server of the S3 protocol is moto, in its own process on the same cores. Real servers are further away,
-and faster. The study is that of benchmarks/seeds_per_second.py. Programs are compiled before the clock
-starts.
+The server of the S3 protocol is moto, in a separate process on the same cores. The study is that of
+benchmarks/seeds_per_second.py. Programs are compiled before the clock starts.
 """
 
 import argparse
@@ -32,7 +31,7 @@ SERVER = Path(__file__).parents[1] / "tests" / "robustness"
 
 
 class Half(Reporter):
-    """Stops a run when half of it is done."""
+    """Interrupt a run when half of it is done."""
 
     def update(self, description, share=None, state="", left=None):
         if share is not None and share > 0.5:

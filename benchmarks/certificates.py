@@ -1,12 +1,12 @@
-"""Certificates in exact arithmetic: what they prove, what they cost, and whether the checker accepts them.
+"""Certificates in exact arithmetic: proven gaps, cost, and results of the checker.
 
     python benchmarks/certificates.py --seeds 1000 --out results/benchmarks
     python benchmarks/certificates.py --seeds 0 --large --out results/benchmarks
 
 Every seed is a problem of the claim T4.3: Assumption 1 with V = 50, 20 relevant tokens, n = 200, T = 8 and
 d = 2,048 after one step of size 200 on E, with the selection of the relevant tokens. `--large` adds a random
-corpus with 25,000 sequences and 7,800 tokens, see max_margin.py. The checker runs in a process of its own
-that imports the standard library alone.
+corpus with 25,000 sequences and 7,800 tokens, see max_margin.py. The checker runs in a separate process that
+imports only the standard library.
 """
 
 import argparse
@@ -31,7 +31,7 @@ CHECKER = Path(check_certificate.__file__)
 
 
 def checked(path):
-    """Run the checker; returns what it prints and how long it took."""
+    """Run the checker; return its output and its time."""
     begin = time.perf_counter()
     done = subprocess.run([sys.executable, "-I", "-S", CHECKER, path], capture_output=True, text=True)
     return done.stdout.partition(":")[0], time.perf_counter() - begin

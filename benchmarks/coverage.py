@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def held(bounds: tuple[Any, Any], truth: float) -> float:
-    """Return the share of the intervals that contain the truth."""
+    """Return the share of the intervals that contain the true value."""
     return float(((bounds[0] <= truth) & (truth <= bounds[1])).mean())
 
 

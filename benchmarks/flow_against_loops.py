@@ -1,4 +1,4 @@
-"""Why a loop is not gradient flow: normalised descent by autodiff, compared with the exact flow.
+"""Discretisation error of loops: normalised descent by autodiff, compared with the exact flow.
 
     python benchmarks/flow_against_loops.py --out results/flow_against_loops
 

@@ -6,9 +6,9 @@
     python benchmarks/guard.py compare DIR DIR
 
 All synthetic studies are run at a small size, one on made-up texts and one on vectors. The script of the
-working tree runs both trees, so a revision may have its files elsewhere: see `MOVED`. Results depend on the
-processor, so only tables from the same machine can be compared. The script detects changes of the numbers; it
-does not show that numbers are right.
+working tree runs both trees, and `MOVED` lists files that an older revision has elsewhere. Results depend on
+the processor, so only tables from the same machine can be compared. The script detects changes of the
+numbers; it does not show that numbers are right.
 """
 
 import argparse

@@ -4,7 +4,6 @@
 
 Assumption 1 with V = 50, n = 200, T = 8, d = 2048; one step of size 200 on E, then the flow of p until
 ‖p‖ = 1e6. For every seed: the selection of the final p, the max-margin direction of that selection with its
-‖p‖ = 1e6. For every seed: the selection of the final p, the max-margin direction of that selection with its
 certificate, and 1 - cos between the two. The time is that of the whole study, from sampling the corpora to
 writing the page, compilation included.
 """

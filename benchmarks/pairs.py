@@ -1,9 +1,10 @@
-"""Whether a code change costs time: benchmarks of this tree and of a revision, run in turn.
+"""Effect of a code change on run time: benchmarks of this tree and of a revision, run in turn.
 
     python benchmarks/pairs.py REV [--rounds 6] [--data-dir DIRECTORY_OF_TFDS] --out results/benchmarks
 
-Each tree runs its own script. The order alternates from round to round. A figure is the ratio of the seconds
-of this tree to those of the revision, pair by pair. The interval is Student's, of the mean of the logarithms.
+Each tree runs its own script. The order alternates from round to round. The result is the ratio of the
+seconds of this tree to those of the revision, pair by pair. The interval is Student's, of the mean of the
+logarithms.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from imdb import folder_of_imdb
 from scipy import stats
 
 HERE = Path(__file__).parents[1]
-# Script, its arguments, and which of the numbers that it writes are times.
+# Scripts, their arguments, and the keys of their output that are times.
 BENCHMARKS = (
     ("max_margin", ("--only", "batch", "--seeds", "64", "256"), ("again_s",)),
     ("margin_convergence", ("--seeds", "64"), ("all of it, s",)),
@@ -74,7 +75,7 @@ def interval(values):
 
 
 def tell(measured):
-    """Print intervals of ratios, and return them by figure."""
+    """Print intervals of ratios, and return them by benchmark."""
     rows = {figure: interval(values) for figure, values in measured.items()}
     for figure, (mean, low, high) in sorted(rows.items()):
         print(f"{mean:5.2f} [{low:.2f}, {high:.2f}]  {figure}", flush=True)

@@ -128,7 +128,7 @@ def main():
                 given.data_dir, given.reviews, given.min_count, given.step_size, given.seeds or 3
             )
             alone = partial(jax.tree.map, lambda x: x[None])
-            # One seed at a time, so that results are printed immediately.
+            # Seeds run one at a time, so that results are printed immediately.
             rows = [
                 measure(
                     f"{given.reviews} reviews, V = {corpus.vocab_size}, seed {seed}",

@@ -1,4 +1,4 @@
-"""Which tokeniser and cut-off give the paper's vocabularies: counts for plausible choices.
+"""Tokenisers and cut-offs that may give the paper's vocabularies: counts for plausible choices.
 
     python benchmarks/vocabulary.py --data-dir DIRECTORY_OF_TFDS --yelp FILE.parquet --out results/vocabulary
 
@@ -75,7 +75,7 @@ def settings(texts: list[str], positive: np.ndarray, wanted: int) -> Iterator[di
     for name, split in TOKENISERS.items():
         print(name, flush=True)
         token, owner, place = tally(texts, split)
-        # The first occurrence in a review is within every limit that any occurrence is within.
+        # If any occurrence in a review is within a limit, the first one is too.
         once = np.zeros(len(token), bool)
         once[np.unique(token * len(texts) + owner, return_index=True)[1]] = True
         for limit, share, by in itertools.product(LIMITS, SHARES, ("occurrence", "review")):

@@ -26,7 +26,7 @@ from jaxattn.lab.cli import commands
 from jaxattn.lab.cli.usage import about, options_of
 from jaxattn.lab.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.lab.probes.standard import Probes
-from jaxattn.lab.results.labels import OF_PHASES
+from jaxattn.lab.results.labels import PHASE_LABELS
 from jaxattn.lab.study.definition import Tables
 from jaxattn.lab.study.registry import CONCEPTS, fields_of
 from jaxattn.lab.texts.readers import READERS
@@ -91,7 +91,7 @@ def metrics() -> str:
         "A study uses these probes only if the list `own` of `[probes]` contains their names.",
         *(_section(probe, f"`{name}`") for name, probe in PROBES.items()),
         "## Metrics of flows",
-        _table(OF_PHASES),
+        _table(PHASE_LABELS),
     ]
     return "\n\n".join(sections) + "\n"
 

@@ -11,7 +11,7 @@ Two classes have one logit f and labels y = ±1, K classes have logits f_k and l
 
 `squared_error` is ½ ‖f - y‖² for targets that are numbers or vectors.
 
-Smoothing ε replaces a label by the distribution (1 - ε) δ_y + ε/K, and its loss by the expectation.
+_Smoothing ε replaces a label by the distribution (1 - ε) δ_y + ε/K, and its loss by the expectation.
 """
 
 from collections.abc import Callable
@@ -28,9 +28,9 @@ from jaxattn.core.settings import Share
 
 Weights = Float[Array, "n"] | None
 PerSequence = Callable[[Array, Array], Array]
-Logits = Float[Array, " n *K"]
-Labels = Int[Array, " n"]
-Smoothing = Share | Array
+_Logits = Float[Array, " n *K"]
+_Labels = Int[Array, " n"]
+_Smoothing = Share | Array
 
 
 def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | None:
@@ -54,7 +54,7 @@ def _requires_numbers(settings: Any, outputs: Array, data: Dataset) -> str | Non
     )
 
 
-def _is_zero(smoothing: Smoothing) -> bool:
+def _is_zero(smoothing: _Smoothing) -> bool:
     return isinstance(smoothing, int | float) and smoothing == 0
 
 
@@ -68,7 +68,7 @@ _logistic = declare(skip_reason=_requires_classes, is_logistic=property(_is_logi
 
 
 @_logistic
-def classification(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
+def classification(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> Float[Array, " n"]:
     """Compute the logistic loss for two classes and the cross-entropy for K > 2 classes.
 
     Args:
@@ -82,7 +82,7 @@ def classification(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0
 
 
 @_logistic
-def logistic(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
+def logistic(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> Float[Array, " n"]:
     """Compute the logistic loss of two classes.
 
         log(1 + e^(-y f))
@@ -104,7 +104,7 @@ def logistic(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> F
 
 
 @_logistic
-def cross_entropy(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
+def cross_entropy(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> Float[Array, " n"]:
     """Compute the cross-entropy of K classes.
 
         log Σ_k e^(f_k) - f_y
@@ -126,7 +126,7 @@ def cross_entropy(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0)
 
 
 @_of_classes
-def exponential(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
+def exponential(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> Float[Array, " n"]:
     """Compute the exponential loss of every example.
 
         e^(-y f) for two classes,   Σ_(j ≠ y) e^(f_j - f_y) for K classes
@@ -145,7 +145,7 @@ def exponential(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -
 
 
 @_of_classes
-def squared(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
+def squared(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> Float[Array, " n"]:
     """Compute the squared loss of classes.
 
         (y - f)²/2 for two classes,   ½ ‖f - e_y‖² for K classes
@@ -163,7 +163,7 @@ def squared(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Fl
 
 
 @_of_classes
-def hinge(logits: Logits, labels: Labels, *, smoothing: Smoothing = 0.0) -> Float[Array, " n"]:
+def hinge(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> Float[Array, " n"]:
     """Compute the hinge loss of every example, in the Crammer-Singer form for K classes.
 
         max(0, 1 - y f) for two classes,   max(0, 1 + max_(j ≠ y) f_j - f_y) for K classes
@@ -211,7 +211,7 @@ LOSSES: dict[str, type[Loss]] = {
 }
 
 
-def _target(logits: Array, labels: Array, smoothing: Smoothing) -> Float[Array, "n K"]:
+def _target(logits: Array, labels: Array, smoothing: _Smoothing) -> Float[Array, "n K"]:
     smoothing, classes = jnp.asarray(smoothing, logits.dtype), logits.shape[1]
     return (1 - smoothing) * jax.nn.one_hot(labels, classes, dtype=logits.dtype) + smoothing / classes
 

@@ -31,7 +31,7 @@ SLACK = {"launches": 1.0, "bytes": 1.03, "temporaries": 1.1}
 # Minimum memory traffic of a seed, in bytes. On IMDB, E is (7,813, 2,048), and its 3.88 million distinct
 # entries have a position and a count, 3 bytes, in both directions.
 EMBEDDINGS, ENTRIES = 4 * 7813 * 2048, 2 * 3 * 3_880_000
-# E is read for scores and for the gradient; Adam reads and writes E and its two moments.
+# Scores and gradient read E; Adam reads and writes E and its two moments.
 ADAM_ON_E, ON_P = 8 * EMBEDDINGS, 2 * EMBEDDINGS
 # E twice, and once the counts, positions and gathered values of 48,000 entries in both directions.
 QUICKSTART = 2 * 4 * 200 * 202 + 240_000 + 270_000

@@ -151,7 +151,7 @@ def _sizes(bags: Ragged, width: int) -> list[_Size]:
 # Number of pair products that a CPU keeps for the backward pass; an accelerator recomputes them.
 KEPT = 1 << 25
 # Row width of the layout for sums by token: most tokens are in few of the sequences of a block.
-WIDTH = 8
+_WIDTH = 8
 
 
 @partial(jax.jit, static_argnames="residual")
@@ -341,6 +341,6 @@ def _add_by_token(totals: tuple[Array, ...], block: Block, rows: tuple[Array, ..
         segments=vocab_size,
         indices=len(token),
         longest=len(block.tokens),
-        width=WIDTH,
+        width=_WIDTH,
     )
     return tuple(x + by_token.gathered_sums(y) for x, y in zip(totals, flat, strict=True))

@@ -75,7 +75,8 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     Attributes:
         name: name of the phase in tables and figures.
-        train: names or patterns of the trained parameters, such as `head.*`, or parts of the model, such as `head`.
+        train: names or patterns of the trained parameters, such as `head.*`, or parts of the model, such as
+            `head`.
         steps: number of steps.
         failure: reason that is recorded for a failed seed.
         dtype: dtype of the state in every study; None for the dtype of the study.

@@ -17,7 +17,7 @@ from jaxattn.core.errors import InputError, nearest, shown
 # of the classes give the shapes, and functions that take the arrays check them.
 Leaf = Any
 
-P = TypeVar("P")
+_P = TypeVar("_P")
 
 
 def leaves(params: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def selected(params: Any, patterns: Iterable[str]) -> dict[str, Any]:
 
 
 def gradients_by_name(
-    function: Callable[[P], Array], params: P, train: Sequence[str]
+    function: Callable[[_P], Array], params: _P, train: Sequence[str]
 ) -> tuple[Array, dict[str, Array]]:
     """Return the value of a function and its gradient for each of the named parameters.
 
@@ -106,7 +106,7 @@ def gradients_by_name(
     return jax.value_and_grad(of_trained)(selected(params, train))
 
 
-def replaced(params: P, **changes: Any) -> P:
+def replaced(params: _P, **changes: Any) -> _P:
     """Return a copy of the parameters with some of them replaced.
 
     Raises:
@@ -116,11 +116,11 @@ def replaced(params: P, **changes: Any) -> P:
     for name in changes:
         if name not in known:
             raise InputError(f"{name}: not a parameter of the model{nearest(name, known)}")
-    made: P = jax.tree.unflatten(jax.tree.structure(params), list((known | changes).values()))
+    made: _P = jax.tree.unflatten(jax.tree.structure(params), list((known | changes).values()))
     return made
 
 
-WIDTH = 100
+_LINE = 100
 
 
 class Brief:
@@ -133,7 +133,7 @@ class Brief:
 
     def __repr__(self) -> str:
         text = f"{type(self).__name__}({self.brief()})"
-        return "\n".join(textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False))
+        return "\n".join(textwrap.wrap(text, _LINE, subsequent_indent="  ", break_long_words=False))
 
     def _repr_html_(self) -> str:
         return f"<b>{escape(type(self).__name__)}</b> ({escape(self.brief())})"
@@ -152,7 +152,7 @@ def _written(x: Any) -> str:
     if x is None or isinstance(x, bool | int):
         return "none" if x is None else str(x)
     if isinstance(x, str):
-        return repr(x) if len(x) <= WIDTH // 2 else repr(x[: WIDTH // 2] + "…")
+        return repr(x) if len(x) <= _LINE // 2 else repr(x[: _LINE // 2] + "…")
     if isinstance(x, np.ndarray | jax.Array | jax.ShapeDtypeStruct):
         return f"({', '.join(map(str, x.shape))}{',' * (len(x.shape) == 1)}) {x.dtype}"
     if isinstance(x, Brief):

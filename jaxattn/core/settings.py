@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
 
 import msgspec
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 # Sizes and indices are 32-bit integers in all programs.
 MOST = 2**31 - 1
@@ -21,7 +21,7 @@ Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 STATIC = "static"
 # A float that Python control flow depends on. Cells with different values compile different programs. Other
 # floats may be traced; a function that accepts both is annotated `float | jax.Array`.
-Static = Annotated[T, STATIC]
+Static = Annotated[_T, STATIC]
 FILE = "file"
 # Path of a file, relative to the folder of the sweep file. The text after a colon is kept, as in FILE:KEY.
 FilePath = Annotated[str, FILE]

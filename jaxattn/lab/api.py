@@ -306,14 +306,7 @@ class Finished(NamedTuple):
 def run(
     study: Study, directory: Path, *, reporter: Any, command: str | None = None, **options: Any
 ) -> Finished:
-    """Run a study in a folder and write its report.
-
-    Args:
-        study: the study.
-        directory: the results folder.
-        reporter: reporter of progress.
-        command: the command line, for the manifest.
-        options: options of `engine.run.run`.
+    """Run a study in a folder with the options of `engine.run.run`, and write its report.
 
     Raises:
         InputError, RunError, Interrupted: as for `engine.run.run`.

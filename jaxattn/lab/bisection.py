@@ -174,14 +174,8 @@ def bracket(crossed: Mapping[int, int], rank: int, number: int) -> Bracket:
 def wanted(crossed: Mapping[int, int], seeds: int, number: int, parts: int = 2) -> set[int]:
     """Return the indices of the values to run next: the ends, and points that divide brackets equally.
 
-    Args:
-        crossed: as in `bracket`.
-        seeds: n.
-        number: number of values.
-        parts: number of parts of a bracket.
-
-    Returns:
-        The indices; empty if the thresholds are known.
+    The result is empty if the thresholds are known. `crossed` is that of `bracket`, and `parts` the number of
+    parts of a bracket.
     """
 
     def cuts(low: int, high: int) -> set[int]:

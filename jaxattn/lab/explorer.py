@@ -112,7 +112,7 @@ def explore(
     kept = _reached(path)
     data = {
         **_curves(path, p, np.asarray(limit.p, np.float64)),
-        "rows": [_row(scores, of_tokens[kept], int(x), names) for x in sequences or _few(scores)],
+        "rows": [_row(scores, of_tokens[kept], int(x), names) for x in sequences or _first_few(scores)],
         "pairs": _pairs(limit, of_tokens[kept], np.linalg.norm(p[kept], axis=1), names),
         "facts": _facts(scores, limit),
         "disagreement": _disagreement(limit, of_tokens[-1], float(np.linalg.norm(p[-1])), names),
@@ -175,7 +175,7 @@ def _curves(path: FlowPath, p: NDArray[np.float64], direction: NDArray[np.float6
     }
 
 
-def _few(scores: Scores) -> list[int]:
+def _first_few(scores: Scores) -> list[int]:
     targets = np.asarray(scores.corpus.targets)
     labels = sorted(set(targets.tolist()), reverse=True)
     each = max(1, SEQUENCES // len(labels))

@@ -12,7 +12,7 @@ from jaxattn.base import Dataset
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import leaves
 
-Inputs = Callable[[Any], Any]
+_Inputs = Callable[[Any], Any]
 
 
 class Adapted(NamedTuple):
@@ -32,7 +32,7 @@ def first_array(data: Dataset) -> Array:
     return next(x for name, x in data.arrays() if name != "targets")
 
 
-def of_linen(module: Any, *, inputs: Inputs = first_array, per_example: bool = False) -> Adapted:
+def of_linen(module: Any, *, inputs: _Inputs = first_array, per_example: bool = False) -> Adapted:
     """Return a module of Flax Linen as a model.
 
     Args:
@@ -67,7 +67,9 @@ def of_linen(module: Any, *, inputs: Inputs = first_array, per_example: bool = F
     return Adapted(init, _outputs(apply, inputs, per_example))
 
 
-def of_nnx(make: Callable[[Any], Any], *, inputs: Inputs = first_array, per_example: bool = False) -> Adapted:
+def of_nnx(
+    make: Callable[[Any], Any], *, inputs: _Inputs = first_array, per_example: bool = False
+) -> Adapted:
     """Return a module of Flax NNX as a model.
 
     Args:
@@ -103,7 +105,7 @@ def of_nnx(make: Callable[[Any], Any], *, inputs: Inputs = first_array, per_exam
 
 
 def of_equinox(
-    make: Callable[[Array], Any], *, inputs: Inputs = first_array, per_example: bool = True
+    make: Callable[[Array], Any], *, inputs: _Inputs = first_array, per_example: bool = True
 ) -> Adapted:
     """Return a module of Equinox as a model.
 
@@ -145,7 +147,7 @@ _RANDOM = "{}: the module asks for a random key at every call; switch off dropou
 
 
 def _outputs(
-    apply: Callable[[Any, Any], Any], inputs: Inputs, per_example: bool
+    apply: Callable[[Any, Any], Any], inputs: _Inputs, per_example: bool
 ) -> Callable[[Any, Any], Array]:
     def outputs(params: Any, data: Dataset) -> Array:
         x = inputs(data)

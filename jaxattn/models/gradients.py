@@ -10,13 +10,13 @@ from jaxattn.core.pytrees import gradients_by_name
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 
-P = TypeVar("P")
+_P = TypeVar("_P")
 # (params, data) -> (n, ...)
 Outputs = Callable[[Any, Any], Array]
 
 
 def loss(
-    params: P,
+    params: _P,
     data: Any,
     outputs: Outputs = one_layer.outputs,
     weights: Array | None = None,
@@ -35,7 +35,7 @@ def loss(
 
 
 def loss_and_gradients(
-    params: P,
+    params: _P,
     data: Any,
     train: Sequence[str],
     outputs: Outputs = one_layer.outputs,
@@ -56,7 +56,7 @@ def loss_and_gradients(
         InputError: no parameter has one of these names.
     """
 
-    def of_params(params: P) -> Array:
+    def of_params(params: _P) -> Array:
         return loss(params, data, outputs, weights, per_sequence)
 
     return gradients_by_name(of_params, params, train)

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
 
-Weights = Literal["identity", "normal"]
+SquareInit = Literal["identity", "normal"]
 
 
 def embeddings_query_head(
@@ -51,7 +51,7 @@ def sizes(like: Corpus) -> dict[str, int]:
     return {"vocab_size": like.vocab_size, "num_classes": like.num_classes}
 
 
-def square_matrix(key: Array, dim: int, dtype: DTypeLike, weights: Weights = "normal") -> Array:
+def square_matrix(key: Array, dim: int, dtype: DTypeLike, weights: SquareInit = "normal") -> Array:
     """Return a (d, d) matrix: the identity, or entries N(0, 1/d), which preserve length on average.
 
     Raises:

@@ -14,7 +14,7 @@ from jaxattn.base import Model
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.initial import Weights, embeddings_query_head, sizes, square_matrix
+from jaxattn.models.initial import SquareInit, embeddings_query_head, sizes, square_matrix
 
 
 @struct.dataclass(repr=False)
@@ -40,7 +40,7 @@ def init(
     dim: int,
     num_classes: int = 2,
     dtype: DTypeLike = jnp.float32,
-    weights: Weights = "identity",
+    weights: SquareInit = "identity",
 ) -> Params:
     """Sample E, p and v as `one_layer.init`; W is the identity or has entries N(0, 1/d).
 
@@ -78,7 +78,7 @@ class KeyQuery(Model[Corpus], frozen=True, kw_only=True):
     takes: ClassVar[type[Corpus]] = Corpus
 
     dim: PositiveInt
-    weights: Weights = "identity"
+    weights: SquareInit = "identity"
     attends_to_tokens: ClassVar[bool] = True
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W")

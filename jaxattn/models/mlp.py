@@ -14,7 +14,7 @@ from jaxattn.base import Model
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.initial import Weights, embeddings_query_head, sizes, square_matrix
+from jaxattn.models.initial import SquareInit, embeddings_query_head, sizes, square_matrix
 
 
 @struct.dataclass(repr=False)
@@ -42,7 +42,7 @@ def init(
     dim: int,
     num_classes: int = 2,
     dtype: DTypeLike = jnp.float32,
-    weights: Weights = "normal",
+    weights: SquareInit = "normal",
 ) -> Params:
     """Sample E, p and v as `one_layer.init`; W has entries N(0, 1/d) or is the identity; b = 0.
 
@@ -89,7 +89,7 @@ class Mlp(Model[Corpus], frozen=True, kw_only=True):
     takes: ClassVar[type[Corpus]] = Corpus
 
     dim: PositiveInt
-    weights: Weights = "normal"
+    weights: SquareInit = "normal"
     attends_to_tokens: ClassVar[bool] = True
     cuts_batches: ClassVar[bool] = True
     token_rows: ClassVar[tuple[str, ...]] = ("E",)

@@ -16,7 +16,7 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.models.initial import Weights, embeddings_query_head, sizes, square_matrix
+from jaxattn.models.initial import SquareInit, embeddings_query_head, sizes, square_matrix
 
 
 @struct.dataclass(repr=False)
@@ -44,7 +44,7 @@ def init(
     dim: int,
     num_classes: int = 2,
     dtype: DTypeLike = jnp.float32,
-    weights: Weights = "identity",
+    weights: SquareInit = "identity",
 ) -> Params:
     """Sample E, p and v as `one_layer.init`; W1 and W2 are the identity or have entries N(0, 1/d).
 

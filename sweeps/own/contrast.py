@@ -1,4 +1,4 @@
-"""A contrastive loss over true minibatches: the only match of a view is the other view of its sequence."""
+"""A contrastive loss over minibatches: the only match of a view is the other view of its sequence."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""What bench.py measures: cases, machine, report; and what it prints."""
+"""Cases, machine description, report and output of bench.py."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 
 
-def test_reviews_are_as_long_as_reviews_and_always_the_same():
+def test_reviews_have_realistic_lengths_and_are_deterministic():
     corpus = reviews(sequences=300, vocab_size=500)
     total = np.bincount(np.asarray(corpus.bags.owner), np.asarray(corpus.bags.count).sum(axis=1), 300)
     assert 130 < np.median(total) < 260
@@ -36,7 +36,7 @@ def test_reviews_are_as_long_as_reviews_and_always_the_same():
     np.testing.assert_array_equal(corpus.bags.index, again.bags.index)
 
 
-def test_cases_have_names_of_their_own_and_sizes_that_grow():
+def test_cases_have_distinct_names_and_increasing_sizes():
     assert len({one.name for one in CASES}) == len(CASES)
     assert all(list(one.seeds) == sorted(one.seeds) for one in CASES)
 
@@ -68,7 +68,7 @@ def test_every_number_of_seeds_is_measured(rows):
         assert one.peak_mib is None or one.peak_mib > 0
 
 
-def test_bits_that_differ_are_seen(monkeypatch):
+def test_different_bits_are_detected(monkeypatch):
     numbers = iter(range(100))
     seen = bench._timed
 
@@ -80,7 +80,7 @@ def test_bits_that_differ_are_seen(monkeypatch):
     assert not measure(case(), 1, repeats=1).same_bits
 
 
-def test_what_does_not_fit_in_memory_is_one_line(monkeypatch):
+def test_case_that_exceeds_memory_is_a_one_line_error(monkeypatch):
     def full(function):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.\nmore")
 
@@ -107,14 +107,14 @@ def row(name="small", seeds=1, us=10.0, peak=None):
     return Measured(name, seeds, 1.0, us, 3, True, 5.0, peak)
 
 
-def test_a_file_is_read_back_as_it_was_written(tmp_path):
+def test_report_round_trip(tmp_path):
     one = report(row(), row(seeds=4, peak=17.0))
     path = write(one, tmp_path / "deep" / "bench.json")
     assert read(path) == one
     assert json.loads(path.read_text())["machine"]["device"] == "chip"
 
 
-def test_machines_stand_side_by_side():
+def test_machines_are_compared_in_columns():
     first, second = (
         report(row(), row(seeds=4, us=2.0)),
         report(row(us=30.0), row("other"), device="other chip"),
@@ -134,7 +134,7 @@ WRONG_TYPE = """{"machine": {"device": "chip", "platform": "gpu", "devices": 1, 
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"machine": {}, "measured": []}', WRONG_TYPE, '{"measured": 1']
 )
-def test_other_files_are_named(tmp_path, content):
+def test_other_files_are_rejected(tmp_path, content):
     path = tmp_path / "bench.json"
     path.write_text(content)
     with pytest.raises(InputError, match=r"not a file of bench\.py"):
@@ -145,7 +145,7 @@ def test_other_files_are_named(tmp_path, content):
         write(report(), path / "below.json")
 
 
-def test_what_is_no_file_of_a_report_is_not_waited_for(tmp_path):
+def test_special_files_do_not_block(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(InputError, match=r"fifo: not a regular file; give a file that bench.py --out wrote$"):
         read(tmp_path / "fifo")
@@ -162,7 +162,7 @@ def test_what_is_no_file_of_a_report_is_not_waited_for(tmp_path):
 
 @pytest.fixture
 def script(monkeypatch, capsys):
-    """Run the script: its status, what it prints and what it complains of."""
+    """Run the script; return its status, output and errors."""
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["bench.py", *map(str, words)])
@@ -172,7 +172,7 @@ def script(monkeypatch, capsys):
     return run
 
 
-def test_it_writes_what_it_prints_and_shows_files_side_by_side(script, monkeypatch, tmp_path):
+def test_script_writes_report_and_compares_files(script, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "_COPIED", 2**20)
     file = tmp_path / "bench.json"
     words = ["--only", "corpora of their own", "--seeds", "1", "--repeats", "1", "--quiet"]
@@ -197,7 +197,7 @@ def test_it_writes_what_it_prints_and_shows_files_side_by_side(script, monkeypat
         (["--seeds", "1", "--seeds", "2"], "--seeds: given 2 times"),
     ],
 )
-def test_mistakes_are_one_line(script, words, message):
+def test_wrong_arguments_are_a_one_line_error(script, words, message):
     status, out, error = script(*words)
     assert (status, out, error.count("\n")) == (2, "", 1)
     assert message in error

@@ -1,6 +1,6 @@
-"""What only a chip can tell: whether bits repeat, memory against the plan, time against the roofline.
+"""Tests on an accelerator: reproducibility, memory against the plan, time against the roofline.
 
-Every case runs in a process of its own, since a device tells the most memory that a process has used.
+Every case runs in a separate process, because a device reports the peak memory of a process.
 """
 
 import os
@@ -13,20 +13,20 @@ import pytest
 from bench import CASES, REVIEWS, read
 
 pytestmark = pytest.mark.device
-# Programs may take longer than reading and writing what they must, by launches and by what they read twice.
+# Launches and repeated reads make programs slower than their minimum traffic.
 SLOWER = 4.0
 
 
 @pytest.fixture(scope="module", autouse=True)
 def chip():
-    """Skip where there is none."""
+    """Skip without an accelerator."""
     if jax.default_backend() == "cpu":
         pytest.skip("no accelerator here, or JAX_PLATFORMS does not name it")
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """Measure a case in a process of its own, at its least number of seeds; once."""
+    """Measure a case once in a separate process, at its smallest number of seeds."""
     known = {}
 
     def one(case):
@@ -43,22 +43,22 @@ def measured(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_bits_repeat(case, measured):
+def test_results_are_bitwise_reproducible(case, measured):
     machine, found = measured(case)
     assert machine.platform != "cpu"
     assert found.same_bits
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_plan_of_memory_holds(case, measured):
-    """Batches are cut by the plan: what a device used beyond it would be what runs out of memory."""
+def test_memory_stays_below_plan(case, measured):
+    """The plan determines the size of batches, so a device must not use more memory."""
     _, found = measured(case)
     assert found.peak_mib is not None
     assert found.planned_mib / 2 < found.peak_mib <= found.planned_mib
 
 
-def test_a_step_takes_as_long_as_memory_needs_for_it_and_not_much_longer(measured):
-    """A step of Adam on E reads E twice, and reads and writes E and its two moments: eight passes over it."""
+def test_step_time_is_near_memory_bound(measured):
+    """A step of Adam on E reads E twice, and reads and writes E and its two moments: eight passes over E."""
     case = next(case for case in CASES if "Adam" in case.name)
     machine, found = measured(case)
     moved = 8 * 4 * REVIEWS["vocab_size"] * case.study.base.model.dim

@@ -1,4 +1,4 @@
-"""A folder without the reviews is told in one line, before anything is measured."""
+"""A folder without the reviews gives a one-line error before any measurement."""
 
 import importlib
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.mark.parametrize("name", ["imdb_gradient", "vocabulary"])
-def test_a_folder_without_the_reviews_is_one_line(name, monkeypatch, tmp_path, capsys):
+def test_folder_without_reviews_is_a_one_line_error(name, monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--data-dir", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""What a step of p may cost at most, beside what no step can do without."""
+"""Upper bound of the cost of a step of p, relative to its two sparse products."""
 
 import importlib.util
 from pathlib import Path
@@ -11,11 +11,11 @@ _spec = importlib.util.spec_from_file_location(
 benchmark = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(benchmark)
 
-# Of the time of scipy's two sparse products, which take turns with the steps in this process.
+# Relative to the time of SciPy's two sparse products, which alternate with the steps in this process.
 CEILING = 1.8
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", benchmark.SIZES, ids=lambda sizes: f"n = {sizes['sequences']}")
-def test_a_step_of_p_costs_little_more_than_its_two_products(sizes):
+def test_step_of_p_costs_little_more_than_two_products(sizes):
     assert benchmark.measure(sizes, number=500, repeats=11)["ratio"] < CEILING

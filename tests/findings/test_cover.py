@@ -1,4 +1,4 @@
-"""Shortest covers against all orders of all tokens, and lists written out by hand."""
+"""Shortest covers, compared with a search over all orders of tokens and with small examples."""
 
 from itertools import permutations
 from pathlib import Path
@@ -22,7 +22,7 @@ def made(sequences, labels, vocab_size=TOKENS, num_classes=2):
 
 
 def by_all_orders(sequences, labels):
-    """The least number of tokens on top over all orders of scores under which each has one label."""
+    """Return the smallest number of top tokens over all orders of scores in which each has one label."""
     sizes = []
     for order in permutations(range(TOKENS)):
         rank = {s: k for k, s in enumerate(order)}
@@ -33,19 +33,19 @@ def by_all_orders(sequences, labels):
 
 
 def decides(cover, sequences, labels):
-    """Whether the first token of the list that a sequence holds has its label, in all of them."""
+    """Return True if the first token of the list in every sequence has the label of the sequence."""
     said = dict(zip(cover.tokens.tolist(), cover.labels.tolist(), strict=True))
     firsts = [next((s for s in said if s in X), None) for X in sequences]
     return [said.get(s) for s in firsts] == list(labels)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_no_order_of_all_tokens_has_fewer(rng, classes):
+def test_minimum_cover_matches_search_over_all_orders(rng, classes):
     seen = set()
     for _ in range(30):
         n, length = rng.integers(3, 12), rng.integers(1, 5)
         sequences = [rng.integers(0, TOKENS, length).tolist() for _ in range(n)]
-        # What a list of tokens says, some of it changed: with a cover and without.
+        # Labels from a list of tokens, some of them changed: with and without a cover.
         order, says = rng.permutation(TOKENS), rng.integers(0, classes, TOKENS)
         said = [says[next(s for s in order if s in X)] for X in sequences]
         labels = np.where(rng.random(n) < 0.1, rng.integers(0, classes, n), said)
@@ -64,23 +64,23 @@ def test_no_order_of_all_tokens_has_fewer(rng, classes):
     assert (None, False) in seen
 
 
-def test_tokens_may_have_to_stand_above_others():
-    """Token 0 alone would do for label 1, but only below token 1, with which it occurs under -1."""
+def test_order_within_a_cover_matters():
+    """Token 0 alone decides label 1, but only below token 1, with which it occurs under label -1."""
     sequences, labels = [[0], [0, 2], [0, 1], [1, 3]], [1, 1, -1, -1]
     found = minimum_cover(made(sequences, labels))
     assert (found.tokens.tolist(), found.labels.tolist()) == ([1, 0], [-1, 1])
 
 
-def test_two_sequences_that_share_all_but_one_token_are_told_apart_by_it():
-    """A hitting set of either label would be 2, 3 alone; no order puts both on top where they meet."""
+def test_sequences_that_differ_in_one_token_need_it():
+    """Hitting sets of either label are {2} and {3}, but no order puts both on top of the common sequence."""
     sequences, labels = [[0, 2, 3], [1, 2, 3]], [1, -1]
     found = minimum_cover(made(sequences, labels))
     assert found.size == 2
     assert {0, 1} & set(found.tokens.tolist())
 
 
-def test_greedy_falls_for_the_token_that_holds_most():
-    """Two rows of seven, across them columns of eight, four and two: greedy takes the columns."""
+def test_greedy_cover_can_exceed_the_minimum():
+    """In two rows of seven, greedy selects the columns of eight, four and two."""
     column = [0, 0, 0, 0, 1, 1, 2]
     sequences = [[3 + row, column[k]] for row in (0, 1) for k in range(7)]
     corpus = made([*sequences, [5]], [1] * 14 + [-1])
@@ -88,7 +88,7 @@ def test_greedy_falls_for_the_token_that_holds_most():
     assert greedy_cover(corpus).size == 4
 
 
-def test_one_label_and_some_irrelevant_tokens_can_be_fewer_than_all_relevant_ones():
+def test_cover_with_irrelevant_tokens_can_be_shorter():
     corpus = ja.data.assumption1(jax.random.key(0), vocab_size=12, relevant=10, length=4, sequences=40)
     found = minimum_cover(corpus)
     relevant = found.tokens < 10
@@ -97,12 +97,12 @@ def test_one_label_and_some_irrelevant_tokens_can_be_fewer_than_all_relevant_one
     assert len(set(found.labels[relevant].tolist())) == 1
 
 
-def test_equal_sequences_of_two_labels_have_none():
+def test_equal_sequences_with_two_labels_have_no_cover():
     corpus = made([[0, 1], [1, 0, 0]], [1, -1])
     assert minimum_cover(corpus) is None
     assert greedy_cover(corpus) is None
 
 
-def test_a_limit_that_is_none_is_refused():
-    with pytest.raises(ja.InputError, match=r"time_limit: 0\.0; give seconds, more than 0"):
+def test_invalid_time_limit_is_rejected():
+    with pytest.raises(ja.InputError, match=r"time_limit: 0\.0; give a positive number of seconds"):
         minimum_cover(made([[0]], [1]), time_limit=0.0)

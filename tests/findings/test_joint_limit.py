@@ -1,4 +1,4 @@
-"""The limit of p and v together: against clarabel, programs written out by loops, and closed forms."""
+"""The limit of p and v together, compared with Clarabel, loops and closed forms."""
 
 import itertools
 from functools import partial
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_requirements_of_any_sign_against_clarabel(shortest, seed):
+def test_two_sided_matches_clarabel(shortest, seed):
     rng = np.random.default_rng(seed)
     rows = rng.normal(size=(12, 6)) + 0.8 * np.eye(6)[0]
     required = rng.choice([1.0, 0.5, 0.0, -0.5], 12)
@@ -35,7 +35,7 @@ def test_requirements_of_any_sign_against_clarabel(shortest, seed):
         assert (found.multipliers >= 0).all()
 
 
-def test_nothing_required_and_nothing_possible():
+def test_two_sided_without_requirements_and_infeasible():
     rows = np.array([[1.0, 0], [-1, 0]])
     assert (two_sided(rows, np.array([-0.5, 0])).p == 0).all()
     assert not two_sided(rows, np.array([0.5, 0.5])).feasible
@@ -43,7 +43,7 @@ def test_nothing_required_and_nothing_possible():
 
 @pytest.fixture(scope="module")
 def problems():
-    """Two seeds with two relevant tokens a sequence, up to where v has grown long; one has tied pairs."""
+    """Two seeds with two relevant tokens per sequence, up to large ‖v‖; one has tied pairs."""
 
     def draw(key):
         data_key, model_key = jax.random.split(key)
@@ -62,7 +62,7 @@ def problems():
 
 
 def by_loop(shortest, E, p, corpus, heavy, v, light_of_points):
-    """Write all requirements out, token by token."""
+    """List all requirements, token by token."""
     ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
     a, rows, required = E @ p, [], []
     for X, y in enumerate(np.asarray(corpus.targets)):
@@ -86,8 +86,8 @@ def by_loop(shortest, E, p, corpus, heavy, v, light_of_points):
 
 @pytest.mark.more
 @pytest.mark.parametrize("seed", [0, 1])
-def test_both_programs_by_loops(problems, shortest, seed):
-    """Heavy is what weighs more than e^-9 of the heaviest; λ of a token is shared by its sequences."""
+def test_both_programs_match_loops(problems, shortest, seed):
+    """A sequence is heavy if its weight is above e^-9 of the largest; sequences share the λ of a token."""
     params, corpus, path = problems[seed]
     E, p = params.E, path.p[-1]
     v = path.v[-1] * np.exp(path.log_v_norm[-1])
@@ -101,7 +101,7 @@ def test_both_programs_by_loops(problems, shortest, seed):
     agreement = corpus.targets * (q * np.where(mask, (E @ v)[ids], 0)).sum(axis=1)
     weight = np.exp(agreement.min() - agreement)
     np.testing.assert_array_equal(found.heavy, weight > np.exp(-9))
-    # Weights of the path are those of the limit, up to 1/r and what tied tokens still hold.
+    # Weights of the path agree with the limit up to 1/r and the remaining weight of tied tokens.
     ratio = found.weight[found.heavy] / weight[found.heavy]
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-4)
     top = ids[np.arange(len(ids)), scores.argmax(axis=1)]
@@ -117,8 +117,8 @@ def test_both_programs_by_loops(problems, shortest, seed):
     np.testing.assert_allclose(np.linalg.norm(found.p), np.linalg.norm(expected), rtol=1e-6)
 
 
-def test_a_mixture_by_hand():
-    """Token 0 occurs 20 times under the other label: the margin is largest at a_0 - a_1 = -½ log 20."""
+def test_mixture_in_closed_form():
+    """Token 0 occurs 20 times under the other label, so the margin is largest at a_0 - a_1 = -½ log 20."""
     corpus = ja.data.from_sequences([[0, 1], [0] * 20 + [1], [2], [3]], [1, -1, 1, -1], vocab_size=4)
     half = 1 / (1 - 2 / (1 + np.sqrt(20)))
     head = np.array([-half, half, 1, -1])
@@ -135,7 +135,7 @@ def test_a_mixture_by_hand():
     assert not away.holds
 
 
-def test_what_does_not_hold_is_said():
+def test_reason_names_failed_condition():
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, -1], vocab_size=4)
     E, p, v = np.eye(4), np.array([40.0, 0, 40, 0]), np.array([1.0, 0, -1, 0])
     found = certify_joint_limit(Scores(E, corpus), p, 1e8 * v)
@@ -143,8 +143,8 @@ def test_what_does_not_hold_is_said():
     np.testing.assert_allclose(found.p, [0.5, -0.5, 0.5, -0.5], atol=1e-12)
     np.testing.assert_allclose(found.weight, 1, atol=1e-12)
     assert "not large yet" in certify_joint_limit(Scores(E, corpus), p, 100 * v).reason
-    # Sequence 2 is light by a part of v that heavy ones do not make: it has to be on their margin too, as
-    # token 3 is and token 1 is not.
+    # Sequence 2 is light by a part of v outside the span of the heavy ones, so it must be on their margin:
+    # token 3 is, and token 1 is not.
     corpus = ja.data.from_sequences([[0], [2], [1, 3]], [1, -1, 1], vocab_size=4)
     E = np.array([[1.0, 0, 1, 0], [0.5, 1, 0, 0], [-1, 0, 1, 0], [2, 0, 0, 1]])
     for top, holds in ((1, False), (3, True)):
@@ -154,7 +154,7 @@ def test_what_does_not_hold_is_said():
         np.testing.assert_allclose(found.v, [1, 0, 0, 0], atol=1e-12)
         assert found.holds == holds
         assert holds or "below the margin" in found.reason
-    # A token that would agree more with the label, and is drawn up faster than p_* leaves it behind.
+    # A token with a larger y γ, whose score grows faster than p_* separates it.
     corpus = ja.data.from_sequences([[0, 1, 3], [2, 3]], [1, -1], vocab_size=4)
     E = np.array([[1.0, 0, 0, 0], [1.5, 1, 0, 0], [0, 0, -1, 0], [0, 0, 0, 1.0]])
     v = np.array([1.0, 0, 1, 0])
@@ -177,7 +177,7 @@ def test_bad_input():
 
 
 def requirements(scores, sequences, holders):
-    """Pairs that a direction of p is required to have apart, of the problems of `level_problem`."""
+    """Return the pairs of `level_problem` whose gap is constrained."""
     pairs, least = [(0, 6), (1, 7)], [1.0, 1.0]
     for tokens, holder in zip(sequences[2:], holders, strict=True):
         pairs += [(holder, s) for s in tokens if s > 5]
@@ -186,7 +186,7 @@ def requirements(scores, sequences, holders):
 
 
 def level_problem(shortest, seed):
-    """Heavy (0, 6) and (1, 7), and light sequences that tokens 2 to 5 may hold; v makes all of it so."""
+    """Heavy sequences (0, 6) and (1, 7), and light sequences that any of the tokens 2 to 5 may hold."""
     rng = np.random.default_rng(seed)
     E = rng.normal(size=(9, int(rng.integers(5, 9))))
     v = shortest([E[0], -E[1]], np.ones(2))
@@ -204,9 +204,9 @@ def level_problem(shortest, seed):
     return E, corpus, sequences, 60 * start, 1e8 * v
 
 
-# Seeds at which the p of one choice of holders has others level with them.
+# Seeds for which other tokens are level with the holders at p.
 @pytest.mark.parametrize("seed", [226, 457, 521, 524, 598, 868, 1266, 1270])
-def test_a_limit_with_level_holders_is_the_shortest_for_each_of_them(shortest, seed):
+def test_limit_with_level_holders_is_shortest_for_each(shortest, seed):
     E, corpus, sequences, p, v = level_problem(shortest, seed)
     found = certify_joint_limit(Scores(E, corpus), p, v)
     if not found.holds:
@@ -224,8 +224,8 @@ def test_a_limit_with_level_holders_is_the_shortest_for_each_of_them(shortest, s
 
 
 @pytest.mark.parametrize("log_norm", [20.0, 40.0, 80.0, 300.0])
-def test_the_length_of_v_does_not_count_once_it_is_long(log_norm):
-    """Beyond e^36 float64 resolves no differences of order one between outputs."""
+def test_limit_does_not_depend_on_large_norm_of_v(log_norm):
+    """Beyond e^36 float64 does not resolve differences of order one between outputs."""
     corpus = ja.data.from_sequences([[0, 1], [2, 3], [0, 3]], [1, -1, 1], vocab_size=4)
     E, v = np.eye(4) + 0.1, np.array([1.0, 0, -1, 0])
     p = log_norm * np.array([1.0, -1, 1, -1])
@@ -237,7 +237,7 @@ def test_the_length_of_v_does_not_count_once_it_is_long(log_norm):
 
 
 @pytest.mark.more
-def test_a_settled_path_may_end_on_the_certified_limit_and_off_the_relaxed_direction():
+def test_path_may_end_at_certified_limit_not_at_relaxed_direction():
     def draw(key):
         data_key, model_key = jax.random.split(key)
         corpus = ja.data.assumption1(data_key, vocab_size=24, relevant=8, length=6, sequences=40)

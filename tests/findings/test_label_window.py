@@ -1,4 +1,4 @@
-"""What the study of the window of η0 is made of, by loops; and that its page prints its tables."""
+"""Components of the study of the window of η0, compared with loops; and the tables of its note."""
 
 import importlib.util
 import sys
@@ -29,7 +29,7 @@ def mine():
 
 
 @pytest.mark.more
-def test_counts_are_equal_and_assumption_1_holds(mine):
+def test_equal_counts_satisfy_assumption_1(mine):
     corpus = mine.equal_counts(jax.random.key(0), **SIZES)
     ids, _ = ja.models.reference.padded_sequences(corpus)
     labels, held = np.asarray(corpus.targets), Counter()
@@ -42,8 +42,8 @@ def test_counts_are_equal_and_assumption_1_holds(mine):
 
 
 @pytest.mark.more
-def test_the_probe_by_a_loop(mine, tmp_path):
-    """`pull` by differences of the loss; shares by looking at every sequence; d above V + 2 and below."""
+def test_probe_matches_a_loop(mine, tmp_path):
+    """`pull` by differences of the loss, and shares by a loop over sequences, for d above and below V + 2."""
     for dim in (12, 64):
         study = mine.study("random", [3], dim=dim, step_size=60.0, sizes=SIZES)
         results = study.run(tmp_path / str(dim), quiet=True)
@@ -70,7 +70,7 @@ def test_the_probe_by_a_loop(mine, tmp_path):
         assert last["pull"] == pytest.approx(slope, rel=1e-4, abs=1e-9)
 
 
-def test_a_loss_balanced_by_little_is_the_mean_and_by_much_the_larger_one(mine):
+def test_balanced_loss_interpolates_mean_and_maximum(mine):
     rng = np.random.default_rng(0)
     f, y = rng.normal(size=20), np.tile([-1, 1], 10)
     each = np.log1p(np.exp(-y * f))
@@ -83,7 +83,7 @@ def test_a_loss_balanced_by_little_is_the_mean_and_by_much_the_larger_one(mine):
 
 
 @pytest.mark.more
-def test_a_short_run_is_measured(tmp_path):
+def test_short_run_is_measured(tmp_path):
     item = books.read_book(FOLDER.parent).item("label_window")
     axes = 'axes={"phases.step.step_size"=[200.0, 800.0]}'
     results = item.study("full", overrides=["seeds=2", axes]).run(tmp_path / "run", quiet=True)
@@ -95,7 +95,7 @@ def test_a_short_run_is_measured(tmp_path):
     ]  # fmt: skip
 
 
-def test_the_page_prints_the_tables():
+def test_note_contains_the_tables():
     page = (ROOT / "docs" / "notes" / "which_label.md").read_text(encoding="utf-8")
     tables = sorted(PUBLISHED.glob("*.md"))
     assert tables

@@ -1,4 +1,4 @@
-"""The window of η0, against the flow of p after one step on E, all of it in NumPy and SciPy."""
+"""The window of η0, compared with the flow of p after one step on E, in NumPy and SciPy."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ follow, label_window, longest_run, reduced_flow, spread_of_values = (
 
 
 class Plain:
-    """Sequences of Assumption 1 with equal counts, written out, and E, p, v in R^d (or orthonormal)."""
+    """Sequences of Assumption 1 with equal counts, and E, p, v in R^d (or orthonormal)."""
 
     def __init__(self, seed, relevant, length, vocab_size, sequences, dim):
         rng = np.random.default_rng(seed)
@@ -37,7 +37,7 @@ class Plain:
             self.E, self.p, self.v = rows[2:], rows[0], rows[1] / np.linalg.norm(rows[1])
 
     def derivatives(self, a, values):
-        """∂L/∂a and ∂L/∂γ, (V,) each, by a loop over places."""
+        """Compute ∂L/∂a and ∂L/∂γ, (V,) each, by a loop over positions."""
         q = np.exp(a[self.tokens] - a[self.tokens].max(1, keepdims=True))
         q /= q.sum(1, keepdims=True)
         held = values[self.tokens]
@@ -47,12 +47,12 @@ class Plain:
         return [np.bincount(self.tokens.ravel(), x.ravel(), self.vocab_size) for x in forces]
 
     def step(self, step_size):
-        """One step of size η0 on E."""
+        """Take one step of size η0 on E."""
         da, dv = self.derivatives(self.E @ self.p, self.E @ self.v)
         return self.E - step_size * (np.outer(da, self.p) + np.outer(dv, self.v))
 
     def flow(self, step_size, longest=100.0):
-        """The shares of both labels that select their relevant token at the end of the flow of p."""
+        """Return the shares of both labels that select their relevant token at the end of the flow of p."""
         E = self.step(step_size)
         gram, values = E @ E.T, E @ self.v
 
@@ -64,7 +64,7 @@ class Plain:
             q = np.exp(a[self.tokens] - a[self.tokens].max(1, keepdims=True))
             return 0.99 - (q.max(1) / q.sum(1)).min()
 
-        # Forces beside a token that has all attention are differences that lose their digits.
+        # Forces on tokens without attention are differences that lose their digits.
         undecided.terminal = True
         path = solve_ivp(unit, (0, longest), E @ self.p, "LSODA", rtol=1e-6, atol=1e-8, events=undecided)
         held = path.y[:, -1][self.tokens]
@@ -75,8 +75,8 @@ class Plain:
 SIZES = {"relevant": 8, "length": 6, "vocab_size": 20}
 
 
-def test_the_reduced_flow_is_the_flow_where_irrelevant_tokens_are_alike():
-    """At d = ∞, where one irrelevant token of each group is in every sequence: to the tolerance."""
+def test_reduced_flow_is_exact_for_identical_irrelevant_tokens():
+    """At d = ∞, with one irrelevant token of each group in every sequence, up to the tolerance."""
     sizes = {"relevant": 4, "length": 3, "vocab_size": 6}
     plain = Plain(0, **sizes, sequences=16, dim=np.inf)
     plain.tokens[:, 1:] = [4, 5]
@@ -93,7 +93,7 @@ def test_the_reduced_flow_is_the_flow_where_irrelevant_tokens_are_alike():
     assert abs(ours).min() > 1e-3
 
 
-def test_the_asymmetry_of_labels_grows_by_the_power_law_with_the_exponent_kappa():
+def test_asymmetry_of_labels_grows_like_power_kappa():
     """δ(x) = δ(0) (h(x)/h(0))^κ, κ = (1 + R g²)(1 - R/V): the linear part of the reduced flow."""
     R, T, V, g = 20, 8, 50, 1.5
     made = reduced_flow(g * 2 * R * T, relevant=R, length=T, vocab_size=V, dim=np.inf)
@@ -114,7 +114,7 @@ def test_the_asymmetry_of_labels_grows_by_the_power_law_with_the_exponent_kappa(
 
 
 @pytest.mark.parametrize("step_size", [60.0, 300.0, 1500.0])
-def test_the_spread_of_values_is_that_of_a_step(step_size):
+def test_spread_of_values_matches_one_step(step_size):
     sizes = {"relevant": 8, "length": 5, "vocab_size": 60}
     found = []
     for seed in range(40):
@@ -124,8 +124,8 @@ def test_the_spread_of_values_is_that_of_a_step(step_size):
     assert np.sqrt(np.mean(np.square(found))) == pytest.approx(predicted, rel=0.1)
 
 
-def test_the_asymmetry_at_the_start_is_that_of_a_step():
-    """ξ: signed mean of E·p over relevant tokens after the step, over g; its three terms weigh alike here."""
+def test_initial_asymmetry_matches_one_step():
+    """ξ is the signed mean of E·p over relevant tokens after the step, over g."""
     sizes = {"relevant": 2, "length": 6, "vocab_size": 4}
     g, dim, signs = 0.7, 1024, np.array([-1.0, 1.0])
     found = []
@@ -139,8 +139,8 @@ def test_the_asymmetry_at_the_start_is_that_of_a_step():
 
 
 @pytest.mark.slow
-def test_both_edges_are_those_of_the_flow():
-    """d = 256: all of 6 seeds are lost in the middle, and kept a fifth beyond both edges but for one."""
+def test_edges_match_the_flow():
+    """At d = 256 all 6 seeds lose a label in the middle, and at most one does a fifth beyond an edge."""
     sizes = {"relevant": 20, "length": 8, "vocab_size": 50, "sequences": 200, "dim": 256}
     window = label_window(**sizes)
     plain = [Plain(seed, **sizes) for seed in range(6)]
@@ -153,7 +153,7 @@ def test_both_edges_are_those_of_the_flow():
     assert lost(window.upper * 1.2) <= 1
 
 
-def test_the_window_shrinks_with_d_and_is_gone_without_noise():
+def test_window_shrinks_with_d_and_vanishes_without_noise():
     def lost(step_size, dim):
         return follow(reduced_flow(step_size, relevant=20, length=8, vocab_size=50, dim=dim)).lost
 
@@ -163,8 +163,8 @@ def test_the_window_shrinks_with_d_and_is_gone_without_noise():
     assert [lost(1330.0, dim) for dim in dims] == [True, False, False]
 
 
-def test_with_random_counts_a_label_is_lost_for_good_where_that_ahead_has_the_rarest_token():
-    """At d = ∞, without noise: what turns back, and what does not, for the same pull at the start."""
+def test_random_counts_lose_a_label_if_the_leading_label_has_the_rarest_token():
+    """At d = ∞, without noise, for the same initial pull."""
     even = [10] * 10
     uneven = [4, 9, 9, 9, 9, 9, 9, 14, 14, 14]  # the label with these is ahead
     assert sum(even) == sum(uneven)
@@ -184,13 +184,13 @@ def test_with_random_counts_a_label_is_lost_for_good_where_that_ahead_has_the_ra
     ("dim", "length", "lost"),
     [(64, 8, True), (128, 8, True), (256, 8, False), (1024, 8, False), (256, 16, True), (1024, 16, False)],
 )
-def test_where_ten_times_the_noise_lies_in_the_window(dim, length, lost):
-    """η0 = 10 · 2 R T / √d, the advice under Assumption 1."""
+def test_ten_times_the_noise_relative_to_the_window(dim, length, lost):
+    """η0 = 10 · 2 R T / √d, the recommendation under Assumption 1."""
     sizes = {"relevant": 20, "length": length, "vocab_size": 50, "sequences": 200, "dim": dim}
     assert follow(reduced_flow(10 * 2 * 20 * length / dim**0.5, **sizes)).lost == lost
 
 
-def test_counts_that_are_equal_change_nothing():
+def test_given_equal_counts_match_the_default():
     counts = np.tile([-10, 10], 10)
     sizes = {"relevant": 20, "length": 8, "vocab_size": 50, "dim": 1024}
     one, other = (reduced_flow(700.0, **sizes, **more) for more in ({"sequences": 200}, {"counts": counts}))
@@ -198,7 +198,7 @@ def test_counts_that_are_equal_change_nothing():
         np.testing.assert_allclose(x, y, rtol=1e-12)
 
 
-def test_the_longest_run():
+def test_longest_run():
     assert longest_run([False, True, True, False, True]) == (1, 3)
     assert longest_run([False]) == (0, 0)
     assert longest_run([True, True]) == (0, 2)
@@ -218,8 +218,8 @@ def test_bad_input(changes, why):
         label_window(**SIZES | {"dim": 64} | changes)
 
 
-def test_the_window_is_claimed_where_it_was_compared():
-    """At R = 4 the exact flow of 150 seeds loses a label in 53 at an η0 within the window."""
+def test_window_is_claimed_only_in_compared_settings():
+    """At R = 4 the exact flow loses a label in 53 of 150 seeds at an η0 within the window."""
     sizes = {"length": 8, "sequences": 200}
     closing = label_window(relevant=4, vocab_size=24, dim=256, **sizes)
     assert closing.lower < 165 < closing.upper

@@ -1,4 +1,4 @@
-"""Which cover: planted corpora have the covers that were planted, and a short run follows the law."""
+"""Planted corpora have the planted covers, and a short run follows the law."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def code():
 
 @pytest.mark.more
 @pytest.mark.parametrize(("narrow", "halving", "shortest", "greedy"), [(4, False, 4, 4), (3, True, 4, 6)])
-def test_broad_tokens_are_planted_as_the_shortest_cover(code, narrow, halving, shortest, greedy):
+def test_broad_tokens_are_the_shortest_cover(code, narrow, halving, shortest, greedy):
     planted = code("which_cover.py:planted")
     sizes = {"vocab_size": 20, "broad": 2, "narrow": narrow, "halving": halving, "sequences": 56}
     corpus = planted(jax.random.key(0), **sizes)
@@ -37,8 +37,8 @@ def test_broad_tokens_are_planted_as_the_shortest_cover(code, narrow, halving, s
     assert code("cover.py:greedy_cover")(corpus).size == greedy
 
 
-def test_orders_by_alpha_are_told_by_hand(code):
-    """α is 1/4, -1/8, -1/8, 0: both lead by size; -α puts token 3, which has 0, above token 0."""
+def test_orders_by_alpha_of_a_small_example(code):
+    """α is 1/4, -1/8, -1/8, 0: both lead by size; -α puts token 3 (α = 0) above token 0."""
     corpus = ja.data.from_sequences([[0, 3], [1, 3], [0, 3], [2, 3]], [1, -1, 1, -1], vocab_size=4)
     scores = np.array(
         [[2.0, 3.0, 4.0, 0.0], [0.0, 3.0, 3.0, 2.0], [2.0, 1.0, 1.0, 1.5], [0.0, 0.0, 0.0, 9.0]]
@@ -50,7 +50,7 @@ def test_orders_by_alpha_are_told_by_hand(code):
 
 
 @pytest.mark.more
-def test_a_short_run_is_measured(tmp_path):
+def test_short_run_is_measured(tmp_path):
     only = """blocks={ "one relevant" = {} }"""
     overrides = ["seeds=2", "phases.all.until_log_loss=-100", only]
     item = books.read_book(FOLDER.parent).item("which_cover")

@@ -1,4 +1,4 @@
-"""Which mixture: the far flow against a closed form, and a short run of the item."""
+"""The flow in log r, compared with a closed form, and a short run of the item."""
 
 from pathlib import Path
 
@@ -23,8 +23,8 @@ def code(monkeypatch):
 
 
 @pytest.mark.parametrize("c", [1.0, 0.3])
-def test_two_mirrored_pairs_by_hand(code, c):
-    """w² - s/c - e^(2cs)/(2c²) stays what it is, so that far out 2 c s = 2 log w + log(2 c²)."""
+def test_two_mirrored_pairs_in_closed_form(code, c):
+    """w² - s/c - e^(2cs)/(2c²) is conserved, so 2 c s = 2 log w + log(2 c²) asymptotically."""
     E = np.array([[1.0, c, 0, 0], [0, -c, 0, 0], [-1, c, 0, 0], [0, -c, 0, 0]])
     corpus = ja.data.from_sequences([[0, 1], [2, 3]] * 2, [1, -1] * 2, vocab_size=4)
     log_w = 18.0
@@ -43,8 +43,8 @@ def test_two_mirrored_pairs_by_hand(code, c):
     np.testing.assert_allclose(found[:, [0, 2, 3]], 0, atol=1e-9)
 
 
-def test_the_velocity_by_loops(code):
-    """Weights by a plain minimiser, pairs one by one, where r is small enough for plain exponentials."""
+def test_velocity_matches_loops(code):
+    """Weights by a generic minimiser and forces pair by pair, at small r."""
     from scipy.optimize import minimize
 
     rng = np.random.default_rng(0)
@@ -56,7 +56,7 @@ def test_the_velocity_by_loops(code):
     q = np.exp((E @ p)[ids])
     q /= q.sum(axis=1, keepdims=True)
     held = np.stack([(q * (ids == s)).sum(axis=1) for s in (0, 1)], axis=1)
-    # Multipliers that some weights have.
+    # Multipliers that result from some weights.
     multipliers = np.array([0.3, 0.5, 0.2, 0.4]) @ held
     far = code("far.py:Far")(E, ids, np.zeros(ids.shape), excess, point, multipliers)
     rest = np.exp(log_r) * (q * excess).sum(axis=1)
@@ -79,7 +79,7 @@ def test_the_velocity_by_loops(code):
     np.testing.assert_allclose(far(log_r, p), expected, rtol=1e-4)
 
 
-def test_seeds_that_share_their_corpus_are_measured_as_if_each_had_its_own(code):
+def test_shared_corpus_gives_same_measurements(code):
     E = np.array([[1.0, 1, 0, 0], [0, -1, 0, 0], [-1, 1, 0, 0], [0, -1, 0, 0]])
     corpus = ja.data.from_sequences([[0, 1], [2, 3]] * 2, [1, -1] * 2, vocab_size=4)
     history = np.stack([18 * np.eye(4)[1], np.exp(18) * np.eye(4)[0]])[None, None]
@@ -95,7 +95,7 @@ def test_seeds_that_share_their_corpus_are_measured_as_if_each_had_its_own(code)
 
 
 @pytest.mark.more
-def test_a_short_run_is_measured(code, tmp_path):
+def test_short_run_is_measured(code, tmp_path):
     item = books.read_book(FOLDER.parent).item("which_mixture")
     results = item.study("full", overrides=["seeds=2", 'blocks={ "two relevant" = {} }']).run(
         tmp_path / "run", quiet=True
@@ -110,7 +110,7 @@ def test_a_short_run_is_measured(code, tmp_path):
     assert row["median 1 - cos to p_relax"] > 1e-3
 
 
-def test_the_page_prints_the_table():
+def test_note_contains_the_table():
     root = FOLDER.parents[2]
     page = (root / "docs" / "notes" / "which_mixture.md").read_text(encoding="utf-8")
     table = root / "results" / "published" / "mixture" / "table.md"
@@ -118,8 +118,8 @@ def test_the_page_prints_the_table():
 
 
 @pytest.mark.parametrize(("gap", "certified"), [(8.0, True), (-0.4, False)])
-def test_a_token_that_p_star_leaves_behind_comes_up_from_where_it_is_near(code, gap, certified):
-    """Token 2 agrees more with its label than 0, the top, 2 log r + 7.1 + gap below which it begins."""
+def test_token_near_the_top_can_rise_against_p_star(code, gap, certified):
+    """Token 2 has a larger y γ than the top token 0, and rises if its distance to 0 is small enough."""
     E = np.array([[1.0, 40, 0], [-1, 40, 0], [3, -10, 40], [-9, 0, 0]])
     corpus = ja.data.from_sequences([[0, 2], [0, 3], [3, 2], [1]], [1, 1, -1, -1], vocab_size=4)
     log_r = 18.0

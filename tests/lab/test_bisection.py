@@ -124,7 +124,7 @@ def test_what_falls_has_its_threshold_at_the_upper_end(folder, runs):
         ({"x": {}}, "x: 0 keys"),
         ({"y": {"phases.query.step_size": [2.0, 1.0]}}, "in ascending order"),
         ({"metric": "p_nrm"}, "did you mean 'p_norm'"),
-        ({"phase": "embed"}, "phase 'embed': p_norm was recorded in query"),
+        ({"phase": "embed"}, "phase 'embed': p_norm was recorded only in query"),
         ({"x": {"data.lenght": [4]}}, "lenght"),
     ],
 )

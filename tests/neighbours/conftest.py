@@ -12,7 +12,7 @@ SHIPPED = Path(__file__).parents[2] / "sweeps" / "neighbours"
 
 @pytest.fixture
 def read():
-    """Read a neighbour's study, with overrides."""
+    """Read the study of a neighbour with overrides."""
 
     def make(name, *overrides):
         return ja.Study.read(SHIPPED / name / "study.toml", overrides)
@@ -22,15 +22,15 @@ def read():
 
 @pytest.fixture
 def code():
-    """Import a function of a neighbour's own file."""
+    """Import a function from the file of a neighbour."""
     return lambda name, function: ImportPaths(SHIPPED / name).load(f"{name}.py:{function}")
 
 
 @pytest.fixture
 def run(tmp_path, read):
-    """Run a neighbour with overrides; give metrics at the end, (seeds,), or at a step, by name.
+    """Run a neighbour with overrides; return metrics at the end or at a step, (seeds,), by name.
 
-    Of a study with several cells or phases, name those that are meant.
+    For several cells or phases, the arguments select one.
     """
 
     def make(name, *overrides):

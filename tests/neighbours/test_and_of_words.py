@@ -1,4 +1,4 @@
-"""AND of two words: labels and outputs by loops, and what is learned first."""
+"""AND of two words: labels and outputs match loops, and values are learned first."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,6 @@ pytestmark = pytest.mark.more
 
 @pytest.mark.parametrize("rule", ["and", "xor"])
 def test_labels_follow_the_rule(read, rule):
-    """By a loop over sentences."""
     data = read("and_of_words", "axes=null", f"data.rule={rule}").dataset(1).train
     counts = {}
     for ids, label in zip(np.asarray(data.ids), np.asarray(data.targets), strict=True):
@@ -19,8 +18,7 @@ def test_labels_follow_the_rule(read, rule):
     assert counts == {(True, True): 30, (True, False): 10, (False, True): 10, (False, False): 10}
 
 
-def test_outputs_are_those_of_a_loop(read, code):
-    """Self-attention over one-hot tokens, position by position."""
+def test_outputs_match_a_loop(read, code):
     study = read("and_of_words", "axes=null", "data.sequences=6")
     data, rng = study.dataset(0).train, np.random.default_rng(0)
     K, Q, V = rng.normal(size=(3, 8, 64)) / 4
@@ -35,8 +33,8 @@ def test_outputs_are_those_of_a_loop(read, code):
         np.testing.assert_allclose(f, total, rtol=1e-4, atol=1e-5)
 
 
-def test_values_come_first(run):
-    """All are right within 400 steps: the two words' values are positive, the third's is not."""
+def test_values_are_learned_first(run):
+    """All sentences are correct within 400 steps; only the values of the two words are positive then."""
     at = run("and_of_words", "axes=null", "seeds=3", "phases.train.steps=400")
     assert (at("train_accuracy") == 1).all()
     assert (at("value_1") > 0).all()

@@ -1,4 +1,4 @@
-"""Attention as an SVM: W tends to the max-margin direction."""
+"""Attention as an SVM: W converges to the max-margin direction."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,8 @@ import pytest
 pytestmark = pytest.mark.more
 
 
-def test_attention_is_an_svm(run):
-    """W / ‖W‖ comes near the certified direction as attention saturates, if gradients keep all digits."""
+def test_attention_converges_to_svm(run):
+    """W / ‖W‖ approaches the certified direction as attention saturates, if gradients are precise."""
     at = run("attention_svm", "seeds=3", "blocks.flow=null")
     assert (at("feasible") == 1).all()
     assert (at("duality_gap") < 1e-9).all()
@@ -20,8 +20,8 @@ def test_attention_is_an_svm(run):
     assert (at("largest_attention", cell=1) > 0.999).all()
 
 
-def test_both_forms_are_one_function(read):
-    """Outputs and gradients agree where attention is not saturated."""
+def test_both_forms_agree(read):
+    """Outputs and gradients agree before attention saturates."""
     study = read("attention_svm", "seeds=1", "dtype=float32")
     data = study.dataset(0).train
     plain, all_digits = (study.cells[number].setting.model for number in (0, 1))

@@ -1,11 +1,11 @@
-"""Attention as an SVM in p and v: p_mm where the head is tight on all, else the relaxed direction."""
+"""Attention as an SVM in p and v: the limit is p_mm if the head is tight on all, else relaxed."""
 
 import numpy as np
 import pytest
 
 pytestmark = pytest.mark.more
 
-# By hand: p·(1, ±1) ≥ 1 and p·(1/2, h) ≥ 1, or ≥ 0 where v = (0, 1) is not tight.
+# Constraints: p·(1, ±1) ≥ 1 and p·(1/2, h) ≥ 1, or ≥ 0 if v = (0, 1) is not tight.
 P_MM = {"tight": (4 / 3, 1 / 3), "relaxed": (5 / 4, 1 / 4)}
 P_RELAX = {"tight": P_MM["tight"], "relaxed": (1.0, 0.0)}
 HEIGHTS = {"tight": 1.0, "relaxed": 1.5}
@@ -19,7 +19,7 @@ def descend(height, steps, all_digits):
         left, values = 1 / (1 + np.exp(X @ p)), X @ v
         q = 1 - left
         pull = -y / (1 + np.exp(y * q * values))
-        # The second form is what a softmax computes: 0 where q rounds to 1.
+        # The second form is that of a softmax, which is 0 if q rounds to 1.
         slope_p = (pull * q * (left if all_digits else 1 - q) * values) @ X
         slope_v = (pull * q) @ X
         p = p - 0.1 * slope_p / max(np.linalg.norm(slope_p), 1e-300)
@@ -31,7 +31,7 @@ def away(angle, target):
     return 2 * np.sin((angle - np.arctan2(target[1], target[0])) / 2) ** 2
 
 
-def test_p_leaves_the_relaxed_direction_by_rounding_alone(run, read):
+def test_p_leaves_relaxed_direction_only_by_rounding(run, read):
     at, study = run("attention_svm_joint"), read("attention_svm_joint")
     for number, cell in enumerate(study.cells):
         case, dynamics = cell.settings["block"].split(", ")

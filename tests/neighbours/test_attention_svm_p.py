@@ -1,4 +1,4 @@
-"""Attention as an SVM in p: printed programs, and which start goes where."""
+"""Attention as an SVM in p: published programs, and the limit of each start."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ pytestmark = pytest.mark.more
 
 
 def by_another_solver(ahead):
-    """Least ½‖p‖² with ahead·p ≥ 1."""
+    """Minimise ½‖p‖² with ahead·p ≥ 1."""
     constraint = {"type": "ineq", "fun": lambda p: ahead @ p - 1, "jac": lambda p: ahead}
     start = np.linalg.lstsq(ahead, np.ones(len(ahead)), rcond=None)[0]
     options = {"ftol": 1e-14, "maxiter": 500}
@@ -17,8 +17,8 @@ def by_another_solver(ahead):
     ).fun
 
 
-def test_programs_have_the_printed_values(code):
-    """Of one input by hand, of three inputs by another solver; and the five printed digits."""
+def test_programs_match_published_values(code):
+    """Closed form for one input, another solver for three inputs, and five published digits."""
     program, tokens = code("attention_svm_p", "program"), code("attention_svm_p", "tokens")
     np.testing.assert_allclose(program("global").p, np.array([-0.1, 1]) / 1.01, atol=1e-12)
     np.testing.assert_allclose(program("local", token=1).p, [1, 0], atol=1e-12)
@@ -31,8 +31,8 @@ def test_programs_have_the_printed_values(code):
         assert answer.duality_gap < 1e-8
 
 
-def test_starts_end_at_one_of_two_directions(run, read):
-    """The local optimum keeps the two lowest starts; the flow comes to the certified direction."""
+def test_starts_converge_to_one_of_two_directions(run, read):
+    """The two lowest starts end at the local optimum, the others at the certified direction."""
     several = [f"blocks.three, {dynamics}=null" for dynamics in ("normalised", "descent", "flow")]
     overrides = ("phases.train.steps=200", *several, "blocks.global, normalised=null")
     at, study = run("attention_svm_p", *overrides), read("attention_svm_p", *overrides)

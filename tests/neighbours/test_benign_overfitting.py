@@ -1,4 +1,4 @@
-"""Benign overfitting: noise is fitted by noise, and training in coordinates is training."""
+"""Benign overfitting: noise tokens fit flipped labels, and training in coordinates is exact."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +13,7 @@ PLAIN = ("blocks=null", "figures=null", "seeds=1")
 
 
 def test_overfitting_is_benign(run):
-    """Flipped labels are fitted and test data are right all the same; noise tokens fit what is flipped."""
+    """Flipped labels are fitted and test accuracy is high; noise tokens fit the flipped labels."""
     at = run("benign_overfitting", *PLAIN)
     assert at("train_accuracy") == 1
     np.testing.assert_allclose(at("true_accuracy"), 0.8)
@@ -22,8 +22,8 @@ def test_overfitting_is_benign(run):
     assert at("attention_flipped") < 0.3
 
 
-def test_two_labels_of_each_class_are_flipped_in_training_alone(read):
-    """By where the signal is: e_1 for class 1, e_2 for class -1."""
+def test_two_training_labels_of_each_class_are_flipped(read):
+    """The signal token shows the class: e_1 for 1, e_2 for -1."""
     data = read("benign_overfitting", *PLAIN).dataset(0)
     for part, flipped in ((data.train, 2), (data.test, 0)):
         X, y = np.asarray(part.X), np.asarray(part.targets)
@@ -32,8 +32,8 @@ def test_two_labels_of_each_class_are_flipped_in_training_alone(read):
         assert [(y != true)[true == c].sum() for c in (1, -1)] == [flipped, flipped]
 
 
-def test_noise_has_the_law_of_the_published_size(read):
-    """‖noise‖² is χ² with 2,000 degrees of freedom, and products of two noise tokens have variance 2,000."""
+def test_noise_has_published_distribution(read):
+    """‖noise‖² is χ² with 2,000 degrees of freedom; products of two noise tokens have variance 2,000."""
     X = np.asarray(read("benign_overfitting", *PLAIN).dataset(0).train.X)[:, 3:].reshape(100, -1)
     gram = X @ X.T
     squares, products = np.diag(gram), gram[np.triu_indices(100, 1)]
@@ -43,7 +43,7 @@ def test_noise_has_the_law_of_the_published_size(read):
 
 
 def in_numpy(X, y, W, v, steps, rate):
-    """Gradient descent on W and p in R^d, a line each."""
+    """Gradient descent on W and p in R^d."""
     p = np.zeros(len(v))
     for _ in range(steps):
         scores, value = X @ W @ p, X @ v
@@ -55,8 +55,8 @@ def in_numpy(X, y, W, v, steps, rate):
     return W, p
 
 
-def test_training_in_coordinates_is_training(code):
-    """Scores of training and test tokens after 40 steps, in R^60 and in 12 + 2 coordinates of it."""
+def test_training_in_coordinates_matches_full_training(code):
+    """Scores of training and test tokens after 40 steps, in R^60 and in 12 + 2 coordinates."""
     rng, n, T, d = np.random.default_rng(0), 4, 3, 60
     X, far = rng.normal(size=(n, T, d)), rng.normal(size=(5, T, d))
     y, v = np.array([1, -1, 1, -1]), np.eye(d)[0] - np.eye(d)[1]

@@ -1,4 +1,4 @@
-"""All neighbours are items of one book, and short."""
+"""All neighbours are short items of one book."""
 
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,7 +13,7 @@ NAMES = sorted(path.name for path in SHIPPED.iterdir() if (path / "item.toml").i
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_is_short_and_is_checked_as_shipped(read, name):
+def test_neighbours_are_short_and_pass_checks(read, name):
     for path in (SHIPPED / name).glob("*.py"):
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 100
     assert read(name).own_kinds
@@ -21,8 +21,8 @@ def test_each_is_short_and_is_checked_as_shipped(read, name):
     assert f"jaxattn run sweeps/neighbours/{name}/study.toml" in readme
 
 
-def test_all_are_items_of_a_book():
-    """`jaxattn reproduce neighbours` runs them; models without a width are named all the same."""
+def test_all_neighbours_are_book_items():
+    """`jaxattn reproduce neighbours` runs them; models without a width have a name too."""
     book = books.read_book(SHIPPED)
     assert [item.name for item in book.items] == NAMES
     for item in book.items:

@@ -1,4 +1,4 @@
-"""Factual recall: relations first."""
+"""Factual recall: relations are learned first."""
 
 import math
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.more
 
 
 def test_facts_are_recalled_after_relations(run):
-    """The relation is known when no answer is: the order of the paper, and log K at the start."""
+    """As in the paper, relations are known before any answer, and the initial loss is log K."""
     overrides = ("phases.train.steps=400", "phases.train.fresh=256", "data.test_sequences=512")
     at = run("factual_recall", "blocks=null", "seeds=1", "probes.every=400", *overrides)
     np.testing.assert_allclose(at("test_loss", 0), math.log(32), rtol=1e-4)
@@ -19,8 +19,7 @@ def test_facts_are_recalled_after_relations(run):
     assert at("test_accuracy") < 0.4
 
 
-def test_a_fact_is_its_subject_and_relation(read):
-    """Answers by a loop over sequences of tokens."""
+def test_answer_depends_on_subject_and_relation(read):
     data = read("factual_recall").dataset(0).train
     for ids, answer in zip(np.asarray(data.ids), np.asarray(data.targets), strict=True):
         (subject,) = (s for s in ids if s < 16)
@@ -29,7 +28,7 @@ def test_a_fact_is_its_subject_and_relation(read):
         assert answer == subject // 2 + 8 * relation
 
 
-def test_attention_is_that_of_the_last_token(read, code):
+def test_attention_matches_last_token_loop(read, code):
     """Outputs by a loop over positions, with and without a softmax."""
     data, rng = read("factual_recall", "data.sequences=5").dataset(1).train, np.random.default_rng(0)
     a, U = np.float32(rng.normal(size=41)), np.float32(rng.normal(size=(41, 32)))

@@ -1,4 +1,4 @@
-"""Margins in ℓ_q by Clarabel's power cones and by linear programs, written out from the definition."""
+"""Margins in ℓ_q, compared with Clarabel's power cones and with linear programs."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ lq_max_margin = ImportPaths(BOOK).load("lq_margin.py:lq_max_margin")
 
 
 def rows_of(instance, loops):
-    """Differences of all pairs and of all ties, from the sequences."""
+    """Return the differences of all pairs and of all ties, from the sequences."""
     bags, selected = loops
     pairs, ties = [], []
     for tokens, best in zip(
@@ -57,8 +57,8 @@ def smallest_norm(pairs, ties, q):
 @pytest.mark.parametrize(
     "q", [1.25, pytest.param(1.75, marks=pytest.mark.more), pytest.param(3.0, marks=pytest.mark.more), 6.0]
 )
-def test_lengths_are_those_of_a_conic_solver(instances, loops, q):
-    """Also where there are ties, and where no direction separates."""
+def test_norms_match_conic_solver(instances, loops, q):
+    """With ties, and without a separating direction, too."""
     seen = set()
     for instance in instances[::3]:
         pairs, ties = rows_of(instance, loops)
@@ -77,8 +77,8 @@ def test_lengths_are_those_of_a_conic_solver(instances, loops, q):
 
 
 @pytest.mark.parametrize("q", [1.0, math.inf])
-def test_the_ends_are_linear_programs(instances, loops, q):
-    """min t with |p_j| ≤ t, and min Σ r_j with |p_j| ≤ r_j: not the program that is solved."""
+def test_l1_and_linf_match_linear_programs(instances, loops, q):
+    """min t with |p_j| ≤ t, and min Σ r_j with |p_j| ≤ r_j: other programs than the solved ones."""
     for instance in instances[:4]:
         pairs, ties = rows_of(instance, loops)
         dim = pairs.shape[1]
@@ -99,14 +99,14 @@ def test_the_ends_are_linear_programs(instances, loops, q):
         assert found.duality_gap < 1e-9
 
 
-def test_a_matrix_has_a_margin_in_each_norm_and_2_is_the_one_of_max_margin(rng):
+def test_margin_for_q_2_matches_max_margin(rng):
     X, z = rng.normal(size=(4, 5, 6)), rng.normal(size=(4, 3))
     scores = of_query(X, z, np.ones(4, int))
     chosen = selection(rng.normal(size=18), scores)
     norms = (1.0, 1.5, 2.0, 2.5, math.inf)
     found = [lq_max_margin(scores, chosen, q=q) for q in norms]
     np.testing.assert_array_equal(found[2].p, max_margin(scores, chosen).p)
-    # ‖p‖_q falls with q, so that margins rise.
+    # ‖p‖_q decreases with q, so margins increase.
     assert (np.diff([answer.margin for answer in found]) > 0).all()
     for q, answer in zip(norms, found, strict=True):
         assert np.linalg.norm(answer.p, q) <= min(np.linalg.norm(x.p, q) for x in found) * (1 + 1e-9)
@@ -116,8 +116,8 @@ def test_a_matrix_has_a_margin_in_each_norm_and_2_is_the_one_of_max_margin(rng):
         np.testing.assert_allclose(answer.margin_bound, bound, rtol=1e-12)
 
 
-def test_scaling_a_coordinate_of_sign_descent(rng):
-    """One pair, difference x: ‖p‖_∞ is least for p = sign(x)/‖x‖_1, ‖p‖_1 for the largest entry alone."""
+def test_one_pair_in_closed_form(rng):
+    """For a difference x, ‖p‖_∞ is smallest for p = sign(x)/‖x‖_1, and ‖p‖_1 for the largest entry alone."""
     x = np.array([0.5, -2.0, 1.0])
     scores = of_query(np.stack([x, 0 * x])[None], np.ones((1, 1)), np.ones(1, int))
     chosen = selection(x, scores)
@@ -128,7 +128,7 @@ def test_scaling_a_coordinate_of_sign_descent(rng):
 
 
 @pytest.mark.parametrize("q", [40.0, 40 / 39])
-def test_a_margin_is_in_the_unit_of_the_keys_whose_power_may_overflow(rng, q):
+def test_margin_scales_with_keys_without_overflow(rng, q):
     keys = rng.normal(size=(5, 3))
     corpus = ja.data.from_sequences([[0, 1], [0, 2, 3, 4]], [1, 1], vocab_size=5)
     chosen, units = selection_of(np.arange(5) < 1, corpus), (2.0**-40, 1.0, 2.0**40)
@@ -139,8 +139,8 @@ def test_a_margin_is_in_the_unit_of_the_keys_whose_power_may_overflow(rng, q):
 
 
 @pytest.mark.parametrize("small", [1e-11, 1e-12])
-def test_a_margin_of_which_weights_leave_nothing_is_bounded(small):
-    """Differences ±e + ε f, p = f/ε: in coordinates that are weighed by up to 1e6, rounding is as large."""
+def test_margin_below_rounding_is_bounded(small):
+    """Differences ±e + ε f, p = f/ε: with weights up to 1e6, rounding is as large as the margin."""
     e, f = np.linalg.qr(np.random.default_rng(4).normal(size=(4, 4)))[0][:2]
     rows = np.stack([small * f + e, small * f - e])
     corpus = ja.data.from_sequences([[0, 1], [0, 2]], [1, 1], vocab_size=3)

@@ -1,4 +1,4 @@
-"""Mirror descent: the ℓ_q attention SVM of its own norm."""
+"""Mirror descent: convergence to the ℓ_q attention SVM of its own norm."""
 
 import numpy as np
 import pytest
@@ -9,8 +9,8 @@ pytestmark = pytest.mark.more
 NORMS = ("1.75", "2", "3")
 
 
-def test_divergences_are_least_on_the_diagonal(run):
-    """Of three programs the run in ℓ_q comes nearest to its own, and has come from far."""
+def test_divergence_is_smallest_for_the_same_norm(run):
+    """The divergence of a run in ℓ_q is smallest for the program in ℓ_q, and decreases strongly."""
     others = ("7/4", "2", "3", "3, all digits")
     at = run("mirror_descent", "seeds=2", *(f"blocks.{name}=null" for name in others))
     for cell, own in enumerate(NORMS[:2]):
@@ -21,8 +21,8 @@ def test_divergences_are_least_on_the_diagonal(run):
         assert all((at(f"gap_{q}", cell=cell) < 1e-8).all() for q in NORMS)
 
 
-def test_a_step_is_the_minimum_of_its_own_problem(code):
-    """w⁺ = argmin η g·w / ‖g‖_q* + D_ψ(w, w₀), by a solver that knows nothing of mirror maps."""
+def test_step_minimises_its_proximal_problem(code):
+    """w⁺ = argmin η g·w / ‖g‖_q* + D_ψ(w, w₀), by a generic solver."""
     mirror = code("mirror_descent", "mirror")
     rng = np.random.default_rng(0)
     w, g, q, eta = rng.normal(size=5), rng.normal(size=5), 1.75, 0.1

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.more
 
 
 def plateau(d, T):
-    """How long the published flow of two numbers keeps the risk above 80 % of its start."""
+    """Return the time for which the published flow keeps the risk above 80 % of its initial value."""
 
     def parts(state):
         w, delta = state
@@ -32,20 +32,20 @@ def plateau(d, T):
 
 
 def test_descent_on_the_risk_follows_the_published_flow(run):
-    """At a size of the published range; steps of a thousandth of √d T, T/(T - 1) is left out there."""
+    """At a published size, with steps of √d T / 1000; the flow omits the factor T/(T - 1)."""
     assert round(plateau(16, 256)) == 1351
     at = run("plateaus", "blocks=null", "figures=null", "seeds=1")
     np.testing.assert_allclose(at("plateau"), plateau(16, 256), rtol=0.01)
 
 
-def test_fresh_batches_stay_about_as_long(run):
+def test_fresh_batches_have_a_similar_plateau(run):
     overrides = ("data.dim=8", "data.length=64", "phases.train.fresh=16", "seeds=2")
     at = run("plateaus", "blocks=null", "figures=null", *overrides)
     np.testing.assert_allclose(at("plateau").mean(), plateau(8, 64), rtol=0.15)
 
 
-def test_the_risk_is_the_mean_loss(code):
-    """By 20,000 sequences."""
+def test_risk_matches_mean_loss(code):
+    """The mean is over 20,000 sequences."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(20_000, 5, 3)) / np.sqrt(3)
     W, a = rng.normal(size=(3, 3)), rng.normal(size=5)

@@ -1,4 +1,4 @@
-"""Rates of steps towards the max-margin direction."""
+"""Convergence rates to the max-margin direction."""
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,8 @@ from jaxattn.core import backend
 pytestmark = pytest.mark.more
 
 
-def test_the_steepest_direction_is_that_of_the_loss(read, code):
-    """Against the derivative of the logistic loss, and the loss itself, at a W of any kind."""
+def test_steepest_direction_matches_gradient(read, code):
+    """Compared with the derivative of the logistic loss, and the loss itself, at a random W."""
     data = read("rates").dataset(0).train
     with backend.float64():
         W = jnp.asarray(np.random.default_rng(0).normal(size=(20, 20)))
@@ -28,8 +28,8 @@ def test_the_steepest_direction_is_that_of_the_loss(read, code):
 
 
 @pytest.mark.parametrize(("rule", "least", "most"), [("normalised", 5, 20), ("gradient", 1, 1.6)])
-def test_ten_times_the_steps(run, rule, least, most):
-    """Normalised ones are then about ten times as near to the certified direction, gradient ones hardly."""
+def test_distances_after_ten_times_the_steps(run, rule, least, most):
+    """Normalised steps come about ten times closer to the certified direction, gradient steps hardly."""
     overrides = (f"phases.train.rule={rule}", "phases.train.steps=1000", "probes.steps=[100, 1000]")
     at = run("rates", "blocks=null", "seeds=3", *overrides)
     assert (at("duality_gap") < 1e-9).all()
@@ -38,7 +38,7 @@ def test_ten_times_the_steps(run, rule, least, most):
 
 
 def test_rescaled_norms(read, tmp_path):
-    """From step 100 on ‖W‖ = 80 · 1.2^k, as normalised steps of length 1 push to the edge of the ball."""
+    """From step 100 on ‖W‖ = 80 · 1.2^k, because steps of length 1 reach the boundary of the ball."""
     overrides = ("phases.train.rule=rescaled", "phases.train.hold=20", "phases.train.steps=200", "seeds=2")
     results = read("rates", "blocks=null", *overrides).run(tmp_path / "rates", quiet=True)
     for seed in range(2):

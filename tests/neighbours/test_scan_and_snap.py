@@ -1,4 +1,4 @@
-"""Scan and snap: what the last token attends to."""
+"""Scan and snap: attention of the last token."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def loop(ids, targets, Y, Z, *, steps, step_size, ratio):
 
 
 def measured(Z):
-    """Entropies and the common part of c_n by a loop over next tokens: two of each of two last tokens."""
+    """Compute entropies and the common part of c_n by a loop over next tokens."""
     found = []
     for n in range(4):
         c = TABLE * np.exp(Z[50 + n // 2, [*range(10), *range(10 + 10 * n, 20 + 10 * n)]])
@@ -46,8 +46,8 @@ def measured(Z):
     return np.mean(found, axis=0)
 
 
-def test_training_is_that_of_a_loop(run, read):
-    """What attention is made of, before and after ten steps on the same sequences."""
+def test_training_matches_a_loop(run, read):
+    """Statistics of attention before and after ten steps on the same sequences."""
     overrides = (*ALONE, "seeds=1", "phases.train.fresh=null", "data.sequences=20")
     overrides += ("phases.train.steps=10", "phases.train.step_size=2.0", "phases.train.ratio=3.0")
     at, study = run("scan_and_snap", *overrides), read("scan_and_snap", *overrides)
@@ -62,8 +62,8 @@ def test_training_is_that_of_a_loop(run, read):
     assert at("common") < at("common", 0) - 0.1
 
 
-def test_tokens_are_common_or_of_the_next_token(read):
-    """A loop over sequences: which tokens there are, and how often."""
+def test_tokens_are_common_or_belong_to_the_next_token(read):
+    """Token frequencies by a loop over sequences."""
     data = read("scan_and_snap", *ALONE, "data.sequences=2000").dataset(0).train
     counts = np.zeros(20)
     for (*before, last), target in zip(np.asarray(data.ids), np.asarray(data.targets), strict=True):

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.more
 
 @pytest.fixture
 def risk(code):
-    """The risk at vectors k and v of any length; the mean of X_ℓ is that of `dim`."""
+    """Compute the risk at vectors k and v of any norm; `dim` determines the mean of X_ℓ."""
     model, params = (code("single_location_starts", name) for name in ("Risk", "Params"))
 
     def of(k, v, **settings):
@@ -23,8 +23,8 @@ def risk(code):
     return of
 
 
-def test_the_risk_is_the_mean_of_squared_errors(risk):
-    """By draws of NumPy: 200,000 sequences of four tokens."""
+def test_risk_matches_mean_squared_error(risk):
+    """200,000 sequences of four tokens, sampled by NumPy."""
     rng = np.random.default_rng(0)
     k, v = (x / np.linalg.norm(x) for x in rng.normal(size=(2, 6)))
     X = rng.normal(size=(200_000, 4, 6))
@@ -35,8 +35,8 @@ def test_the_risk_is_the_mean_of_squared_errors(risk):
     assert abs(ours - errors.mean()) < 4 * errors.std() / np.sqrt(len(errors))
 
 
-def test_the_other_alignment_is_a_local_minimum(risk):
-    """At k = v*, v·k* = 0.63 no second derivative along the spheres is negative: it is no saddle."""
+def test_other_alignment_is_a_local_minimum(risk):
+    """At k = v*, v·k* = 0.63 no second derivative along the spheres is negative, so it is not a saddle."""
     with backend.float64():
 
         def of(x):
@@ -52,13 +52,13 @@ def test_the_other_alignment_is_a_local_minimum(risk):
         curvatures = np.linalg.eigvalsh(jax.jit(jax.hessian(of))(x))
         assert jnp.linalg.norm(jax.grad(of)(x)) < 1e-10
     np.testing.assert_allclose(x[5], 0.6298, atol=1e-4)
-    # Lengths of k and v, and turns of v in the two directions that nothing shows, cost nothing.
+    # The risk does not depend on the norms of k and v, nor on two directions of v.
     np.testing.assert_allclose(curvatures[:4], 0, atol=1e-10)
     assert curvatures[4] > 0.2
 
 
-def test_starts_end_at_either_alignment(run):
-    """At the one minimum or the other, within 4,000 steps."""
+def test_starts_converge_to_either_alignment(run):
+    """Within 4,000 steps."""
     at = run("single_location_starts", "blocks=null", "seeds=12", "phases.train.steps=4000")
     found = at("nu") > 0.99
     assert 0 < found.sum() < 12

@@ -1,4 +1,4 @@
-"""Topic words: the length of an embedding follows its score."""
+"""Topic words: the norm of an embedding is a function of its score."""
 
 import numpy as np
 import pytest
@@ -27,8 +27,8 @@ def loop(index, count, targets, E, q, W, steps, step_size):
     return K @ q, np.linalg.norm(E, axis=1) * np.linalg.norm(q)
 
 
-def test_lengths_follow_scores_as_in_a_loop(run, read):
-    """Scores and lengths are those of a loop; ‖e‖‖q‖ is the published function of the score."""
+def test_lengths_follow_scores_and_match_a_loop(run, read):
+    """Scores and norms match a loop; ‖e‖‖q‖ is the published function of the score."""
     sizes = ("data.others=300", "data.sequences=150", "data.test_sequences=100", "blocks.trained head=null")
     overrides = ("seeds=1", *sizes, "phases.train.steps=150", "phases.train.step_size=2.0")
     at, study = run("topic_words", *overrides), read("topic_words", *overrides)

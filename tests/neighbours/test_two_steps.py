@@ -1,4 +1,4 @@
-"""Two steps suffice: noisy labels are fitted, clean ones are general."""
+"""Two steps fit noisy labels and generalise to clean ones."""
 
 import numpy as np
 import pytest
@@ -29,8 +29,8 @@ def accuracy(X, y, p, v):
 SMALL = ("seeds=3", "data.dim=1200", "axes.data.ratio=[0.03, 0.17, 0.6]", "data.test_sequences=100")
 
 
-def test_accuracies_are_those_of_a_loop(run, read):
-    """Training and test accuracy of each cell; between is a ratio at which both are high."""
+def test_accuracies_match_a_loop(run, read):
+    """Training and test accuracy of each cell; both are high at an intermediate ratio."""
     block = {"blocks.n.zip.data.sequences": 50, "blocks.d.zip.data.dim": 1200}
     sizes = [f"{key}=[{value}]" for key, value in block.items()]
     sizes += [f"blocks.{name}.zip.phases.train.step_size=[0.03]" for name in "nd"]

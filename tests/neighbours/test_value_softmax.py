@@ -19,7 +19,7 @@ def q_of(a):
 
 
 def start():
-    """Draw what the published notebook does with NumPy's seed 123."""
+    """Sample the initial values of the published notebook, with NumPy's seed 123."""
     generator = np.random.RandomState(123)
     V = 0.1 * generator.randn(8, 8)
     generator.randn(8)
@@ -28,8 +28,8 @@ def start():
 
 
 @pytest.mark.more
-def test_attention_polarises_as_in_a_loop(run):
-    """Attention and loss of the published start are those of a loop; the flow goes on to one token."""
+def test_attention_polarises_and_matches_a_loop(run):
+    """Attention and loss from the published start match a loop; the flow converges to one token."""
     at = run("value_softmax", "seeds=2", "phases.descent.steps=1000", "blocks.drawn=null")
     q, loss = loop(start(), 1000)
     own = at("largest_attention", 1000, phase="descent")

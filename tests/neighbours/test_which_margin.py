@@ -1,4 +1,4 @@
-"""Which margin: sign descent goes for ℓ_∞, normalised descent for ℓ₂."""
+"""Which margin: sign descent maximises the ℓ_∞ margin, normalised descent the ℓ₂ margin."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ pytestmark = pytest.mark.more
 
 
 def largest_margin(ahead):
-    """Largest min_i ahead_i·p with ‖p‖_∞ ≤ 1, by a linear program of its own."""
+    """Maximise min_i ahead_i·p with ‖p‖_∞ ≤ 1 by a linear program."""
     rows, dim = ahead.shape
     found = linprog(
         [*np.zeros(dim), -1.0],
@@ -34,7 +34,7 @@ def test_sign_descent_maximises_the_margin_in_l_inf(run, read):
         assert (at("linf_gap", cell=cell) < 1e-8).all()
 
 
-def test_the_largest_margin_is_that_of_a_linear_program(code, read):
+def test_largest_margin_matches_linear_program(code, read):
     data = read("which_margin").dataset(5).train
     X, p = np.asarray(data.X, float), np.random.default_rng(0).normal(size=data.dim)
     _, facts = code("which_margin", "compare")(p[None], X, np.asarray(data.targets))

@@ -1,4 +1,4 @@
-"""Code as users write it, for studies that name it by import path."""
+"""Custom components, which studies refer to by import path."""
 
 from typing import ClassVar, Literal, NamedTuple
 
@@ -12,7 +12,7 @@ from jaxattn.core.settings import PositiveInt, Share
 
 
 def pairs(key, *, vocab_size: int, sequences: int, swapped: Share = 0.0):
-    """One token of the label's side and one of any, swapped sides with a probability."""
+    """Sample one token of the label's side and a random one, with sides swapped with a probability."""
     side, other, any_side = jax.random.split(key, 3)
     labels = jnp.where(jnp.arange(sequences) % 2 == 0, 1, -1)
     turned = jax.random.bernoulli(any_side, swapped, (sequences,))
@@ -23,7 +23,7 @@ def pairs(key, *, vocab_size: int, sequences: int, swapped: Share = 0.0):
 
 
 def fixed(*, sequences: int = 12):
-    """A corpus that all seeds share."""
+    """Return a corpus that all seeds share."""
     return pairs(jax.random.key(7), vocab_size=10, sequences=sequences)
 
 
@@ -50,7 +50,7 @@ class Bilinear(NamedTuple):
 
 
 class Turned(ja.Model):
-    """One layer whose scores are E W p, not E p; `sharpness` multiplies them."""
+    """One layer whose scores are E W p; `sharpness` multiplies them."""
 
     dim: int
     sharpness: float = 1.0
@@ -84,12 +84,12 @@ def clipped(step_size, *, limit: float = 1.0, momentum: float = 0.0):
 
 
 def constant(key, drawn, *, value: float = 0.5):
-    """Every entry of a parameter the same."""
+    """Return an initial parameter with equal entries."""
     return jnp.full_like(drawn, value)
 
 
 class Wander(ja.Phase, frozen=True, kw_only=True):
-    """A gradient step and noise of its own on `train`."""
+    """A gradient step plus Gaussian noise on `train`."""
 
     train: tuple[str, ...] = ("p",)
     step_size: float
@@ -120,7 +120,7 @@ def spread(params, corpus, *, scale: float = 1.0):
 
 
 class Travelled(ja.Probe):
-    """How far the query is from where the phase began."""
+    """Distance of the query from its value at the start of the phase."""
 
     order: ja.Static[float] = 2.0
     labels: ClassVar = {"travelled": "way of p"}
@@ -133,7 +133,7 @@ class Travelled(ja.Probe):
 
 
 class Longest(ja.PhaseProbe):
-    """The largest norm of p in a phase, told at its end."""
+    """The largest norm of p in a phase, measured at its end."""
 
     metrics = ("share_of_longest", "longest")
 
@@ -150,7 +150,7 @@ class Longest(ja.PhaseProbe):
 
 
 def last_losses(results, *, metric: str = "loss"):
-    """Last losses by seed."""
+    """Plot the last losses by seed."""
     from matplotlib.figure import Figure
 
     figure = Figure()
@@ -167,7 +167,7 @@ def of_wrong_shape(logits, labels):
 
 
 class Underived:
-    """It does not derive from ja.Model."""
+    """A class that is not derived from ja.Model."""
 
     def __init__(self, dim):
         self.dim = dim

@@ -24,7 +24,7 @@ from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 from jaxattn.models.gradients import Outputs, loss, loss_and_gradients
 
-P = TypeVar("P")
+_P = TypeVar("_P")
 
 
 @struct.dataclass
@@ -134,14 +134,14 @@ def descent(
 
 
 def one_step(
-    params: P,
+    params: _P,
     data: Any,
     *,
     step_size: float | Array,
     train: Sequence[str] = ("E",),
     outputs: Outputs = one_layer.outputs,
     per_sequence: PerSequence = losses.DEFAULT,
-) -> P:
+) -> _P:
     """Return the parameters after one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, by default on E alone.
 
     Args:

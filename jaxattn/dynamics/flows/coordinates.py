@@ -253,7 +253,9 @@ class Coordinates:
         pull, force = self._pull(z)
         size = self.norm(pull)
         velocity = pull / nonzero(size)
-        jacobian, slope = (self._products if len(z) > stiff.LARGE else self._matrix)(velocity, size, force)
+        jacobian, slope = (self._products if len(z) > stiff.MANY_DIMS else self._matrix)(
+            velocity, size, force
+        )
         rounding = jnp.finfo(z.dtype).eps * (1 + self.norm(z, 1.0) / self.unit) * force.gross
         return Local(
             velocity=velocity,

@@ -217,7 +217,7 @@ class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
     def follow(self, task: Task, params: Params) -> FlowPath:
         scores = _scores(task, params)
         start = get(params, self.train[0]).reshape(-1)
-        if min(scores.keys.shape) > stiff.LARGE:
+        if min(scores.keys.shape) > stiff.MANY_DIMS:
             return begin_path(scores, start, self.ends, self.points)
         path: Path = self._call(scores, start)
         return path

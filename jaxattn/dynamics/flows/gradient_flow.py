@@ -18,7 +18,7 @@ from jaxattn.dynamics.flows.arc_length import Stop
 from jaxattn.dynamics.flows.flow_phase import FlowPhase, RecordedPath
 from jaxattn.losses import mean
 
-Tolerance = Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]]
+_Tolerance = Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]]
 
 
 @declare(
@@ -37,8 +37,8 @@ def gradient_flow(
     until_norm: Static[Positive] | None = None,
     until_log_loss: Static[float] | None = None,
     solver: Literal["explicit", "implicit"] = "explicit",
-    rtol: Tolerance = 1e-8,
-    atol: Tolerance = 1e-10,
+    rtol: _Tolerance = 1e-8,
+    atol: _Tolerance = 1e-10,
     max_steps: PositiveInt = 100_000,
     points: Annotated[int, msgspec.Meta(ge=2)] = 64,
 ) -> RecordedPath:

@@ -15,7 +15,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.mapping import map_in_equal_parts
 from jaxattn.data.corpus import Corpus
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 # Relative error of a step.
 Tolerance = Annotated[float, msgspec.Meta(gt=0, lt=1)]
@@ -127,7 +127,7 @@ def check_settings(rtol: float, points: int, least: int = 3) -> None:
         raise InputError(f"rtol: {rtol}; give a relative error between 0 and 1")
 
 
-def doubled(tree: T) -> T:
+def doubled(tree: _T) -> _T:
     """Convert the arrays of a pytree to float64."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), tree)
 

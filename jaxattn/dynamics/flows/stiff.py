@@ -114,7 +114,7 @@ def step(
 
 
 # Largest number of coordinates for which the Jacobian is formed: docs/notes/flow_on_texts.md.
-LARGE = 512
+MANY_DIMS = 512
 # Numbers of tokens for which factors are computed. All shapes are static, so each size is compiled
 # separately.
 SIZES = (64, 128, 256, 512)

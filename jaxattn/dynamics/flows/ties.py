@@ -65,7 +65,7 @@ class Ties:
 
 def room(E: Float[Array, "V d"]) -> int:
     """Return the largest dimension of 𝒯: the full dimension, or MOST_TIED if that is large."""
-    return min(E.shape) if min(E.shape) <= stiff.LARGE else MOST_TIED
+    return min(E.shape) if min(E.shape) <= stiff.MANY_DIMS else MOST_TIED
 
 
 def first_of(holds: Bool[Array, " V"], count: int) -> Int[Array, " k"]:

@@ -202,11 +202,11 @@ class Book:
         Raises:
             InputError: the book does not exist there.
         """
-        roots = (self.folder.parent, *_own_roots())
+        roots = (self.folder.parent, *_checkout_roots())
         for root in roots:
             if (root / name / "book.toml").is_file():
                 return root / name
-        raise _no_book(name, roots)
+        raise _missing_book(name, roots)
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
@@ -262,7 +262,7 @@ def read_book(book: str | Path) -> Book:
     shared = _read(folder / "book.toml", Shared, {})
     with at(str(folder / "book.toml")):
         curves = {
-            name: msgspec.structs.replace(curve, source=_written(curve.source, shared.phrases))
+            name: msgspec.structs.replace(curve, source=_with_phrases(curve.source, shared.phrases))
             for name, curve in shared.curves.items()
         }
     found = Book(folder, _place(folder), msgspec.structs.replace(shared, curves=curves))
@@ -273,24 +273,24 @@ def read_book(book: str | Path) -> Book:
 def folder_of(book: str | Path) -> Path:
     """Return the folder of a book; see `read_book`."""
     name = Path(book).name
-    roots = (PACKAGED, Path("sweeps"), *_own_roots())
+    roots = (PACKAGED, Path("sweeps"), *_checkout_roots())
     places = [*(root / name for root in roots if str(book) == name), Path(book)]
     for folder in places:
         if (folder / "book.toml").is_file():
             return folder
-    raise _no_book(str(book), roots)
+    raise _missing_book(str(book), roots)
 
 
 # Books that are not part of the package.
 IN_CHECKOUTS = ("neighbours", "findings")
 
 
-def _own_roots() -> tuple[Path, ...]:
+def _checkout_roots() -> tuple[Path, ...]:
     # A folder `sweeps` next to an installed package would belong to another project.
     return (PACKAGED, *([CHECKOUT / "sweeps"] if (CHECKOUT / "pyproject.toml").is_file() else []))
 
 
-def _no_book(name: str, roots: Sequence[Path]) -> InputError:
+def _missing_book(name: str, roots: Sequence[Path]) -> InputError:
     if name in IN_CHECKOUTS:
         return InputError(f"{name}: this book is in sweeps/ of a checkout of jaxattn; run the command there")
     known = sorted({path.parent.name for root in roots for path in root.glob("*/book.toml")})
@@ -325,14 +325,14 @@ def _read(path: Path, kind: type[_T], phrases: Mapping[str, str]) -> _T:
     with at(str(path)):
         if kind is About and (old := next((key for key in KEYS if key in tree), None)):
             raise InputError(f"{old}: version 0.3 moved it to {KEYS[old]}")
-        tree |= {key: _written(tree[key], phrases) for key in PROSE if isinstance(tree.get(key), str)}
+        tree |= {key: _with_phrases(tree[key], phrases) for key in PROSE if isinstance(tree.get(key), str)}
         try:
             return msgspec.convert(tree, kind)
         except msgspec.ValidationError as error:
             raise InputError(str(error)) from None
 
 
-def _written(text: str, phrases: Mapping[str, str]) -> str:
+def _with_phrases(text: str, phrases: Mapping[str, str]) -> str:
     try:
         return text.format_map(phrases)
     except KeyError as error:

@@ -30,12 +30,8 @@ def choices(results: Run, item: Item, *, shown: str) -> Measured:
     """Measure the share of random choices in which each shape appears, and its correlation with each choice.
 
     A shape appears if the mean over the seeds of a choice meets the criterion of the figure, and does not
-    appear if all seeds diverged. Intervals are Clopper-Pearson intervals.
-
-    Args:
-        results: the run, with one cell per choice.
-        item: the item.
-        shown: the item whose run is shown as the figure.
+    appear if all seeds diverged. Intervals are Clopper-Pearson intervals. The run has one cell per choice;
+    `shown` is the item of the figure.
     """
     figure = item.book.item(shown)
     draws = _draws(results, figure)
@@ -85,10 +81,10 @@ def _dependence(results: Run, draws: pd.DataFrame, shown: Mapping[str, Any]) -> 
     rows = []
     for block, part in draws.groupby("optimizer", sort=False):
         for axis in [axis for axis in results.axes if axis != "block" and part[axis].notna().all()]:
-            at = _of_shown(results, shown, int(part.index[0]), axis)
+            at = _shown_value(results, shown, int(part.index[0]), axis)
             row = {
                 "optimizer": block,
-                "choice": _short(axis),
+                "choice": _short_name(axis),
                 "drawn between": f"{format_number(part[axis].min())} and {format_number(part[axis].max())}",
                 "shown run": "-" if at is None else format_number(at),
                 "draws below it": "-" if at is None else f"{(part[axis] < at).mean():.0%}",
@@ -102,7 +98,7 @@ def _dependence(results: Run, draws: pd.DataFrame, shown: Mapping[str, Any]) -> 
     return table.loc[strength.sort_values(kind="stable").index].reset_index(drop=True)
 
 
-def _of_shown(results: Run, shown: Mapping[str, Any], cell: int, axis: str) -> float | None:
+def _shown_value(results: Run, shown: Mapping[str, Any], cell: int, axis: str) -> float | None:
     """Return the value of the shown run on an axis; None if its optimiser differs (Adam counts as AdamW)."""
     key = "phases.joint.optimizer"
     if axis.startswith("phases.") and not results.lookup(cell, key).startswith(find_cell(shown, key)):
@@ -112,12 +108,12 @@ def _of_shown(results: Run, shown: Mapping[str, Any], cell: int, axis: str) -> f
     return find_cell(shown, f"{before}.options.{name}") if at is None else at
 
 
-def _short(axis: str) -> str:
+def _short_name(axis: str) -> str:
     return axis.removeprefix("phases.joint.").removeprefix("data.")
 
 
 def _listed(draws: pd.DataFrame) -> pd.DataFrame:
-    named = draws.rename(columns=_short)
+    named = draws.rename(columns=_short_name)
     for name in [*(shape for _, shape in SHAPES.values()), ALL]:
         named[name] = named[name].map({True: "yes", False: "no"})
     return named

@@ -70,15 +70,9 @@ MEASURED_NAMES: Mapping[str, _Names] = MappingProxyType(
 
 
 def known_names(measure: Measure, item: Item, study: Study) -> list[str] | None:
-    """Return the names of the findings of a measure; `*` replaces parts that are known only after the run.
+    """Return the names of the findings of a measure of an item; None if they are known only after the run.
 
-    Args:
-        measure: the measure.
-        item: the item that it belongs to.
-        study: its study at some scale.
-
-    Returns:
-        The names; None if they are known only after the run.
+    `*` replaces parts of names that are known only after the run.
     """
     found = MEASURED_NAMES.get(measure.kind)
     return found and found(study, item, **measure.settings)
@@ -90,12 +84,7 @@ def fits_name(name: str, pattern: str) -> bool:
 
 
 def check_names(measure: Measure, item: Item, known: Sequence[str] | None) -> None:
-    """Check that every criterion of a measure matches the name of a finding.
-
-    Args:
-        measure: the measure.
-        item: the item that it belongs to.
-        known: names as returned by `known_names`, or those of a record; None skips the check.
+    """Check that every criterion of a measure matches a known name; `known` is None to skip the check.
 
     Raises:
         InputError: a criterion that is not optional matches no name.

@@ -103,13 +103,8 @@ def write_book_page(book: Book, place: Place, *, failed: Mapping[str, str] = Map
     An item without runs is shown from its record, if the folder has one. A page can therefore be extended
     item by item, with runs on several machines or runs that have been deleted.
 
-    Args:
-        book: the book.
-        place: folder of the runs, to which the page is written; its records are read too.
-        failed: names of items whose run failed, with the reasons.
-
     Returns:
-        The written page. Items whose runs cannot be measured count as failed.
+        The written page. Items in `failed`, and items whose runs cannot be measured, count as failed.
 
     Raises:
         InputError: a record is damaged.

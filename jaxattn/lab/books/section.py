@@ -175,7 +175,7 @@ def measured(item: Item, place: Place) -> Section | None:
     for name in dict.fromkeys(name for asked in item.measured for name in asked.studies):
         if (run := _finished(place.run(item, name), place.out)) is None:
             continue
-        if not _is_of(run, place.study(item, name)):
+        if not _matches(run, place.study(item, name)):
             return missing(
                 item, place.scale, f"{place.run(item, name)} holds a run of other settings; delete it"
             )
@@ -192,7 +192,7 @@ def measured(item: Item, place: Place) -> Section | None:
         return Section(item, UNREADABLE, item_command(item, place.scale), f"the run cannot be read: {reason}")
 
 
-def _is_of(run: Run, study: Study) -> bool:
+def _matches(run: Run, study: Study) -> bool:
     ran = [(cell["settings"], cell.get("config_hash")) for cell in run.manifest["cells"]]
     same = ran == [(cell.settings, cell.config_hash) for cell in study.cells]
     return same and not differences(dict(run.manifest["config"]), study.config)
@@ -212,7 +212,7 @@ def _section(item: Item, there: Sequence[Measure], runs: Mapping[str, Run], plac
         item,
         item_verdict(findings),
         item_command(item, place.scale),
-        facts=_facts(used, item, place) | _left_out(left_out, item),
+        facts=_facts(used, item, place) | _missing_runs(left_out, item),
         findings=tuple(findings),
         tables={title: texts(table) for title, table in tables.items()},
         pictures=_pictures(used[0], item),
@@ -221,7 +221,7 @@ def _section(item: Item, there: Sequence[Measure], runs: Mapping[str, Run], plac
     )
 
 
-def _left_out(measures: Sequence[Measure], item: Item) -> dict[str, str]:
+def _missing_runs(measures: Sequence[Measure], item: Item) -> dict[str, str]:
     names = dict.fromkeys(name for asked in measures for name in asked.studies)
     needs = dict.fromkeys(item.book.shared.data[asked.needs].what for asked in measures if asked.needs)
     return {LEFT_OUT: "; ".join([", ".join(names), *needs])} if names else {}

@@ -51,11 +51,8 @@ def binned(
 ) -> _Binned:
     """Average a quantity within bins, over all seeds and with each seed left out.
 
-    Args:
-        tokens: rows with columns seed, x and the quantity.
-        quantity: the column to average.
-        edges: (m + 1,) ascending edges of the bins; points outside are dropped.
-        x: the column that is binned.
+    The tokens have columns seed, x and the quantity; points outside the ascending edges, (m + 1,), are
+    dropped.
     """
     edges = np.asarray(edges, float)
     bins = len(edges) - 1
@@ -79,7 +76,7 @@ def binned(
 
 def lowest(rows: _Rows, centres: _Rows) -> _Rows:
     """Return the centre of every row's lowest bin, (B,); NaN for a row without a finite entry."""
-    return _each(lambda row: centres[np.nanargmin(row)] if np.isfinite(row).any() else math.nan, rows)
+    return _per_row(lambda row: centres[np.nanargmin(row)] if np.isfinite(row).any() else math.nan, rows)
 
 
 def u_shape(rows: _Rows, centres: _Rows) -> _Rows:
@@ -118,10 +115,10 @@ def sign_change(rows: _Rows, centres: _Rows) -> _Rows:
         use = np.isfinite(row) & (np.abs(centres) > 1e-9)
         return float((np.sign(row[use]) == np.sign(centres[use])).mean()) if use.any() else math.nan
 
-    return _each(one, rows)
+    return _per_row(one, rows)
 
 
-def _each(function: Callable[[_Rows], float], rows: _Rows) -> _Rows:
+def _per_row(function: Callable[[_Rows], float], rows: _Rows) -> _Rows:
     return np.array([function(row) for row in rows], float)
 
 
@@ -140,13 +137,9 @@ CORRELATION, PART = (-1.0, 1.0), (0.0, 1.0)
 
 
 def shapes(results: Run, item: Item, *, cell: int = 0, metrics: tuple[str, ...] = ()) -> Measured:
-    """Measure the shapes of Figures 1-3: E·v increasing, E·p U-shaped with its minimum near 0.
+    """Measure the shapes of Figures 1-3 in a cell: E·v increasing, E·p U-shaped with its minimum near 0.
 
-    Args:
-        results: the run.
-        item: the item.
-        cell: index of the cell.
-        metrics: further metrics at the end of the cell.
+    Further metrics at the end of the cell are measured too.
     """
     ev, ep = (_bins(results, quantity, cell) for quantity in ("Ev", "Ep"))
     findings = [
@@ -218,11 +211,7 @@ def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
 
     For every step size: the mean over bins of the ratio of standard deviations, joint to one step. The table
     also divides each spread by the range of its bin means, which does not depend on the step size.
-
-    Args:
-        results: the run.
-        item: the item.
-        to_the_end: the block in which E is trained to convergence.
+    `to_the_end` is the block in which E is trained to convergence.
     """
     cells = dict(named(results))
     if to_the_end not in cells.values():

@@ -141,7 +141,7 @@ class Measure(BookTable, frozen=True):
     """An entry of `measures` in item.toml.
 
     Attributes:
-        kind: a name in `measures.KINDS`, or "mine.py:NAME".
+        kind: name of a built-in measure, or "mine.py:NAME".
         studies: the studies whose runs it takes: sweep files NAME.toml in the folder of the item or of the
             book, or "BOOK:PLACE" for one of another book.
         criteria: criteria of its findings, by name; {} if they are only measured, or the measure sets them.

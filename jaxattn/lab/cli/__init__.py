@@ -113,7 +113,7 @@ def parse_command(words: Sequence[str]) -> Callable[[], int]:
     try:
         with redirect_stderr(printed):
             called: Callable[[], int] = tyro.extras.subcommand_cli_from_dict(
-                {name: usage.later(call) for name, call in commands().items()},
+                {name: usage.deferred(call) for name, call in commands().items()},
                 prog="jaxattn",
                 args=words,
                 use_underscores=False,

@@ -60,10 +60,7 @@ def filled(text: str, width: int, indent: int = 0) -> str:
 def aligned(rows: Iterable[tuple[str, str]], width: int, of_all: int) -> list[str]:
     """Format terms and their explanations as lines of two columns, indented by two spaces.
 
-    Args:
-        rows: the terms and explanations.
-        width: width of the first column; a longer term gets a separate line.
-        of_all: width of the text, 0 for no limit.
+    A term longer than `width` gets a separate line. `of_all` is the width of the text, 0 for no limit.
     """
     lines = []
     for term, words in rows:
@@ -135,11 +132,8 @@ def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
 def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **options: Any) -> None:
     """Print a table of the last step of each phase, with at most six metrics chosen by `headline.metrics`.
 
-    Args:
-        results: a run.
-        every: print all metrics.
-        rest: option or command that prints the other metrics.
-        options: options of the bootstrap, see `statistics.summary_rows`.
+    With `every`, all metrics are printed; otherwise `rest` is the option or command that prints the others.
+    The options of the bootstrap are those of `statistics.summary_rows`.
     """
     from jaxattn.lab.results import combine, headline, statistics
     from jaxattn.lab.results.headline import caveats
@@ -149,7 +143,7 @@ def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **o
     shown = combine.choose(results, metrics=chosen) if left else results
     rows = statistics.summary_rows(shown, metrics=chosen if left else None, **options)
     print_title(statistics.summary_title(shown))
-    for title, table in _fitting(rows, [*results.axes, "phase"]):
+    for title, table in _split_to_fit(rows, [*results.axes, "phase"]):
         print_table(title, table)
     for line in caveats(shown):
         say_wrapped(line)
@@ -186,13 +180,13 @@ def print_learned(results: Any) -> None:
     say()
 
 
-def _fitting(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, "pd.DataFrame"]]:
-    from jaxattn.lab.results.statistics import turned
+def _split_to_fit(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, "pd.DataFrame"]]:
+    from jaxattn.lab.results.statistics import transposed
 
     # In the transposed table, every row becomes a column.
-    ways = [rows, turned(rows, keys)] if len(rows) <= _width() else [rows]
+    ways = [rows, transposed(rows, keys)] if len(rows) <= _width() else [rows]
     for table in ways[::-1] if len(rows.columns) - len(keys) > len(rows) else ways:
-        if _together(_full_widths(table)) <= _width():
+        if _total_width(_full_widths(table)) <= _width():
             yield "", table
             return
     for metric in rows.columns[len(keys) :]:
@@ -231,12 +225,12 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
     if title:
         print_title(title)
     piece = frame.iloc[:_ROWS]
-    if _together(_full_widths(piece)) > _width() and len(piece) > 1:
-        same = [len({_written(x) for x in values}) == 1 for _, values in piece.items()]
+    if _total_width(_full_widths(piece)) > _width() and len(piece) > 1:
+        same = [len({_cell_text(x) for x in values}) == 1 for _, values in piece.items()]
         common = piece.iloc[:1, [k for k, one in enumerate(same) if one]]
         piece = piece.iloc[:, [k for k, one in enumerate(same) if not one]]
         for name, values in common.items():
-            if value := _written(values.iloc[0]):
+            if value := _cell_text(values.iloc[0]):
                 say_wrapped(f"{name}: {value} in all rows")
     widths = _widths(piece)
     if widths is None:
@@ -248,7 +242,7 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
             justify: Any = "right" if pd.api.types.is_numeric_dtype(values) else "left"
             table.add_column(head, justify=justify, overflow="fold", width=width)
         for row in piece.itertuples(index=False):
-            table.add_row(*(Text(_written(x)) for x in row))
+            table.add_row(*(Text(_cell_text(x)) for x in row))
         # Names from users must not be parsed as markup.
         Console(width=_width(), highlight=False).print(table)
     say()
@@ -259,14 +253,14 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
 def _print_records(frame: "pd.DataFrame") -> None:
     for row in frame.itertuples(index=False):
         for name, x in zip(frame.columns, row, strict=True):
-            say_wrapped(f"{name}: {_written(x)}", indent=2)
+            say_wrapped(f"{name}: {_cell_text(x)}", indent=2)
         say()
 
 
 def _widths(frame: "pd.DataFrame") -> list[int] | None:
     widths = _full_widths(frame)
     least = [max(_longest(values), *map(len, _parts(name))) for name, values in frame.items()]
-    while _together(widths) > _width():
+    while _total_width(widths) > _width():
         spare = [width if width > least[k] else 0 for k, width in enumerate(widths)]
         if not any(spare):
             return None
@@ -274,14 +268,14 @@ def _widths(frame: "pd.DataFrame") -> list[int] | None:
     return widths
 
 
-def _together(widths: list[int]) -> int:
+def _total_width(widths: list[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
 
 
 def _full_widths(frame: "pd.DataFrame") -> list[int]:
     return [
         max(
-            min(max((len(_written(x)) for x in values[:_ROWS]), default=0), _LONG),
+            min(max((len(_cell_text(x)) for x in values[:_ROWS]), default=0), _LONG),
             _longest(values),
             len(plain(str(name))),
         )
@@ -290,7 +284,7 @@ def _full_widths(frame: "pd.DataFrame") -> list[int]:
 
 
 def _longest(values: Iterable[Any]) -> int:
-    return max((len(word) for x in values for word in _WORD.findall(_written(x))), default=0)
+    return max((len(word) for x in values for word in _WORD.findall(_cell_text(x))), default=0)
 
 
 def _heading(name: Any, width: int) -> str:
@@ -306,7 +300,7 @@ def _parts(name: Any) -> list[str]:
     return re.findall(r"[^\s.]*[\s.]*", plain(str(name)))[:-1] or [""]
 
 
-def _written(x: Any) -> str:
+def _cell_text(x: Any) -> str:
     return plain(f"{x:.4g}" if isinstance(x, float) else str(x))
 
 

@@ -31,16 +31,11 @@ def read_data_sweep(sweep: Path, overrides: Sequence[str] = ()) -> Study:
 
 
 def describe_data(study: Definition, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:
-    """Describe the data of a study; for data sampled per seed, those of seed 0.
-
-    Args:
-        study: the study; only its base setting is described.
-        number: number of tokens to list at each end.
-        progress: progress callback for reading the data.
+    """Describe the data of the base setting of a study; for data sampled per seed, those of seed 0.
 
     Returns:
-        Titles and tables: sizes; for text also quantiles of lengths, advice on one step on E, and the tokens
-        of highest and lowest importance.
+        Titles and tables: sizes; for text also quantiles of lengths, advice on one step on E, and the first
+        `number` tokens of highest and lowest importance.
     """
     with from_user_code(study.names.files(study.own_kinds), "data"):
         loaded = seed_dataset(study.base.data, 0, study.dtype, progress=progress)

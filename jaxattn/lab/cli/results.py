@@ -27,11 +27,11 @@ from jaxattn.lab.cli.options import (
     ResultsDir,
     Set,
     keep_compiled,
-    of_this_machine,
     read_folders,
     read_pair,
     read_size,
     read_two,
+    require_local_folder,
 )
 
 
@@ -159,7 +159,7 @@ def diagnose(
     from jaxattn.lab import diagnosis
     from jaxattn.lab.engine.progress import Reporter
 
-    of_this_machine(out)
+    require_local_folder(out)
     E, p, v = (read_array(place) for place in (embedding, query, head))
     with Reporter(quiet) as reporter:
         labelled, tokens = diagnosis.read_corpus(
@@ -241,7 +241,7 @@ def reproduce(
 
     memory, items = read_size(max_memory), books.read_book(book)
     folder = out or Path("results") / items.name
-    of_this_machine(folder)
+    require_local_folder(folder)
     keep_compiled()
     devices.use_all_cores()
     asked = Asked(tuple(only), scale, seeds, data_dir)

@@ -20,11 +20,7 @@ from jaxattn.lab.storage.manifest import fixing, read_manifest
 def run_status(
     directory: Path, progress: Callable[[str, float], None] = lambda what, share: None
 ) -> tuple[pd.DataFrame, str]:
-    """Return the state of every cell.
-
-    Args:
-        directory: a results folder, finished or not, or its address.
-        progress: progress callback (what, fraction done).
+    """Return the state of every cell of a results folder, finished or not, or of its address.
 
     Returns:
         A table with one row per cell: settings, state, fraction done, phase and step, median loss over the

@@ -117,7 +117,7 @@ def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
         say(f"jaxattn: failed: {error['batch']}: {error['reason']}", err=True)
     if len(outcome.errors) == outcome.batches:
         return 1
-    together = _together(folders)
+    together = _combined_results(folders)
     print_learned(together)
     print_summary(together, every=every)
     if address := copies.address_of(outcome.directory):
@@ -130,7 +130,7 @@ def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
     return 1 if outcome.failures or outcome.errors else 0
 
 
-def _together(folders: list[Path]) -> Any:
+def _combined_results(folders: list[Path]) -> Any:
     from jaxattn.lab.results import combine, load
 
     return combine.combine([load(folder) for folder in folders])
@@ -259,7 +259,7 @@ def launch(
     failed = [job.job_id for job in submitted if job.result() != 0]
     if failed:
         raise RunError(f"launch: jobs {', '.join(failed)} failed; see their logs in {scripts}")
-    together = _together(folders)
+    together = _combined_results(folders)
     print_learned(together)
     print_summary(together, rest=f"jaxattn aggregate {whole.name} --all")
     return 0
@@ -288,14 +288,10 @@ class Shard:
 def submit(
     commands: list[list[str]], folder: Path, executor: Executor, minutes: int, options: dict[str, Any]
 ) -> list[Any]:
-    """Submit commands as an array of jobs; return the jobs of submitit.
+    """Submit commands, as arguments of `jaxattn`, as an array of jobs; return the jobs of submitit.
 
-    Args:
-        commands: arguments of `jaxattn`, for each job.
-        folder: folder of the jobs' scripts and logs.
-        executor: the queue.
-        minutes: time limit of a job.
-        options: options of the queue, by their names in submitit, for example slurm_partition.
+    `folder` gets the scripts and logs, `minutes` is the time limit of a job, and the options are those of the
+    queue in submitit, for example slurm_partition.
 
     Raises:
         InputError: submitit is not installed, the queue does not exist, or an option is unknown.

@@ -155,7 +155,7 @@ def check_words(words: Sequence[str], commands: Mapping[str, Command]) -> None:
             raise InputError(f"{name}: no such option of {first}; {near}")
 
 
-def later(call: Command) -> Callable[..., Callable[[], int]]:
+def deferred(call: Command) -> Callable[..., Callable[[], int]]:
     """Return a function with the arguments of a command that returns the call without making it."""
 
     @functools.wraps(call)

@@ -56,7 +56,7 @@ class Diagnosis(Measurements):
             top = tokens.sort_values(["Ep", "id"], ascending=[False, True])
             chosen = tokens[tokens["selected"] > 0].sort_values(["selected", "id"], ascending=[False, True])
             where = f", attention head {h}" if len(self.heads) > 1 else ""
-            top, chosen = (_for_reading(rows.head(number), self) for rows in (top, chosen))
+            top, chosen = (_display_tokens(rows.head(number), self) for rows in (top, chosen))
             laid += [(f"Tokens with the largest E·p{where}", top)]
             laid += [(f"Tokens that most sequences select{where}", chosen)]
             if len(self.by_class):
@@ -95,7 +95,7 @@ class Diagnosis(Measurements):
 
     def html(self, number: int = 15) -> str:
         """Return the self-contained HTML page with verdicts, figures and tables of `number` tokens."""
-        return _filled(self, number, [self.figure(h) for h in self.heads])
+        return _html(self, number, [self.figure(h) for h in self.heads])
 
     def write(self, directory: str | Path, number: int = 15) -> list[Path]:
         """Write diagnosis.html, diagnosis.md, tokens.csv and a figure of each attention head.
@@ -114,7 +114,7 @@ class Diagnosis(Measurements):
         drawn = [self.figure(h) for h in self.heads]
         names = dict(enumerate(self.class_names))
         contents = {
-            "diagnosis.html": _filled(self, number, drawn).encode(),
+            "diagnosis.html": _html(self, number, drawn).encode(),
             "diagnosis.md": _markdown(self, number, drawn).encode(),
             "tokens.csv": self.tokens.replace({"class": names}).to_csv(index=False).encode(),
             **{f"{each.name}.png": each.png() for each in drawn},
@@ -190,7 +190,7 @@ def diagnose(
     return Diagnosis(**vars(found))
 
 
-def _filled(found: Diagnosis, number: int, drawn: list[RenderedFigure]) -> str:
+def _html(found: Diagnosis, number: int, drawn: list[RenderedFigure]) -> str:
     shown = [(title, layout.texts(table), _keys(table)) for title, table in found.tables(number)]
     images = [x.png() for x in drawn]
     pictures = [
@@ -252,10 +252,10 @@ def _with_intervals(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 def _of_classes(of_head: pd.DataFrame, found: Diagnosis, number: int = 5) -> pd.DataFrame:
     order = of_head.sort_values(["class", "Ev", "id"], ascending=[True, False, True])
-    return _for_reading(order.groupby("class").head(number), found)
+    return _display_tokens(order.groupby("class").head(number), found)
 
 
-def _for_reading(tokens: pd.DataFrame, found: Diagnosis) -> pd.DataFrame:
+def _display_tokens(tokens: pd.DataFrame, found: Diagnosis) -> pd.DataFrame:
     named = with_classes(tokens, found.class_names)
     named = named.rename(columns={"posterior_difference": "posterior difference", "Ep": "E·p", "Ev": "E·v"})
     alone = found.tokens["class"].nunique() < 2 and not found.class_names

@@ -130,12 +130,6 @@ def measure_model(
 ) -> Measurements:
     """Compute the statistics of `diagnose`.
 
-    Args:
-        weights: the model's arrays.
-        corpus: n labelled sequences.
-        tokens: V names, or None.
-        settings: the settings.
-
     Raises:
         InputError: fewer than three tokens are frequent enough.
     """

@@ -93,7 +93,7 @@ def choose(
             raise unknown_metric(missing[0], known)
         if missing:
             recorded = ", ".join(repr(str(x)) for x in sorted(known, key=str))
-            raise InputError(f"{name} {missing[0]!r}: the run recorded {recorded}")
+            raise InputError(f"{name} {missing[0]!r}: not recorded; the run recorded {recorded}")
         if wanted:
             records = records[records[name].isin(list(wanted))]
     kept = list(results.manifest["cells"])
@@ -160,7 +160,7 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
         InputError: the key is not swept, or no cells can be paired.
     """
     if key not in results.axes:
-        raise InputError(f"{key}: not swept; the swept keys are {', '.join(results.axes) or 'nothing'}")
+        raise InputError(f"{key}: not swept; swept keys: {', '.join(results.axes) or 'none'}")
     together = _zipped(results, key)
     values = [cell["settings"].get(key) for cell in results.manifest["cells"]]
     sides = [(sign, _matching(key, values, wanted)) for sign, wanted in ((-1.0, first), (1.0, second))]
@@ -227,7 +227,7 @@ def _matching(key: str, values: Sequence[Any], wanted: Any) -> list[Any]:
     printed = dict.fromkeys(x for x in values if isinstance(x, float) and setting(x) == str(wanted))
     if len(printed) > 1:
         listed = ", ".join(map(repr, list(printed)[:5]))
-        raise InputError(f"{key}: {wanted} is printed for {listed}; give all digits of one")
+        raise InputError(f"{key}: {wanted} is the printed form of {listed}; give all digits of one")
     return list(printed)
 
 

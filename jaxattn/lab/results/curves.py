@@ -125,7 +125,7 @@ def _phases(results: Run, phase: str | None, x: str) -> list[str]:
             raise unknown_metric(x, results.records["metric"].unique())
     if phase is not None:
         if phase not in phases:
-            which = "the run has" if x == "step" else f"{x} was recorded in"
+            which = "the run has only" if x == "step" else f"{x} was recorded only in"
             raise InputError(f"phase {phase!r}: {which} {', '.join(phases)}")
         return [phase]
     steps = records.groupby("phase", observed=True)["step"].nunique()

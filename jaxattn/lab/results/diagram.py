@@ -15,11 +15,11 @@ from jaxattn.core.errors import InputError, counted
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import (
     axis_label,
+    axis_sort_key,
     evenly,
     file_name,
     format_number,
     formula,
-    in_order,
     interval,
     literal,
     minus,
@@ -57,12 +57,12 @@ def diagram(
     """
     for axis in (x_axis, y_axis):
         if axis not in results.axes:
-            raise InputError(f"axis {axis!r}: the run sweeps {', '.join(results.axes) or 'nothing'}")
+            raise InputError(f"axis {axis!r}: not swept; swept keys: {', '.join(results.axes) or 'none'}")
     records, phase = metric_at_end(results.records, metric, phase)
     table = aggregate(records)
     table = table.merge(results.cells, on="cell")
     fields = table.pivot_table(index=y_axis, columns=x_axis, values="mean", aggfunc="mean", sort=False)
-    fields = fields.loc[sorted(fields.index, key=in_order), sorted(fields.columns, key=in_order)]
+    fields = fields.loc[sorted(fields.index, key=axis_sort_key), sorted(fields.columns, key=axis_sort_key)]
     values = fields.to_numpy(float)
     if not np.isfinite(values).any():
         raise InputError(f"diagram: {metric} has no finite value at the end of phase {phase!r}")
@@ -199,7 +199,7 @@ class _Horizontal(NamedTuple):
 
     @classmethod
     def of(cls, values: list[Any]) -> "_Horizontal":
-        values = sorted(values, key=in_order)
+        values = sorted(values, key=axis_sort_key)
         if not all(isinstance(x, int | float) or x == "inf" for x in values):
             return cls(values, [float(k) for k in range(len(values))], [], False)
         numbers = [float(x) for x in values]
@@ -217,7 +217,7 @@ class _Horizontal(NamedTuple):
         if isinstance(theory, Mapping):
             if unknown := [x for x in theory if x not in self.values]:
                 raise InputError(
-                    f"theory: no x = {unknown[0]!r}; they are {', '.join(map(setting, self.values))}"
+                    f"theory: no x = {unknown[0]!r}; the diagram has {', '.join(map(setting, self.values))}"
                 )
             shown = [(place, x) for place, x in zip(self.places, self.values, strict=True) if x in theory]
             return [place for place, _ in shown], [float(theory[x]) for _, x in shown]

@@ -15,7 +15,7 @@ from jaxattn.lab.storage.files import Damaged
 DRAWN = "figures/drawn.json"
 
 
-class OwnWords(msgspec.Struct, frozen=True):
+class CustomCaption(msgspec.Struct, frozen=True):
     """Caption of a user-defined figure, and its index among the figures of the sweep file."""
 
     index: Count
@@ -24,14 +24,14 @@ class OwnWords(msgspec.Struct, frozen=True):
     caption: str
 
 
-class Words(msgspec.Struct, frozen=True):
+class StoredCaptions(msgspec.Struct, frozen=True):
     """Contents of `DRAWN`; file names are relative to the results folder."""
 
     sha256: dict[str, str]
-    own: tuple[OwnWords, ...] = ()
+    own: tuple[CustomCaption, ...] = ()
 
 
-def read_words(directory: Path) -> Words:
+def read_captions(directory: Path) -> StoredCaptions:
     """Read the captions and checksums of an earlier report.
 
     Raises:
@@ -40,7 +40,7 @@ def read_words(directory: Path) -> Words:
     """
     path = directory / DRAWN
     try:
-        return msgspec.convert(files.read_sealed(path, directory), Words)
+        return msgspec.convert(files.read_sealed(path, directory), StoredCaptions)
     except (msgspec.ValidationError, UnicodeError) as error:
         raise Damaged(f"{path}: damaged ({error})") from None
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 
 from jaxattn.core.errors import InputError, UserCodeError, in_user_code
-from jaxattn.lab.results.drawn import OwnWords, Picture, RenderedFigure, read_words
+from jaxattn.lab.results.drawn import CustomCaption, Picture, RenderedFigure, read_captions
 from jaxattn.lab.results.labels import file_name
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import files
@@ -31,9 +31,9 @@ KINDS: Mapping[str, str] = MappingProxyType(
     }
 )
 # Quantities that figures accept but runs do not record, with the metric that they are computed from.
-IS_OF: Mapping[str, str] = MappingProxyType({"margin_shortfall": "margin_ratio"})
-OF_TOKENS = ("importance", "one_step_law", "top_tokens")
-AS_DRAWN = " This is the figure of the run: reading results never executes code from a folder."
+SOURCE_METRICS: Mapping[str, str] = MappingProxyType({"margin_shortfall": "margin_ratio"})
+TOKEN_FIGURES = ("importance", "one_step_law", "top_tokens")
+STORED_FIGURE_NOTE = " This is the figure of the run: reading results never executes code from a folder."
 
 
 FigureProgress = Callable[[str, float], None]
@@ -57,7 +57,7 @@ def function(kind: Any, place: str = "figure") -> Callable[..., RenderedFigure]:
         InputError: the kind is unknown.
     """
     if kind not in KINDS:
-        raise InputError(f"{place}.kind: unknown {kind!r}; {_instead(kind, list(KINDS))}")
+        raise InputError(f"{place}.kind: unknown {kind!r}; {_hint(kind, list(KINDS))}")
     module, _, name = KINDS[kind].partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -84,7 +84,7 @@ def check_figures(
     for index, spec in specs.items():
         place = f"figures[{index}]"
         _bind(spec, place)
-        if spec["kind"] in OF_TOKENS and spec.get("cell", 0) in without_tokens:
+        if spec["kind"] in TOKEN_FIGURES and spec.get("cell", 0) in without_tokens:
             raise InputError(
                 f"{place}: {spec['kind']} requires scores and values of tokens, which the model does not "
                 "provide; remove the figure, or define scores_and_values(params) in the model"
@@ -92,7 +92,7 @@ def check_figures(
         for option, allowed in (("phase", phases), ("axis", axes), ("x_axis", axes), ("y_axis", axes)):
             if spec.get(option) is not None and spec[option] not in allowed:
                 raise InputError(
-                    f"{place}.{option}: unknown {spec[option]!r}; {_instead(spec[option], allowed)}"
+                    f"{place}.{option}: unknown {spec[option]!r}; {_hint(spec[option], allowed)}"
                 )
 
 
@@ -105,16 +105,12 @@ def metrics_of(specs: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
             several = not isinstance(named, str)
             for k, metric in enumerate(named if several else (named,)):
                 place = f"figures[{number}].{option}{f'[{k}]' if several else ''}"
-                found[place] = IS_OF.get(metric, metric)
+                found[place] = SOURCE_METRICS.get(metric, metric)
     return {place: metric for place, metric in found.items() if metric != "step"}
 
 
 def draw_figure(results: Run, spec: Mapping[str, Any]) -> RenderedFigure:
-    """Draw one figure.
-
-    Args:
-        results: a results folder.
-        spec: its kind and options; options that are None are omitted.
+    """Draw one figure from its kind and options; options that are None are omitted.
 
     Raises:
         InputError: a kind or option is unknown, or the run lacks the data for it.
@@ -174,7 +170,7 @@ def draw_all(
     """
     tokens = [{"kind": "importance"}] if len(results.tokens) else []
     specs = results.manifest["config"].get("figures") or [{"kind": "curves"}, *tokens]
-    before = _drawn_before(results)
+    before = _stored_figures(results)
     found: list[RenderedFigure | Picture] = []
     problems: list[Problem] = []
     for number, spec in enumerate(specs):
@@ -184,10 +180,10 @@ def draw_all(
         drawn: RenderedFigure | Picture
         try:
             if ":" not in kind:
-                drawn = _guarded(partial(draw_figure, results, spec))
+                drawn = _draw_guarded(partial(draw_figure, results, spec))
             elif kind in own:
                 options = {key: value for key, value in spec.items() if key != "kind" and value is not None}
-                drawn = _guarded(partial(draw_own, results, own[kind], options), _files(own[kind]))
+                drawn = _draw_guarded(partial(draw_own, results, own[kind], options), _files(own[kind]))
             elif number in before:
                 drawn = before[number]
             else:
@@ -204,17 +200,19 @@ def draw_all(
     return found, problems
 
 
-def words_of_own(results: Run, figures: Sequence[RenderedFigure | Picture]) -> tuple[OwnWords, ...]:
+def custom_captions(results: Run, figures: Sequence[RenderedFigure | Picture]) -> tuple[CustomCaption, ...]:
     """Return index, name, title and caption of every user-defined figure."""
     specs = results.manifest["config"].get("figures") or []
     return tuple(
-        OwnWords(each.number, each.name, each.title, each.caption)
+        CustomCaption(each.number, each.name, each.title, each.caption)
         for each in figures
         if each.number is not None and each.number < len(specs) and ":" in str(specs[each.number].get("kind"))
     )
 
 
-def _guarded(drawing: Callable[[], RenderedFigure], files: frozenset[str] = frozenset()) -> RenderedFigure:
+def _draw_guarded(
+    drawing: Callable[[], RenderedFigure], files: frozenset[str] = frozenset()
+) -> RenderedFigure:
     """Draw a figure; an exception from user code or from a folder's data fails this figure only."""
     try:
         return drawing()
@@ -231,17 +229,17 @@ def _files(drawing: Callable[..., Any]) -> frozenset[str]:
     return frozenset()
 
 
-def _drawn_before(results: Run) -> dict[int, Picture]:
+def _stored_figures(results: Run) -> dict[int, Picture]:
     found = {}
     with suppress(InputError):
-        drawn = read_words(results.directory)
+        drawn = read_captions(results.directory)
         for each in drawn.own:
             name = file_name(each.name)
             path = f"figures/{name}.png"
             content = files.read_file(
                 results.directory / path, results.directory, drawn.sha256.get(path, "none"), files.MOST_JSON
             )
-            caption = each.caption.removesuffix(AS_DRAWN) + AS_DRAWN
+            caption = each.caption.removesuffix(STORED_FIGURE_NOTE) + STORED_FIGURE_NOTE
             found[each.index] = Picture(name, each.title, caption, content, each.index)
     return found
 
@@ -254,7 +252,7 @@ def _bind(spec: Mapping[str, Any], place: str) -> tuple[Callable[..., RenderedFi
     names = [parameter.name for parameter in parameters]
     for key in options:
         if key not in names:
-            raise InputError(f"{place}: {kind} has no option {key!r}; {_instead(key, names)}")
+            raise InputError(f"{place}: {kind} has no option {key!r}; {_hint(key, names)}")
     missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
     if missing:
         raise InputError(f"{place}: {kind} requires {' and '.join(map(repr, missing))}")
@@ -272,6 +270,6 @@ def _typed(value: Any, kind: Any, place: str) -> Any:
         raise InputError(f"{place}: {error}; change the value") from None
 
 
-def _instead(given: Any, allowed: Sequence[str]) -> str:
+def _hint(given: Any, allowed: Sequence[str]) -> str:
     near = difflib.get_close_matches(str(given), allowed, 1)
     return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(allowed) or 'none'}"

@@ -31,7 +31,7 @@ def setting(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def in_order(value: object) -> tuple[float, str]:
+def axis_sort_key(value: object) -> tuple[float, str]:
     """Return a sort key of axis values: numbers by size, then "inf", then text."""
     try:
         return float(value), ""  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def grow_by_factors(values: Sequence[int | float]) -> bool:
 
 
 # Labels of metrics that phases record; probes define their own.
-OF_PHASES = MappingProxyType(
+PHASE_LABELS = MappingProxyType(
     {
         "arc_length": "length of the path",
         "log_time": r"$\log\,t$",
@@ -97,7 +97,7 @@ SCORES = MappingProxyType(
         "multi_head": ("E·p, averaged over heads,", r"$E_s^\top \bar p$"),
     }
 )
-OWN_SCORES = "the score", "score of token $s$"
+CUSTOM_SCORES = "the score", "score of token $s$"
 VALUES = MappingProxyType({"Ev": r"$E_s^\top v$", "Ep": r"$E_s^\top p$"})
 
 
@@ -123,8 +123,8 @@ def metric_label(metric: str, labels: Mapping[str, str]) -> str:
     """Return the label of a metric in figures: that of its probe, else its name in words."""
     if metric in labels:
         return formula(str(labels[metric]))
-    if metric in OF_PHASES:
-        return OF_PHASES[metric]
+    if metric in PHASE_LABELS:
+        return PHASE_LABELS[metric]
     if found := re.fullmatch(r"spearman_Ev_(\w+)", metric):
         return f"Spearman of {VALUES['Ev']}, {found[1]}"
     return literal(metric.replace("_", " "))
@@ -138,7 +138,7 @@ def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:
     known = sorted({re.sub(r"_bin_\d+$", "_bin_K", str(name)) for name in recorded})
     if near := difflib.get_close_matches(metric, known, 1):
         return InputError(f"metric {metric!r}: the run did not record it; did you mean {near[0]!r}?")
-    return InputError(f"metric {metric!r}: the run recorded {', '.join(known)}")
+    return InputError(f"metric {metric!r}: not recorded; the run recorded {', '.join(known)}")
 
 
 def axis_label(axis: str) -> str:

@@ -179,15 +179,15 @@ def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
     piece = columns[:keys]
     for column in columns[keys:]:
         if len(piece) > keys and (
-            _together([*piece, column]) > TABLE_WIDTH_REM or len(piece) == TABLE_COLUMNS
+            _total_width([*piece, column]) > TABLE_WIDTH_REM or len(piece) == TABLE_COLUMNS
         ):
-            yield Piece(piece, _together(piece))
+            yield Piece(piece, _total_width(piece))
             piece = columns[:keys]
         piece = [*piece, column]
-    yield Piece(piece, _together(piece))
+    yield Piece(piece, _total_width(piece))
 
 
-def _together(columns: list[Column]) -> float:
+def _total_width(columns: list[Column]) -> float:
     # The rounding of `sum` depends on the Python version, but committed pages must not.
     return round(math.fsum(column.least for column in columns), 1)
 

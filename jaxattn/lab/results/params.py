@@ -94,13 +94,15 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
     except (InputError, msgspec.ValidationError):
         vocab_size = None  # read from the text, which no other cell pads
     with backend.pinned(), jax.enable_x64(True):
-        arrays = _without_padding(_in_full(results, cell, seed, arrays), vocab_size)
+        arrays = _without_padding(_in_full_space(results, cell, seed, arrays), vocab_size)
     model = model or _built_in(results, cell) or results.models.get(cell)
     # Without x64, JAX would silently convert float64 to float32.
     with backend.pinned(), jax.enable_x64(True):
         found = {name: jnp.asarray(x) for name, x in arrays.items()}
         return (
-            Parameters(found) if model is None else _of_model(found, model, _like(results, cell, seed, found))
+            Parameters(found)
+            if model is None
+            else _as_model_params(found, model, _example_data(results, cell, seed, found))
         )
 
 
@@ -119,7 +121,7 @@ def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
     batches = [batch for batch in results.manifest.get("batches", []) if cell in batch["cells"]]
     if not batches:
         raise InputError(
-            f"{results.directory}: it lists no checkpoint of cell {cell}; load the folder of that run alone"
+            f"{results.directory}: no checkpoint of cell {cell}; load the folder of its run alone"
         )
     seeds = sorted({number for batch in batches for number in batch["seeds"]})
     seed = seeds[0] if seed is None else seed
@@ -127,7 +129,7 @@ def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
         if seed in batch["seeds"]:
             place = list(batch["cells"]).index(cell) * len(batch["seeds"]) + list(batch["seeds"]).index(seed)
             return batch["name"], place, seed
-    raise InputError(f"seed {seed}: {results.directory} has seeds {ranges_text(seeds)} of cell {cell}")
+    raise InputError(f"seed {seed}: {results.directory} has only seeds {ranges_text(seeds)} of cell {cell}")
 
 
 def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
@@ -181,7 +183,7 @@ def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
 def _after(state: dict[str, Arrays], phase: str | None) -> Arrays:
     order = list(state)
     if phase is not None and phase not in order:
-        raise InputError(f"phase {phase!r}: the checkpoint holds {', '.join(order)}")
+        raise InputError(f"phase {phase!r}: the checkpoint has only {', '.join(order)}")
     last = len(order) if phase is None else order.index(phase) + 1
     arrays: Arrays = {}
     for name in order[:last]:
@@ -189,7 +191,7 @@ def _after(state: dict[str, Arrays], phase: str | None) -> Arrays:
     return arrays
 
 
-def _in_full(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays:
+def _in_full_space(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays:
     model = _built_in(results, cell)
     if model is None or model.in_span() is model or model.dim in ("inf", arrays["E"].shape[1]):
         return arrays
@@ -213,7 +215,7 @@ def _without_padding(arrays: Arrays, vocab_size: int | None) -> Arrays:
     return arrays | {name: arrays[name][:vocab_size] for name in over_tokens}
 
 
-def _like(results: Run, cell: int, seed: int, arrays: Mapping[str, Any]) -> Dataset:
+def _example_data(results: Run, cell: int, seed: int, arrays: Mapping[str, Any]) -> Dataset:
     if results.dataset_of is not None and _built_in(results, cell) is None:
         data: Dataset = results.dataset_of(seed, cell).train
         return data
@@ -222,7 +224,7 @@ def _like(results: Run, cell: int, seed: int, arrays: Mapping[str, Any]) -> Data
     return corpus.shapes(vocab_size=vocab_size, num_classes=classes)
 
 
-def _of_model(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
+def _as_model_params(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
     if isinstance(model, Model) and not isinstance(like, model.takes):
         raise InputError(
             f"model: cannot be rebuilt from a results folder alone, because it needs {model.takes.__name__}. "
@@ -236,7 +238,7 @@ def _of_model(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
     held, expected = (dict(sorted(each.items())) for each in shapes)
     if held != expected:
         raise InputError(
-            f"model: its parameters are {expected}, but those of the run are {held}; pass its own model"
+            f"model: its parameters are {expected}, the run has {held}; pass the model of the run"
         )
     return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
 

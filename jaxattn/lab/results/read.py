@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.results.drawn import DRAWN, read_words
+from jaxattn.lab.results.drawn import DRAWN, read_captions
 from jaxattn.lab.storage import batch_state, files, manifest
 from jaxattn.lab.storage import tables as parquet
 from jaxattn.lab.storage.batch_state import BatchState
@@ -231,7 +231,7 @@ def _drawn(directory: Path) -> Iterator[Damaged]:
     if not (directory / DRAWN).exists():
         return
     try:
-        drawn = read_words(directory)
+        drawn = read_captions(directory)
     except Damaged as error:
         yield error
         return

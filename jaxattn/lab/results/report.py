@@ -13,8 +13,8 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.results import headline, layout, style
-from jaxattn.lab.results.drawn import DRAWN, Picture, RenderedFigure, Words
-from jaxattn.lab.results.figures import FigureProgress, Problem, draw_all, words_of_own
+from jaxattn.lab.results.drawn import DRAWN, Picture, RenderedFigure, StoredCaptions
+from jaxattn.lab.results.figures import FigureProgress, Problem, custom_captions, draw_all
 from jaxattn.lab.results.headline import caveats
 from jaxattn.lab.results.labels import format_number, setting
 from jaxattn.lab.results.load import load
@@ -94,7 +94,7 @@ def write_report(
     )
     _write(
         results.directory / DRAWN,
-        files.sealed(msgspec.to_builtins(Words(sums, words_of_own(results, drawn))), indent=2),
+        files.sealed(msgspec.to_builtins(StoredCaptions(sums, custom_captions(results, drawn))), indent=2),
         results.directory,
     )
     return Report(page, summary, tuple(figures), tuple(problems), results.made_by)
@@ -125,11 +125,7 @@ def render(
 ) -> str:
     """Return the self-contained page as HTML, with all text of the run escaped.
 
-    Args:
-        results: a results folder.
-        figures: the figures.
-        images: the figures as PNG.
-        problems: figures that could not be drawn.
+    The images are the figures as PNG, and `problems` describes figures that could not be drawn.
     """
     shown = [
         {"title": each.title, "caption": each.caption, "width": layout.shown_width(image), "data": image}

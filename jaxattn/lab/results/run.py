@@ -11,7 +11,7 @@ import pandas as pd
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import class_name
 from jaxattn.lab.results.labels import (
-    OWN_SCORES,
+    CUSTOM_SCORES,
     SCORES,
     VALUES,
     metric_label,
@@ -101,10 +101,8 @@ class Run:
         block = config.get("blocks", {}).get(entry["settings"].get("block"))
         value = next((x for x in (find_cell(block, key), find_cell(config, key)) if x is not None), None)
         if value is None:
-            swept = ", ".join(self.axes) or "nothing"
-            raise InputError(
-                f"{key}: no such key in the config of {self.directory}; the swept keys are {swept}"
-            )
+            swept = ", ".join(self.axes) or "none"
+            raise InputError(f"{key}: no such key in the config of {self.directory}; swept keys: {swept}")
         return value
 
     def class_names(self, cell: int) -> tuple[str, ...]:
@@ -121,7 +119,7 @@ class Run:
     @cached_property
     def _scores(self) -> str:
         found = {self.score_names(entry["cell"])[1] for entry in self.manifest["cells"]}
-        return found.pop() if len(found) == 1 else OWN_SCORES[1]
+        return found.pop() if len(found) == 1 else CUSTOM_SCORES[1]
 
     def cell_words(self, cell: int) -> str:
         """Return the caption text that identifies a cell; empty if there is only one."""
@@ -136,7 +134,7 @@ class Run:
             kind = str(self.lookup(cell, "model.kind"))
         except InputError:
             kind = ""
-        return OWN_SCORES if ":" in kind else SCORES.get(kind, ("E·p", VALUES["Ep"]))
+        return CUSTOM_SCORES if ":" in kind else SCORES.get(kind, ("E·p", VALUES["Ep"]))
 
     def __repr__(self) -> str:
         sizes = f"{len(self.manifest['cells'])} × {len(self.manifest['seeds'])} cells × seeds"
@@ -173,7 +171,9 @@ class Run:
 
     def _entry(self, cell: int) -> Mapping[str, Any]:
         if cell not in self._entries:
-            raise InputError(f"cell {cell}: {self.directory} has cells {ranges_text(list(self._entries))}")
+            raise InputError(
+                f"cell {cell}: {self.directory} has only cells {ranges_text(list(self._entries))}"
+            )
         return self._entries[cell]
 
     @cached_property

@@ -41,7 +41,7 @@ class Series:
         settings: the values of the other axes.
         x: (m,) axis values, ascending.
         y: (m, seeds); NaN where a seed has no positive finite value.
-        table: the aggregate, a row per x.
+        table: the aggregate, one row per x.
         law: the fitted power law.
     """
 
@@ -156,20 +156,13 @@ def _scientific(value: float, position: int | None = None) -> str:
 def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -> list[Series]:
     """Collect a metric at the end of a phase along an axis, one series per setting of the other axes.
 
-    Args:
-        results: a results folder.
-        axis: the swept key.
-        metric: the metric.
-        phase: name of the phase; defaults to the last one that recorded the metric.
-
-    Returns:
-        The series, at least one, with their fits.
+    The arguments are those of `scaling`.
 
     Raises:
         InputError: see `scaling`.
     """
     if axis not in results.axes:
-        raise InputError(f"axis {axis!r}: the run sweeps {', '.join(results.axes) or 'nothing'}")
+        raise InputError(f"axis {axis!r}: not swept; swept keys: {', '.join(results.axes) or 'none'}")
     records, phase = metric_at_end(results.records, metric, phase)
     positive = records["value"].where(np.isfinite(records["value"]) & (records["value"] > 0))
     records = records.assign(value=positive)
@@ -307,17 +300,10 @@ def convergence(
 def collect_courses(
     results: Run, *, x: str, y: str, phase: str | None, window: tuple[float, float] | None
 ) -> tuple[str, list[Course]]:
-    """Collect two metrics of every cell in a phase.
-
-    Args:
-        results: a results folder.
-        x: the first metric.
-        y: the second metric.
-        phase: name of the phase; defaults to the last one that recorded both.
-        window: the range of x for the fit of a power law, or None.
+    """Collect two metrics of every cell in a phase, and fit power laws within a window of x, if it is given.
 
     Returns:
-        The phase, and one course for each cell that recorded both.
+        The phase, and one course for each cell that recorded both metrics.
 
     Raises:
         InputError: see `convergence`.
@@ -330,7 +316,9 @@ def collect_courses(
     both = [set(records.loc[records["metric"] == metric, "phase"].unique()) for metric in (x, source)]
     phases = [name for name in results.phases if name in both[0] & both[1]]
     if not phases or phase not in (None, *phases):
-        raise InputError(f"phase {phase!r}: {x} and {y} were recorded in {', '.join(phases) or 'none'}")
+        raise InputError(
+            f"phase {phase!r}: {x} and {y} were recorded only in {', '.join(phases) or 'different phases'}"
+        )
     phase = phases[-1] if phase is None else phase
     records = records[(records["phase"] == phase) & records["metric"].isin([x, source])]
     courses = []

@@ -126,7 +126,7 @@ def aggregate(
     for seeds in np.unique(n[n > 0]):
         rows = np.flatnonzero(n == seeds)
         series = value[start[rows, None] + np.arange(seeds)]
-        kind[rows] = _possible(series, kind[rows])
+        kind[rows] = _valid_scales(series, kind[rows])
         means = _means(series, kind[rows], low[rows], high[rows], confidence)
         middles = _middles(series, seed=seed, resamples=resamples, confidence=confidence)
         summary[rows] = np.stack([means[0], *middles[:2], *means[1:], *middles[2:]], axis=1)
@@ -154,10 +154,7 @@ def last_steps(records: pd.DataFrame) -> pd.DataFrame:
 def metric_at_end(records: pd.DataFrame, metric: str, phase: str | None) -> tuple[pd.DataFrame, str]:
     """Return the records of a metric at the last step of a phase, and the phase.
 
-    Args:
-        records: records of a run.
-        metric: the metric.
-        phase: name of the phase; defaults to the last one that recorded the metric.
+    The phase defaults to the last one that recorded the metric.
 
     Raises:
         InputError: the metric was not recorded, or not in this phase.
@@ -168,14 +165,14 @@ def metric_at_end(records: pd.DataFrame, metric: str, phase: str | None) -> tupl
     recorded = [str(name) for name in rows["phase"].unique()]
     phase = recorded[-1] if phase is None else phase
     if phase not in recorded:
-        raise InputError(f"phase {phase!r}: {metric} was recorded in {', '.join(recorded)}")
+        raise InputError(f"phase {phase!r}: {metric} was recorded only in {', '.join(recorded)}")
     return last_steps(rows[rows["phase"] == phase]), phase
 
 
 def summary_table(results: Run, **options: Any) -> pd.DataFrame:
     """Return `summary_rows` for display, transposed if there are more metrics than rows."""
     rows, keys = summary_rows(results, **options), [*results.axes, "phase"]
-    return turned(rows, keys) if len(rows.columns) - len(keys) > len(rows) else rows
+    return transposed(rows, keys) if len(rows.columns) - len(keys) > len(rows) else rows
 
 
 def summary_rows(
@@ -217,11 +214,7 @@ def summary_rows(
 def estimates(
     results: Run, *, metrics: Sequence[str] | None = None, statistic: str = "mean", **options: Any
 ) -> pd.DataFrame:
-    """Compute the numbers of `summary_rows`: metrics at the last step of each phase.
-
-    Returns:
-        The aggregate with the columns value, low and high, NaN if undefined, and their text.
-    """
+    """Compute the numbers of `summary_rows`: the aggregate with value, low, high and text."""
     records, _ = _shown(results, metrics)
     table = aggregate(replace(results, records=records), **options)
     planned = len(results.manifest["seeds"])
@@ -273,7 +266,7 @@ def _shown(results: Run, metrics: Sequence[str] | None) -> tuple[pd.DataFrame, l
     return records[records["metric"].isin(list(chosen))], list(chosen)
 
 
-def turned(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+def transposed(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Transpose `summary_rows`: one row per metric, a column per cell and phase, named after the `keys`."""
     *axes, phase = keys
     phases = [] if rows[phase].nunique() == 1 and axes else [phase]
@@ -285,7 +278,7 @@ def turned(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return wide.rename_axis(index=None, columns=None).reset_index(names="metric")
 
 
-def _possible(series: _Floats, kind: NDArray[Any]) -> NDArray[Any]:
+def _valid_scales(series: _Floats, kind: NDArray[Any]) -> NDArray[Any]:
     """Return the scale of (m, n) values: linear if a value has no logarithm or is not yes/no."""
     fits = (kind == LINEAR) | ((kind == LOG) & (series > 0).all(axis=1))
     return np.where(fits | ((kind == YES_NO) & np.isin(series, (0, 1)).all(axis=1)), kind, LINEAR)

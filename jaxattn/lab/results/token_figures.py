@@ -164,7 +164,9 @@ def _labels(tokens: Tokens, label: int | str | None, most: int | None = None) ->
     if not found:
         known = [f"{k} ({tokens.name(k)})" if tokens.names else str(k) for k in every]
         more = ", ..." if len(every) > 20 else ""
-        raise InputError(f"label {label!r}: tokens hold the classes {', '.join(known[:20])}{more}")
+        raise InputError(
+            f"label {label!r}: no such class; choose one of the classes {', '.join(known[:20])}{more}"
+        )
     return found
 
 

@@ -77,7 +77,7 @@ def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bo
     recorded = [str(name) for name in results.tokens["phase"].unique()]
     phase = recorded[-1] if phase is None else phase
     if phase not in recorded or phase not in results.phases:
-        raise InputError(f"phase {phase!r}: tokens were recorded after {', '.join(recorded)}")
+        raise InputError(f"phase {phase!r}: tokens were recorded only after {', '.join(recorded)}")
     tokens = results.tokens[(results.tokens["phase"] == phase) & (results.tokens["cell"] == cell)]
     finite = np.isfinite(tokens[["posterior_difference", "Ep", "Ev"]].to_numpy(float)).all(axis=1)
     tokens = tokens[finite & ~tokens["seed"].isin(_failed(results, cell, phase)).to_numpy()]
@@ -111,7 +111,7 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
     table = tokens.table[tokens.table["count"] >= min_count]
     if table.empty:
         most = tokens.table["count"].max()
-        raise InputError(f"min_count: {min_count}, and no token occurs more than {most} times; lower it")
+        raise InputError(f"min_count = {min_count}: no token occurs more than {most} times; lower it")
     if tokens.seeds > 1 and not tokens.averaged:
         table = table[table["seed"] == table["seed"].min()]
     if len(tokens.classes) > 1:
@@ -122,12 +122,8 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
 def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Set the column "class" of the tokens of `top` to the name of the class that each token is evidence for.
 
-    Args:
-        best: one row per token.
-        names: class names, the negative one of two first; may be empty.
-
-    Returns:
-        The table. For two classes the sign of alpha determines the class, "–" for 0.
+    `names` has the negative one of two classes first, and may be empty. For two classes the sign of alpha
+    determines the class, "–" for 0.
     """
     if len(names) == 2:
         sign = np.sign(best["alpha"].to_numpy(float)).astype(int)

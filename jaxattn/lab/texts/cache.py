@@ -15,14 +15,7 @@ Note = Callable[[str], None]
 
 
 def source_digest(files: Mapping[str, str], settings: bytes) -> str:
-    """Return a hash of files and settings, independent of the folder of the files.
-
-    Args:
-        files: paths, by the name under which each is used.
-        settings: all other inputs of the cached result.
-
-    Returns:
-        40 hexadecimal digits.
+    """Return a hash, 40 hexadecimal digits, of files and settings, independent of the folder of the files.
 
     Raises:
         InputError: a file cannot be read.
@@ -42,15 +35,9 @@ def source_digest(files: Mapping[str, str], settings: bytes) -> str:
 
 
 def read_cached(path: Path, names: Iterable[str], note: Note) -> dict[str, np.ndarray] | None:
-    """Read arrays from the cache; a damaged file is renamed.
+    """Read the named arrays from a .npz file; return None if they must be computed again.
 
-    Args:
-        path: the .npz file.
-        names: names of the arrays that it must hold.
-        note: called with one line about a damaged file.
-
-    Returns:
-        The arrays by name, or None if they must be computed again.
+    A damaged file is renamed, and `note` is called with one line about it.
     """
     try:
         # The file is opened here because np.load leaves its own file open when it fails.

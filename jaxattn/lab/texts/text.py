@@ -113,12 +113,7 @@ def _word_with_marks() -> re.Pattern[str]:
 
 
 def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int | None = None) -> Vocabulary:
-    """Build the vocabulary of the training texts.
-
-    Args:
-        texts: the training texts.
-        min_count: smallest number of occurrences of a word.
-        max_vocab: largest number of words; the most frequent ones are kept.
+    """Build the vocabulary of the training texts: words with `min_count` occurrences, at most `max_vocab`.
 
     Raises:
         InputError: no word is left.
@@ -130,12 +125,7 @@ def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int
 def encode(
     texts: Iterable[str], vocabulary: Vocabulary, *, max_length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Convert texts to token ids; unknown words are dropped.
-
-    Args:
-        texts: n texts.
-        vocabulary: the known words.
-        max_length: largest number of known words of a text; the first ones are kept.
+    """Convert n texts to token ids of known words; `max_length` keeps the first ones.
 
     Returns:
         Token ids of all texts end to end, (Σ T,) int32, and the number of ids of each text, (n,) int64, which

@@ -1,4 +1,4 @@
-"""Which runs escape the window: other starts, schedules, losses, and joint training."""
+"""Runs that avoid the window: other initialisations, schedules, losses, and joint training."""
 
 import numpy as np
 from mine import Balanced, study
@@ -52,7 +52,7 @@ def least_beta(step_size, *, relevant, length, **_):
 
 
 def escapes(seeds, runs):
-    """Return a row for each variant: how many seeds lose a label, with interval, and final values."""
+    """Return a row for each variant: number of seeds that lose a label, interval, and final values."""
     for place, (name, phases, more) in enumerate(variants()):
         folder = runs / f"escape_{place}"
         results = study("equal", seeds, phases=phases, name=f"escape_{place}", **more).run(folder, quiet=True)

@@ -1,4 +1,4 @@
-"""The window of η0 in which the flow of p loses the tokens of one label, computed from a reduced flow.
+"""The window of η0 in which the flow of p ignores the tokens of one label, computed from a reduced flow.
 
 Under Assumption 1 one step of size η0 on E leaves E·v = γ ≈ η0 α/2 and E Eᵀ ≈ I + γ γᵀ, and the scores
 a = E p follow
@@ -20,7 +20,7 @@ import jaxattn as ja
 Number = int | float
 # Median of |N(0, 1)|: half of the seeds have a larger value.
 MEDIAN_NOISE = 0.6744897501960817
-# Attention off the top token below which it can no longer change, and the maximum path length of the scores.
+# Attention off the top token below which the selection is final, and the maximum path length of the scores.
 _DECIDED, _LONGEST = 1e-6, 1e4
 _GRID = np.geomspace(0.1, 40.0, 25)
 
@@ -66,7 +66,7 @@ class ReducedFlow(NamedTuple):
         return pulls / self.tokens + self.values * (self.values @ pulls)
 
     def undecided(self, scores: np.ndarray) -> float:
-        """Return the largest attention off the top token, over the sequences."""
+        """Return the largest attention off the top token over the sequences."""
         groups = len(self.labels)
         top = scores[groups:].max(initial=-np.inf)
         rest = np.exp(scores[groups:] - top).sum()
@@ -135,11 +135,8 @@ def spread_of_values(
         relevant: R.
         length: T.
         vocab_size: V.
-        sequences: n; inf for many.
+        sequences: n, may be infinite.
         dim: d; inf for orthonormal embeddings.
-
-    Returns:
-        The standard deviation.
     """
     others = vocab_size - relevant
     taken = step_size * (length - 1) / (4 * length**2 * others)
@@ -163,7 +160,7 @@ def reduced_flow(
         γ_s = η0 α_s / 2 = ± η0 n_s / (2 n T),    a_s = γ_s ξ at the start,
         ξ = noise √((1 + (1 - 1/T)² (1/R + 1/(V - R)) + 1/(R g²)) / d),    g = η0 / (2 R T).
 
-    Irrelevant tokens have values at the T - 1 quantiles of a normal law with the spread of
+    Irrelevant tokens have values at the T - 1 quantiles of a normal distribution with the spread of
     `spread_of_values`.
 
     Args:
@@ -176,9 +173,6 @@ def reduced_flow(
         counts: (R,); number of sequences with each relevant token, negative for label -1. Defaults to equal
             counts.
         noise: initial noise of a seed in standard deviations; if positive, label 1 starts with higher scores.
-
-    Returns:
-        The reduced flow.
 
     Raises:
         InputError: no corpus satisfies Assumption 1 with these sizes.
@@ -217,9 +211,6 @@ def follow(flow: ReducedFlow, *, longest: Number = _LONGEST, rtol: float = 1e-7)
         flow: the reduced flow.
         longest: maximum path length of the scores, in the maximum norm.
         rtol: error tolerance of a step.
-
-    Returns:
-        The end of the flow.
 
     Raises:
         InputError: the integration failed.
@@ -291,7 +282,7 @@ def label_window(
         return follow(made).lost
 
     ceiling = unit * float(np.log(max(2 * (length - 1) ** 2 - 1, 1)))
-    # With equal counts little is lost above the ceiling.
+    # With equal counts no label is lost far above the ceiling.
     grid = _GRID if counts is not None else _GRID[: np.searchsorted(_GRID, 2 * ceiling / unit) + 1]
     first, last = _longest_run([lost(g) for g in grid])
     if first == last:

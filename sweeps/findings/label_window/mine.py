@@ -40,11 +40,11 @@ def equal_counts(
 
 
 class Labels(ja.Probe, frozen=True, kw_only=True):
-    """Which label's relevant tokens (those with α ≠ 0) are selected, and three predictors of it.
+    """Labels whose relevant tokens (those with α ≠ 0) are selected, and three predictors.
 
-    `kept` is the share of the sequences of one label that select their relevant token, for the label for
-    which it is smaller: 0 if the tokens of a label are lost. `rarest` is the count of the rarest token of
-    label 1 minus that of label -1. All three predictors are positive if they predict that label 1 wins.
+    `kept` is the smaller share, over both labels, of the sequences of a label that select their relevant
+    token: 0 if the tokens of a label are lost. `rarest` is the count of the rarest token of label 1 minus
+    that of label -1. A positive predictor predicts that label 1 wins.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -87,10 +87,10 @@ def _pull(scores: Array, values: Array, corpus: ja.data.Corpus) -> Array:
 
 
 class Balanced(ja.Loss, frozen=True, kw_only=True):
-    """(1/β) log mean_y exp(β L_y) of the mean logistic losses L_y of both labels; the larger weighs more.
+    """(1/β) log mean_y exp(β L_y) of the mean logistic losses L_y of both labels.
 
     Attributes:
-        beta: β; near 0 the loss is the mean, for large β the larger of both.
+        beta: β; near 0 the loss is the mean of both, for large β the larger one.
     """
 
     coupled: ClassVar[bool] = True

@@ -113,7 +113,7 @@ def counts(given):
 
 
 def _rarest_of_winner(ends, shares):
-    """Count, among the corpora that lose a label, those whose winner has the rarest token of either label."""
+    """Count the corpora that lose a label and whose winning label has the rarest token."""
     agree = 0
     for (flow, end), share in zip(ends, shares, strict=True):
         rarest = {y: np.abs(flow.values[: len(flow.labels)][flow.labels == y]).min() for y in (-1, 1)}
@@ -150,7 +150,7 @@ def _followed(step_size, dim, own, noise):
 
 
 def label(given):
-    """Choose a predictor of the label that wins on 100 seeds, and evaluate it on 1,000 new ones."""
+    """Select a predictor of the winning label on 100 seeds, and evaluate it on 1,000 new ones."""
     rows, names = [], ("pull", "ahead", "skewed")
     for kind in ("random", "equal"):
         best = ""

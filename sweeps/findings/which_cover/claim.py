@@ -1,4 +1,4 @@
-"""Measure of the claim: training of E, p and v ends on a cover, which small starts determine."""
+"""Measure of the claim: training of E, p and v ends on a cover, which depends on small initialisations."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def cover(results: Any, item: Item) -> Measured:
         of = {name: cell.last(name, "all") for name in METRICS}
         known, came = np.isfinite(of["cover_error"]), of["came_to_end"] == 1
         lawful = came & (of["cover_share"] == 1) & (of["cover_error"] <= LAWFUL)
-        # There is no prediction where S is 0.
+        # There is no prediction for S = 0.
         label_of_s = (of["winner"] == of["variance_sign"]) | (of["variance_sign"] == 0)
         ordered = (of["follows_alpha"] == 1) & label_of_s
         largest = round_up(of["cover_error"][known].max(initial=0))

@@ -1,8 +1,8 @@
 """Covers: lists of labelled tokens that decide every sequence, and the shortest of them.
 
-Attention on one token of every sequence is such a list, ordered by score: the first token of the list that a
-sequence contains is its top token, and must have its label. Learning theory calls it a decision list of
-single tokens.
+If attention selects one token in every sequence, the tokens sorted by score form such a list: the first token
+of the list that a sequence contains is its top token, and must have its label. Learning theory calls it a
+decision list of single tokens.
 """
 
 import math
@@ -46,9 +46,9 @@ def minimum_cover(corpus: Corpus, *, time_limit: float = 60.0) -> TokenCover | N
 
     with binary x. A labelled token is pure in U if U contains the token, and contains it only under this
     label. The first token of a list that decides in U is pure in U, so the constraints are necessary. They
-    are also
-    sufficient: choosing pure tokens of the undecided sequences one after the other gives a list. Sets U for
-    which this process stops are added to the program until it no longer stops.
+    are also sufficient: choosing pure tokens of the undecided sequences one after the other gives a list.
+    Sets U for which this process stops are added to the program until it no longer stops.
+
     Args:
         corpus: n sequences over V tokens, K classes.
         time_limit: maximum seconds per program; after that, the shortest list found so far is returned.
@@ -63,7 +63,7 @@ def minimum_cover(corpus: Corpus, *, time_limit: float = 60.0) -> TokenCover | N
         Decision lists: Rivest 1987, Machine Learning 2. The program is solved by HiGHS.
     """
     if not time_limit > 0:
-        raise ja.InputError(f"time_limit: {time_limit}; give seconds, more than 0")
+        raise ja.InputError(f"time_limit: {time_limit}; give a positive number of seconds")
     problem = _Problem.of(corpus)
     best, left = problem.decide(problem.all)
     if left.any():
@@ -92,7 +92,7 @@ def greedy_cover(corpus: Corpus) -> TokenCover | None:
         corpus: n sequences over V tokens, K classes.
 
     Returns:
-        The cover; None if there is none. Among tokens that decide equally many, the first one is chosen.
+        The cover; None if there is none. Among equal tokens, the first one is selected.
     """
     problem = _Problem.of(corpus)
     found, left = problem.decide(problem.all)

@@ -119,7 +119,7 @@ def exceptions(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def sizes(results) -> Figure:
-    """Plot the number of top tokens beyond the shortest cover over the scale of the start, with intervals."""
+    """Plot the number of top tokens beyond the shortest cover over the initial scale, with intervals."""
     found = runs(results)
     blocks = list(dict.fromkeys(found["block"]))
     rows = -(-len(blocks) // 3)

@@ -25,7 +25,7 @@ def planted(
     length: int = 4,
     sequences: int,
 ) -> ja.data.Corpus:
-    """Sample sequences with a broad and a narrow token of their class; irrelevant ones are shared by twins.
+    """Sample sequences with a broad and a narrow token of their class; irrelevant tokens are shared by pairs.
 
     The broad tokens of a class divide its sequences into equal parts, and form a cover. The narrow tokens
     divide them in another way, and form a cover too. With `halving` the first narrow token occurs in more
@@ -46,10 +46,10 @@ def planted(
 class Beside(ja.PhaseProbe):
     """The final top tokens, compared with the shortest cover, the greedy one, and those of orders by α.
 
-    From small starts E grows along α, and p along v. Scores are then α or -α, and the winner is the label of
-    the tokens above all others. `variance_lead` is S = mean_X y_X Var_X(α), which moves p along v, over the
-    mean of Var_X(α), and `variance_sign` is its sign. `start_sign` is the sign of the component of p_0 along
-    the direction in which v and Eᵀα grow.
+    From small initialisations E grows along α, and p along v. Scores are then α or -α, and the winner is the
+    label of the tokens above all others. `variance_lead` is S = mean_X y_X Var_X(α), which moves p along v,
+    over the mean of Var_X(α), and `variance_sign` is its sign. `start_sign` is the sign of the component of
+    p_0 along the direction in which v and Eᵀα grow.
     """
 
     rotation_invariant: ClassVar[bool] = True

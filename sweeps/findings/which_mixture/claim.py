@@ -1,4 +1,4 @@
-"""Measure of the claim: the limit of p and v can be certified, and the far flow converges to it."""
+"""Measure of the claim: the limit of p and v can be certified, and the flow in log r converges to it."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import numpy as np
 
 from jaxattn.lab.books import Item, Measured, cells, round_up, share, worst
 
-# Largest 1 - cos at the end of the far flow of p and v that confirms the limit.
+# Largest 1 - cos at the end of the flow in log r that confirms the limit.
 CONFIRMED = 1e-5
 
 
 def mixture(results: Any, item: Item) -> Measured:
-    """Measure in how many seeds the limit of p and v is certified, and whether the far flow converges to it.
+    """Measure in how many seeds the limit of p and v is certified, and whether the flow converges to it.
 
     Source:
         docs/notes/which_mixture.md.

@@ -127,14 +127,14 @@ class Far:
 
 
 def follow(far, p, log_r, until, tolerance=1e-6, steps=20_000):
-    """Integrate the flow from p at log r: log r (k,) and p (k, m) of all steps, and whether it finished."""
+    """Integrate the flow from p at log r; return log r (k,), p (k, m), and whether it finished."""
     far.begin(log_r, p)
     speed = float(np.linalg.norm(far(log_r, p)))
-    if not np.isfinite(speed):  # no weights exist there, or p is far beyond a wall
+    if not np.isfinite(speed):  # there are no weights, or p is far beyond a wall
         return np.array([log_r]), p[None], False
     # Scores need absolute accuracy, not relative to ‖p‖: a step that is too long changes the top token.
     given = {"rtol": 1e-2 * tolerance, "atol": tolerance, "max_step": until / 20}
-    # If walls are slightly displaced, p relaxes to them immediately, so the first steps may be tiny.
+    # p first relaxes to slightly displaced walls, so the first steps may be tiny.
     given["first_step"] = 1e-6 / max(speed, 1.0)
     solver = Radau(
         lambda after, p: far(log_r + after, p),

@@ -69,7 +69,7 @@ def solve_head(
         if np.abs(move).max() < 1e-13 * (1 + np.abs(multipliers).max()):
             break
     if not (multipliers > 0).all():
-        raise NotCertified("a heavy sequence loses its multiplier at the stationary finite scores")
+        raise NotCertified("a heavy sequence has no multiplier at the stationary finite scores")
     summed = multipliers @ z
     gap = 1 - (z @ summed).min() * multipliers.sum() / (summed @ summed)
     gradient, curvature = 0.0, np.inf

@@ -1,4 +1,4 @@
-"""Which mixture: a probe that certifies the limit of p and v, and integrates the far flow; tables.
+"""Which mixture: a probe that certifies the limit of p and v, and integrates the flow in log r; tables.
 
 python which_mixture.py RUN [RUN ...] OUT reads folders of runs, and writes runs.csv, table.md and the figure.
 """
@@ -22,7 +22,7 @@ from jaxattn.lab.results.style import DISTINCT, DPI, style
 from jaxattn.models.reference import padded_sequences
 from jaxattn.theory import Scores, relaxed_max_margin, selection_from_scores
 
-# Largest log ‖v‖ of the row that is certified, and log r at the end of the far flow.
+# Largest log ‖v‖ of the certified row, and log r at the end of the flow.
 LONGEST, FAR = 18.5, 1e4
 # Largest 1 - cos at that log r that confirms the limit: receding walls leave an error of order (log log r /
 # log r)².
@@ -30,10 +30,10 @@ AGREES = 1e-5
 
 
 class Mixture(ja.PhaseProbe):
-    """The certified limit of p and v after `joint_flow`, and the far flow towards it.
+    """The certified limit of p and v after `joint_flow`, and the flow in log r towards it.
 
     Settings:
-        follows: whether to integrate the far flow.
+        follows: whether to integrate the flow in log r.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -64,7 +64,7 @@ class Mixture(ja.PhaseProbe):
         return jax.numpy.stack([phase.parameter(state, name) for name in ("p", "v")])
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Certify every seed (S, k, 2, d), and integrate its far flow."""
+        """Certify every seed (S, k, 2, d), and integrate its flow in log r."""
         corpora = jax.device_get(loaded.splits.train)
         found = [
             measure(np.asarray(params.E[seed], np.float64), path, corpus, self.follows)
@@ -75,7 +75,7 @@ class Mixture(ja.PhaseProbe):
 
 
 def measure(E: np.ndarray, path: np.ndarray, corpus: ja.data.Corpus, follows: bool) -> dict[str, float]:
-    """Certify the limit from the last row (2, d) of a path with log ‖v‖ ≤ 18.5, and run the far flow."""
+    """Certify the limit from the last row (2, d) with log ‖v‖ ≤ 18.5, and integrate the flow in log r."""
     log_norm = np.log(np.linalg.norm(path[:, 1], axis=1))
     place = np.flatnonzero(log_norm <= LONGEST)[-1]
     p, v = path[place]
@@ -107,7 +107,7 @@ def apart(x: np.ndarray, y: np.ndarray) -> float:
 def begin(
     E: np.ndarray, p: np.ndarray, v: np.ndarray, corpus: ja.data.Corpus, limit: JointLimit
 ) -> tuple[Far, np.ndarray, float]:
-    """Return the far flow, the basis of its coordinates (m, d), and log r.
+    """Return the flow in log r, the basis of its coordinates (m, d), and log r.
 
     It uses v_mm and the heavy sequences of the certificate, but not the program of p.
     """
@@ -184,7 +184,7 @@ def runs(results: Any) -> pd.DataFrame:
 
 
 def mixtures(results: Any, item: Any) -> Measured:
-    """Measure how many limits are certified, and how many of these the far flow confirms."""
+    """Measure how many limits are certified, and how many of these the flow in log r confirms."""
     found = runs(results)
     rows, findings = [], []
     for block, own in found.groupby("block", sort=False):

@@ -1,4 +1,4 @@
-"""Sentences that are positive if two words occur in them; as a second rule, if exactly one of them does."""
+"""Sentences that are positive if they contain both of two words; under a second rule, exactly one of them."""
 
 from typing import ClassVar, Literal, NamedTuple
 
@@ -20,7 +20,7 @@ def kinds(sequences: int) -> Array:
 def sentences(
     key: Array, *, sequences: int, rule: Literal["and", "xor"] = "and", length: int = 5, vocab_size: int = 64
 ) -> Sequences:
-    """Build sentences of word 2, of words 0 and 1 according to their type, and of other words, uniform."""
+    """Build sentences of word 2, of words 0 and 1 according to their type, and of other uniform words."""
     kind = kinds(sequences)
     has = jnp.stack([kind <= 1, kind % 2 == 0, kind >= 0], 1)
     ids = jax.random.randint(key, (sequences, length), 3, vocab_size)

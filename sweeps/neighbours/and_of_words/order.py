@@ -10,7 +10,7 @@ TYPES = ("both", "first", "second", "neither")
 
 
 def order(results, item) -> Measured:
-    """Measure both rules at the first step where all sentences are right, and at the end."""
+    """Measure both rules at the first step at which all sentences are right, and at the end."""
     findings, rows = [], []
     for entry in results.manifest["cells"]:
         rule, records = entry["settings"]["data.rule"], results.records
@@ -44,6 +44,6 @@ def order(results, item) -> Measured:
 
 
 def _since(holds: pd.Series) -> int:
-    """Return the index from which on a condition holds; the last index if it never does."""
+    """Return the index from which a condition always holds; the last index if there is none."""
     fails = np.flatnonzero(~holds.to_numpy())
     return min(int(fails[-1]) + 1, len(holds) - 1) if len(fails) else 0

@@ -1,4 +1,4 @@
-"""Single-location regression on its population risk: which starts find the location, and where others end."""
+"""Single-location regression on its population risk: starts that find the location, and the others."""
 
 from typing import NamedTuple
 

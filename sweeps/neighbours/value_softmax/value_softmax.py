@@ -28,7 +28,7 @@ def published(key: Array, drawn: Array) -> Array:
 
 
 def normal(key: Array, drawn: Array, *, scale: float = 0.1) -> Array:
-    """Sample initial values from N(0, scale²), the law of Vᵀβ."""
+    """Sample initial values from N(0, scale²), the distribution of Vᵀβ."""
     return scale * jax.random.normal(key, drawn.shape, drawn.dtype)
 
 

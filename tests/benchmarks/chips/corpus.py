@@ -1,4 +1,4 @@
-"""A corpus like IMDB, of any size: the same shapes and about as many distinct tokens a sequence."""
+"""A corpus like IMDB, of any size, with a similar number of distinct tokens per sequence."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ import jaxattn as ja
 
 
 def reviews(*, vocab_size: int, sequences: int) -> ja.data.Corpus:
-    """Draw sequences of log-normal lengths of tokens that are Zipf distributed."""
+    """Sample sequences of log-normal lengths with Zipf-distributed tokens."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(5.15, 0.63, sequences), 10, 2000).astype(np.int64)
     weights = 1 / (np.arange(vocab_size) + 3.0)

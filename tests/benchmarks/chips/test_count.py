@@ -1,11 +1,11 @@
-"""Counts of compiled programs, against numbers worked out by hand and against XLA's own."""
+"""Counts of compiled programs, compared with manual counts and with XLA's."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 from chips.count import Work, count
 
-# Ten rounds of a known loop inside one of unknown length; a fusion that slices, one that updates in place.
+# A loop of ten steps inside one of unknown length; a fusion that slices, and one that updates in place.
 TEXT = """HloModule jit_f, is_scheduled=true
 
 %add (a.1: f32[], b.1: f32[]) -> f32[] {
@@ -77,7 +77,7 @@ ENTRY %main (m.0: f32[1000,8], m.1: s32[4], m.2: f32[4,8]) -> f32[1000,8] {
 """.replace("TRIPS", 'backend_config={"known_trip_count":{"n":"10"}}')
 
 
-def test_bytes_launches_and_operations_are_those_worked_out_by_hand():
+def test_counts_match_manual_counts():
     found = count(TEXT)
     row, table = 4 * 8, 4 * 8 * 1000
     # f.1 reads a row and a number, and writes a row; f.2 reads a row and a number, and writes a row.
@@ -89,7 +89,7 @@ def test_bytes_launches_and_operations_are_those_worked_out_by_hand():
     assert found.collectives == 0
 
 
-def test_a_slice_that_is_fetched_ahead_is_read_once():
+def test_prefetched_slice_is_read_once():
     fetched = "((f32[1000,8]{1,0}), f32[250,8]{1,0:T(8,128)PLACE}, s32[]{:S(2)}) slice-start(%o), slice={}"
     slice_bytes = 4 * 250 * 8
     for place, moved in (("S(1)", slice_bytes), ("", 2 * slice_bytes)):
@@ -100,12 +100,12 @@ def test_a_slice_that_is_fetched_ahead_is_read_once():
 
 
 @pytest.mark.parametrize("word", ["all-reduce", "all-gather-start", "collective-permute"])
-def test_collectives_are_seen(word):
+def test_collectives_are_counted(word):
     line = f"  %c.9 = f32[1000,8]{{1,0}} {word}(%o), replica_groups={{}}, to_apply=%add\n  ROOT %wide"
     assert count(TEXT.replace("  ROOT %wide", line)).collectives == 1
 
 
-def test_operations_of_products_are_those_that_xla_counts():
+def test_product_operations_match_xla_counts():
     def f(x, y):
         return jnp.einsum("bij,bjk->bik", x, y)
 
@@ -114,7 +114,7 @@ def test_operations_of_products_are_those_that_xla_counts():
     assert count(compiled.as_text()).once.flops == compiled.cost_analysis()["flops"] == 2 * 3 * 17 * 29 * 13
 
 
-def test_steps_of_a_loop_are_told_apart_from_what_comes_before():
+def test_loop_steps_are_counted_separately():
     def f(x, steps):
         return jax.lax.fori_loop(0, steps, lambda _, x: jnp.sin(x) @ x, x @ x)
 

@@ -1,4 +1,4 @@
-"""The plan of a study for a chip as an object."""
+"""The plan of a study for a chip."""
 
 import dataclasses
 import json
@@ -47,7 +47,7 @@ PROGRAMS = [
 
 @pytest.fixture
 def answered(monkeypatch):
-    """Let the process of a chip answer at once; what it was asked."""
+    """Replace the process of a chip by a stored answer; record the request."""
     asked = []
 
     def call(target, function, arguments, progress):
@@ -59,7 +59,7 @@ def answered(monkeypatch):
     return asked
 
 
-def test_a_study_is_planned_for_a_chip_with_its_tables(answered, study):
+def test_study_plan_for_a_chip(answered, study):
     told = []
     wanted = study(seeds=64)
     found = plan(wanted, "v5e", only=["draw"], progress=lambda *said: told.append(said))
@@ -76,7 +76,7 @@ def test_a_study_is_planned_for_a_chip_with_its_tables(answered, study):
         group.lanes = 1
 
 
-def test_it_prints_the_table_of_the_command(answered, study):
+def test_plan_prints_tables(answered, study):
     text = str(plan(study(), "v5e"))
     for words in ("Programs on v5e", "85.2 MB", "30 µs", "2 compare-and-swap loops, 1 conditionals", "1.2 s"):
         assert words in text
@@ -86,7 +86,7 @@ def test_it_prints_the_table_of_the_command(answered, study):
     assert text.endswith(f"1 programs compile for v5e; {host}; 1 do not compile: no such thing")
 
 
-def test_what_no_chip_can_answer_is_one_line(answered, study, monkeypatch):
+def test_unplannable_study_is_a_one_line_error(answered, study, monkeypatch):
     with pytest.raises(InputError, match="target: 'h300' is unknown; use a100"):
         plan(study(), "h300")
     monkeypatch.setattr(type(study()), "own_kinds", ["__main__:Mine"])
@@ -96,8 +96,8 @@ def test_what_no_chip_can_answer_is_one_line(answered, study, monkeypatch):
 
 
 @pytest.mark.parametrize(("needed", "told"), [(40 * 2**30, "40.0"), (math.inf, "10.0")])
-def test_what_does_not_fit_is_told_by_what_it_needs_or_by_what_there_is(study, monkeypatch, needed, told):
-    """A compiler may refuse what does not fit, or compile it and say how much it would hold."""
+def test_study_that_exceeds_chip_memory_is_an_error(study, monkeypatch, needed, told):
+    """A compiler may reject a program that is too large, or compile it and report its memory."""
 
     def compile_first(self, lanes, only=()):
         first = next(self.programs.shaped(self.group, lanes))
@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_told_by_what_it_needs_or_by_what_there_is(study, m
         on_chip.plan_on(read_target("v5e"), lambda text, share: None, **place)
 
 
-def test_without_compilers_the_requirements_are_named(study, monkeypatch):
+def test_missing_compilers_give_requirements(study, monkeypatch):
     monkeypatch.setattr("chips.process._version", lambda name: None)
     with pytest.raises(
         InputError, match=r"target h200: jax-cuda12-plugin.*pip install -r benchmarks/chips/requirements.txt"

@@ -1,4 +1,4 @@
-"""What is said when the compilers of chips are missing or do not fit."""
+"""Errors for missing or mismatched compilers of chips."""
 
 from importlib import metadata
 
@@ -11,7 +11,7 @@ from jaxattn.core.errors import InputError, RunError
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Let some distributions be installed in these versions, and jax take libtpu 0.0.42."""
+    """Pretend that some distributions have these versions, and that jax requires libtpu 0.0.42."""
 
     def pretend(**versions):
         known = {name.replace("_", "-"): version for name, version in versions.items()}
@@ -28,7 +28,7 @@ def installed(monkeypatch):
     return pretend
 
 
-def test_without_compilers_the_requirements_are_named(installed):
+def test_missing_compilers_give_requirements(installed):
     installed(jax="0.10.2", jaxlib="0.10.2")
     with pytest.raises(
         InputError,
@@ -39,7 +39,7 @@ def test_without_compilers_the_requirements_are_named(installed):
         process.call(read_target("h200"), "nowhere:nothing", {})
 
 
-def test_a_compiler_of_another_jax_is_told_the_version_that_fits(installed):
+def test_mismatched_compiler_gives_matching_version(installed):
     installed(jax="0.10.2", jaxlib="0.10.2", libtpu="0.0.41")
     with pytest.raises(InputError, match=r"libtpu 0.0.41 does not match jax 0.10.2; .*'libtpu==0.0.42.\*'"):
         process.check(read_target("v5e"))
@@ -49,12 +49,12 @@ def test_a_compiler_of_another_jax_is_told_the_version_that_fits(installed):
         process.check(read_target("h200"))
 
 
-def test_fitting_compilers_pass(installed):
+def test_matching_compilers_pass(installed):
     installed(jax="0.10.2", jaxlib="0.10.2", libtpu="0.0.42.1")
     process.check(read_target("v5e"))
 
 
-def test_the_pins_of_the_installed_jax_can_be_read():
+def test_pins_of_installed_jax_are_readable():
     assert process._fitting(("libtpu",))["libtpu"].startswith("0.0.")
 
 
@@ -65,7 +65,7 @@ def test_the_pins_of_the_installed_jax_can_be_read():
         ('import sys; sys.stdin.read(); print(\'{"error": "not so"}\')', InputError, "^not so$"),
     ],
 )
-def test_a_process_that_ends_badly_is_one_line(monkeypatch, tmp_path, code, raised, said):
+def test_failed_process_is_a_one_line_error(monkeypatch, tmp_path, code, raised, said):
     monkeypatch.setattr(process, "check", lambda target: None)
     (tmp_path / "instead.py").write_text(code, encoding="utf-8")
     monkeypatch.setattr(process, "__file__", str(tmp_path / "instead.py"))
@@ -73,7 +73,7 @@ def test_a_process_that_ends_badly_is_one_line(monkeypatch, tmp_path, code, rais
         process.call(read_target("v5e"), "nowhere:nothing", {"x": 1})
 
 
-def test_progress_and_the_answer_are_handed_on(monkeypatch, tmp_path):
+def test_progress_and_result_are_forwarded(monkeypatch, tmp_path):
     monkeypatch.setattr(process, "check", lambda target: None)
     lines = "print('{\"progress\": [\"half\", 0.5]}'); print(json.dumps({'result': json.load(sys.stdin)}))"
     (tmp_path / "instead.py").write_text(f"import json, sys; {lines}", encoding="utf-8")

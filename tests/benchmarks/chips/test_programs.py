@@ -1,4 +1,4 @@
-"""Programs of shipped sweeps compiled for chips that are not here: what they may do there, and how much."""
+"""Programs of shipped sweeps, compiled for chips that are not installed, and their ceilings."""
 
 import math
 import re
@@ -39,9 +39,9 @@ def label(case):
     return " ".join((case["target"], Path(case["sweep"]).stem, *overrides))
 
 
-# One test asks all of a case, so that it is compiled once wherever tests are shared out.
+# One test covers a whole case, so that parallel test processes compile it once.
 @pytest.mark.parametrize("case", CASES, ids=label)
-def test_programs_of_shipped_sweeps_keep_to_what_they_may(case):
+def test_shipped_programs_stay_below_ceilings(case):
     options = {key: case[key] for key in ("overrides", "only") if key in case}
     programs = plan(case["target"], case["sweep"], **options).programs
     here = [row for row in programs if row.where != "host"]
@@ -51,21 +51,21 @@ def test_programs_of_shipped_sweeps_keep_to_what_they_may(case):
         ceilings = case["ceilings"][named(row)]
         measured = {key: getattr(row, key) for key in ceilings}
         assert all(measured[key] <= most for key, most in ceilings.items()), (named(row), measured, ceilings)
-    # A collective would be seeds that meet.
+    # A collective would be communication between seeds.
     for key in ("compare_and_swaps", "collectives"):
         assert {named(row): getattr(row, key) for row in here if getattr(row, key)} == {}
-    # All of float64, which the ceilings name.
+    # Everything uses float64, as the ceilings state.
     assert sum(row.scatter_adds for row in here) == case.get("scatter_adds", 0)
     if case["target"].startswith("v"):
         assert {named(row): row.float64 for row in programs if row.float64} == {}
 
 
-def test_a_study_in_float64_is_left_to_the_host_of_a_tpu():
+def test_float64_study_runs_on_tpu_host():
     found = plan("v5e:2x2", "tests/sweeps/flow.toml")
     assert {row.where for row in found.programs} == {"host"}
 
 
-def test_of_a_study_in_float32_the_exact_flow_alone_is_left_to_the_host():
+def test_only_exact_flow_of_float32_study_runs_on_host():
     found = plan("v5e:2x2", "tests/sweeps/flow.toml", overrides=["dtype='float32'"])
     where = {named(row): row.where for row in found.programs}
     host = {name for name, place in where.items() if place == "host"}
@@ -73,7 +73,7 @@ def test_of_a_study_in_float32_the_exact_flow_alone_is_left_to_the_host():
     assert set(where.values()) == {"host", "v5e:2x2"}
 
 
-def test_what_groups_have_in_common_is_compiled_once():
+def test_shared_programs_of_groups_are_compiled_once():
     first, *others = plan("h200", "sweeps/one_step_law.toml", only=["draw"]).programs
     assert first.compile_s > 0
     assert others
@@ -81,17 +81,17 @@ def test_what_groups_have_in_common_is_compiled_once():
         assert (row.compile_s, row.bytes, row.held) == (0.0, first.bytes, first.held)
 
 
-def test_memory_of_a_chip_is_a_line_in_the_lanes():
+def test_chip_memory_is_linear_in_runs():
     (few,), (many,) = (
         plan("h200", "tests/sweeps/small.toml", overrides=[f"seeds={n}"]).groups for n in (1024, 4096)
     )
     predicted = few.held + (4096 - 1024) * few.per_lane
-    # At 512 lanes the memory of the draw is not yet a line (10 kB a lane; 15.5 kB from 1,024 lanes on).
+    # At 512 runs the memory of `draw` is not yet linear (10 kB per run; 15.5 kB from 1,024 runs on).
     assert abs(predicted / many.held - 1) < 0.1
     assert (few.together, many.together, many.batches) == (1024, 4096, 1)
 
 
-def test_lanes_are_cut_to_what_fits():
+def test_runs_are_limited_to_memory():
     options = {"overrides": ["seeds=512"], "max_memory": 2**21}
     (group,) = plan("h200", "tests/sweeps/small.toml", **options).groups
     assert 1 < group.together == group.fitting < 512
@@ -99,7 +99,7 @@ def test_lanes_are_cut_to_what_fits():
     assert group.batches == math.ceil(512 / group.together)
 
 
-def test_a_seed_that_fits_on_no_device_is_told_what_would():
+def test_seed_that_exceeds_memory_gets_a_size_that_fits():
     large = ["data.vocab_size=200000", "model.dim=65536", "phases.query.optimizer='adam'"]
     with pytest.raises(InputError, match=r"cell 0: one seed needs [\d,.]+ GiB or more, and a100") as raised:
         plan("a100", "tests/sweeps/small.toml", overrides=large)
@@ -110,7 +110,7 @@ def test_a_seed_that_fits_on_no_device_is_told_what_would():
         assert fits.groups[0].fitting >= 1
 
 
-def test_the_command_prints_what_a_study_answers(tmp_path):
+def test_command_prints_study_plan(tmp_path):
     answer = plan("h200", "tests/sweeps/small.toml")
     assert "12 programs compile for h200" in str(answer)
     words = [sys.executable, command.__file__, str(ROOT / "tests/sweeps/small.toml"), "--quiet"]
@@ -122,6 +122,6 @@ def test_the_command_prints_what_a_study_answers(tmp_path):
         assert set(table[name]) <= set(re.split(r"\s{2,}", done.stdout.replace("\n", "  ")))
 
 
-def test_a_study_of_ones_own_functions_is_planned_where_they_can_be_imported():
+def test_custom_functions_are_planned_if_importable():
     answer = plan("h200", "tests/sweeps/own.toml", only=["draw"])
     assert [(row.where, row.error) for row in answer.programs] == [("h200", "")]

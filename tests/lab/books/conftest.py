@@ -7,7 +7,7 @@ LAW = (*SIZES, "axes.model.dim=[64,256]")
 
 @pytest.fixture(scope="session")
 def plan():
-    """Overrides of the claims in the sizes of a test; the corpora of all studies have the same shapes."""
+    """Overrides that reduce the claims to test sizes, with the same corpus shapes in all studies."""
     relevant = "probes.own.1.relevant=4"
     return {
         "law-independent": LAW,

@@ -18,7 +18,7 @@ BIN_CENTRES = np.array(CURVES["mlp_Ev"].centres)
 
 
 def criteria(item):
-    """Criteria of all measures of an item."""
+    """Return the criteria of all measures of an item."""
     return {name: expected for measure in item.measured for name, expected in measure.criteria.items()}
 
 
@@ -84,7 +84,7 @@ def test_items_use_published_bins_or_bins_with_all_tokens():
 
 def test_item_names_are_distinct_and_items_have_descriptions():
     assert len({item.name for item in PAPER.items}) == len(PAPER.items)
-    # Whoever adds an item adds it to the list.
+    # The list of book.toml must be complete.
     assert {item.name for item in PAPER.items} == {
         path.parent.name for path in PAPER.folder.glob("*/item.toml")
     }
@@ -215,7 +215,7 @@ def test_item_has_measures_or_elsewhere(tmp_path):
 
 
 def changed(folder, file, old, new):
-    """Copy the tiny book, with a change."""
+    """Copy the tiny book with a change."""
     book = shutil.copytree(TINY, folder / "tiny")
     text = (book / file).read_text(encoding="utf-8")
     assert old in text
@@ -256,7 +256,7 @@ def test_other_keys_of_a_measure_are_settings():
 
 @pytest.fixture
 def shared(tmp_path):
-    """A book with a study that two items share, one of them with a second study of its own."""
+    """Build a book with a study that two items share; one of them also has its own study."""
     book = shutil.copytree(TINY, tmp_path / "shared")
     shutil.copy(book / "step" / "study.toml", book / "common.toml")
     for name, studies in (("step", ["common"]), ("own", ["more", "common"])):
@@ -273,7 +273,7 @@ def test_source_of_study_in_item_book_or_other_book(shared):
     ]  # fmt: skip
     assert step.source("common") == own.source("common")
     assert (own.source("more").own, own.source("common").own, own.source("study").run) == (True, False, "own")
-    # Overrides of the item are of its own studies.
+    # Overrides of the item apply to its own studies only.
     assert len(step.study("laptop", "common").seeds) == len(step.study("full", "common").seeds) == 8
     assert len(step.study("laptop").seeds) == 6
     other = read_book(shared.parent / "shared").item("step").source("shared:own/more")
@@ -328,7 +328,7 @@ def test_cyclic_sweep_files_are_rejected(shared, call, tmp_path):
 
 
 def test_other_books_are_found_next_to_the_book_not_in_the_working_directory(tmp_path, monkeypatch):
-    """The working directory may be anybody's, and the code of a book is imported."""
+    """The code of a book is imported, so the working directory is not trusted."""
     stranger = tmp_path / "sweeps" / "findings"
     (stranger / "which_cover").mkdir(parents=True)
     (stranger / "book.toml").write_text('title = "of a stranger"\nintroduction = ""\n')
@@ -341,7 +341,7 @@ def test_other_books_are_found_next_to_the_book_not_in_the_working_directory(tmp
     findings.load_measure(cover.measured[0], cover)
     monkeypatch.setattr(books_module, "CHECKOUT", tmp_path / "nowhere")
     assert cover.absent == "findings: this book is in sweeps/ of a checkout of jaxattn; run the command there"
-    # A book's neighbours are its own.
+    # Books next to this book take precedence.
     shutil.copytree(TINY, tmp_path / "sweeps" / "mine")
     mine = read_book("mine").item("step").source("findings:which_cover/claim").path
     assert mine.resolve() == (stranger / "which_cover" / "claim.toml").resolve()

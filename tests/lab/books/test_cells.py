@@ -1,4 +1,4 @@
-"""Cells of runs as measures read them, and how bounds are written."""
+"""Cells of runs as inputs of measures, and the format of bounds."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from jaxattn.lab.results.run import Run
 
 @pytest.fixture
 def run():
-    """Two cells of three seeds, with rows in no order."""
+    """Two cells of three seeds, with rows in random order."""
     rows = [
         {"cell": cell, "seed": seed, "phase": phase, "step": step, "metric": metric, "value": value}
         for cell in (0, 1)

@@ -1,4 +1,4 @@
-"""Shares over drawn choices, counted again from the tokens by numpy and scipy."""
+"""Shares over random choices, recomputed from the tokens with NumPy and SciPy."""
 
 import itertools
 from types import SimpleNamespace
@@ -71,7 +71,7 @@ def measured(run):
 
 
 def shapes_by_hand(results, cell):
-    """Spearman of the bin means of E·v, the weaker slope of those of E·p, where it is lowest."""
+    """Compute the Spearman correlation of E·v, the U-shape score of E·p, and the location of its minimum."""
     tokens = results.tokens[results.tokens["cell"] == cell]
     edges = np.linspace(-1, 1, 21)
     centres, ev, ep = [], [], []

@@ -1,4 +1,4 @@
-"""Measures of the claims read records: here records are made by hand, so that every verdict is known."""
+"""Measures of the claims on synthetic records with known verdicts."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ BASE = {
 }
 CERTIFICATE = ("feasible", "duality_gap", "primal_residual")
 CLAIMS = read_book("claims")
-# Items, and the places of their measures.
+# Items, and the indices of their measures.
 ONE_STEP, CLASSES = ("L4.1", 0), ("MC", 0)
 GROWS, GROWS_WITHOUT, GROWS_ON_TEXTS = ("L4.2", 0), ("L4.2", 1), ("L4.2", 2)
 CONVERGES, TIES, ELSEWHERE = ("T4.3", 0), ("T4.3", 1), ("T4.3", 3)
@@ -36,7 +36,7 @@ LABEL, COVER, MIXTURE = ("label", 0), ("cover", 0), ("mixture", 0)
 
 
 def judged(of, *runs):
-    """Measure runs as a measure of an item does, with its criteria."""
+    """Measure runs with the criteria of an item."""
     name, number = of
     item = CLAIMS.item(name)
     return findings.measure_item(runs, item.measured[number], item).findings
@@ -48,7 +48,7 @@ def verdicts(found):
 
 @pytest.fixture
 def made():
-    """Make a run of one cell with these settings; metrics by (phase, metric) are the same for all seeds."""
+    """Build a run of one cell with these settings; metrics by (phase, metric) are the same for all seeds."""
 
     def make(metrics, **settings):
         rows = [
@@ -64,7 +64,7 @@ def made():
 
 
 def joined(*runs):
-    """Make one run of the cells of several."""
+    """Combine the cells of several runs."""
     entries = [run.manifest["cells"][0] | {"cell": cell} for cell, run in enumerate(runs)]
     records = pd.concat([run.records.assign(cell=cell) for cell, run in enumerate(runs)], ignore_index=True)
     return Run(Path(), {"cells": entries}, records, pd.DataFrame())
@@ -72,7 +72,7 @@ def joined(*runs):
 
 @pytest.fixture
 def limit():
-    """What the theory promises of a flow with margin 1/4: t = e^(‖p‖/4), 1 - cos = 8/‖p‖²."""
+    """Return the promised flow for margin 1/4: t = e^(‖p‖/4), 1 - cos = 8/‖p‖²."""
     found = {
         "p_norm": NORM,
         "one_minus_cosine": 8 / NORM**2,
@@ -127,7 +127,7 @@ def test_flow_that_ends_early_fails_with_its_norm(made, limit):
     short = made(limit, **{"phases.limit.until_norm": 2e6})
     assert judged(CONVERGES, short)[0].verdict == FAILS
     assert cells(short)[0].ends == "40 of 40 end at ‖p‖ = 1000000"
-    # Rates where the flow ends are not measured, and their criteria are optional.
+    # Rates at the end of the flow are not measured, and their criteria are optional.
     for growth in (GROWS, GROWS_WITHOUT):
         (found,) = judged(growth, short)
         assert found.measured == "margin · t ‖∂L/∂p‖ at the end between 0.5 and 2"
@@ -161,7 +161,7 @@ def test_failed_flow_has_no_value_and_keeps_other_findings(made, limit):
     assert cells(run)[0].ends == f"‖p‖ = 1e6 in 39 of 40, 1 of 40 have no end: {reason}"
     found = [x for of in (GROWS, CONVERGES, SELECTS) for x in judged(of, run)]
     assert set(verdicts(found)) == {HOLDS}
-    # The power is fitted to the part of the flow that there is.
+    # The power is fitted to the available part of the flow.
     assert [x.estimate.missing for x in found if "power" not in x.measured] == [1, 0, 1, 1]
     assert "nan" not in " ".join(x.text + x.certificate for x in found)
     (_, held) = judged(SELECTS_WITHOUT, run)
@@ -256,7 +256,7 @@ def test_growth_on_texts_is_derivative_of_norm(made):
     steps = {"phases.descent.steps": 1200, "phases.descent.step_size": 0.25}
     norm, growth = judged(GROWS_ON_TEXTS, made({("descent", name): x for name, x in found.items()}, **steps))
     np.testing.assert_allclose([norm.estimate.value, growth.estimate.value], [2.0, 300 * 0.5 * 0.02])
-    # A limit that no run reaches is never said to hold.
+    # A limit that no run reaches never holds.
     assert verdicts([norm, growth]) == ["undecided", "undecided"]
 
 
@@ -265,7 +265,7 @@ EQUAL = {"data.kind": "mine.py:equal_counts", "data.relevant": 20}
 
 @pytest.fixture
 def window(monkeypatch):
-    """The window of these sizes, without integrating it again; docs/findings/which_label.md has its edges."""
+    """Return the window of these sizes without integrating; docs/findings/which_label.md has its edges."""
     set_window(monkeypatch, SimpleNamespace(lower=306.05, upper=1334.43))
 
 
@@ -384,7 +384,7 @@ def test_text_and_mixture_studies_have_seed_limits():
         item = CLAIMS.item(name)
         assert len(item.study("full", study, seeds=1000).seeds) == most
         assert len(item.study("full", study, seeds=2).seeds) == 2
-        # As many as the sweep file has.
+        # The number of seeds of the sweep file.
         assert len(item.study("full", study).seeds) == most
 
 

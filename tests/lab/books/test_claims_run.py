@@ -1,4 +1,4 @@
-"""Runs of the book of claims in the sizes of a test: what is run, what is resumed, and what is written."""
+"""Runs of the book of claims at test size: new runs, resumed runs and output files."""
 
 import shutil
 from dataclasses import replace
@@ -25,13 +25,13 @@ FOUND = ("label", "cover", "mixture")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the studies are run."""
+    """Folder of the runs."""
     return tmp_path_factory.mktemp("claims")
 
 
 @pytest.fixture(scope="module")
 def claims(plan, folder):
-    """Run claims in small sizes."""
+    """Run claims at small sizes."""
 
     def run(*only, book=CLAIMS, out=folder, seeds=SEEDS, quiet=True, **options):
         named = {x for item in book.items for measure in item.measured for x in measure.studies}
@@ -45,18 +45,18 @@ def claims(plan, folder):
 
 @pytest.fixture(scope="module")
 def one(claims):
-    """The page after one claim was run."""
+    """Return the page after one claim was run."""
     return claims("MC")
 
 
 def section(page, name):
-    """The section of an item."""
+    """Return the section of an item."""
     (found,) = (each for each in page.sections if each.item.name == name)
     return found
 
 
 def stamps(folder):
-    """When the records of runs were written."""
+    """Return the modification times of the records of runs."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("records.parquet")}
 
 
@@ -77,7 +77,7 @@ def test_fewer_seeds_run_nothing_and_more_seeds_are_added(one, claims, folder, t
     before = stamps(folder)
     fewer = claims("MC", seeds=2)
     assert stamps(folder) == before
-    # The page shows what the folder holds.
+    # The page shows all results of the folder.
     assert {finding.estimate.seeds for finding in fewer.findings} == {SEEDS}
     shutil.copytree(folder, tmp_path / "more")
     more = claims("MC", out=tmp_path / "more", seeds=SEEDS + 1)
@@ -163,7 +163,7 @@ def test_claims_with_checkout_studies_are_skipped_without_checkout(
     assert page.status == 0
     assert section(page, "MC").ran
     assert {section(page, name).verdict for name in FOUND} == {"not run"}
-    # A record that a checkout has left cannot be compared with the study.
+    # Without the checkout, its record cannot be compared with the study.
     shutil.copytree(folder, tmp_path / "out")
     (tmp_path / "out" / "items" / "cover.json").write_bytes((folder / "items" / "MC.json").read_bytes())
     page = claims("MC", out=tmp_path / "out")
@@ -210,7 +210,7 @@ def test_few_seeds_give_a_warning_for_promises(call, tmp_path):
 
 @pytest.fixture(scope="module")
 def every(claims):
-    """All claims but those on texts."""
+    """Run all claims but those on texts."""
     return claims()
 
 
@@ -244,7 +244,7 @@ def test_every_study_runs_once_and_directions_have_certificates(every, folder, p
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """Labelled texts in a file."""
+    """Write labelled texts to a file."""
     rng = np.random.default_rng(0)
     words = np.array(["good", "bad", "a", "the", "film", "plot", "was", "so"])
     rows = [
@@ -274,7 +274,7 @@ def test_texts_have_separate_findings(plan, claims, texts):
     # At most three seeds of the flow.
     assert [(name, x.estimate.seeds) for name, x in found] == [("L4.1", 4)] * 2 + [("L4.2", 3)] * 2
     assert all(np.isfinite(x.estimate[:3]).all() for _, x in found)
-    # A limit that no run reaches is never said to hold.
+    # A limit that no run reaches never holds.
     assert [x.verdict for _, x in found[2:]] == ["undecided", "undecided"]
     assert {x.basis for _, x in found} == {"promised"}
 

@@ -1,4 +1,4 @@
-"""Findings of a run: what a measure makes of it, compared with criteria, and verdicts together."""
+"""Findings of a run, their criteria and their combined verdicts."""
 
 import math
 from dataclasses import replace
@@ -32,7 +32,7 @@ def test_item_verdict_uses_words_of_each_basis():
     limit = Finding("", Estimate(1, 1, 1), basis="promised")
     some = Finding("", Estimate(0.5, 0.4, 0.6, 9, 0, 4), "", at_least(0.9), basis="beyond")
     free = Finding("", Estimate(0.5, 0.4, 0.6, 9), basis="beyond")
-    # A promise without a criterion counts, what is only measured does not.
+    # A promise without a criterion counts, but a number that is only measured does not.
     assert item_verdict([holds, fails, limit, some, free]) == (
         "promised by the theory: 1 of 3 holds, 1 fails, 1 inconclusive; "
         "not promised: 0 of 1 hold, 1 holds for some seeds"
@@ -91,7 +91,7 @@ def test_page_explains_its_bases():
     assert "which 36 seeds or more can show" in both
     assert "numbers that the theory does not promise" in both
     assert "A number agrees if" not in both
-    # Without findings the page has the rule of published numbers.
+    # Without findings the page explains the rule of published numbers.
     assert "A number agrees if" in explained()
 
 
@@ -100,7 +100,7 @@ BOOK = read_book(Path(__file__).with_name("tiny"))
 
 @pytest.fixture
 def results():
-    """Two cells, three seeds; an accuracy of 1 in the first, and none for a seed of the second."""
+    """Two cells, three seeds; accuracy 1 in the first cell, and no value for one seed of the second."""
     rows = [
         {"cell": cell, "seed": seed, "phase": phase, "step": step, "metric": "train_accuracy", "value": value}
         for cell in (0, 1)
@@ -127,7 +127,7 @@ NUMBERS = [Finding(name, Estimate(0.5, 0.4, 0.6, 3), "") for name in ("least one
 
 
 def asking(**criteria):
-    """A measure with these criteria."""
+    """Build a measure with these criteria."""
     return msgspec.structs.replace(BOOK.item("own").measured[0], criteria=criteria)
 
 

@@ -1,4 +1,4 @@
-"""Names of findings that are known before a run, next to those that runs have left."""
+"""Names of findings before a run, compared with those after a run."""
 
 import json
 import shutil
@@ -63,7 +63,7 @@ def test_check_prints_findings_and_criteria(call, tmp_path):
     status, printed, _ = call("reproduce", TINY, "--check", "--out", tmp_path / "out")
     assert status == 0
     assert "power of d in the error per unit of η0" in printed
-    # Of findings that are known after a run, those with a criterion.
+    # For findings that are known only after a run, the names of the criteria.
     assert "least one_step_error" in printed
     assert not (tmp_path / "out").exists()
 

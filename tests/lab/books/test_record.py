@@ -39,7 +39,7 @@ PUBLISHED = Path(__file__).parents[3] / "results" / "published"
 BOOKS = {name: read_book(name) for name in ("paper", "claims")} | {
     name: read_book(Path(__file__).parents[3] / "sweeps" / name) for name in ("neighbours", "findings")
 }
-# The claims have no smaller sizes, and so one scale.
+# The claims have no laptop scale.
 SCALES = {name: "laptop" if name == "claims" else "full" for name in BOOKS}
 ITEMS = [(book, item) for book in BOOKS.values() for item in book.items if item.measured]
 HERE = Place(Path("nowhere"), "laptop")
@@ -69,7 +69,7 @@ def test_record_round_trip(folder):
 
 
 def test_tables_have_columns_of_records(tmp_path):
-    """A pivot table has numbers for names."""
+    """A pivot table has numbers as column names."""
     table = texts(pd.DataFrame({"step": ["a"], 100: [0.5]}))
     keep(replace(SECTION, tables={"Steps": table}), tmp_path)
     pd.testing.assert_frame_equal(record.read_record(ITEM, "laptop", tmp_path).tables["Steps"], table)
@@ -138,7 +138,7 @@ def test_missing_figure_is_reported(folder):
 
 
 def of_book(parameter):
-    """The name of a test of an item."""
+    """Return the test id of an item."""
     book, item = parameter
     return f"{book.name}-{item.name}"
 
@@ -154,7 +154,7 @@ def test_published_record_lists_models_and_dimensions(item):
 
 @pytest.fixture(scope="module", params=BOOKS)
 def committed(request):
-    """A book, its committed sections, and their place."""
+    """Return a book with its published sections and their place."""
     place = Place(PUBLISHED / request.param, SCALES[request.param])
     book = BOOKS[request.param]
     return book, tuple(record.read_record(item, place.scale, place.out) for item in book.items), place
@@ -257,7 +257,7 @@ def test_paper_page_starts_with_figures_and_shows_items_once():
 
 
 def test_page_texts_do_not_use_folder_names(committed):
-    """Readers see titles; the name is in the command alone."""
+    """Readers see titles; only commands contain folder names."""
     book, sections, place = committed
     html = page.as_html(book, sections, place)
     prose = re.sub(r"<(code|style)\b.*?</\1>|<[^>]*>", " ", html, flags=re.S)

@@ -34,7 +34,7 @@ RUN = [item for item in PAPER.items if item.measured]
 
 @pytest.fixture(scope="module")
 def again(tmp_path_factory):
-    """Run some items in tiny sizes."""
+    """Run some items at tiny sizes."""
 
     def run(*only, out=None, max_memory=None, **options):
         asked = Asked(only, **{"overrides": TINY} | options)
@@ -98,7 +98,7 @@ def test_requested_item_without_data_is_rejected(call, tmp_path):
 
 @pytest.fixture
 def tiny():
-    """A book of others, in a folder of its own."""
+    """A custom book in a separate folder."""
     return read_book(TINY_BOOK)
 
 
@@ -180,7 +180,7 @@ def test_item_is_run_with_data_and_shown_from_record_without(tiny, tmp_path):
 def test_page_has_figure_table_and_numbers_without_local_paths(page):
     markdown, html = page.paths[0].read_text(), page.paths[1].read_text()
     assert "figures/fig2_synthetic.png" in markdown
-    # Pictures lie beside the page, which stays small and loads them from there alone.
+    # Figures are separate files next to the page, which loads no others.
     (picture,) = re.findall(r'<img alt="([^"]*)" width="(\d+)" loading="lazy" src="([^"]*)"', html)
     assert picture[0].startswith("Figure 2: synthetic data: E·v and E·p of")
     assert 600 < int(picture[1]) < 1000
@@ -299,7 +299,7 @@ def test_symbolic_link_to_run_is_not_read(page, again, tmp_path):
 
 @pytest.fixture
 def shared(tmp_path):
-    """A book whose items share a study; one of them measures texts as well."""
+    """A book whose items share a study; one of them also measures texts."""
     book = shutil.copytree(TINY_BOOK, tmp_path / "shared")
     study = (book / "step" / "study.toml").read_text().replace("[16, 64, 256]", "[16, 32]")
     (book / "common.toml").write_text(study)
@@ -336,7 +336,7 @@ criteria = {}
 
 
 def ran_by(monkeypatch):
-    """List the names of studies when they are run."""
+    """Record the names of studies that are run."""
     names, before = [], run.engine.run_study
 
     def record_name(study, *words, **options):
@@ -369,9 +369,9 @@ def test_shared_study_is_run_once(shared, tmp_path, monkeypatch, capsys):
     assert own.facts["cells × seeds"] == "1 × 2, 2 × 8"
     assert own.command == "jaxattn reproduce shared --only own --data-dir DIR"
     assert "not run" not in step.facts
-    # An item that is asked for has both; the one of a study that is gone is run, and no other.
+    # A requested item has both measures; only the missing study is run.
     shutil.rmtree(out / "runs" / "laptop" / "own")
-    # Findings of runs that are gone stay as they are in the record, and after it is written again.
+    # Findings of deleted runs stay in the record, also after it is rewritten.
     for _ in range(2):
         kept = write_book_page(read_book(shared), Place(out, "laptop")).sections[1]
         assert "own" in kept.facts["not run"] or "study" in kept.facts["not run"]
@@ -387,7 +387,7 @@ def test_shared_study_is_run_once(shared, tmp_path, monkeypatch, capsys):
 def test_shared_study_has_largest_requested_number_of_seeds(shared, tmp_path):
     both = of_tiny(read_book(shared), tmp_path / "both", seeds=4)
     assert [finding.estimate.seeds for each in both.sections for finding in each.findings] == [4, 4, 4]
-    # Alone, the item with a limit runs no more.
+    # The item with a limit alone runs no further seeds.
     (_, own) = of_tiny(read_book(shared), tmp_path / "own", "own", seeds=4).sections
     assert [finding.estimate.seeds for finding in own.findings] == [4, 3]
 
@@ -419,7 +419,7 @@ def test_available_texts_are_measured(shared, tmp_path):
 
 
 def test_unmeasurable_run_is_a_one_line_failure(call, tmp_path):
-    """Which findings code of a book makes is known after the run."""
+    """The findings of custom code are known only after the run."""
     book = shutil.copytree(TINY_BOOK, tmp_path / "tiny")
     path = book / "own" / "item.toml"
     path.write_text(path.read_text().replace('"least one_step_error"', '"least error"'))

@@ -1,4 +1,4 @@
-"""Measures of whole runs, counted again from the tokens by numpy and scipy."""
+"""Measures of whole runs, recomputed from the tokens with NumPy and SciPy."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ EDGES = np.linspace(-1, 1, 21)
 
 
 def planted(rng, shape, seeds=1, noise=0.1, tokens=2000):
-    """Tokens whose E·p follows a shape of the posterior difference."""
+    """Build tokens whose E·p has a given shape over the posterior difference."""
     frames = []
     for seed in range(seeds):
         x = rng.uniform(-1, 1, tokens)
@@ -80,7 +80,7 @@ def test_interval_width_matches_spread_of_seeds(rng):
     tokens["Ep"] += tokens["seed"].map(dict(enumerate(rng.normal(size=20))))
     own = binned(tokens, "Ep", edges=[-1, 1])
     found = jackknifed(own.mean[:, 0])
-    # Every seed has the same number of tokens: the mean over tokens is that over seeds.
+    # All seeds have the same number of tokens, so the mean over tokens is the mean over seeds.
     expected = mean(tokens.groupby("seed")["Ep"].mean())
     np.testing.assert_allclose(found[:4], expected[:4], rtol=1e-9)
 
@@ -135,7 +135,7 @@ def test_directions_count_seeds(results):
             estimate = found[f"{block}: share of seeds in which E·v {way}"]
             assert estimate.value == hits / 5
             assert estimate[1:3] == pytest.approx(stats.binomtest(int(hits), 5).proportion_ci(0.95))
-    # With drawn weights the head says nothing of the direction; where they are 1 it is that of one layer.
+    # With random weights E·v may rise or fall; with weights of 1 it rises as for one layer.
     assert found["one: share of seeds in which E·v rises"].value == 1
     assert found["drawn: share of seeds in which E·v rises"].value < 1
 
@@ -143,7 +143,7 @@ def test_directions_count_seeds(results):
 @pytest.mark.more
 @pytest.mark.parametrize("high", [1.0, 0.5])
 def test_bin_table_counts_tokens_per_seed(results, high):
-    """Seeds have corpora of their own: the number in a bin is their mean, and all bins hold every token."""
+    """Seeds have different corpora: counts are means over seeds, and the bins cover all tokens."""
     config = results.manifest["config"]
     config = config | {"probes": config["probes"] | {"high": high}}
     table = shapes(dataclasses.replace(results, manifest=results.manifest | {"config": config}), ITEM).tables[
@@ -151,7 +151,7 @@ def test_bin_table_counts_tokens_per_seed(results, high):
     ]
     own = results.tokens[results.tokens["cell"] == 0]
     x = own["posterior_difference"].to_numpy()
-    # Ratios of counts lie on edges, and begin the next bin.
+    # Ratios of counts lie on edges, and belong to the upper bin.
     counts, edges = np.histogram(np.minimum(x[x <= high] + 1e-6, high), 20, range=(-1, high))
     np.testing.assert_allclose(table["tokens per seed"], counts / 5)
     assert table["posterior difference"].astype(float).to_numpy() == pytest.approx(

@@ -1,4 +1,4 @@
-"""Verdicts of several findings together, their colours, and the sentence above a page."""
+"""Combined verdicts of findings, their colours, and the summary sentence of a page."""
 
 from dataclasses import replace
 from pathlib import Path

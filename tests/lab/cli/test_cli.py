@@ -16,7 +16,7 @@ from jaxattn.lab import cli
 from jaxattn.lab.cli import console, usage
 
 SWEEPS = Path(__file__).parents[3] / "sweeps"
-# The study of the tests of a run, one seed at a time as in some of them: its programs serve here too.
+# The same study as in other tests, so that its compiled programs are reused.
 STUDY = Path(__file__).parents[2] / "sweeps" / "small.toml"
 SMALL = [STUDY, "--set", "chunk=1", "--seeds", "2", "--quiet"]
 
@@ -114,7 +114,7 @@ def test_quiet_plan_prints_only_tables(call, tmp_path):
     assert "small: 1 cell in 1 group, 2 batches, 0 of them done" in out
     line = " ".join(out[out.index("embed records ") : out.index("\nquery records ")].split())
     assert {"loss", "test_accuracy", "one_step_error"} <= set(line.removeprefix("embed records ").split(", "))
-    # Every column has a line in the legend.
+    # The legend explains every column.
     rows = out.splitlines()
     head = rows[rows.index("Groups") + 1]
     for column in ("group", "cells", "coordinates", "vmapped", "vmapped runs", "together", "batches"):
@@ -210,7 +210,7 @@ def test_run_options_are_grouped(call):
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
 def test_no_arguments_print_help(call, words):
-    """With every command in one line, in three groups, and no options of commands."""
+    """Commands have one line each in three groups, without their options."""
     status, out, error = call(*words)
     assert (status, error) == (0, "")
     titles = ["Run studies:", "Read results:", "Papers and claims:", "Options:"]
@@ -242,7 +242,7 @@ def test_help_shows_example_and_omits_default_none(command, width, monkeypatch):
     rows = out.splitlines()
     example = rows[rows.index("Example:") + 1]
     assert example.startswith(f"  jaxattn {command}")
-    # Nothing is left over that belongs to it.
+    # The process leaves no children.
     assert rows[rows.index("Example:") + 2] == ""
     check_words = shlex.split(example.partition(" > ")[0])[1:]
     assert callable(cli.parse_command(check_words))
@@ -396,7 +396,7 @@ main()
 def test_interrupt_before_run_is_one_line(tmp_path, moment):
     words = ["run", SWEEPS / "quickstart.toml", "--out", tmp_path / "run"]
     command = [sys.executable, "-c", INTERRUPTED, moment, *map(str, words)]
-    # What runs in the background ignores it, and so would what it starts.
+    # A background process ignores SIGINT, and so do its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (130, "")
@@ -409,7 +409,7 @@ OF = {"E": "--embedding", "p": "--query", "v": "--head"}
 
 @pytest.fixture
 def trained(tmp_path):
-    """A sweep file's corpus, and a model of 30 tokens whose E·v is α."""
+    """Write a sweep file and a model of 30 tokens whose E·v is α."""
     import numpy as np
 
     import jaxattn as ja

@@ -1,4 +1,4 @@
-"""Printed tables: nothing is cut, nothing is markup."""
+"""Printed tables: nothing is truncated or parsed as markup."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def test_output_has_no_terminal_escape_codes(lines, capsys):
 
 
 def test_all_command_output_is_escaped():
-    """One function prints, so that nothing that a folder holds reaches the terminal as it is."""
+    """One function prints all output, so text from a folder never reaches the terminal unescaped."""
     for path in sorted(Path(cli.__file__).parent.glob("*.py")):
         calls = re.findall(r"(?<![\w.])print\(.*", path.read_text(encoding="utf-8"))
         allowed = {"console.py": 1, "__init__.py": 1}.get(path.name, 0)
@@ -109,13 +109,13 @@ def test_summary_fits_terminal_without_truncation(lines, tmp_path, cells, width)
     assert "…" not in "".join(found)
     assert "mean over 2 seeds [95 % interval, Student's t]" in " ".join(" ".join(found).split())
     values = [line for line in found if "[" in line and "Student" not in line]
-    # Every value has a line of its own in one of the tables.
+    # Every value is on a separate line of one of the tables.
     assert sum(line.count("[") for line in values) == cells * 2 * len(METRICS)
-    # Names are whole.
+    # Names are not broken.
     assert all(metric in " ".join(found).split() for metric in METRICS)
     if cells > 1:
         assert all(line.split()[0] == "1" for line in values)
-    # A table for everything or one for each metric: never one that goes on below.
+    # There is one table, or one for each metric, but never a continued table.
     assert sum(line.startswith("──") for line in found) in (1, len(METRICS))
 
 
@@ -135,7 +135,7 @@ def test_six_metrics_are_printed_or_all(lines, tmp_path, cells):
 
 @pytest.fixture
 def learned(tmp_path):
-    """A run whose sentences, table and notes are long."""
+    """A run with long sentences, tables and notes."""
     names = ["test_accuracy", "loss", "important_selected", "spearman_Ev_tokens", *MANY]
     return run_of(tmp_path, 2, metrics=names)
 
@@ -150,7 +150,7 @@ def test_no_word_of_a_run_is_broken(lines, learned, width, every):
     wide, found = lines(show, width=10_000), lines(show, width=width)
     assert max(map(len, found)) <= width
     words = {word for line in wide for word in line.split()} | {"value", "1", "in", "all", "rows"}
-    # Lines of tables, and keys that are headings, which may be broken after their dots.
+    # Table lines and headings are excluded, because headings may break after dots.
     heads = {f"{part}." for word in words for part in word.split(".")} | {
         word.split(".")[-1] for word in words if word.startswith("phases.")
     }

@@ -16,7 +16,7 @@ from jaxattn.lab.study.import_paths import ImportPaths
 
 @pytest.fixture
 def texts(tmp_path, tables):
-    """Make a study of forty short texts."""
+    """Build a study of forty short texts."""
     rows = [{"text": f"{'good' if i % 2 else 'bad'} film {i % 5}", "label": i % 2} for i in range(40)]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -76,7 +76,7 @@ def test_data_describes_custom_corpus(study):
 
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_advised_step_sizes_give_stated_values(tables, classes):
-    """From E = 0 the one-step law holds to the letter, whatever d is."""
+    """From E = 0 the one-step law is exact for any d."""
     data = {"kind": "independent", "vocab_size": 20, "relevant": 6, "length": 5, "sequences": 60}
     loss = "logistic" if classes == 2 else "cross_entropy"
     wanted = Study.of_tables(tables(data=data | {"num_classes": classes}, loss=loss, figures=[]))

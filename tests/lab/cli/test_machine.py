@@ -1,4 +1,4 @@
-"""Commands that look at this machine."""
+"""The command that checks this machine."""
 
 from jaxattn.lab.cli import machine
 from jaxattn.lab.engine import devices, memory

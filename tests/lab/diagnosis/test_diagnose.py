@@ -1,4 +1,4 @@
-"""Planted models: E·v = α is found, random models stay in the null band, one gradient step is healthy."""
+"""Planted models: E·v = α is detected, and random models stay in the null band."""
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ def corpus():
 
 @pytest.fixture(scope="module")
 def many():
-    """A corpus of three classes."""
+    """A corpus with three classes."""
     return ja.data.independent(
         jax.random.key(0), vocab_size=V, relevant=24, length=12, sequences=402, num_classes=3
     )
@@ -41,7 +41,7 @@ def alpha(corpus):
 
 
 def planted(scores, values, dim=4):
-    """E, p and v with these E·p and E·v exactly."""
+    """Build E, p and v with exactly these E·p and E·v."""
     E = np.zeros((len(scores), dim))
     E[:, 0], E[:, 1] = scores, values
     return E, np.eye(dim)[0], np.eye(dim)[1]
@@ -58,7 +58,7 @@ def test_ideal_model_is_above_null_band(corpus, alpha):
         for statistic in ("Pearson, tokens", "Spearman, tokens", "Pearson, bins", "Spearman, bins"):
             here = row(found, quantity, statistic)
             np.testing.assert_allclose(here["value"], 1, rtol=0, atol=1e-9)
-            # At a boundary, and over bins, there is no interval.
+            # There is no interval at a boundary or over bins.
             assert np.isnan([here["low"], here["high"]]).all()
             assert here["verdict"] == "above the null band"
     assert "the head reads a token as evidence" in found.verdicts[0]
@@ -96,7 +96,7 @@ def test_trained_model_is_above_null_band(corpus):
     found = diagnose(params.E, params.p, params.v, corpus, **FAST)
     spoken = found.quantities[found.quantities["statistic"].isin(["Spearman, tokens", "share"])]
     assert (spoken["verdict"].iloc[:-1] == "above the null band").all()
-    # No token ties, and of that nothing is said.
+    # There are no ties, and no sentence about ties.
     assert (spoken["value"].iloc[-1], len(found.verdicts)) == (0, 5)
 
 
@@ -185,7 +185,7 @@ def test_several_classes(many):
     for title in ("Tokens with the largest E·p", "Tokens that most sequences select"):
         for shown in dict(found.tables(7))[title].itertuples():
             label, s = shown[3], int(shown.token)
-            # The class whose share of the token's occurrences is the largest, and the numbers of that class.
+            # The class with the largest share of the token's occurrences, and the numbers of that class.
             assert label == np.argmax(alpha[s])
             by_class = np.asarray(ja.data.class_counts(many))[s]
             assert by_class[label] == by_class.max()
@@ -311,7 +311,7 @@ def test_attention_heads_are_measured_separately(corpus, alpha, tmp_path):
             "posterior difference.", f"posterior difference, head {h}.", 1
         )
     assert found.facts["attention heads (H)"] == 2
-    # E·v, which heads share, is said once.
+    # E·v is shared by the heads, and listed once.
     assert sum(line.startswith("E·v against α") for line in found.verdicts) == 1
     assert "head 1, E·p against |α|: -1.000 is below the null band" in "\n".join(found.verdicts)
     (_, laid) = found.tables()[1]

@@ -1,4 +1,4 @@
-"""The corpus of a [data] table is that of the seed of its sweep; texts are counted with any vocabulary."""
+"""The corpus of a [data] table matches the sweep seed; texts are counted with any vocabulary."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A results folder as a run would leave it, with planted laws: slope -1/2, E·v rising, E·p U-shaped."""
+"""Synthetic results folders with planted laws: slope -1/2, E·v increasing, E·p U-shaped."""
 
 import dataclasses
 import itertools
@@ -47,7 +47,7 @@ STEPS = np.unique(np.r_[0, np.geomspace(1, 2000, 25).round().astype(int)])
 
 
 def put(directory: Path, tables: dict[str, pd.DataFrame], known: dict) -> Path:
-    """Write tables into a folder, and a manifest of what is known with their checksums."""
+    """Write tables into a folder, and a manifest with their checksums."""
     sums = {}
     for name, table in tables.items():
         content = table.to_parquet(None, index=False)
@@ -205,7 +205,7 @@ def _tokens(cell, seed, classes, vocab_size, text, shared, rng):
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
-    """One folder of each kind that the figures must cope with; tests must not write into them."""
+    """One folder of each kind that figures must support; tests must not write into them."""
     root = tmp_path_factory.mktemp("results")
     small = {"vocab_size": 60, "text": False, "shared": False}
     return {
@@ -225,13 +225,13 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def write():
-    """The writer of planted results, for tests that need a folder of their own."""
+    """The writer of synthetic results, for tests that modify a folder."""
     return write_results
 
 
 @pytest.fixture(scope="session")
 def load_planted(tmp_path_factory):
-    """Write records of one's own with what is known of their run, and load them."""
+    """Write custom records and a manifest, and load them."""
 
     def make(rows, **known):
         records = pd.DataFrame(rows, columns=["cell", "seed", "phase", "step", "metric", "value"])
@@ -242,7 +242,7 @@ def load_planted(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def configured():
-    """Give a run a config of which some tables are others."""
+    """Return a run with some tables of its config replaced."""
 
     def make(run, **tables):
         config = run.manifest["config"] | tables
@@ -253,7 +253,7 @@ def configured():
 
 @pytest.fixture(scope="session")
 def rewrite():
-    """Put another table in the place of one of a folder, with its checksum."""
+    """Replace a table of a folder, with its checksum."""
 
     def make(folder, name, table):
         put(folder, {name: table}, manifests.read_manifest(folder))

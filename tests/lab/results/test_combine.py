@@ -15,7 +15,7 @@ from jaxattn.lab.results.run import Run
 
 @pytest.fixture
 def folder(load_planted):
-    """Loss = 100 d + 10 rate + seed/100 at step 1; accuracy = seed."""
+    """A run with loss = 100 d + 10 rate + seed/100 at step 1, and accuracy = seed."""
 
     def make(seeds, *, name="swept", dims=(8, 16), rates=(0.1, 0.2)):
         settings = [{"model.dim": d, "phases.query.step_size": r} for d in dims for r in rates]
@@ -88,9 +88,9 @@ def test_choose_selects_cells_metrics_and_phases(folder):
     assert set(chosen.records["metric"]) == {"loss"}
     with pytest.raises(InputError, match=r"metric 'los': the run did not record it; did you mean 'loss'\?$"):
         choose(results, metrics=["los"])
-    with pytest.raises(InputError, match="metric 'entropy': the run recorded accuracy, loss"):
+    with pytest.raises(InputError, match="metric 'entropy': not recorded; the run recorded accuracy, loss"):
         choose(results, metrics=["entropy"])
-    with pytest.raises(InputError, match=r"phase 'embed': the run recorded 'query'$"):
+    with pytest.raises(InputError, match=r"phase 'embed': not recorded; the run recorded 'query'$"):
         choose(results, phases=["embed"])
     with pytest.raises(InputError, match="no cell, phase and metric matches"):
         choose(results, where={"model.dim": 17})
@@ -109,7 +109,7 @@ def test_choose_accepts_printed_values(folder):
         paired(results, "phases.query.step_size", "7", "150")
     close = folder(range(2), dims=(8,), rates=(third, third + 1e-9))
     with pytest.raises(
-        InputError, match=r"step_size: 0.333333 is printed for 0.3333333333333333, 0.33333333"
+        InputError, match=r"step_size: 0.333333 is the printed form of 0.3333333333333333, 0.33333333"
     ):
         choose(close, where={"phases.query.step_size": "0.333333"})
 
@@ -148,7 +148,7 @@ def test_group_averages_cells_for_each_seed(folder):
 
 
 def test_duplicate_cells_do_not_narrow_intervals(folder):
-    """The accuracy of a seed is the same in all cells: four of them tell no more than one."""
+    """A seed has the same accuracy in all four cells, which therefore add no information."""
     results = folder(range(6))
     columns = ["n", "mean", "mean_low", "mean_high", "iqm", "iqm_low", "iqm_high"]
     found = {
@@ -171,7 +171,7 @@ def test_group_drops_seeds_that_are_missing_in_a_cell(folder):
     loss = [np.mean([800 + 10 * r + s / 100 for r in (0.1, 0.2)]) for s in (0, 3)]
     assert table.loc[("query", 1, "loss"), ["n", "mean"]].tolist() == pytest.approx([2, np.mean(loss)])
     assert table.loc[("query", 0, "accuracy"), ["n", "mean"]].tolist() == pytest.approx([3, 5 / 3])
-    # What one of the cells recorded alone is that cell's.
+    # A step that only one cell recorded has the value of that cell.
     assert table.loc[("query", 2, "accuracy"), ["n", "mean"]].tolist() == pytest.approx([3, 4 / 3])
     assert table.loc[("later", 1, "accuracy"), ["n", "mean"]].tolist() == pytest.approx([3, 5 / 3])
 
@@ -191,7 +191,7 @@ def test_paired_differences_cancel_shared_noise(folder):
     np.testing.assert_array_equal(table.loc[table["metric"] == "accuracy", "mean"], 0)
     with pytest.raises(InputError, match=r"model.dim: no cells with both 8 and 9"):
         paired(results, "model.dim", 8, 9)
-    with pytest.raises(InputError, match=r"data.length: not swept; the swept keys are model.dim"):
+    with pytest.raises(InputError, match=r"data.length: not swept; swept keys: model.dim"):
         paired(results, "data.length", 8, 9)
 
 
@@ -250,7 +250,7 @@ def test_suffix_determines_table_format(tmp_path):
 
 
 def test_a_million_records_load_and_aggregate_quickly(folder, rewrite):
-    """A table of a million rows: seconds, not minutes; the bound is loose for slow machines."""
+    """The bound of the time is loose for slow machines."""
     import sys
 
     path = folder(range(10), dims=range(1, 1001), rates=(0.1,)).directory
@@ -277,6 +277,6 @@ def test_a_million_records_load_and_aggregate_quickly(folder, rewrite):
         loaded = load(path)
     finally:
         sys.setprofile(None)
-    # Nothing is called once a row.
+    # No function is called once per row.
     assert calls < 300_000
     assert len(loaded.records) == 1_000_000

@@ -1,4 +1,4 @@
-"""Weighted correlations equal scipy's on points written out as often as they count."""
+"""Weighted correlations equal SciPy's on repeated points."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -54,7 +54,7 @@ def test_quantile_edges_split_points_evenly_and_keep_ties(rng):
 
 
 def test_point_on_an_edge_belongs_to_the_upper_bin_in_both_precisions():
-    """Of tokens with 20 occurrences every posterior difference k/10 is an edge of the bins."""
+    """For tokens with 20 occurrences every posterior difference k/10 is a bin edge."""
     tenths = np.arange(-10, 11)
     expected = np.minimum(tenths + 10, 19)
     for x in (
@@ -65,7 +65,7 @@ def test_point_on_an_edge_belongs_to_the_upper_bin_in_both_precisions():
         assert bin_numbers(x, np.linspace(-1, 1, 21)).tolist() == expected.tolist()
         inside = compiled.bin_means_array(jnp.asarray(tenths, float), jnp.asarray(x), 20, -1.0, 1.0)
         assert inside.tolist() == [*range(-10, 9), 9.5]
-    # Bins of α are as narrow as α is small.
+    # The width of bins of α scales with α.
     assert bin_numbers([1e-7, 2e-7, 3e-7], [-np.inf, 1.5e-7, 2.5e-7, np.inf]).tolist() == [0, 1, 2]
 
 
@@ -83,7 +83,7 @@ def written_out(x, weights):
 
 @pytest.fixture
 def points(rng):
-    """Points with ties, and weights that leave some out."""
+    """Sample points with ties, and weights that may be zero."""
     x = np.round(rng.normal(size=60), 1)
     y = np.round(x + rng.normal(size=60), 1)
     return x, y, resamples(60, 7, rng)

@@ -1,4 +1,4 @@
-"""Figures of phase diagrams, of made-up seeds with known thresholds."""
+"""Figures of phase diagrams of synthetic seeds with known thresholds."""
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ from jaxattn.lab.results.diagram import PhaseDiagram
 
 @pytest.fixture
 def planted(rng):
-    """Thresholds of about √x for three x, one of them infinite."""
+    """A diagram with thresholds of about √x for three x, one of them infinite."""
 
     def make(columns=(16, 64, "inf")):
         values, frames, rows = np.geomspace(1, 100, 33).tolist(), [], []

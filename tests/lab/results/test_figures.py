@@ -33,7 +33,7 @@ PAIRS = list(
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    # Each kind with a folder or two, each folder with a kind or two.
+    # Each kind is tested with one or two folders, and each folder with one or two kinds.
     [
         pytest.param(*pair, marks=[] if number % 3 == 0 else pytest.mark.more)
         for number, pair in enumerate(PAIRS)
@@ -117,7 +117,7 @@ def test_log_scale_requires_nonnegative_values(load_planted):
 
 
 def test_curves_against_another_metric(results):
-    """Each point lies at the mean of that metric, seed by seed from the records."""
+    """The x of each point is the mean of that metric, recomputed from the records."""
     run = results["dims"]
     drawn = curves(run, metrics=("loss",), cells=(2,), x="p_norm")
     (line,) = drawn.figure.axes[0].get_lines()
@@ -130,7 +130,7 @@ def test_curves_against_another_metric(results):
     assert drawn.name == "curves_loss_p_norm"
     with pytest.raises(InputError, match="did you mean 'p_norm'"):
         curves(run, x="p_nrm")
-    with pytest.raises(InputError, match="'embed': train_accuracy was recorded in joint"):
+    with pytest.raises(InputError, match="'embed': train_accuracy was recorded only in joint"):
         curves(run, x="train_accuracy", phase="embed")
 
 
@@ -199,7 +199,7 @@ def test_importance_has_one_row_per_class(results):
     one = importance(results["classes"], label=0)
     assert len(one.figure.axes) == 2
     assert one.name.endswith("class0")
-    with pytest.raises(InputError, match="label 3: tokens hold the classes 0, 1, 2"):
+    with pytest.raises(InputError, match="label 3: no such class; choose one of the classes 0, 1, 2"):
         importance(results["classes"], label=3)
 
 
@@ -311,9 +311,9 @@ def test_scaling_compares_slope_with_expected(low, high, seeds, expected):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"axis": "model.dimm"}, "axis 'model.dimm': the run sweeps data.kind, model.dim"),
+        ({"axis": "model.dimm"}, "axis 'model.dimm': not swept; swept keys: data.kind, model.dim"),
         ({"axis": "model.dim", "metric": "los"}, r"metric 'los': .* did you mean 'loss'\?"),
-        ({"axis": "model.dim", "phase": "joint"}, "phase 'joint': one_step_error was recorded in embed"),
+        ({"axis": "model.dim", "phase": "joint"}, "phase 'joint': one_step_error was recorded only in embed"),
         ({"axis": "data.kind"}, "cell 0 has 'a' there; logarithmic axes need positive numbers"),
         ({"axis": "model.dim", "metric": "log_gradient_norm"}, "no positive finite value"),
     ],
@@ -346,7 +346,9 @@ def test_unknown_phase_is_rejected(results, kind):
 def test_curves_reject_unknown_metric(results):
     with pytest.raises(InputError, match=r"metric 'los': .* did you mean 'loss'\?"):
         curves(results["text"], metrics=("los",))
-    with pytest.raises(InputError, match=r"metric 'zzz': the run recorded .*Ev_bin_K, .*loss") as raised:
+    with pytest.raises(
+        InputError, match=r"metric 'zzz': not recorded; the run recorded .*Ev_bin_K, .*loss"
+    ) as raised:
         curves(results["text"], metrics=("zzz",))
     assert "bin_1" not in str(raised.value)
     with pytest.raises(InputError, match="metric 'loss,p_norm': separate names with spaces, loss p_norm"):

@@ -1,4 +1,4 @@
-"""What a run says at first sight: at most six metrics, and two sentences, whatever was recorded."""
+"""Summary of a run: at most six metrics, and two sentences for any records."""
 
 import dataclasses
 from pathlib import Path
@@ -14,7 +14,7 @@ from jaxattn.lab.results.run import Run
 
 
 def run_of(values, *, cells=({},), phases=("embed", "query")):
-    """Make a run: values by metric, of every cell and seed or of every seed of the only cell."""
+    """Build a run with values by metric, of every cell and seed or of every seed of the only cell."""
     rows = [
         (cell, seed, phase, 3, metric, value)
         for metric, of_cells in values.items()
@@ -57,7 +57,7 @@ def test_headline_orders_accuracy_loss_and_requested_metrics():
 
 @pytest.mark.parametrize(("low", "weakly"), [(0.4996, True), (0.5004, False)])
 def test_sentences_use_unrounded_numbers(low, weakly):
-    """Both intervals begin at a printed 0.500."""
+    """Both intervals start at 0.500 when rounded."""
     half = low * 0.1
     values = [low + half * (1 + x) for x in (-1, 1, -1, 1)]
     run = run_of({"spearman_Ev_tokens": values})
@@ -127,7 +127,7 @@ def test_two_sentences_for_any_metrics():
         "No accuracy and no loss has a finite value.",
         "No other metric has a finite value.",
     )
-    # Tokens that are too rare for a correlation leave the one over bins.
+    # If tokens are too rare for their correlation, the one over bins remains.
     found = headline.sentences(run_of(LEARNED | {"spearman_Ev_tokens": [nan] * 4}))[1]
     assert "The Spearman correlation between E·v and importance over bins is 1.00 (all equal)" in found
 
@@ -152,7 +152,7 @@ def test_standard_lists_all_default_metrics():
 
 @pytest.fixture
 def planted(results, configured):
-    """Add metrics to a run: values by name, the same for every seed; and settings of its probes."""
+    """Add metrics with the same value for every seed, and probe settings, to a run."""
     run = results["text"]
 
     def make(least, high=1.0, **metrics):
@@ -171,7 +171,7 @@ def test_caveat_names_min_count_that_leaves_no_token(planted):
         "spearman_Ep_signed_tokens, spearman_Ev_tokens: no value, because fewer than two tokens occur "
         "probes.min_count = 10000000 times; lower it"
     )
-    # Enough tokens: the reason is another one.
+    # There are enough tokens, so the reason is different.
     assert caveats(planted(45, **empty)) == []
     assert caveats(planted(45, spearman_Ev_tokens=0.3)) == []
 
@@ -179,7 +179,7 @@ def test_caveat_names_min_count_that_leaves_no_token(planted):
 @pytest.mark.parametrize("key", ["min_count", "important", "low", "high"])
 @pytest.mark.parametrize("strange", ["many", float("inf"), [3]])
 def test_caveats_ignore_nonnumeric_probe_settings(planted, key, strange):
-    """A folder may hold anything as the value of a cell on an axis."""
+    """A folder may contain any value of a cell on an axis."""
     run = planted(30, important_selected=0.5, spearman_Ev_bins=0.3, spearman_Ev_tokens=0.3)
     run.manifest["config"]["probes"]["important"] = 0.5
     whole = caveats(run)
@@ -238,7 +238,7 @@ def test_caveat_defines_important_tokens(planted):
         assert line.endswith(f"excluding {words[1]} rarer ones" if counts[1].any() else "tokens per seed")
     run = planted(1, important_selected=0.5)
     run.manifest["config"]["probes"]["important"] = 0.5
-    # Tables may show some metrics alone.
+    # Tables may be limited to some metrics.
     assert caveats(run)[0].startswith(
         "important_mass, important_selected: tokens are important if |posterior"
     )

@@ -1,4 +1,4 @@
-"""Intervals against scipy, closed forms, and how often they hold the truth."""
+"""Intervals compared with SciPy and closed forms, and their coverage."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def coverage(bounds, truth):
 
 @pytest.mark.parametrize("n", range(3, 21))
 def test_student_t_covers_normal_and_lognormal_means(rng, n):
-    # Of 20,000 repetitions the standard deviation is 0.0015.
+    # The standard deviation over 20,000 repetitions is 0.0015.
     samples = rng.normal(1.5, 2.0, (20_000, n))
     assert coverage(student_t(samples), 1.5) == pytest.approx(0.95, abs=0.008)
     assert coverage(geometric(np.exp(samples)), np.exp(1.5)) == pytest.approx(0.95, abs=0.008)
@@ -70,7 +70,7 @@ def test_jackknife_of_a_mean_is_student_t(rng):
 
 @pytest.mark.parametrize("n", [3, 5, 10])
 def test_jackknife_covers_true_value(rng, n):
-    """A Spearman correlation of means over seeds, which is no mean: what n other seeds give on average."""
+    """The statistic is the Spearman correlation of seed means, and the truth its expectation for n seeds."""
     curves = np.linspace(0, 2, 12) + rng.normal(0, 1, (4000, n, 12))
 
     def rank(means):

@@ -113,7 +113,7 @@ def test_text_of_criteria_and_numbers():
 
 
 def criterion_of(text):
-    """Read back how a criterion is written."""
+    """Parse the text of a criterion."""
     if text == "-":
         return None
     if text.startswith("≥ "):

@@ -1,4 +1,4 @@
-"""Tables as files, which are there as a whole or as they were."""
+"""Tables as files and pages, written atomically."""
 
 import html
 import json
@@ -48,7 +48,7 @@ def test_write_page_preserves_symbolic_link(tmp_path):
 COMMITTED = Path(__file__).parents[3] / "results" / "published"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 TEMPLATE = '<style>{{ style }}</style>{% from "table.html" import shown %}{{ shown(table, 2) }}'
-# A paper of A4 between margins of 1 cm, in pixels of CSS.
+# A4 paper with margins of 1 cm, in CSS pixels.
 PAPER = 718
 
 
@@ -77,10 +77,10 @@ def test_pieces_fit_and_keep_all_columns(columns):
 
 
 def test_piece_width_is_the_same_on_all_python_versions():
-    """Added one after the other, the three widths give a little more than their exact sum."""
+    """Sequential addition of the three widths exceeds their exact sum."""
     assert 10.6 + 10.25 + 10.6 > 31.45
     columns = [layout.Column("", [], number=False, long=False, least=x) for x in (10.6, 10.25, 10.6)]
-    assert layout._together(columns) == 31.4
+    assert layout._total_width(columns) == 31.4
 
 
 def test_line_breaks_in_names_but_not_in_numbers():
@@ -115,7 +115,7 @@ def test_templates_use_shared_table_macro(template):
 
 
 def test_tables_and_figures_use_same_names(write, tmp_path):
-    """Stars 1, 2, 4 and 5 are classes 0 to 3; scores of two layers with weights are E·W2 p."""
+    """Classes 0 to 3 are 1, 2, 4 and 5 stars; scores of two layers with weights are E·W2 p."""
     book = read_book("paper")
     config = {"model": {"kind": "two_layer_weights"}, "phases": [], "data": {"labels": [1, 2, 4, 5]}}
     run = load(write(tmp_path / "four", classes=4, seeds=2, config=config))
@@ -133,7 +133,7 @@ def test_tables_and_figures_use_same_names(write, tmp_path):
 
 
 def widths(path, frames, tmp_path, *, printed=False):
-    """Lay a page out in frames of some widths: of each table its container's and its own, by frame."""
+    """Lay out a page in frames of given widths; return the widths of containers and tables by frame."""
     text = re.sub(r'src="data:image[^"]*"', "", path.read_text(encoding="utf-8"))
     if printed:
         text = text.replace("@media print", "@media all").replace("@media screen", "@media not all")
@@ -178,7 +178,7 @@ AXES = {
 
 
 def many_columns(folder, rewrite):
-    """Draw the report of a run with a dozen cells and as many metrics more."""
+    """Draw the report of a run with a dozen cells and as many additional metrics."""
     records = pd.read_parquet(folder / "records.parquet")
     loss = records[records["metric"] == "loss"]
     more = [loss.assign(metric=f"a_metric_of_my_own_{k}", value=loss["value"] * 10.0**-k) for k in range(12)]

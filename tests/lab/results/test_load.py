@@ -99,10 +99,10 @@ def test_damaged_manifest(folder, text):
 
 
 def test_unknown_cell(results):
-    with pytest.raises(InputError, match=r"cell 9: .* has cells 0 to 3"):
+    with pytest.raises(InputError, match=r"cell 9: .* has only cells 0 to 3"):
         results["dims"].settings(9)
     chosen = results["dims"].choose(where={"model.dim": 256})
-    with pytest.raises(InputError, match=r"cell 0: .* has cells 2$"):
+    with pytest.raises(InputError, match=r"cell 0: .* has only cells 2$"):
         chosen.settings(0)
 
 
@@ -117,7 +117,7 @@ def test_results_do_not_import_jax_or_higher_modules():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for name in imported(ast.walk(tree)):
             package = ".".join(name.split(".")[: 3 if name.startswith("jaxattn.lab.") else 2])
-            # Trained parameters and data alone are arrays of JAX, of a model or a generator, and of a seed.
+            # Only trained parameters and data need JAX.
             of_arrays = {
                 "params.py": ("jaxattn.base", "jaxattn.data", "jaxattn.models", "jaxattn.lab.study"),
             }
@@ -142,7 +142,7 @@ def test_results_do_not_import_jax_or_higher_modules():
 
 
 def test_loading_does_not_import_matplotlib():
-    """What draws is imported when something is drawn: matplotlib and scipy take a second."""
+    """Matplotlib and SciPy take a second to import, so they are imported only for drawing."""
     code = (
         "import sys; before = set(sys.modules); import jaxattn.lab.results.load; "
         "print([x for x in ('matplotlib', 'jinja2', 'orbax') if x in set(sys.modules) - before])"

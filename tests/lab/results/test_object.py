@@ -1,4 +1,4 @@
-"""What can be asked of results in a notebook."""
+"""Methods of results, as used in a notebook."""
 
 import dataclasses
 

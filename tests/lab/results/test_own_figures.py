@@ -1,4 +1,4 @@
-"""Figures that the user's own functions draw."""
+"""Figures drawn by user-defined functions."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ def broken(results, metric="loss"):
 
 
 def misspelt(results, metric="loss"):
-    """A title that is no formula."""
+    """Draw a title with an invalid formula."""
     figure = Figure(figsize=(2, 1))
     figure.subplots().set_title("cost $5^$")
     return figure
@@ -131,7 +131,7 @@ def test_custom_figure_without_file_is_omitted(folder):
 
 
 def forge(folder, name, sha256):
-    """Leave words of a figure of the user's own, and a checksum of its file."""
+    """Write the caption of a user-defined figure, and a checksum of its file, into a folder."""
     (folder / "figures").mkdir(exist_ok=True)
     entry = {"index": 1, "name": name, "title": "", "caption": ""}
     words = {"own": [entry], "sha256": {f"figures/{name}.png": sha256}}
@@ -155,7 +155,7 @@ def test_custom_function_error_fails_only_its_figure(folder):
         'raise ZeroDivisionError("no loss")',
         "ZeroDivisionError: no loss",
     ]
-    # A call that does not fit is of nobody's code.
+    # A wrong signature is not an error inside user code.
     _, (problem,) = draw_all(load(folder), {KIND: lambda results: losses(results)})
     assert "TypeError" in problem.line
     assert problem.trace == ""

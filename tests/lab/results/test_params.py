@@ -1,4 +1,4 @@
-"""Trained parameters, from checkpoints as a batch leaves them."""
+"""Trained parameters from the checkpoints of batches."""
 
 import copy
 import dataclasses
@@ -31,7 +31,7 @@ HASHES = ["a" * 16, "b" * 16]
 
 
 def lanes(name, shape, phase):
-    """Five lanes, one of them padding; every number tells lane, name and phase."""
+    """A folder with five vmapped runs, one of them padded; each number encodes run, name and phase."""
     size = int(np.prod(shape))
     start = 1000 * "Epv".index(name) + 10_000 * phase
     return start + 100 * np.arange(5.0, dtype=np.float64)[:, None] + np.arange(size)
@@ -59,7 +59,7 @@ def folder(write, rewrite, tmp_path_factory):
     manifests.write_manifest(folder, manifest)
     shapes = {"E": (PADDED, DIM), "p": (DIM,), "v": (DIM,)}
     state = {
-        # Saved trees come back in the order of their names: "embed", "joint" are not in another one.
+        # Restored trees are sorted by name; "embed" and "joint" are already in that order.
         "embed": {name: lanes(name, s, 0).reshape(5, *s) for name, s in shapes.items()},
         "joint": {name: lanes(name, shapes[name], 1).reshape(5, *shapes[name]) for name in "p"},
     }
@@ -111,16 +111,18 @@ def test_parameters_have_type_of_given_model(folder):
         def init(self, key, like, *, dtype):
             return super().init(key, like, dtype=dtype).replace(v=jnp.zeros(9))
 
-    with pytest.raises(InputError, match=r"model: its parameters are .*'v': \(9,\).*pass its own model"):
+    with pytest.raises(
+        InputError, match=r"model: its parameters are .*'v': \(9,\).*pass the model of the run"
+    ):
         load(folder).params(model=Wider())
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cell": 9}, "cell 9: .* has cells 0 to 1"),
-        ({"seed": 5}, "seed 5: .* has seeds 2, 3, 7, 8 of cell 0"),
-        ({"phase": "late"}, "phase 'late': the checkpoint holds embed, joint"),
+        ({"cell": 9}, "cell 9: .* has only cells 0 to 1"),
+        ({"seed": 5}, "seed 5: .* has only seeds 2, 3, 7, 8 of cell 0"),
+        ({"phase": "late"}, "phase 'late': the checkpoint has only embed, joint"),
         ({"seed": 7}, f"{BEGUN} is not finished; run the same sweep again into"),
         ({"seed": 8}, f"{GONE} is not finished; run the same sweep again into"),
     ],
@@ -142,20 +144,20 @@ def test_batch_of_another_config_is_rejected(folder, tmp_path):
         InputError, match=rf"{path}: the config of cell 0 differs .*; delete it; run the same"
     ):
         results.params(cell=0)
-    # A choice of cells lists fewer than the batch has.
+    # A selection has fewer cells than the batch.
     assert results.choose(where={"data.vocab_size": SIZES[1]}).params(cell=1).E.shape == (SIZES[1], DIM)
 
 
 def test_combined_folders_have_no_checkpoints(folder):
     results = load(folder)
     manifest = {key: value for key, value in results.manifest.items() if key != "batches"}
-    with pytest.raises(InputError, match="it lists no checkpoint of cell 0"):
+    with pytest.raises(InputError, match="no checkpoint of cell 0"):
         dataclasses.replace(results, manifest=manifest).params()
 
 
 @pytest.mark.parametrize("damage", ["flipped", "emptied", "missing"])
 def test_damage_of_any_file_is_detected(folder, capfd, damage):
-    """Whatever orbax makes of it, or prints, is one line that names a file of the checkpoint."""
+    """Any error or output of orbax becomes one line that names a checkpoint file."""
     saved = batch_state.checkpoint_path(folder, BATCH, 3)
     results = load(folder)
     for path in (path for path in saved.rglob("*") if path.is_file()):
@@ -226,7 +228,7 @@ def test_built_in_model_determines_parameter_type(folder, configured):
 
 @pytest.mark.parametrize("dim", [10**12, 2**31 - 1, "many", [3]])
 def test_invalid_model_is_a_one_line_error(folder, configured, dim):
-    """An allocation of that size would end the interpreter."""
+    """An allocation of that size would kill the interpreter."""
     forged = configured(load(folder), model={"kind": "one_layer", "dim": dim})
     with pytest.raises(InputError, match=r"not a model of this version: |do not fit in memory"):
         forged.params()

@@ -1,4 +1,4 @@
-"""Folders of runs that are not finished, as the parts of their batches."""
+"""Folders of unfinished runs, read from the parts of their batches."""
 
 import shutil
 
@@ -18,7 +18,7 @@ WHOLE, BEGUN, EMPTY = (f"cells-00000-00001-seeds-{k:05d}-{k:05d}" for k in range
 
 @pytest.fixture
 def running(write, tmp_path):
-    """A run of three batches: seed 0 is done, seed 1 on its way with a failure, seed 2 just begun."""
+    """A run of three batches: seed 0 finished, seed 1 running with a failure, seed 2 just started."""
     folder = write(
         tmp_path / "run", axes={"model.dim": [8, 16]}, seeds=3, vocab_size=20, text=False, status="running"
     )
@@ -35,7 +35,7 @@ def running(write, tmp_path):
     save(folder, WHOLE, {name: table[table["seed"] == 0] for name, table in tables.items()}, [failed])
     save(folder, BEGUN, begun, [late], finished=False)
     save(folder, EMPTY, dict.fromkeys(tables, pd.DataFrame()), [], finished=False)
-    # Left over from a moment before the batch was finished.
+    # A leftover from before the batch was finished.
     pd.DataFrame({"cell": [7]}).to_parquet(folder / "parts" / f"{WHOLE}.records.0123456789abcdef.parquet")
     return folder
 
@@ -114,7 +114,7 @@ def test_damaged_batch_state_is_a_one_line_error(running):
 
 
 def test_read_is_retried_if_run_continues_meanwhile(running, monkeypatch):
-    """The tables of a state are gone when they are asked for, and another state is there."""
+    """The tables of a state have been replaced by those of a newer state."""
     read = batch_state.read_state
     stale = batch_state.BatchState(
         False, 0, 0, [], {"records": "f" * 64}, read(running, BEGUN).checkpoint, None
@@ -212,7 +212,7 @@ BATCH = "cells-00000-00000-seeds-00000-00000"
 
 @pytest.fixture(scope="module")
 def made(write, tmp_path_factory):
-    """A finished folder of one batch, as a run leaves it, and something that a report has drawn."""
+    """A finished folder of one batch, with a report."""
     folder = write(tmp_path_factory.mktemp("verified") / "run", seeds=1, vocab_size=20, text=False)
     cells = [{"cell": 0, "settings": {}, "config_hash": "0123456789abcdef"}]
     batch = {"name": BATCH, "cells": [0], "seeds": [0]}
@@ -241,7 +241,7 @@ def test_verify_accepts_intact_folder(folder, write, tmp_path):
     seen = []
     assert verify(folder, lambda name, share: seen.append((name, share))) == []
     assert seen == [(BATCH, 0.0)]
-    # Of a run that was not saved there is nothing to compare but the merged tables.
+    # Without batch states, only the merged tables can be compared.
     assert verify(write(tmp_path / "other", seeds=1, vocab_size=20)) == []
     with pytest.raises(InputError, match="no such folder"):
         verify(tmp_path / "none")

@@ -39,7 +39,7 @@ def folder(write, tmp_path):
 
 
 class Page(HTMLParser):
-    """Collects links, tags that were opened and not closed, and text."""
+    """Parser that collects links, unclosed tags and text."""
 
     def __init__(self, html):
         super().__init__()
@@ -71,7 +71,7 @@ def test_files(written):
     assert all(path.stat().st_size > 1000 for path in written.paths)
     assert not list(folder.rglob(".*"))
     assert len(written.problems) == 1
-    assert "axis 'model.dim': the run sweeps nothing" in written.problems[0].line
+    assert "axis 'model.dim': not swept; swept keys: none" in written.problems[0].line
 
 
 def test_page_is_self_contained(written):

@@ -1,4 +1,4 @@
-"""What a config holds at a key."""
+"""Lookup of keys in a config."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ def test_find_cell_at_dotted_key():
 
 
 class Counted(list):
-    """Counts how often all of it is gone through."""
+    """A mapping that counts full iterations."""
 
     times = 0
 
@@ -44,5 +44,5 @@ def test_lookup_in_many_cells_is_fast(results):
     many.figure("curves")
     assert counted.times < 20
     other = dataclasses.replace(many, manifest=dict(many.manifest) | {"cells": cells[:3]})
-    with pytest.raises(InputError, match="has cells 0 to 2"):
+    with pytest.raises(InputError, match="has only cells 0 to 2"):
         other.lookup(3, "model.dim")

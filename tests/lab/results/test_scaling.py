@@ -1,4 +1,4 @@
-"""Convergence figures and diagrams, on records with planted powers."""
+"""Convergence figures and diagrams of records with planted powers."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ STEPS = 20
 
 @pytest.fixture(scope="module")
 def planted(load_planted):
-    """y = 3 x^(-2) · noise of the seed (cell 0), x^(-1) (cell 1), after a start that is no power at all."""
+    """Records with y = 3 x^(-2) · seed noise (cell 0) and x^(-1) (cell 1), after an irregular start."""
 
     def make(cells=({"block": "slow"}, {"block": "fast"}), seeds=4):
         rows = []
@@ -86,9 +86,12 @@ def test_convergence_draws_seeds_and_median(results):
     ("options", "message"),
     [
         ({"x": "norm"}, r"metric 'norm': the run did not record it; did you mean 'p_norm'\?"),
-        ({"x": "time"}, "metric 'time': the run recorded loss, margin_ratio, one_minus_cosine, p_norm"),
-        ({"phase": "embed"}, "phase 'embed': p_norm and one_minus_cosine were recorded in query"),
-        ({"x": "loss"}, "were recorded in none"),
+        (
+            {"x": "time"},
+            "metric 'time': not recorded; the run recorded loss, margin_ratio, one_minus_cosine, p_norm",
+        ),
+        ({"phase": "embed"}, "phase 'embed': p_norm and one_minus_cosine were recorded only in query"),
+        ({"x": "loss"}, "were recorded only in different phases"),
     ],
 )
 def test_convergence_rejects_invalid_input(results, options, message):
@@ -130,9 +133,9 @@ def test_diagram_over_decades_has_logarithmic_colours(planted):
 
 
 def test_diagram_rejects_unknown_axis_or_metric(results):
-    with pytest.raises(InputError, match=r"axis 'model.dim': the run sweeps block"):
+    with pytest.raises(InputError, match=r"axis 'model.dim': not swept; swept keys: block"):
         diagram(results, x_axis="model.dim", y_axis="block")
-    with pytest.raises(InputError, match=r"metric 'important_selected': the run recorded "):
+    with pytest.raises(InputError, match=r"metric 'important_selected': not recorded; the run recorded "):
         diagram(results, x_axis="block", y_axis="block")
 
 

@@ -1,4 +1,4 @@
-"""What figures share: their style, whatever the user's is, and a legend that stays within the figure."""
+"""Style of figures, independent of the user's settings, and legends that fit the figure."""
 
 import matplotlib
 import pytest
@@ -21,7 +21,7 @@ def test_legend_below_fits_figure_width(length, number):
     box, whole = legend.get_window_extent(), figure.bbox
     assert whole.x0 <= box.x0
     assert box.x1 <= whole.x1
-    # Half a line, 0.095 inches: the axes neither lose one to the legend nor gain one.
+    # The height of the axes changes by less than half a line, 0.095 inches.
     added = figure.get_figheight() - before
     assert abs(box.height / figure.dpi - added) < 0.095
 
@@ -53,6 +53,6 @@ def test_all_text_of_a_figure_has_one_font_size():
         figure.draw_without_rendering()
     texts = [text for text in figure.findobj(Text) if text.get_text()]
     assert {text.get_fontsize() for text in texts} == {SIZE}
-    # Ticks have minus signs, not hyphens.
+    # Ticks use minus signs, not hyphens.
     assert any(text.get_text().startswith("−") for text in texts)
     assert not any(text.get_text().startswith("-") for text in texts)

@@ -42,7 +42,7 @@ def test_missing_tokens_are_an_error(results):
         InputError, match="no token table, because no phase has ended, or the model does not provide"
     ):
         at_end(dataclasses.replace(run, tokens=run.tokens.head(0)))
-    with pytest.raises(InputError, match="phase 'none': tokens were recorded after embed, joint"):
+    with pytest.raises(InputError, match="phase 'none': tokens were recorded only after embed, joint"):
         at_end(run, phase="none")
     with pytest.raises(InputError, match="every seed failed"):
         at_end(dataclasses.replace(run, tokens=run.tokens.assign(Ep=np.nan)))
@@ -74,7 +74,7 @@ def test_top_tokens_with_min_count(results):
     assert best["Ep"].tolist() == sorted(often["Ep"], reverse=True)[:5]
     assert best["count"].min() >= 500 > top(tokens, count=5)["count"].min()
     most = int(tokens.table["count"].max())
-    with pytest.raises(InputError, match=f"min_count: {most + 1}, and no token occurs more than {most} "):
+    with pytest.raises(InputError, match=f"min_count = {most + 1}: no token occurs more than {most} "):
         top(tokens, min_count=most + 1)
     assert results["text"].top_tokens(number=5, min_count=500)["count"].min() >= 500
 

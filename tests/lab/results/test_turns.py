@@ -1,4 +1,4 @@
-"""Sentences on accuracies and losses that have their extremum between the first and the last step."""
+"""Sentences about accuracies and losses with an inner extremum."""
 
 import numpy as np
 import pandas as pd
@@ -27,10 +27,10 @@ def curve(values, *, metric="test_accuracy", cell=0, half=0.01):
         ([0.6, 0.7, 0.9, 0.7], 0.01, ("max", 20)),
         ([0.5, 0.6, 0.7, 0.8], 0.01, None),
         ([0.5, 0.5, 0.5, 0.5], 0.01, None),
-        # Intervals that overlap, and a turn that is small against the range.
+        # Overlapping intervals, and a turn that is small relative to the range.
         ([0.8, 0.75, 0.7, 0.8], 0.06, None),
         ([0.50, 0.48, 0.7, 0.9], 0.001, None),
-        # One seed has no interval, and needs a larger turn.
+        # One seed has no interval, so a larger turn is required.
         ([0.8, 0.5, 0.6, 0.9], float("nan"), ("min", 10)),
         ([0.6, 0.55, 0.8, 0.9], float("nan"), None),
     ],

@@ -1,4 +1,4 @@
-"""Text of pages: minus signs and line breaks; code, data and names keep their characters."""
+"""Typeset text of pages: minus signs and line breaks, but unchanged code, data and names."""
 
 import pytest
 

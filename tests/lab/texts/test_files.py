@@ -1,4 +1,4 @@
-"""Arrays read back are those written, and files that are not what they should be say so in one line."""
+"""Arrays round trip through files; invalid files give one-line errors."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from jaxattn.data.arrays import read_array
 
 
 def write_safetensors(path, arrays, header=None):
-    """The format by its specification: header size, JSON header, numbers."""
+    """Write the format from its specification: header size, JSON header, numbers."""
     kinds = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32"}
     described, content = {"__metadata__": {"format": "pt"}}, b""
     for name, x in arrays.items():
@@ -43,7 +43,7 @@ def test_npy(tmp_path, rng, dtype):
 
 
 class Harm:
-    """An object that, unpickled, makes a folder."""
+    """An object whose unpickling creates a folder."""
 
     def __init__(self, place):
         self.place = place

@@ -62,7 +62,7 @@ def write_folder(path, **splits):
 
 
 def write_tfds(path, dataset="tiny_reviews", **splits):
-    """Prepare a data set with tensorflow-datasets itself, as its users do."""
+    """Prepare a data set with tensorflow-datasets."""
     import tensorflow_datasets as tfds
 
     class Written(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -434,7 +434,7 @@ class TestCsv:
         ]
 
     def test_no_header_line(self, tmp_path):
-        """As in the files of AG News: class, title, description."""
+        """The format of the AG News files: class, title, description."""
         path = tmp_path / "x"
         path.write_text('"3","Wall St.","Short-sellers, again"\n"4","New chip","It is ""fast"""\n')
         columns = ("label", "title", "description")
@@ -544,7 +544,7 @@ class TestEncoding:
 
     @pytest.mark.parametrize("kind", [Csv, Jsonl, Lines])
     def test_invalid_lines_are_counted(self, kind, tmp_path):
-        """Latin-1 is a remedy where most lines that tell are in it, and garbles a file of UTF-8."""
+        """Latin-1 is suggested only if most lines with characters beyond ASCII are in Latin-1."""
         header = 1 if kind is Csv else 0
         utf8, latin, plain = ("été", 1), ("naïf", 0), ("film", 1)
         for good, bad, mixed in ((3, 1, True), (2, 2, False), (0, 2, False)):

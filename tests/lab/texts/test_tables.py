@@ -29,7 +29,7 @@ def put(path, content):
 
 
 class TestQuotes:
-    # The quotes of the second and the fourth row are letters.
+    # The quotes of the second and fourth rows are ordinary characters.
     LETTERS = 'label;text\n1;fine\n0;"Dull, he said\n1;lovely\n0;said he"\n'
 
     def test_quotes_are_characters_if_every_line_is_a_row(self, tmp_path):

@@ -53,7 +53,7 @@ def message(source, **settings):
 
 
 def counts(corpus):
-    """The dense (n, V) matrix of token counts."""
+    """Return the dense (n, V) matrix of token counts."""
     bags = corpus.bags
     index, count = np.asarray(bags.index), np.asarray(bags.count)
     owner = np.broadcast_to(np.asarray(bags.owner)[:, None], index.shape)
@@ -72,7 +72,7 @@ def same(left, right):
 
 
 def random_texts(seed, number):
-    """Texts of Zipf-distributed words with all that a tokeniser may stumble over in between."""
+    """Sample texts of Zipf-distributed words with separators that are hard to tokenise."""
     rng = np.random.default_rng(seed)
     words = [f"{a}{b}" for a in ("Bad", "good", "x2", "don't", "É", "rock'n'roll", "1984") for b in "abcde"]
     gaps = [" ", ", ", "<br />", " 'quoted' ", "--", "_", "\n", "...", " ' ", "’ ", "<br/><br />"]
@@ -229,7 +229,7 @@ def test_load_text_matches_scikit_learn(tmp_path, settings):
 
 @pytest.mark.parametrize("vocab", [255, 256, 257])
 def test_corpora_match_token_ids(tmp_path, settings, vocab):
-    """Also where token ids just fit into a byte."""
+    """Sizes include one at which token ids just fit into a byte."""
     rng = np.random.default_rng(0)
     words = [f"w{i}" for i in range(vocab)]
     texts = [" ".join(words)] + [" ".join(rng.choice(words[:20], rng.integers(1, 90))) for _ in range(299)]
@@ -396,7 +396,7 @@ def stars(tmp_path):
 
 
 def held(corpus, vocabulary):
-    """The numbered words of a corpus, which tell the rows apart."""
+    """Return the numbered words of a corpus, which identify its rows."""
     return {vocabulary.tokens[token] for token in counts(corpus).nonzero()[1].tolist()} - {
         f"star{k}" for k in range(6)
     }
@@ -410,7 +410,7 @@ def test_balanced_splits_are_deterministic(stars, settings):
     assert len(rows) == 40
     by_class = [{f"w{i}" for i, (_, y) in enumerate(STARS) if y == label} for label in stars.labels]
     assert [len(rows & own) for own in by_class] == [10, 10, 10, 10]
-    # A draw and not the first rows.
+    # The rows are sampled, not the first ones.
     assert rows & by_class[3] != {f"w{i}" for i in range(10)}
     again = load_text(stars, cache_dir=settings["cache_dir"] / "other")
     assert held(again.train, again.vocabulary) == rows
@@ -432,7 +432,7 @@ def test_validation_rows_are_held_out_of_every_class(stars, settings, share, num
     assert np.bincount(validation.targets).tolist() == [number] * 4
     assert np.bincount(train.targets).tolist() == [10 - number] * 4
     assert test.num_examples == 16
-    # The vocabulary is that of the rows trained on: numbered words of held-out rows are unknown.
+    # The vocabulary contains only words of the training rows, not those of held-out rows.
     assert held(train, vocabulary) == set(vocabulary.tokens) - {f"star{k}" for k in range(6)}
     assert held(validation, vocabulary) == set()
     assert held(train, vocabulary) < held(whole.train, whole.vocabulary)

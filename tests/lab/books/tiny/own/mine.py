@@ -1,11 +1,11 @@
-"""A measure as others write it."""
+"""A custom measure."""
 
 from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.results import judge
 
 
 def least(results, item, *, metric):
-    """The least of a metric in the cells of every seed."""
+    """Measure the smallest value of a metric over the cells of every seed."""
     records = results.records[results.records["metric"] == metric].dropna(subset="value")
     samples = records.groupby("seed")["value"].min()
     return Measured([Finding(f"least {metric}", judge.mean(samples), f"{len(samples)} seeds")], {})
