@@ -24,8 +24,8 @@ class Tfds(Source, frozen=True, kw_only=True):
     Attributes:
         dataset: name of the data set; "name/config:1.0.0" selects a configuration and a version.
         data_dir: folder with the prepared data sets; defaults to $TFDS_DATA_DIR or ~/tensorflow_datasets.
-        text: name of the feature that contains the text, or a list of features to concatenate.
-        label: name of the feature that contains the label.
+        text: feature with the text, or a list of features to concatenate.
+        label: feature with the label.
         train: name of the training split, or a slice such as "train[:20%]".
         test: name of the test split, or a slice; "" for none.
     """
@@ -83,7 +83,7 @@ class Lines(Files, frozen=True, kw_only=True):
 
     Attributes:
         separator: separator between label and text; defaults to white space.
-        encoding: encoding of the files, such as "cp1252"; defaults to UTF-8.
+        encoding: encoding, such as "cp1252"; defaults to UTF-8.
     """
 
     separator: Name | None = None
@@ -113,7 +113,7 @@ class Folder(Source, frozen=True, kw_only=True):
         test: folder of the test split inside `path`; "" for none.
         labels: the folder of each class inside the folder of a split. The order defines the classes.
         ignore_labels: folders of a split that are ignored.
-        encoding: encoding of the files, such as "cp1252"; defaults to UTF-8.
+        encoding: encoding, such as "cp1252"; defaults to UTF-8.
     """
 
     path: Name

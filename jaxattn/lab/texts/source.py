@@ -43,14 +43,12 @@ class Source(SharedData, frozen=True, kw_only=True):
         labels: the raw label of each class. The order defines the classes: -1 and +1 for two classes, 0 ..
             K-1 for more. A list merges several raw labels into one class: [[1, 2], [4, 5]]. The raw labels
             1.0, "1" and true are equal to 1.
-        class_names: names of the classes for tables and figures, in the order of `labels`; defaults to the
-            labels.
+        class_names: names of the classes for display, in the order of `labels`; defaults to the labels.
         ignore_labels: raw labels whose rows are ignored.
-        balance: whether to subsample all classes of a split to the size of the smallest one. The choice of
-            rows is deterministic.
+        balance: whether to subsample all classes of a split to the size of the smallest one.
         validation: fraction of the training rows in each class to hold out for validation, after balancing.
-            The choice of rows is deterministic.
-        min_count: smallest number of occurrences of a vocabulary word in the training split.
+            Rows are chosen deterministically, as for `balance`.
+        min_count: smallest number of occurrences of a word in the training split.
         max_vocab: largest size of the vocabulary, which then contains the most frequent words; defaults to no
             limit.
         max_length: length to which texts are truncated, in words of the vocabulary; defaults to no limit.

@@ -89,8 +89,8 @@ class _Table(Files, frozen=True, kw_only=True):
     """Rows with named fields in a file, or in one file per split.
 
     Attributes:
-        text: name of the field that contains the text, or a list of fields to concatenate.
-        label: name of the field that contains the label.
+        text: field with the text, or a list of fields to concatenate.
+        label: field with the label.
         split_column: name of the field that assigns each row to a split, if one file contains several splits.
             `train` and `test` are then values of this field, or several values joined by "+", such as
             "train+extra".
@@ -156,10 +156,9 @@ class Csv(_Table, frozen=True, kw_only=True):
     Attributes:
         columns: names of the fields, from left to right, for files without a header line.
         delimiter: the character between fields, such as "\\t".
-        quoting: "fields" if quotes enclose fields, or "none" if quotes are ordinary characters, as in many
-            tab-separated files. The default is "none" if every line then parses as a row with a known label,
-            and "fields" otherwise.
-        encoding: encoding of the files, such as "cp1252"; defaults to UTF-8.
+        quoting: "fields" if quotes enclose fields, or "none" if they are ordinary characters. The default is
+            "none" if every line is then a row with a known label, else "fields".
+        encoding: encoding, such as "cp1252"; defaults to UTF-8.
     """
 
     columns: Annotated[tuple[Name, ...], msgspec.Meta(min_length=2)] | None = None
@@ -239,7 +238,7 @@ class Jsonl(_Table, frozen=True, kw_only=True):
     """Files with one JSON object per line.
 
     Attributes:
-        encoding: encoding of the files, such as "cp1252"; defaults to UTF-8.
+        encoding: encoding, such as "cp1252"; defaults to UTF-8.
     """
 
     encoding: str | None = None
