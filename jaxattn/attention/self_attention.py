@@ -150,7 +150,7 @@ def _sizes(bags: Ragged, width: int) -> list[_Size]:
 
 # Number of pair products that a CPU keeps for the backward pass; an accelerator recomputes them.
 KEPT = 1 << 25
-# Row width of the layout for sums by token: most tokens are in few of the sequences of a block.
+# Row width of the layout for per-token sums. Most tokens occur in only a few sequences of a block.
 _WIDTH = 8
 
 

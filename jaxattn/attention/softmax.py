@@ -111,9 +111,8 @@ def occurrence_weights(corpus: Corpus, scores: Array, top: Array) -> Array:
 
 @jax.custom_vjp
 def per_entry(corpus: Corpus, per_token: Array) -> Array:
-    """Return the value (V,) of its token for every entry of the bags, (R, W).
-
-    Its derivative sums entries by token with one gather and no scatter.
+    """Look up per-token values, (V,), for every entry of the bags, (R, W). The derivative sums over entries
+    with one gather and no scatter.
     """
     return _per_entry(corpus, per_token)
 

@@ -119,7 +119,7 @@ def shown(value: object) -> str:
 
 
 class at:
-    """Context manager that prefixes the message of an InputError or UserCodeError with a place."""
+    """Context manager that prefixes the message of an InputError or UserCodeError with its location."""
 
     def __init__(self, place: str) -> None:
         self.place = place

@@ -1,4 +1,4 @@
-"""Access to parameters by name in any kind of frozen pytree, and short printed forms of dataclasses."""
+"""Access to the parameters of any pytree by name, and short reprs of dataclasses."""
 
 import dataclasses
 import textwrap

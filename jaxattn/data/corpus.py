@@ -242,7 +242,7 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
     """Build a corpus from the token ids of all sequences end to end; faster than `from_sequences`.
 
     Args:
-        tokens: (Σ T,) int; token ids of all sequences, end to end.
+        tokens: (Σ T,) int; concatenated token ids of all sequences.
         lengths: (n,) int; tokens per sequence.
         labels: (n,) int; see `from_sequences`.
         vocab_size: V.

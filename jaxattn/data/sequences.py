@@ -94,17 +94,17 @@ def from_flat(
     vocab_size: int,
     classes: int | None = None,
 ) -> Sequences:
-    """Build sequences from the token ids of all sequences end to end, without any check.
+    """Build sequences from concatenated token ids, without validation.
 
     Args:
-        tokens: token ids of all sequences, end to end.
+        tokens: concatenated token ids of all sequences.
         lengths: tokens per sequence.
         targets: (n, ...), see `Sequences`.
         vocab_size: V.
         classes: K, if the targets are classes.
 
     Returns:
-        The sequences; their query is the last token.
+        The sequences, each with its last token as the query.
     """
     mask = np.arange(max(lengths, default=0)) < lengths[:, None]
     ids = np.zeros(mask.shape, np.int32)

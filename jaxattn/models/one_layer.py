@@ -160,7 +160,7 @@ class OneLayer(Model[Corpus], frozen=True, kw_only=True):
     scores_and_values = staticmethod(scores_and_values)
 
     def in_span(self) -> "OneLayer":
-        """Return the model in coordinates of the span of its parameters, see `models.span`."""
+        """Return the model expressed in coordinates on the span of its parameters, see `models.span`."""
         # A subclass may depend on the axes of R^d.
         return OneLayerInSpan(dim=self.dim) if type(self) is OneLayer else self
 

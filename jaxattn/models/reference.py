@@ -67,7 +67,8 @@ def two_layer_outputs(
     *,
     residual: bool = False,
 ) -> Float[Array, " n *K"]:
-    """Compute H = Softmax(E[x] W1 E[x]ᵀ) E[x] (+ E[x]) by position, and its read-out with W2 p and v.
+    """Compute H = Softmax(E[x] W1 E[x]ᵀ) E[x] (+ E[x]) position by position, and return the outputs, which
+    are read out with W2 p and v.
 
     Args:
         params: as for `two_layer.outputs`, where W1 and W2 are the identity, or `two_layer_weights.outputs`.

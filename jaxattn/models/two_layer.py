@@ -58,7 +58,7 @@ class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
     scores_and_values = staticmethod(scores_and_values)
 
     def in_span(self) -> "TwoLayer":
-        """Return the model in coordinates of the span of its parameters, see `models.span`."""
+        """Return the model expressed in coordinates on the span of its parameters, see `models.span`."""
         # A subclass may depend on the axes of R^d.
         return TwoLayerInSpan(dim=self.dim, residual=self.residual) if type(self) is TwoLayer else self
 

@@ -72,7 +72,7 @@ def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     The shape is (n,) for two classes and (n, K) for K heads.
 
     Source:
-        The two-layer experiment with weights in the public review of arXiv 2505.17282.
+        The two-layer experiment with weight matrices in the public review of arXiv 2505.17282.
     """
     scores, values = scores_and_values(params)
     queries = _embedding_product(corpus, params.E, params.W1)
@@ -160,7 +160,7 @@ def _fold(corpus: Corpus, visit: Any, carry: Any) -> Any:
     token = jnp.where(bags.count > 0, bags.index.astype(jnp.int32), size)
     # Integers, because a GPU has no atomic operation on booleans.
     is_held = jnp.zeros(size, jnp.int32).at[token].set(1, mode="drop") > 0
-    # Padded with the id V, which does not exist and which scatters drop.
+    # Pad with the out-of-range id V, which scatters drop.
     held = jnp.full(-(-size // ROWS) * ROWS, size, jnp.int32)
     place = jnp.where(is_held, jnp.cumsum(is_held, dtype=jnp.int32) - 1, len(held))
     held = held.at[place].set(jnp.arange(size, dtype=jnp.int32), mode="drop", unique_indices=True)

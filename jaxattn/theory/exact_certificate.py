@@ -137,7 +137,8 @@ def _integers(x: np.ndarray) -> list[int]:
 def _scores_and_sum(
     keys: np.ndarray, p: list[int], pairs: list[tuple[int, int, int]]
 ) -> tuple[list[int], list[int], Fraction]:
-    """Compute K p and Σ λ (K_s - K_t) exactly, in multiples of a power of two, which is returned too."""
+    """Compute K p and Σ λ (K_s - K_t) exactly, as integer multiples of a power of two that is also
+    returned."""
     net = dict.fromkeys(range(len(keys)), 0)
     for s, t, weight in pairs:
         net[s], net[t] = net[s] + weight, net[t] - weight

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Forces that remain after cancellation below this fraction are zero: first order, second order.
+# Relative tolerances, first and second order: a smaller force that is left after cancellation counts as zero.
 _CANCELS, _CANCELS_TWICE = 1e-7, 1e-6
 # A value and an output that differ by less than this, relative to their sizes, are equal.
 _EQUAL = 1e-8
@@ -180,7 +180,7 @@ def _second_order(
     along = sum(_scaled(r, x) for r, x in zip(columns, deviation, strict=True))
     size = sum(_scaled(np.abs(r), abs(x)) for r, x in zip(columns, deviation, strict=True))
     cross = (along.T @ weight).toarray()
-    # The second derivative of the loss in the unit of the first.
+    # The second derivative of the loss, in units of the first.
     heavy = np.exp(np.minimum(loss.log_weight - loss.log_size[:, None], _LARGE))
     steered = [
         sum(_scaled(mode[:, c], x) for c, x in enumerate(deviation)) for mode in np.moveaxis(loss.modes, 1, 0)
@@ -237,7 +237,7 @@ def _response(
     total, size = (np.asarray(_scaled(unit, x).sum(axis=0)).ravel()[:, None] for x in (along, abs(along)))
     apart = lift[low] - lift[top]
     turning = on_tokens @ lift + total * apart
-    # Cancelling terms leave rounding, which counts as zero even if other terms of M are small.
+    # Terms that cancel leave a rounding error, which counts as zero even if other terms of M are small.
     gross = sizes @ np.abs(lift) + size * np.abs(apart)
     return np.where(np.abs(turning) <= _CANCELS_TWICE * gross, 0, turning)
 

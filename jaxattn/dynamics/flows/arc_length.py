@@ -224,8 +224,8 @@ def begin(
         ends: the stopping conditions.
         reach: approximate length of the path.
         points: number of rows k ≥ 3: the start, log-spaced arc lengths up to `reach`, the end.
-        log_gradient_norm: log of the size of the gradient at the start. Required if row 0 is read before the
-            first step, which has length 0 and evaluates the flow.
+        log_gradient_norm: log of the gradient norm at the start. It is needed only if row 0 is read before
+            the first step.
     """
     z = flow.zero
     zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)

@@ -262,7 +262,7 @@ def _turning(
     total, apart = along.sum(axis=0)[:, None], lift[low] - lift[top]
     turning = by_token @ lift + total * apart
     gross = sizes @ jnp.abs(lift) + jnp.abs(along).sum(axis=0)[:, None] * jnp.abs(apart)
-    # Cancelling terms leave rounding, which counts as zero even if other terms of M are small.
+    # Terms that cancel leave a rounding error, which counts as zero even if other terms of M are small.
     return jnp.where(jnp.abs(turning) <= _CANCELS_TWICE * gross, 0, turning)
 
 

@@ -63,7 +63,7 @@ class Watch:
         return (self.attention >= 0).any()
 
     def slid(self, corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, ""]:
-        """Compute the change of attention since the start; 1 is the largest allowed change."""
+        """Compute the change in attention since the start, as a fraction of the largest allowed change."""
         bags, slides = corpus.bags, self.attention >= 0
         below = _below_top(corpus, scores)
         weight = jnp.where(slides, bags.count * jnp.exp(-below), 0)

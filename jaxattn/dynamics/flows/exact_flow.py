@@ -70,7 +70,7 @@ class _LinearPath(FlowPath):
 
     def metrics_at(self, row: Array) -> dict[str, Array]:
         found = self.at(row, "arc_length", "log_gradient_norm", "log_time")
-        # Six evaluations per step, and those of one Jacobian.
+        # Six evaluations per step, plus one for each column of the Jacobian.
         evaluations = self.rows.steps[row] * (6 + self.columns)
         return {"p_norm": self.norm[row], **found, "evaluations": evaluations}
 

@@ -104,7 +104,8 @@ def hand_over(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[A
     sharing = jnp.zeros(corpus.vocab_size).at[head.token].add(1.0)
     share = (jnp.log(nonzero(multiplier)) - jnp.log(nonzero(sharing)))[head.token]
     force = joint_force(corpus, here.scores, values).of_scores
-    # Both kinds of weights in one unit; the units of tight sequences differ from each other by 1/r only.
+    # Express the weights of tight and of other sequences in one unit. The units of tight sequences differ
+    # only by O(1/r), so their mean is used.
     log_weight = force.log_weight - jnp.where(tight, force.log_weight - share, 0).sum() / tight.sum()
     (f,) = corpus.bags.sum(force.attention * take(head.values, corpus.bags.index.astype(jnp.int32)))
     clearance = jnp.where(tight, jnp.inf, corpus.targets * head.values[head.token] - 1)

@@ -139,7 +139,8 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return moved[name] if name in moved else super().parameter(state, name)
 
     def metrics(self, state: FlowState) -> dict[str, Array]:
-        """Return the metrics of the path at the state's row, and whether a requested end was reached."""
+        """Return the metrics at the current row of the path, including whether a requested stopping condition
+        was met."""
         path = state.path
         asked_for = jnp.isin(path.status, jnp.array(_ASKED_FOR, path.status.dtype))
         came = asked_for & (state.step >= path.reached)

@@ -37,18 +37,20 @@ _LEVEL = 16
 
 @struct.dataclass
 class Ties:
-    """Classes of tied tokens, and their effect on the other tokens.
+    """Groups of tied tokens, and their effect on the other tokens. 𝒯 is the span of the differences of tied
+    embeddings, and Q projects onto its complement. A group slides if it is balanced along a curve. An entry
+    is idle if the tied tokens cancel its force.
 
     Attributes:
-        leader: (V,) int32; the smallest token of each token's class; the token itself if it does not tie.
-        merged: (V,) int32; the same, but the token itself if the class slides.
+        leader: (V,) int32; the smallest token of each token's group; the token itself if it does not tie.
+        merged: (V,) int32; the same, but the token itself if its group slides.
         normals: an orthonormal basis of 𝒯, padded with zero rows, (`room`, d).
         embeddings: Q E, (V, d); equal for merged tokens.
-        values: (R, W), or (R, W, K) for K > 2 classes; Γ of the class of every entry of the bags in its
-            sequence, γ of a sliding token without attention.
+        values: (R, W), or (R, W, K) for K > 2 classes; mean value Γ of the group of every bag entry in its
+            sequence; the token's own value γ if it slides and has no attention.
         counts: (R, W); count e^(a_s - a_merged) of every entry, 0 for idle entries.
-        watch: idle entries, whose force the tied tokens cancel, and sliding entries.
-        log_limit: log of the sum of other forces at which they shift the balance of tied tokens, ().
+        watch: idle and sliding entries.
+        log_limit: log of the total force of other tokens above which the balance of tied tokens shifts, ().
         pairs: the second-order terms of idle entries.
     """
 

@@ -174,12 +174,12 @@ def with_criteria(findings: Sequence[Finding], asked: Measure) -> list[Finding]:
 
 
 def share(measured: str, satisfied: Any, *, known: Any = True, **about: Any) -> Finding:
-    """Build the finding of a yes/no statement: the share of seeds that satisfy it.
+    """Build a finding from a yes/no condition: the share of seeds that satisfy it.
 
     Args:
         measured: the condition on a seed.
         satisfied: (S,) bool.
-        known: (S,) bool; True for seeds that have a value.
+        known: (S,) bool; False for seeds to leave out.
         about: further fields of `Finding`.
     """
     return Finding(measured, judge.share(satisfied, known), **about)

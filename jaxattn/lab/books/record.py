@@ -185,7 +185,7 @@ def _section(item: Item, scale: RunScale, record: Record, pictures: list[bytes])
 
 
 def with_recorded(section: Section, scale: RunScale, folder: Path) -> Section:
-    """Add the findings and tables of an earlier record with the same settings, for runs that are missing."""
+    """For missing runs, add the findings and tables of an earlier record with the same settings."""
     if LEFT_OUT not in section.facts or not (old := read_record(section.item, scale, folder)).ran:
         return section
     known = {(each.name, each.setting) for each in section.findings}

@@ -93,7 +93,7 @@ class Curve(BookTable, frozen=True):
 
     @property
     def centres(self) -> tuple[float, ...]:
-        """x of every point."""
+        """The x-coordinates of the points."""
         steps = len(self.values) - 1
         return tuple(self.low + (self.high - self.low) * k / steps for k in range(steps + 1))
 

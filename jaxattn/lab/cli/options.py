@@ -220,7 +220,7 @@ def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]
 def require_local_folder(folder: Path | str) -> None:
     """Raise InputError if a command that can only write to a local folder gets an address in a bucket."""
     if (place := results_folder(folder)).is_remote:
-        raise InputError(f"{place.name}: only studies can write to a bucket; give a folder on this machine")
+        raise InputError(f"{place.name}: only studies can write to a bucket; use a local folder")
 
 
 def compiled_folder() -> Path:

@@ -220,7 +220,7 @@ def _points(ground: _Ground, scores: Floats, values: Floats) -> Floats:
 
 
 def _shares(ground: _Ground, scores: Floats, precision: Any) -> tuple[list[float], NDArray[np.bool_]]:
-    """Compute the shares of sequences `SELECTED` and `TIED`, and the mask of selected entries of the bags."""
+    """Compute the shares of selected and of tied sequences, and the mask of selected bag entries."""
     # A selection depends only on the scores, so an embedding of dimension 1 is enough.
     unit = np.ones(1, np.float64 if precision == np.float64 else np.float32)
     chosen = selection(unit, Scores(scores[:, None], ground.corpus))

@@ -27,7 +27,8 @@ class Store:
     """The results folder of one study, with its batches of cells and seeds."""
 
     def __init__(self, directory: Path, warn: Callable[[str], None] = lambda line: None) -> None:
-        """Store the path, or the local copy of a bucket; `warn` is called for damage that was repaired."""
+        """Open the folder, or the local copy of a bucket. `warn` is called after damaged files have been
+        repaired."""
         self.bucket = Bucket(directory) if is_address(directory) else None
         self.directory = self.bucket.folder if self.bucket else Path(os.path.abspath(directory))
         self.warn = warn

@@ -1,4 +1,4 @@
-"""Standard probes of every study: loss, accuracy and others, and the settings of all measurements."""
+"""Standard probes of every study, such as loss and accuracy, and the settings shared by all measurements."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -98,7 +98,7 @@ class Probes(Spec, frozen=True, kw_only=True):
 
     @property
     def at_steps(self) -> tuple[Probe, ...]:
-        """Probes of single steps, with `measure(context)`."""
+        """Probes that are evaluated at individual steps by `measure(context)`."""
         binned = Importance(bins=self.bins, low=self.low, high=self.high, min_count=self.min_count)
         selected = Selected(important=self.important, min_count=self.min_count)
         of_tokens = (selected, binned) if self.tokens else ()

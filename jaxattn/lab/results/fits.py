@@ -14,7 +14,8 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """A fit y ≈ exp(intercept) x^slope, with a confidence interval of the slope over seeds, or NaN."""
+    """A fit y ≈ exp(intercept) x^slope, with a confidence interval for the slope over seeds (NaN if there is
+    none)."""
 
     slope: float
     intercept: float

@@ -43,12 +43,11 @@ class _Estimated(NamedTuple):
 
 
 def metrics(results: Run) -> list[str]:
-    """Select at most six metrics: an accuracy, the loss, two requested ones, then others from `STANDARD`.
+    """Select at most six metrics: one accuracy, the loss, up to two requested metrics, then others from
+    `STANDARD`. A metric is requested if it is user-defined or comes from a built-in probe in `probes.own`.
 
-    Requested metrics are user-defined metrics, and built-in probes in `probes.own`.
-
-    Returns:
-        Names in display order. The accuracy is test, validation or training accuracy, the first that exists.
+        Returns:
+            Names in display order. The accuracy is the first available of test, validation, training.
     """
     names = recorded(results)
     asked = [name for name in names if name not in STANDARD]

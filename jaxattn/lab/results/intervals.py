@@ -46,7 +46,8 @@ def geometric(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, An
 
 
 def clopper_pearson(hits: Any, trials: int, *, confidence: float = LEVEL) -> tuple[Any, Any]:
-    """Compute intervals of probabilities from k hits in n trials, whose coverage is at least nominal.
+    """Compute Clopper–Pearson confidence intervals for probabilities, from k hits in n trials. Their coverage
+    is at least nominal.
 
     Args:
         hits: (...) int.
@@ -54,8 +55,8 @@ def clopper_pearson(hits: Any, trials: int, *, confidence: float = LEVEL) -> tup
         confidence: coverage 1 - α.
 
     Returns:
-        The α/2 quantile of Beta(k, n - k + 1), 0 for no hit, and the 1 - α/2 quantile of Beta(k + 1, n - k),
-        1 for no miss.
+        Lower bound: the α/2 quantile of Beta(k, n - k + 1), or 0 if k = 0. Upper bound: the 1 - α/2 quantile
+        of Beta(k + 1, n - k), or 1 if k = n.
 
     Source:
         Clopper and Pearson, Biometrika 26 (1934).

@@ -138,7 +138,7 @@ def share(satisfied: ArrayLike, known: ArrayLike | bool = True) -> Estimate:
 
     Args:
         satisfied: (S,) bool.
-        known: (S,) bool; True for seeds that have a value.
+        known: (S,) bool; False for seeds to leave out.
 
     Returns:
         The share among the known seeds; NaN if there are none.

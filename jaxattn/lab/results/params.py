@@ -120,9 +120,7 @@ def _built_in(results: Run, cell: int) -> Any:
 def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
     batches = [batch for batch in results.manifest.get("batches", []) if cell in batch["cells"]]
     if not batches:
-        raise InputError(
-            f"{results.directory}: no checkpoint of cell {cell}; load the folder of its run alone"
-        )
+        raise InputError(f"{results.directory}: no checkpoint of cell {cell}; load the folder of its own run")
     seeds = sorted({number for batch in batches for number in batch["seeds"]})
     seed = seeds[0] if seed is None else seed
     for batch in batches:

@@ -112,7 +112,8 @@ class Run:
         return tuple(map(class_name, names)) if isinstance(names, list | tuple) else ()
 
     def label(self, metric: str) -> str:
-        """Return the label of a metric in figures: that of its probe, else the symbol of the paper."""
+        """Return the label of a metric in figures: the label from its probe if there is one, otherwise the
+        paper's symbol."""
         text = metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
         return text if len(text) <= LONGEST_LABEL else short_name(text, LONGEST_LABEL)
 

@@ -20,7 +20,8 @@ MOST_JSON = 2**28
 # Bytes of a file name; file systems allow 255, and temporary names are longer.
 LONGEST_NAME = 200
 TEMPORARY = re.compile(r"\..+\.(\d+)")
-# Depth limit of JSON. This package nests less than ten levels; Python's JSON fails at some hundred levels.
+# Maximum nesting depth of JSON files. This package nests fewer than ten levels; Python's parser fails at
+# several hundred.
 MOST_NESTED = 100
 
 

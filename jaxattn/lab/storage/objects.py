@@ -76,7 +76,7 @@ class Objects:
             return {x["path"]: _entry(x) for page in self._store.list() for x in page}
 
     def top(self) -> tuple[dict[str, Entry], list[str]]:
-        """Return the objects of the top level, and the names of the folders there."""
+        """Return the top-level objects and the names of the top-level folders."""
         with self._translated(InputError, "read"):
             found = self._store.list_with_delimiter()
         return {x["path"]: _entry(x) for x in found["objects"]}, list(found["common_prefixes"])

@@ -87,7 +87,9 @@ def points(grid: Any) -> list[dict[str, Any]]:
         for part in parts:
             for key in part:
                 if key in settings:
-                    raise InputError(f"{key}: swept twice; keep it in one of axes, zip, halton and cells")
+                    raise InputError(
+                        f"{key}: swept twice; keep it in only one of axes, zip, halton and cells"
+                    )
             settings |= part
         result.append(settings)
     return list(_kept(result, grid.exclude))

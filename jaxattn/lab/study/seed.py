@@ -66,7 +66,7 @@ def draw_data(setting: Setting, key: Array) -> Splits:
 
 
 def initial_params(setting: Setting, data: Splits, key: Array, tokens: Sequence[str]) -> Any:
-    """Return the initial parameters; tokens that a padded vocabulary does not use have rows of zeros."""
+    """Return the initial parameters, with rows of zeros for the padding of the vocabulary."""
     train = data.train
     dtype = jnp.dtype(setting.dtype)
     params = setting.model.init(key, train, dtype=dtype)

@@ -54,7 +54,7 @@ def test_matching_compilers_pass(installed):
     process.check(read_target("v5e"))
 
 
-def test_pins_of_installed_jax_are_readable():
+def test_version_pins_of_the_installed_jax_are_parsed():
     assert process._fitting(("libtpu",))["libtpu"].startswith("0.0.")
 
 

@@ -48,7 +48,7 @@ def test_u_shape_detects_planted_u_but_no_line(rng):
     assert jackknifed(lowest(line.mean, line.centres)).value == pytest.approx(-0.95)
 
 
-def test_noise_does_not_agree(rng):
+def test_noise_matches_no_shape(rng):
     flat = binned(planted(rng, np.zeros_like, 6, noise=1.0), "Ep", edges=EDGES)
     found = jackknifed(u_shape(flat.mean, flat.centres))
     assert verdict(found, at_least(0.8), "published") in ("differs", "cannot tell")

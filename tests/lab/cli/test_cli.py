@@ -365,7 +365,7 @@ def test_only_studies_accept_a_bucket(call, monkeypatch, tmp_path, words):
     monkeypatch.chdir(tmp_path)
     status, _, error = call(*words, "--out", "s3://bucket/x")
     assert status == 2
-    assert "s3://bucket/x: only studies can write to a bucket; give a folder on this machine" in error
+    assert "s3://bucket/x: only studies can write to a bucket; use a local folder" in error
     assert list(tmp_path.iterdir()) == []
 
 

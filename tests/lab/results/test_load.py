@@ -72,7 +72,7 @@ def test_unfinished_run_error_names_folder_but_no_manifest_command(folder):
 
 
 @pytest.mark.parametrize("table", ["records", "tokens"])
-def test_damaged_table_is_a_one_line_error(folder, table):
+def test_damaged_table_raises_a_one_line_error(folder, table):
     path = folder / f"{table}.parquet"
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 1

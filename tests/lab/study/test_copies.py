@@ -81,7 +81,7 @@ def test_copied_function_raises_the_same_errors(study, changes, message):
             study(mine, data=data, axes={"data.vocab_size": [data["vocab_size"]]})
 
 
-def test_copied_logistic_loss_is_accepted_by_the_theory(study):
+def test_theory_accepts_a_copied_logistic_loss(study):
     assert study(True, loss="logistic", axes={"loss.smoothing": [0.0]}).cells[0].setting.loss.is_logistic
     assert not study(True, loss="logistic").cells[-1].setting.loss.is_logistic
 
