@@ -118,7 +118,7 @@ def _difference(value: Array, average: Array) -> Array:
     return difference - jax.lax.stop_gradient(noise)
 
 
-# Products with more columns exceed the cache; a TPU multiplies 128 columns in the time of one.
+# Products with more columns exceed the cache. Products with dense matrices, on a TPU, may have more.
 COLUMNS, COLUMNS_OF_DENSE = 64, 256
 
 

@@ -8,7 +8,7 @@ from jaxattn.theory.constraints import Constraints
 
 # A projected vector shorter than this fraction of the original is rounding.
 _ROUNDING = 1e-14
-# Normalised pairs with less than this fraction of the largest required margin only bound p from one side.
+# Pairs whose normalised required margin is below this fraction of the largest are relaxed to Â p ≥ 0.
 _LITTLE = 1e-12
 # Rounding error of p and of a product with it, relative to its length, with a safety factor.
 _SPARE = 16 * np.finfo(float).eps
@@ -17,7 +17,7 @@ _SPARE = 16 * np.finfo(float).eps
 def solve_normalised(E: np.ndarray, found: Constraints) -> tuple[Solution, np.ndarray | None]:
     """Solve a max-margin problem after normalising the differences of its pairs.
 
-    Let Â_i = A_i / ‖A_i‖ be the normalised differences, orthogonal to the ties. The direction with the
+    Let A_i be the differences projected orthogonally to the ties, and Â_i = A_i / ‖A_i‖. The direction with the
     largest cosine to all of them,
 
         q = argmin ‖q‖²  s.t.  Â q ≥ 1,

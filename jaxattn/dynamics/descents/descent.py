@@ -282,7 +282,7 @@ def _minibatch(
 def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[Any, Array]:
     """Return the updates, and whether the step fails because its loss or gradient is not finite.
 
-    The gradient of a matrix is not checked, because its norm would require ∂L/∂E in memory. On a CPU, XLA
+    Gradients of matrices are checked only if no vector is trained, because its norm would require ∂L/∂E in memory. On a CPU, XLA
     copies E in every step unless its update waits for the gradients of p and v.
     """
     leaves = jax.tree.leaves(gradients)

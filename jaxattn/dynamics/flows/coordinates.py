@@ -146,7 +146,7 @@ class Coordinates:
         unit: 1 / max ‖E_s‖, (); a step of this length in p changes no score by more than 1.
         weigh: weights of the sequences, see `score_force`; a pytree.
         steepest: upper bound on the slope of the log gradient norm; larger slopes are numerical error, ().
-        log_limit: the path ends as balanced once log Σ |∂L/∂a_s| of single sequences falls to this value.
+        log_limit: the path ends as balanced once log Σ |∂L/∂a_s| of single sequences exceeds this value.
         watch: conditions on tokens; the path also ends as balanced if one is violated.
         pairs: second-order terms of the loss where first-order terms cancel.
     """

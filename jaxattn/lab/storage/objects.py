@@ -247,7 +247,7 @@ REASONS = (
         "the bucket is in another region; set AWS_REGION",
     ),
     (r"NoSuchKey|404 Not Found", "the object no longer exists"),
-    # Only whole words are matched, because a port or a duration in the text may contain the digits.
+    # The status is matched with its text, because a port or a duration may contain the digits.
     (
         r"NotImplemented|501 Not Implemented",
         "the server does not support conditional writes; use another one",

@@ -79,7 +79,7 @@ def _check_size(content: bytes) -> None:
     known = read_metadata(io.BytesIO(content))
     most = min(max(FREE, _GROWTH * len(content)), files.memory() // 2)
     groups = (known.row_group(number) for number in range(known.num_row_groups))
-    packed = sum(group.total_byte_size for group in groups)
+    unpacked = sum(group.total_byte_size for group in groups)
     if known.num_columns > MOST_COLUMNS:
         raise ValueError(f"it has {known.num_columns:,} columns")
     schema = known.schema.to_arrow_schema()
@@ -93,7 +93,7 @@ def _check_size(content: bytes) -> None:
             widths += 8
         else:
             raise ValueError(f"column {field.name!r:.60} holds {kind!s:.60}")
-    if packed > most or known.num_rows * widths > most:
+    if unpacked > most or known.num_rows * widths > most:
         raise ValueError(f"it has {known.num_rows:,} rows, too many for a file of this size")
     if texts:
         held = ParquetFile(io.BytesIO(content), read_dictionary=texts).read(columns=texts)

@@ -16,7 +16,7 @@ from jaxattn.lab.study.tree import assign
 
 # Tables of the grid. A block may have separate ones; a cell has none.
 GRID = ("axes", "zip", "halton", "cells", "exclude")
-# Settings that do not change any number of a run. They may change when a run is resumed.
+# Settings of the study and its grid, which no single cell has.
 PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
 # Largest number of cells; this many are created and checked within seconds.
 _MOST_CELLS = 100_000
