@@ -17,8 +17,8 @@ _SPARE = 16 * np.finfo(float).eps
 def solve_normalised(E: np.ndarray, found: Constraints) -> tuple[Solution, np.ndarray | None]:
     """Solve a max-margin problem after normalising the differences of its pairs.
 
-    Let A_i be the differences projected orthogonally to the ties, and Â_i = A_i / ‖A_i‖. The direction with the
-    largest cosine to all of them,
+    Let A_i be the differences projected orthogonally to the ties, and Â_i = A_i / ‖A_i‖. The direction with
+    the largest cosine to all of them,
 
         q = argmin ‖q‖²  s.t.  Â q ≥ 1,
 

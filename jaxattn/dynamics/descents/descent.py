@@ -282,8 +282,8 @@ def _minibatch(
 def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[Any, Array]:
     """Return the updates, and whether the step fails because its loss or gradient is not finite.
 
-    Gradients of matrices are checked only if no vector is trained, because its norm would require ∂L/∂E in memory. On a CPU, XLA
-    copies E in every step unless its update waits for the gradients of p and v.
+    Gradients of matrices are checked only if no vector is trained, because their norm would require ∂L/∂E in
+    memory. On a CPU, XLA copies E in every step unless its update waits for the gradients of p and v.
     """
     leaves = jax.tree.leaves(gradients)
     vectors = [leaf for leaf in leaves if leaf.ndim < 2]

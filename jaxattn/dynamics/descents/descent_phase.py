@@ -121,7 +121,8 @@ class Descent(Phase, frozen=True, kw_only=True):
             step_size = schedule(self.schedule, self.step_size, self.steps, self.warmup)
         of_model: dict[str, Any] = {"outputs": task.model.outputs, "per_sequence": task.loss}
         made = optimizer(_target(self.optimizer), step_size, **self.options)
-        # Weights on all examples avoid building new bags. A coupled loss takes no weights, so its batch is cut out.
+        # Weights on all examples avoid building new bags. A coupled loss takes no weights, so its batch is
+        # cut out.
         train = task.data.train
         cuts = task.model.cuts_batches or task.loss.coupled or not isinstance(train, Corpus)
         batches: dict[str, Any] = {"batch_size": self.batch_size, "cuts_batches": cuts}
@@ -222,8 +223,8 @@ def optimizer(
 def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[str] = ()) -> None:
     """Raise InputError unless the optimiser exists and accepts these options, with the closest known name.
 
-    `options` are their names; if it is a mapping, options with numeric defaults must have numeric values. `beside` are further names to
-    suggest for a misspelled option.
+    `options` are their names; if it is a mapping, options with numeric defaults must have numeric values.
+    `beside` are further names to suggest for a misspelled option.
     """
     factory = _factory(name)
     # A grid calls this for the same few optimisers in every cell, so signatures are cached.
