@@ -395,7 +395,7 @@ def test_invalid_input_raises():
     three = ja.data.from_sequences([[0, 1]], [2], vocab_size=12, num_classes=3)
     with pytest.raises(InputError, match="3 classes"):
         flow(params, three)
-    with pytest.raises(InputError, match="do not fit"):
+    with pytest.raises(InputError, match="do not match"):
         flow(params.replace(p=params.p[:3]), corpus)
     with pytest.raises(InputError, match="both infinite"):
         flow(params, corpus, until_norm=np.inf)
@@ -406,7 +406,7 @@ def test_invalid_input_raises():
     with pytest.raises(InputError, match="gradient_rtol: nan"):
         flow(params, corpus, gradient_rtol=np.nan)
     for wrong in ({"E": params.E[:, 0]}, {"p": params.p[0]}, {"v": params.v[None, None]}):
-        with pytest.raises(InputError, match="do not fit"):
+        with pytest.raises(InputError, match="do not match"):
             flow(params.replace(**wrong), corpus)
     for name, end in (("until_norm", -1.0), ("until_norm", np.nan), ("until_arc_length", -0.1)):
         with pytest.raises(InputError, match=f"{name}: .*; give a length of 0 or more"):

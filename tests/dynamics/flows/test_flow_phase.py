@@ -48,7 +48,7 @@ def test_rows_match_the_path(task, params, until):
 
 def test_path_of_expensive_steps_is_computed_incrementally(monkeypatch, cleared, x64):
     """The path has ties: a row is not computed before its step, and no row is computed twice."""
-    monkeypatch.setattr(stiff, "LARGE", 0)
+    monkeypatch.setattr(stiff, "MANY_DIMS", 0)
     monkeypatch.setattr(stiff, "SIZES", (4, 8))
     monkeypatch.setattr(ties, "MOST_TIED", 12)
     data = ja.data.Independent(vocab_size=24, relevant=8, length=5, sequences=40)
@@ -83,7 +83,7 @@ def test_path_of_expensive_steps_is_computed_incrementally(monkeypatch, cleared,
 @pytest.mark.more
 @pytest.mark.parametrize("classes", [2, 3])
 def test_vmapped_paths_end_at_different_rows(classes, monkeypatch, cleared, x64):
-    monkeypatch.setattr(stiff, "LARGE", 0)
+    monkeypatch.setattr(stiff, "MANY_DIMS", 0)
     monkeypatch.setattr(stiff, "SIZES", (4, 8))
     monkeypatch.setattr(ties, "MOST_TIED", 12)
     data = ja.data.Independent(vocab_size=12, relevant=6, length=4, sequences=24, num_classes=classes)

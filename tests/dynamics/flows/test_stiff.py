@@ -123,7 +123,7 @@ def test_stationary_point_does_not_move():
 @pytest.fixture
 def large(monkeypatch, cleared):
     """Treat a small number of coordinates as large."""
-    monkeypatch.setattr(stiff, "LARGE", 0)
+    monkeypatch.setattr(stiff, "MANY_DIMS", 0)
     monkeypatch.setattr(stiff, "SIZES", (4, 16))
     monkeypatch.setattr(ties, "MOST_TIED", 8)
 
@@ -242,7 +242,7 @@ def test_path_matches_the_full_jacobian(kind, dim, monkeypatch, cleared):
 
     whole = follow()
     jax.clear_caches()
-    monkeypatch.setattr(stiff, "LARGE", 0)
+    monkeypatch.setattr(stiff, "MANY_DIMS", 0)
     monkeypatch.setattr(stiff, "SIZES", (4, 8))
     monkeypatch.setattr(ties, "MOST_TIED", 12)
     parts = follow()

@@ -122,7 +122,7 @@ def test_batch_resumes_on_another_number_of_devices(tmp_path, monkeypatch, go, s
 def test_stopped_flow_of_expensive_steps_resumes_bitwise(
     tmp_path, monkeypatch, cleared, go, stop, study, assert_same
 ):
-    monkeypatch.setattr(stiff, "LARGE", 0)
+    monkeypatch.setattr(stiff, "MANY_DIMS", 0)
     monkeypatch.setattr(ties, "MOST_TIED", 4)
     go(tmp_path / "straight", study("flow"))
     stop(tmp_path / "flow", study("flow"), 8)
@@ -135,7 +135,7 @@ def test_stopped_flow_of_expensive_steps_resumes_bitwise(
 def test_killed_flow_resumes_from_its_last_row(
     tmp_path, monkeypatch, cleared, go, study, every_step, assert_same
 ):
-    monkeypatch.setattr(stiff, "LARGE", 0)
+    monkeypatch.setattr(stiff, "MANY_DIMS", 0)
     monkeypatch.setattr(ties, "MOST_TIED", 4)
     go(tmp_path / "straight", study("flow"))
     measured = []
