@@ -45,7 +45,7 @@ def of_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
         raise InputError(f"corpus: {corpus.num_classes} classes; this flow requires two")
     if np.shape(params.p)[-1:] != np.shape(params.v)[-1:]:
         shapes = (f"{name} {np.shape(getattr(params, name))}" for name in "Epv")
-        raise InputError(f"shapes do not fit: {', '.join(shapes)}; p and v must have one dimension")
+        raise InputError(f"shapes do not match: {', '.join(shapes)}; p and v must have one dimension")
     return {"E": (params.E, 2), "p": (params.p, 1), "v": (params.v, 1)}
 
 
@@ -62,7 +62,7 @@ def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
     known = all(len(shapes[name]) in (axes, axes + 1) for name, (_, axes) in parts.items())
     if not known or rows[-2:] != (corpus.vocab_size, p[-1]):
         shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise InputError(f"shapes do not fit: {shown}, corpus over {corpus.vocab_size} tokens")
+        raise InputError(f"shapes do not match: {shown}, corpus over {corpus.vocab_size} tokens")
     batched = (*(np.ndim(x) > axes for x, axes in parts.values()), corpus.targets.ndim > 1)
     arrays = (*(x for x, _ in parts.values()), corpus)
     sizes = {
