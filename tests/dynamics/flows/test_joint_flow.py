@@ -270,7 +270,7 @@ def test_invalid_input_raises():
     three = ja.data.from_sequences([[0, 1]], [2], vocab_size=4, num_classes=3)
     with pytest.raises(InputError, match="3 classes"):
         flow(params, three)
-    with pytest.raises(InputError, match="do not fit"):
+    with pytest.raises(InputError, match="do not match"):
         flow(params.replace(p=params.p[:3]), corpus)
     with pytest.raises(InputError, match="until_norm: inf"):
         flow(params, corpus, until_norm=np.inf)
