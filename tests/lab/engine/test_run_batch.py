@@ -548,7 +548,7 @@ def test_batches_of_a_group_share_traced_programs(study, monkeypatch):
 
         return call
 
-    for name in ("draw", "start"):
+    for name in ("draw_data", "initial_params"):
         monkeypatch.setattr(of_seed, name, counted(name, getattr(of_seed, name)))
     (group,) = compile_groups(study(model={"kind": "one_layer", "dim": 15}).cells)
     programs = lift.Programs(group.setting)
@@ -558,4 +558,4 @@ def test_batches_of_a_group_share_traced_programs(study, monkeypatch):
         params = programs.start(loaded, model_keys, {})
         expected = group.setting.model.init(model_keys[1], loaded.splits.train, dtype=params.p.dtype)
         np.testing.assert_allclose(params.p[1], expected.p, rtol=1e-6)
-    assert sorted(traced) == ["draw", "start"]
+    assert sorted(traced) == ["draw_data", "initial_params"]

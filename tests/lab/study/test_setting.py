@@ -55,7 +55,7 @@ def test_max_margin_without_a_phase_that_trains_p_alone_raises(study, tables):
 @pytest.mark.more
 def test_unknown_parameter_of_a_custom_model_raises(study, go_one, x64):
     """A custom model need not list its parameters; then the error is raised at initialisation."""
-    with pytest.raises(InputError, match=r"q: not a parameter of the model; it has E, W, p, v"):
+    with pytest.raises(InputError, match=r"q: not a parameter of the model; known: E, W, p, v"):
         go_one(study("own", phases=[descent(["q"])]))
 
 
