@@ -80,6 +80,8 @@ def check(claim: dict[str, Any], data: bytes) -> str:
     if "p" not in claim:
         require(not any(w), "Σ λ (K_s - K_t) is not 0")
         return f"no vector separates the selection {shown}"
+    for text in (claim["scale"], claim["gap"]):  # JSON would round numbers to float64
+        require(type(text) is str and not set(text) - set("0123456789.Ee+-/"), "not a number in a string")
     scale, gap = Fraction(claim["scale"]) * 2 ** (places - 1), Fraction(claim["gap"])
     require(scale > 0 and 0 <= gap < 1, "the scale or the gap is out of range")
     for number, (s, others) in enumerate(sequences):
@@ -97,8 +99,9 @@ if __name__ == "__main__":
     try:
         path = Path(sys.argv[1])
         claim = json.loads(path.read_text(encoding="utf-8"))
-        print("accepted:", check(claim, path.with_name(claim["data"]).read_bytes()))
+        proved = check(claim, path.with_name(claim["data"]).read_bytes())
     except (ValueError, OSError, ArithmeticError) as reason:
         sys.exit(f"refused: {reason}")
     except (TypeError, KeyError, struct.error) as reason:
         sys.exit(f"refused: the file is malformed, {reason!r}")
+    print("accepted:", proved)

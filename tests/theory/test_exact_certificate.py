@@ -373,3 +373,13 @@ def test_inexact_multipliers_of_an_infeasible_selection_are_rejected(rng, tmp_pa
     wrong = answer.replace(pairs=answer.pairs[:-1], multipliers=answer.multipliers[:-1])
     with pytest.raises(InputError, match="no exact multipliers were found"):
         ja.theory.write_certificate(tmp_path / "a.json", scores, chosen, wrong)
+
+
+@pytest.mark.parametrize(
+    "change", [{"scale": 0.99999999999999999}, {"gap": -1e-400}, {"gap": False}, {"gap": "0.\u0669"}]
+)
+def test_scale_and_gap_have_to_be_plain_texts(separable, tmp_path, change):
+    path = tmp_path / "a.json"
+    ja.theory.write_certificate(path, *separable[0])
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert "not a number in a string" in check(path)
