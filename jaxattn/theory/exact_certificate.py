@@ -102,12 +102,18 @@ def write_certificate(
         InputError: see `certify_exactly`.
         RunError: a file cannot be written.
     """
-    found, path = certify_exactly(scores, selection, answer), Path(path)
-    with writing(path):
-        path.with_suffix(".bin").write_bytes(found.data)
-        claim = {"data": path.with_suffix(".bin").name} | found.claim
-        path.write_text(json.dumps(claim), encoding="utf-8")
+    found = certify_exactly(scores, selection, answer)
+    save_certificate(path, found)
     return found
+
+
+def save_certificate(path: str | Path, certificate: ExactCertificate) -> None:
+    """Write the claim to a JSON file, and the data to a `.bin` file next to it."""
+    path = Path(path)
+    with writing(path):
+        path.with_suffix(".bin").write_bytes(certificate.data)
+        claim = {"data": path.with_suffix(".bin").name} | certificate.claim
+        path.write_text(json.dumps(claim), encoding="utf-8")
 
 
 def _exact_pairs(keys: np.ndarray, answer: MaxMargin) -> list[tuple[int, int, int]]:

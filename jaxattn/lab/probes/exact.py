@@ -1,6 +1,5 @@
 """Certificates of max-margin directions in exact arithmetic, for the final selection of every seed."""
 
-import json
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ from jaxattn.lab.probes.directions import MaxMarginDirection
 from jaxattn.lab.probes.selection import attended
 from jaxattn.theory import Scores, certify_exactly, max_margin
 from jaxattn.theory.check_certificate import check
-from jaxattn.theory.exact_certificate import ExactCertificate
+from jaxattn.theory.exact_certificate import save_certificate
 
 
 class ExactGap(MaxMarginDirection, frozen=True, kw_only=True):
@@ -63,18 +62,12 @@ class ExactGap(MaxMarginDirection, frozen=True, kw_only=True):
         except InputError:
             return np.nan, np.nan
         if self.folder is not None:
-            _write(Path(self.folder), certificate)
+            path = Path(self.folder) / f"{certificate.claim['sha256'][:16]}.json"
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            save_certificate(path, certificate)
         try:
             check(certificate.claim, certificate.data)
         except ValueError:
             return certificate.gap, 0.0
         return certificate.gap, 1.0
-
-
-def _write(folder: Path, certificate: ExactCertificate) -> None:
-    name = certificate.claim["sha256"][:16]
-    path = folder / f"{name}.json"
-    with writing(path):
-        folder.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".bin").write_bytes(certificate.data)
-        path.write_text(json.dumps({"data": f"{name}.bin"} | certificate.claim), encoding="utf-8")
