@@ -73,6 +73,7 @@ def active_set(
     *,
     tolerance: float,
     max_steps: int,
+    start: np.ndarray | None = None,
 ) -> Solution:
     """Solve min ½ ‖p‖² s.t. p·(L_s - L_s') ≥ b over all pairs, without forming their differences.
 
@@ -90,6 +91,7 @@ def active_set(
         required: b ≥ 0, not all zero; (m,) or one number for all pairs.
         tolerance: relative duality gap at which the method stops; rounding may stop it earlier.
         max_steps: maximum number of pairs to add or drop.
+        start: (k,) int; pairs with positive multipliers in the solution of fewer pairs, to continue from.
 
     Returns:
         The multipliers; if the problem is infeasible, those of the proof.
@@ -107,6 +109,10 @@ def active_set(
         full[factor.active] = values
         return full
 
+    if start is not None and len(start):
+        factor.active = [int(pair) for pair in start]
+        factor.refresh(difference(factor.active))
+        p, multipliers = _solve_active(factor, required)
     all_differences = difference(slice(None)) if len(better) * rows.shape[1] <= _WHOLE else None
     while steps < max_steps:
         scores = rows @ p

@@ -89,6 +89,7 @@ def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
             "reproduce": results.reproduce,
             "claims": results.claims,
             "diagnose": results.diagnose,
+            "heads": results.heads,
         },
     }
 

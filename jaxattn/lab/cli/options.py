@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -179,6 +179,16 @@ def read_size(text: str | None) -> int | None:
     if not found:
         raise InputError(f"--max-memory {text}: expected a size, for example 8GiB or 500MiB")
     return int(float(found[1]) * 1024 ** ("KMGT".index(found[2].upper()) + 1))
+
+
+def read_position(text: str | None) -> Any:
+    """Convert a query position: None, "first", "last" or an integer."""
+    if text in (None, "first", "last"):
+        return text
+    try:
+        return int(text or "")
+    except ValueError:
+        raise InputError(f"--position {text}: expected first, last or a number") from None
 
 
 def read_pair(option: str, text: str, example: str) -> tuple[str, str]:

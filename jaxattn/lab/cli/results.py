@@ -29,6 +29,7 @@ from jaxattn.lab.cli.options import (
     keep_compiled,
     read_folders,
     read_pair,
+    read_position,
     read_size,
     read_two,
     require_local_folder,
@@ -173,6 +174,67 @@ def diagnose(
     for verdict in found.verdicts:
         say_wrapped(verdict)
     for path in found.write(out, number):
+        say(path)
+    return 0
+
+
+def heads(
+    models: Annotated[Positional[tuple[Path, ...]], arg(metavar="MODEL [MODEL ...]")],
+    /,
+    texts: Annotated[Path, arg(metavar="FILE")],
+    position: Annotated[str | None, arg(metavar="first|last|N")] = None,
+    length: int = 64,
+    most: Annotated[int, arg(metavar="N")] = 200,
+    layers: Annotated[tuple[int, ...], arg(metavar="LAYER ...")] = (),
+    share: float = 0.9,
+    draws: int = 10,
+    group: int = 25,
+    nuclear: int = 1,
+    seed: int = 0,
+    out: Annotated[Path, arg(metavar="DIR")] = Path("results/heads"),
+    quiet: Quiet = False,
+) -> int:
+    """Measure the attention heads of a trained transformer.
+
+    Measures which tokens each head selects at one query position, and compares its margin and direction with
+    the certified max-margin matrix of the same selection, and with null queries. Several models are treated
+    as checkpoints of one training. An interrupted run resumes after its last finished layer.
+
+    Example: jaxattn heads models/bert --texts reviews.txt --layers 0 1
+
+    Args:
+        models: Folders in the format of Hugging Face, with weights and tokenizer. Nothing is downloaded.
+        texts: UTF-8 file with one text per line.
+        position: Query position; by default the first token of an encoder and the last one of a decoder.
+        length: Truncate texts to this number of tokens.
+        most: Use at most this number of texts.
+        layers: Measure only these layers.
+        share: Fraction of attention that one token needs to be selected; 0 selects the token with the most.
+        draws: Number of random queries for each null; 0 for no nulls.
+        group: Number of sequences of a max-margin problem.
+        nuclear: Number of groups measured in nuclear norm, which takes seconds each.
+        seed: Seed of the nulls.
+        out: Folder for the page, tables, figures and finished layers.
+    """
+    from jaxattn.lab import heads as package
+    from jaxattn.lab.engine.progress import Reporter
+
+    require_local_folder(out)
+    settings = package.Settings(share=share, group=group, draws=draws, nuclear=nuclear, seed=seed)
+    with Reporter(quiet) as reporter:
+        found = package.heads(
+            models,
+            package.read_texts(texts, most),
+            position=read_position(position),
+            length=length,
+            layers=layers or None,
+            settings=settings,
+            out=out,
+            progress=reporter.note,
+        )
+    for line in found.summary():
+        say_wrapped(line)
+    for path in found.write(out):
         say(path)
     return 0
 

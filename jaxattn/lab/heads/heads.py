@@ -1,0 +1,345 @@
+"""Measurement of the attention heads of transformers, resumable by layer, with a page of the results."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from jaxattn.core.errors import InputError, counted, writing
+from jaxattn.lab.heads import figures
+from jaxattn.lab.heads.measure import KINDS, Settings, measure_layer, verdicts
+from jaxattn.lab.heads.model import Position, Texts, Transformer
+from jaxattn.lab.results import layout
+from jaxattn.lab.results.drawn import RenderedFigure
+from jaxattn.lab.results.labels import interval
+from jaxattn.lab.storage import files
+from jaxattn.lab.texts.files import decoding
+
+_TEMPLATE = Path(__file__).with_name("page.html")
+# Rough seconds of a max-margin problem per group of 25 sequences on one core, in Frobenius and nuclear norm.
+_FROBENIUS, _NUCLEAR = 0.03, 20.0
+
+
+@dataclass(frozen=True, repr=False)
+class Heads:
+    """Measurements of attention heads, as tables, figures and a page.
+
+    Attributes:
+        heads: one row per model, layer and head: fraction of sequences that select one token, kind and text
+            of this token, entropy, difference of the two largest scores in nats.
+        margins: one row per head with a selection, space, null, draw and group of sequences: margin ratio,
+            cosine, and the certificate. Group -1 contains all selecting sequences.
+        verdicts: one row per head with a selection and null: difference of cosines with interval, corrected
+            p-value and verdict.
+        settings: the settings.
+        facts: query position, numbers of texts and tokens.
+    """
+
+    heads: pd.DataFrame
+    margins: pd.DataFrame
+    verdicts: pd.DataFrame
+    settings: Settings
+    facts: dict[str, Any]
+
+    def summary(self) -> list[str]:
+        """Return one sentence per model and null, and one on heads without a selection."""
+        lines = []
+        for model, rows in self.heads.groupby("model", sort=False):
+            with_one, kinds = rows[rows["has_selection"]], []
+            for kind in KINDS:
+                if count := int((with_one["kind"] == kind).sum()):
+                    kinds.append(f"{count} select {_KIND_WORDS[kind]}")
+            what = f": {', '.join(kinds)}" if kinds else ""
+            lines.append(f"{model}: {len(with_one)} of {counted(len(rows), 'head')} have a selection{what}.")
+            own = self.verdicts[self.verdicts["model"] == model]
+            for null, each in own.groupby("null", sort=False):
+                counts = each["verdict"].value_counts()
+                words = [f"{counts.get(x, 0)} {x}" for x in ("closer", "farther", "inconclusive")]
+                lines.append(f"{model}, compared with null {null}: {', '.join(words)}.")
+        return lines
+
+    def tables(self) -> list[tuple[str, pd.DataFrame]]:
+        """Return titles and tables for display."""
+        several = self.heads["model"].nunique() > 1
+        hidden = [] if several else ["model"]
+        shown = self.heads.assign(
+            **{
+                "one token ≥ 90 % [95 %]": _intervals(self.heads, "selecting"),
+                "entropy [95 %]": _intervals(self.heads, "entropy"),
+                "score gap (nats)": self.heads["gap_nats"],
+                "most common token": self.heads["token"],
+            }
+        )
+        columns = ["model", "layer", "head", "one token ≥ 90 % [95 %]", "entropy [95 %]", "score gap (nats)"]
+        shown = shown[[*columns, "kind", "most common token"]].drop(columns=hidden)
+        laid = [("Selections", shown)]
+        whole = self.margins[(self.margins["null"] == "none") & (self.margins["group"] >= 0)]
+        keys = ["model", "layer", "head", "space"]
+        means = whole.groupby(keys, sort=False).agg(
+            groups=("ratio", "size"), ratio=("ratio", "mean"), cosine=("cosine", "mean"), gap=("gap", "max")
+        )
+        laid.append(("Margins relative to the certified largest", means.reset_index().drop(columns=hidden)))
+        found = self.verdicts
+        compared = found.assign(**{"difference of cosines [95 %]": _intervals(found, "difference")})
+        columns = ["model", "layer", "head", "kind", "null", "difference of cosines [95 %]", "groups"]
+        compared = compared[[*columns, "corrected", "margins", "verdict"]].drop(columns=hidden)
+        names = {"corrected": "corrected p", "margins": "quotient of margin ratios"}
+        laid.append(("Comparison with nulls", compared.rename(columns=names)))
+        return laid
+
+    def figures(self) -> list[RenderedFigure]:
+        """Draw heat maps over layers and heads of each model, and curves over several models."""
+        models = list(self.heads["model"].unique())
+        drawn = [figures.heat_maps(self.heads, self.margins, model) for model in models]
+        return [*drawn, figures.curves(self.heads, self.margins)] if len(models) > 1 else drawn
+
+    def html(self) -> str:
+        """Return the self-contained HTML page."""
+        return self._html(self.figures())
+
+    def _html(self, drawn: list[RenderedFigure]) -> str:
+        images = [x.png() for x in drawn]
+        pictures = [
+            {"title": x.title, "caption": x.caption, "width": layout.shown_width(image), "data": image}
+            for x, image in zip(drawn, images, strict=True)
+        ]
+        tables = [(title, layout.texts(table), 3) for title, table in self.tables()]
+        return layout.fill(
+            _TEMPLATE, summary=self.summary(), figures=pictures, tables=tables, note=_note(self)
+        )
+
+    def write(self, directory: str | Path) -> list[Path]:
+        """Write heads.html, the three tables as CSV files, and the figures; return the paths.
+
+        Raises:
+            RunError: the folder cannot be written.
+        """
+        directory, drawn = Path(directory), self.figures()
+        contents = {
+            "heads.html": self._html(drawn).encode(),
+            "heads.csv": self.heads.to_csv(index=False).encode(),
+            "margins.csv": self.margins.to_csv(index=False).encode(),
+            "verdicts.csv": self.verdicts.to_csv(index=False).encode(),
+            **{f"{each.name}.png": each.png() for each in drawn},
+        }
+        with writing(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            for name, content in contents.items():
+                (directory / name).write_bytes(content)
+        return [directory / name for name in contents]
+
+    def __repr__(self) -> str:
+        return "\n".join(self.summary())
+
+    def _repr_html_(self) -> str:
+        style = "width:100%;height:60rem;border:0"
+        return f'<iframe title="Attention heads" srcdoc="{escape(self.html())}" style="{style}"></iframe>'
+
+
+_KIND_WORDS = {
+    "first": "the first token",
+    "separator": "a special token or punctuation",
+    "itself": "the query token itself",
+    "neighbour": "a neighbour of the query token",
+    "other": "another token",
+}
+
+
+def heads(
+    models: str | Path | Sequence[str | Path],
+    texts: Sequence[str],
+    *,
+    position: Position | None = None,
+    length: int = 64,
+    layers: Sequence[int] | None = None,
+    settings: Settings | None = None,
+    out: str | Path | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Heads:
+    """Measure the selections of attention heads and their distance to max-margin directions.
+
+    The scores of a head at one query position are linear in W_Q, and without rotary embeddings in W = W_Kᵀ W_Q.
+    For the sequences in which a head selects one token, its margin is compared with the certified largest
+    margin of the same selection, and both with null queries; see `Settings` and `margins.null_selections`.
+
+    Args:
+        models: a folder in the format of Hugging Face, or several, as checkpoints of one training.
+        texts: n texts.
+        position: the query position: "first", "last" or a number; by default the first token of an encoder
+            and the last one of a decoder.
+        length: number of tokens to which texts are truncated.
+        layers: numbers of the layers; all by default.
+        settings: thresholds, sizes of groups, and null draws.
+        out: a folder in which each finished layer is stored. A repeated call with the same arguments resumes
+            after the last finished layer.
+        progress: function that receives progress messages, such as `print`.
+
+    Raises:
+        InputError: a folder holds no supported model, a text is shorter than the query position, a layer does
+            not exist, or `out` holds measurements with other arguments.
+
+    Source:
+        Tarzanagh et al. 2023 (arXiv 2308.16898) for the max-margin problems in both norms.
+    """
+    folders = [Path(models)] if isinstance(models, str | Path) else [Path(x) for x in models]
+    settings = settings or Settings()
+    if not folders:
+        raise InputError("models: empty; expected at least one folder")
+    _check_settings(settings)
+    found = []
+    for name, folder in zip(_names(folders), folders, strict=True):
+        model = Transformer(folder)
+        chosen = list(range(model.num_layers)) if layers is None else list(layers)
+        if wrong := [x for x in chosen if not 0 <= x < model.num_layers]:
+            raise InputError(f"layers: {wrong[0]}; {folder} has {model.num_layers}, numbered from 0")
+        at: Position = position if position is not None else "last" if model.decoder else "first"
+        tokenised = model.tokenize(texts, length, at)
+        store = _Store(out, name, _digest(folder, texts, at, length, settings))
+        progress(_cost(name, model, len(chosen), len(texts), settings))
+        untrained = Transformer(folder, untrained_seed=settings.seed) if settings.draws else None
+        for number in chosen:
+            tables = store.read(number)
+            if tables is None:
+                tables = _measure(model, untrained, tokenised, number, settings)
+                store.write(number, tables)
+            found.append([table.assign(model=name) for table in tables])
+            progress(f"{name}: layer {number} of {model.num_layers}")
+        facts = {"position": at, "texts": len(texts), "tokens": int(tokenised.present.sum())}
+    rows, margins = (pd.concat(x, ignore_index=True) for x in zip(*found, strict=True))
+    compared = [
+        verdicts(own, margins[margins["model"] == model]).assign(model=model)
+        for model, own in rows.groupby("model", sort=False)
+    ]
+    return Heads(rows, margins, pd.concat(compared, ignore_index=True), settings, facts)
+
+
+def _check_settings(settings: Settings) -> None:
+    for name, valid, expected in (
+        ("share", 0 <= settings.share <= 1, "a fraction from 0 to 1"),
+        ("selecting", 0 <= settings.selecting <= 1, "a fraction from 0 to 1"),
+        ("group", settings.group >= 2, "at least 2"),
+        ("draws", settings.draws >= 0, "0 or more"),
+        ("nuclear", settings.nuclear >= 0, "0 or more"),
+    ):
+        if not valid:
+            raise InputError(f"{name}: {getattr(settings, name)}; expected {expected}")
+
+
+def read_texts(path: str | Path, most: int | None = None) -> list[str]:
+    """Read one text per line from a UTF-8 file, without empty lines.
+
+    Args:
+        path: the file.
+        most: the largest number of texts; the first ones are taken.
+
+    Raises:
+        InputError: the file cannot be read, or it has no text.
+    """
+    with decoding(str(path), None) as codec, open(path, encoding=codec) as file:
+        texts = [line.strip() for line in file if line.strip()]
+    if not texts:
+        raise InputError(f"{path}: no text; expected one per line")
+    return texts[:most]
+
+
+def _measure(
+    model: Transformer, untrained: Transformer | None, texts: Texts, number: int, settings: Settings
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    other = None if untrained is None else untrained.layer(number, texts)
+    return measure_layer(model.layer(number, texts), other, texts, number, settings)
+
+
+class _Store:
+    """Finished layers of a model in a folder, if there is one."""
+
+    def __init__(self, out: str | Path | None, name: str, digest: str) -> None:
+        self._folder = None if out is None else Path(out) / "layers" / name
+        if self._folder is None:
+            return
+        with writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path = self._folder / "arguments.json"
+            if path.exists() and json.loads(path.read_text()).get("digest") != digest:
+                raise InputError(
+                    f"{self._folder}: measured with another model, texts or settings; choose another folder"
+                )
+            files.replace(path, json.dumps({"digest": digest}).encode())
+
+    def _path(self, number: int) -> Path | None:
+        return None if self._folder is None else self._folder / f"layer_{number:03d}.json"
+
+    def read(self, number: int) -> tuple[pd.DataFrame, pd.DataFrame] | None:
+        """Return the tables of a finished layer, or None."""
+        path = self._path(number)
+        if path is None or not path.exists():
+            return None
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        heads, margins = (
+            pd.read_csv(
+                StringIO(stored[x]), float_precision="round_trip", keep_default_na=False, na_values=[""]
+            )
+            for x in ("heads", "margins")
+        )
+        return heads.fillna({"kind": "", "token": ""}), margins
+
+    def write(self, number: int, tables: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+        """Store the tables of a finished layer."""
+        path = self._path(number)
+        if path is not None:
+            texts = dict(zip(("heads", "margins"), (x.to_csv(index=False) for x in tables), strict=True))
+            with writing(path):
+                files.replace(path, json.dumps(texts).encode())
+
+
+def _digest(folder: Path, texts: Sequence[str], position: Position, length: int, settings: Settings) -> str:
+    weights = {
+        x.name: [x.stat().st_size, x.stat().st_mtime_ns] for x in sorted(folder.iterdir()) if x.is_file()
+    }
+    content = [weights, list(texts), position, length, settings._asdict()]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [f"{k}_{name}" for k, name in enumerate(names)]
+
+
+def _cost(name: str, model: Transformer, layers: int, texts: int, settings: Settings) -> str:
+    number = layers * model.num_heads
+    groups = texts / settings.group
+    seconds = number * (groups * _FROBENIUS * (3 + 2 * settings.draws) + settings.nuclear * _NUCLEAR) / 2
+    return (
+        f"{name}: {counted(layers, 'layer')} with {model.num_heads} heads, {counted(texts, 'text')}; at most about "
+        f"{max(1, round(seconds / 60))} min on two cores, if all heads have a selection"
+    )
+
+
+def _intervals(table: pd.DataFrame, name: str) -> list[str]:
+    rows = (
+        table[[name, f"{name}_low", f"{name}_high"]]
+        if f"{name}_low" in table
+        else table[[name, "low", "high"]]
+    )
+    return [interval(*row) for row in rows.itertuples(index=False)]
+
+
+def _note(found: Heads) -> str:
+    settings, facts = found.settings, found.facts
+    return (
+        f"Query position {facts['position']}; {facts['texts']} texts, {facts['tokens']} tokens. A head has a "
+        f"selection if one token has at least {settings.share:.0%} of attention in {settings.selecting:.0%} of "
+        f"the sequences. Margins are over groups of {settings.group} selecting sequences, relative to the "
+        "certified largest margin of the same selection; W is restricted to the span of their queries. "
+        "Space query: keys fixed, Frobenius norm of W_Q. Spaces frobenius and nuclear: W = W_Kᵀ W_Q; gradient "
+        "flow on W favours the former, on W_K and W_Q the latter. Nulls keep W_Q and the keys: queries of other "
+        "sequences (shuffled), normal queries with the covariance of all positions (covariance), or come from "
+        "a model with random weights (untrained). Intervals: Clopper-Pearson for fractions of sequences, "
+        "Student over sequences for the entropy, and over groups for differences. p-values are corrected by "
+        "Holm's method over all heads and nulls."
+    )

@@ -1,0 +1,176 @@
+"""Margins of attention heads relative to the certified largest margins, and null queries."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxattn.lab.heads.model import Floats, Layer
+from jaxattn.theory.bilinear import Norm, bilinear_max_margin, matrix_norm
+from jaxattn.theory.certificate import Status
+
+Space = Literal["query", "frobenius", "nuclear"]
+Null = Literal["none", "shuffled", "covariance", "untrained"]
+# Keys closer than this fraction of the length of the selected one count as equal to it.
+_EQUAL = 1e-9
+
+
+class Selected(NamedTuple):
+    """The sequences in which a head selects one token, and everything that its scores depend on.
+
+    Attributes:
+        rows: (k,) int; the sequences.
+        top: (k,) int; the position of the selected token.
+        query: (k, b); the query features z of each sequence.
+    """
+
+    rows: NDArray[np.int64]
+    top: NDArray[np.int64]
+    query: Floats
+
+    def group(self, number: int, size: int) -> "Selected":
+        """Return the group with this number, of `size` sequences."""
+        chosen = slice(number * size, (number + 1) * size)
+        return Selected(self.rows[chosen], self.top[chosen], self.query[chosen])
+
+
+class Ratio(NamedTuple):
+    """The margin of a head over a group of sequences, relative to the certified largest one.
+
+    Attributes:
+        ratio: margin of the head / `margin_bound` of the max-margin problem, at most 1.
+        cosine: cosine of the head's matrix and the max-margin matrix.
+        margin: margin of the head, min uᵀ W z / ‖W‖, with W restricted to the span of the queries.
+        largest: the certified largest margin.
+        gap: relative duality gap.
+        status: status of the max-margin problem.
+    """
+
+    ratio: float
+    cosine: float
+    margin: float
+    largest: float
+    gap: float
+    status: Status
+
+
+def margin_ratio(
+    layer: Layer, head: int, chosen: Selected, space: Space, keys: Floats | None = None
+) -> Ratio:
+    """Compare a head with the max-margin matrix of its selection.
+
+    The matrix W is restricted to the span of the queries z: other directions do not affect the scores of
+    these sequences, and gradient descent from zero does not move along them.
+
+        space       W                    tokens            norm
+        query       (W_Q, b_Q)           keys of the head  Frobenius
+        frobenius   W_Kᵀ (W_Q, b_Q)      inputs            Frobenius
+        nuclear     W_Kᵀ (W_Q, b_Q)      inputs            nuclear
+
+    Args:
+        layer: the layer.
+        head: number of the head.
+        chosen: sequences and their selected tokens.
+        space: the space; with rotary embeddings only "query" is defined, because W depends on positions.
+        keys: (n, T, c); the keys of the head, computed if omitted.
+    """
+    norm: Norm = "nuclear" if space == "nuclear" else "frobenius"
+    W = layer.query_matrix(head)
+    if space == "query":
+        tokens = layer.keys(head) if keys is None else keys
+    else:
+        tokens, W = layer.inputs, layer.W_K[head].T @ W
+    u, sequence = _differences(tokens, layer.visible, chosen)
+    best = bilinear_max_margin(u, chosen.query, sequence, norm=norm)
+    basis = np.linalg.svd(chosen.query, full_matrices=False)
+    span = basis[2][basis[1] > 1e-13 * basis[1][0]]
+    W = W @ span.T @ span
+    values = np.einsum("ca,ca->c", u, (chosen.query @ W.T)[sequence])
+    margin = float(values.min(initial=np.inf)) / matrix_norm(W, norm)
+    length = np.linalg.norm(W) * np.linalg.norm(best.matrix)
+    cosine = float((W * best.matrix).sum() / length) if length > 0 else np.nan
+    ratio = margin / best.margin_bound if best.margin > 0 else np.nan
+    return Ratio(float(ratio), cosine, margin, best.margin, best.duality_gap, best.status)
+
+
+def _differences(
+    tokens: Floats, visible: NDArray[np.bool_], chosen: Selected
+) -> tuple[Floats, NDArray[np.int64]]:
+    """Return the differences of the selected token and the others, and the group's sequence of each."""
+    best = tokens[chosen.rows, chosen.top]
+    u = best[:, None] - tokens[chosen.rows]
+    others = visible[chosen.rows] & (
+        np.linalg.norm(u, axis=2) > _EQUAL * np.linalg.norm(best, axis=1, keepdims=True)
+    )
+    return u[others], np.repeat(np.arange(len(chosen.rows)), others.sum(axis=1))
+
+
+def selected(layer: Layer, scores: Floats, share: float) -> Selected:
+    """Return the sequences in which one token has at least this fraction of attention."""
+    rows = np.flatnonzero(attention(scores).max(axis=1) >= share)
+    return Selected(rows, scores[rows].argmax(axis=1), layer.query_features()[rows])
+
+
+def attention(scores: Floats) -> Floats:
+    """Return the softmax of scores (n, T) over tokens."""
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def gaps(scores: Floats) -> Floats:
+    """Return the differences of the largest and second largest score, (n,); inf for a single token."""
+    top = np.sort(scores, axis=1)[:, -2:]
+    return top[:, 1] - top[:, 0] if top.shape[1] == 2 else np.full(len(top), np.inf)
+
+
+def null_selections(
+    layer: Layer, head: int, keys: Floats, number: int, null: Null, draws: int, rng: np.random.Generator
+) -> Iterator[Selected]:
+    """Yield selections of a head with null queries z.
+
+    Every null keeps W_Q, the keys and the number of sequences: those with the largest score differences of the
+    two best tokens are taken.
+
+        shuffled     z of another sequence: a random cyclic permutation
+        covariance   z ~ N(mean, covariance of the inputs over all positions); one z for all sequences if the
+                     query is the same in all of them
+        none         z itself; for a model without training
+
+    Args:
+        layer: the layer.
+        head: number of the head.
+        keys: (n, T, c); keys of the head.
+        number: k; number of sequences.
+        null: the null.
+        draws: number of selections.
+        rng: random numbers.
+    """
+    for _ in range(draws):
+        z = layer.with_bias(_null_inputs(layer, null, rng))
+        scores = layer.scores(head, keys, z @ layer.query_matrix(head).T)
+        rows = np.sort(np.argsort(-gaps(scores), kind="stable")[:number])
+        yield Selected(rows, scores[rows].argmax(axis=1), z[rows])
+
+
+def _null_inputs(layer: Layer, null: Null, rng: np.random.Generator) -> Floats:
+    z = layer.query
+    if null == "shuffled":
+        order = rng.permutation(len(z))
+        shuffled = np.empty_like(z)
+        shuffled[order] = z[np.roll(order, 1)]
+        return shuffled
+    if null == "covariance":
+        inputs = layer.inputs[layer.visible]
+        centred = inputs - inputs.mean(axis=0)
+        factor = np.linalg.qr(centred, mode="r") / np.sqrt(max(len(inputs) - 1, 1))
+        count = 1 if same_query(layer) else len(z)
+        sampled = inputs.mean(axis=0) + rng.standard_normal((count, len(factor))) @ factor
+        return np.broadcast_to(sampled, z.shape)
+    return z
+
+
+def same_query(layer: Layer) -> bool:
+    """Return True if the query is the same in all sequences, as for the first token in the first layer."""
+    z = layer.query
+    return bool(np.abs(z - z[0]).max() <= 1e-6 * np.abs(z[0]).max())

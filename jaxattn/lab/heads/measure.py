@@ -1,0 +1,225 @@
+"""Tables of attention heads: what they select, their margin ratios, and the comparison with null queries."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from jaxattn.core.mapping import map_on_cores
+from jaxattn.lab.heads.margins import (
+    Null,
+    Ratio,
+    Selected,
+    Space,
+    attention,
+    gaps,
+    margin_ratio,
+    null_selections,
+    selected,
+)
+from jaxattn.lab.heads.model import Floats, Layer, Texts
+from jaxattn.lab.results.intervals import clopper_pearson, student_t
+
+KINDS = ("first", "separator", "itself", "neighbour", "other")
+NULLS: tuple[Null, ...] = ("shuffled", "covariance", "untrained")
+# Heads with fewer groups of selecting sequences have no interval.
+FEWEST_GROUPS = 2
+
+
+class Settings(NamedTuple):
+    """Settings of a measurement.
+
+    Attributes:
+        share: fraction of attention that one token needs to be selected; 0 selects the token with the most
+            attention in every sequence.
+        selecting: fraction of the sequences that a head with a selection needs.
+        group: number of sequences of a max-margin problem.
+        draws: number of random queries of each null; 0 for no nulls.
+        nuclear: number of groups with a margin in nuclear norm, which takes seconds each.
+        seed: seed of the nulls.
+    """
+
+    share: float = 0.9
+    selecting: float = 0.5
+    group: int = 25
+    draws: int = 10
+    nuclear: int = 1
+    seed: int = 0
+
+
+def measure_layer(
+    layer: Layer, untrained: Layer | None, texts: Texts, number: int, settings: Settings
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Measure all heads of a layer.
+
+    Args:
+        layer: the layer of the model.
+        untrained: the same layer of a model without training, on the same texts; None to skip this null.
+        texts: the n texts.
+        number: number of the layer.
+        settings: the settings.
+
+    Returns:
+        A table with one row per head, and a table with one row per head, space, null, draw and group.
+    """
+    found = map_on_cores(
+        lambda head: _measure_head(layer, untrained, texts, (number, head), settings), range(layer.num_heads)
+    )
+    place = {"layer": number}
+    heads = pd.DataFrame([place | row for row, _ in found])
+    margins = pd.DataFrame([place | row for _, rows in found for row in rows], columns=MARGIN_COLUMNS)
+    return heads, margins
+
+
+def _measure_head(
+    layer: Layer, untrained: Layer | None, texts: Texts, place: tuple[int, int], settings: Settings
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    head = place[1]
+    keys = layer.keys(head)
+    scores = layer.scores(head, keys)
+    chosen = selected(layer, scores, settings.share)
+    row = {"head": head, **_selection(layer, scores, chosen, texts)}
+    row["has_selection"] = (
+        row["selecting"] >= settings.selecting and len(chosen.rows) >= FEWEST_GROUPS * settings.group
+    )
+    ratios = _ratios(layer, untrained, chosen, keys, place, settings) if row["has_selection"] else []
+    return row, [{"head": head, **at, **_row(ratio)} for at, ratio in ratios]
+
+
+def _row(ratio: Ratio) -> dict[str, Any]:
+    return ratio._asdict() | {"status": ratio.status.name.lower()}
+
+
+MARGIN_COLUMNS = ["layer", "head", "space", "null", "draw", "group", *Ratio._fields]
+
+
+def _ratios(
+    layer: Layer,
+    untrained: Layer | None,
+    chosen: Selected,
+    keys: Floats,
+    place: tuple[int, int],
+    settings: Settings,
+) -> Sequence[tuple[dict[str, Any], Ratio]]:
+    """Compute the margin ratios of a head: of each group, of each group of the nulls, and of all sequences."""
+    head = place[1]
+    found: list[tuple[dict[str, Any], Ratio]] = []
+
+    def add(of: Layer, which: Selected, space: Space, null: Null, draw: int, own: Floats | None) -> None:
+        count = len(which.rows) // settings.group
+        for g in range(min(count, settings.nuclear) if space == "nuclear" else count):
+            ratio = margin_ratio(of, head, which.group(g, settings.group), space, own)
+            found.append(({"space": space, "null": null, "draw": draw, "group": g}, ratio))
+
+    spaces: tuple[Space, ...] = ("query",) if layer.rotary is not None else ("query", "frobenius", "nuclear")
+    for space in spaces:
+        add(layer, chosen, space, "none", 0, keys)
+        if space != "nuclear":
+            whole = margin_ratio(layer, head, chosen, space, keys)
+            found.append(({"space": space, "null": "none", "draw": 0, "group": -1}, whole))
+    rng = np.random.default_rng([settings.seed, *place])
+    number = len(chosen.rows)
+    for null in NULLS[:2]:
+        for draw, other in enumerate(null_selections(layer, head, keys, number, null, settings.draws, rng)):
+            add(layer, other, "query", null, draw, keys)
+    if untrained is not None and settings.draws:
+        own = untrained.keys(head)
+        (other,) = null_selections(untrained, head, own, number, "none", 1, rng)
+        add(untrained, other, "query", "untrained", 0, own)
+    return found
+
+
+def _selection(layer: Layer, scores: Floats, chosen: Selected, texts: Texts) -> dict[str, Any]:
+    """Describe what a head selects, with 95 % intervals over sequences."""
+    n = len(scores)
+    weights = attention(scores)
+    entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(axis=1)
+    low, high = clopper_pearson(len(chosen.rows), n)
+    entropy_low, entropy_high = student_t(entropy)
+    kinds = _kinds(chosen, texts)
+    shares = {kind: float((kinds == kind).mean()) if len(kinds) else np.nan for kind in KINDS}
+    return {
+        "sequences": n,
+        "selecting": len(chosen.rows) / n,
+        "selecting_low": low,
+        "selecting_high": high,
+        "entropy": entropy.mean(),
+        "entropy_low": entropy_low,
+        "entropy_high": entropy_high,
+        "gap_nats": float(np.median(gaps(scores))),
+        "kind": max(shares, key=lambda kind: shares[kind]) if len(kinds) else "",
+        **shares,
+        "token": _most_common(texts.tokens[chosen.rows, chosen.top]),
+    }
+
+
+def _kinds(chosen: Selected, texts: Texts) -> Any:
+    """Return the kind of the selected token of each sequence; the first that applies."""
+    position = texts.position[chosen.rows]
+    conditions = [
+        chosen.top == 0,
+        texts.special[chosen.rows, chosen.top],
+        chosen.top == position,
+        np.abs(chosen.top - position) == 1,
+    ]
+    return np.select(conditions, KINDS[:4], KINDS[4])
+
+
+def _most_common(tokens: Any) -> str:
+    if not len(tokens):
+        return ""
+    names, counts = np.unique(tokens, return_counts=True)
+    return str(names[counts.argmax()])
+
+
+def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
+    """Compare heads with their nulls by the cosine with the max-margin matrix, in the space of queries.
+
+    The difference of a group of sequences is the cosine of the head minus the mean over draws of the cosine of
+    the null. Its mean has a Student interval over groups. p-values are two-sided and corrected by Holm's
+    method over all heads and nulls: no verdict is false with probability 95 %. The ratio of margins is shown
+    without a verdict, because a null without a lower bound on attention has smaller margins by construction.
+
+    Returns:
+        One row per head with a selection and null: `difference`, `low`, `high`, `groups`, `p`, `corrected`,
+        `verdict` ("closer", "farther" or "inconclusive"), `margins` (the geometric mean of the head's margin
+        ratio divided by that of the null) and the `kind` of token that the head selects.
+    """
+    own = margins[(margins["space"] == "query") & (margins["group"] >= 0)]
+    own = own.assign(log_ratio=np.log(own["ratio"].where(own["ratio"] > 0)))
+    rows = []
+    for (layer, head), each in own.groupby(["layer", "head"]):
+        means = each.groupby(["null", "group"])[["cosine", "log_ratio"]].mean()
+        for null in means.index.unique("null").drop("none", errors="ignore"):
+            pairs = (means.loc["none"] - means.loc[null]).dropna(subset="cosine")
+            difference = pairs["cosine"].to_numpy()
+            if len(difference) < FEWEST_GROUPS:
+                continue
+            low, high = student_t(difference, confidence=confidence)
+            facts = {"difference": difference.mean(), "low": low, "high": high, "groups": len(difference)}
+            facts |= {"p": _p_value(difference), "margins": np.exp(pairs["log_ratio"].mean())}
+            rows.append({"layer": layer, "head": head, "null": null, **facts})
+    names = ["layer", "head", "null", "difference", "low", "high", "groups", "p", "margins"]
+    table = pd.DataFrame(rows, columns=names)
+    corrected = holm(table["p"].to_numpy(float))
+    words = np.where(table["difference"] > 0, "closer", "farther")
+    table = table.assign(
+        corrected=corrected, verdict=np.where(corrected < 1 - confidence, words, "inconclusive")
+    )
+    return table.join(heads.set_index(["layer", "head"])["kind"], on=["layer", "head"])
+
+
+def _p_value(samples: Floats) -> float:
+    from scipy.stats import ttest_1samp  # slow to import
+
+    return float(ttest_1samp(samples, 0.0).pvalue) if np.ptp(samples) > 0 else 1.0
+
+
+def holm(p: Floats) -> Floats:
+    """Return p-values corrected by Holm's method: the k-th smallest of m is multiplied by m - k + 1."""
+    order = np.argsort(p, kind="stable")
+    scaled = p[order] * (len(p) - np.arange(len(p)))
+    corrected = np.empty(len(p))
+    corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1) if len(p) else scaled
+    return corrected

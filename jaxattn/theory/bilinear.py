@@ -1,0 +1,327 @@
+"""Max-margin matrices of bilinear scores xᵀ W z, in Frobenius and nuclear norm, with certificates.
+
+The scores of an attention head are bilinear in a token x and a query z. With W = W_Kᵀ W_Q, gradient flow on W
+is biased towards the Frobenius norm, and gradient flow on W_K and W_Q towards the nuclear norm.
+"""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxattn.core.errors import InputError
+from jaxattn.theory.active_set import active_set
+from jaxattn.theory.certificate import Status
+from jaxattn.theory.selection import require_finite
+
+Norm = Literal["frobenius", "nuclear"]
+# Most violated pairs per sequence that a round adds to the working set.
+_ADDED = 2
+_MOST_ROUNDS = 200
+# A sum of differences below this fraction of their lengths is rounding.
+_VANISHES = 1e-14
+# The barrier method: relative gap of the first rounds, and factor by which later ones are smaller; factor between
+# two values of t; largest number of Newton steps for each; Newton decrement at which λ is central.
+_COARSE, _FASTER, _NEWTON_STEPS, _CENTRED = 1e-2, 12.0, 40, 1e-3
+
+
+class BilinearMargin(NamedTuple):
+    """A max-margin matrix and its certificate, in float64.
+
+    For multipliers λ ≥ 0 of the pairs, Y = Σ λ u zᵀ, every matrix V has a margin of at most
+    ‖V‖ ‖Y‖* / Σ λ, where ‖·‖* is the dual norm: Frobenius for Frobenius, spectral for nuclear.
+
+    Attributes:
+        matrix: (a, b); the shortest W with uᵀ W z ≥ 1 for all pairs, zero if none was found.
+        margin: min over pairs of uᵀ W z / ‖W‖; 0 if W does not separate.
+        margin_bound: ‖Y‖* / Σ λ, an upper bound on the margin of every matrix; inf if there is no pair.
+        multipliers: (m,); λ.
+        status: SOLVED, LOOSE (the gap is above the tolerance), NOTHING (no pairs), INFEASIBLE (the sum Y of
+            nonzero multipliers vanishes) or UNDECIDED.
+    """
+
+    matrix: np.ndarray
+    margin: float
+    margin_bound: float
+    multipliers: np.ndarray
+    status: Status
+
+    @property
+    def duality_gap(self) -> float:
+        """1 - (margin / margin_bound)²; 0 if there is no pair, 1 if W does not separate."""
+        if self.status == Status.NOTHING:
+            return 0.0
+        return max(1 - (self.margin / self.margin_bound) ** 2, 0.0) if self.margin > 0 else 1.0
+
+
+class _Pairs(NamedTuple):
+    """Pairs with difference u_c and query z_i(c), scaled to a largest length of 1.
+
+    Attributes:
+        u: (m, a); differences of tokens.
+        z: (n, r); queries in coordinates of their span.
+        sequence: (m,); the query of each pair.
+    """
+
+    u: np.ndarray
+    z: np.ndarray
+    sequence: np.ndarray
+
+    def of(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return u and z of the chosen pairs."""
+        return self.u[chosen], self.z[self.sequence[chosen]]
+
+    def values(self, W: np.ndarray) -> np.ndarray:
+        """Return uᵀ W z of every pair, (m,)."""
+        return np.einsum("ca,ca->c", self.u, (self.z @ W.T)[self.sequence])
+
+    def weighted_sum(self, multipliers: np.ndarray) -> np.ndarray:
+        """Return Σ λ u zᵀ, (a, r)."""
+        used = np.flatnonzero(multipliers)
+        u, z = self.of(used)
+        return (u * multipliers[used, None]).T @ z
+
+
+def bilinear_max_margin(
+    differences: Float[np.ndarray, "m a"],
+    queries: Float[np.ndarray, "n b"],
+    sequence: Int[np.ndarray, " m"],
+    *,
+    norm: Norm = "frobenius",
+    tolerance: float = 1e-9,
+) -> BilinearMargin:
+    """Find the shortest matrix that scores selected tokens higher by 1 than the others of their sequence.
+
+        W_mm = argmin ‖W‖  s.t.  u_cᵀ W z_i(c) ≥ 1  for all pairs c,
+
+    where u_c = x_s - x_t for a selected token s and another token t of sequence i(c), and z_i is its query.
+    Cutting planes add violated pairs, and the method needs only inner products of u and of z. The Frobenius
+    norm uses a dual active set, the nuclear norm a barrier method on the dual, max Σ λ with ‖Y‖_2 ≤ 1.
+
+    Args:
+        differences: (m, a) float; u of each pair.
+        queries: (n, b) float; z of each sequence.
+        sequence: (m,) int in [0, n); the sequence of each pair.
+        norm: "frobenius" or "nuclear".
+        tolerance: largest relative duality gap of a solved problem. Rounding limits the gap of the nuclear
+            norm to about 1e-8.
+
+    Returns:
+        The matrix with its certificate; `status` records a problem that has no solution.
+
+    Raises:
+        InputError: shapes do not match, or an array contains NaN or inf.
+
+    Source: Tarzanagh et al. 2023 (arXiv 2308.16898), the attention SVM in both norms.
+    """
+    u, z = np.asarray(differences, np.float64), np.asarray(queries, np.float64)
+    sequence = np.asarray(sequence)
+    if u.ndim != 2 or z.ndim != 2 or sequence.shape != u.shape[:1]:
+        raise InputError(
+            f"differences {u.shape}, queries {z.shape}, sequence {sequence.shape}; expected (m, a), (n, b), (m,)"
+        )
+    require_finite(differences=u, queries=z)
+    if len(u) and not 0 <= sequence.min() <= sequence.max() < len(z):
+        raise InputError(f"sequence: {sequence.min()} to {sequence.max()}; expected rows of {len(z)} queries")
+    shape = (u.shape[1], z.shape[1])
+    if len(u) == 0:
+        return BilinearMargin(np.zeros(shape), np.inf, np.inf, np.zeros(0), Status.NOTHING)
+    size = np.linalg.norm(u, axis=1), np.linalg.norm(z, axis=1)[sequence]
+    vanishing = size[0] * size[1] <= _VANISHES * size[0].max() * size[1].max()
+    if vanishing.any():
+        return BilinearMargin(np.zeros(shape), 0.0, 0.0, 1.0 * vanishing, Status.INFEASIBLE)
+    basis, coordinates = _span(z)
+    scale = size[0].max(), size[1].max()
+    pairs = _Pairs(u / scale[0], coordinates / scale[1], sequence)
+    W, multipliers = (_frobenius if norm == "frobenius" else _nuclear)(pairs, tolerance)
+    return _certify(pairs, W, multipliers, norm, tolerance, scale[0] * scale[1], basis)
+
+
+def matrix_norm(W: np.ndarray, norm: Norm) -> float:
+    """Return the Frobenius or nuclear norm of a matrix."""
+    return float(np.linalg.norm(W, "fro" if norm == "frobenius" else "nuc"))
+
+
+def _dual_norm(Y: np.ndarray, norm: Norm) -> float:
+    return float(np.linalg.norm(Y, "fro" if norm == "frobenius" else 2))
+
+
+def _span(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return an orthonormal basis of the rows, (b, r), and their coordinates, (n, r)."""
+    _, size, vt = np.linalg.svd(z, full_matrices=False)
+    basis = vt[size > 1e-13 * size[0]].T
+    return basis, z @ basis
+
+
+def _frobenius(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return W and multipliers of the round with the smallest gap, by a dual active set with cutting planes."""
+    chosen = _shortest(pairs)
+    multipliers, best = np.zeros(len(pairs.u)), None
+    for _ in range(_MOST_ROUNDS):
+        u, z = pairs.of(chosen)
+        # Rows with the inner products of the chosen pairs, and the zero row that they are compared with.
+        rows = _cholesky((u @ u.T) * (z @ z.T))
+        solution = active_set(
+            np.concatenate([rows, np.zeros((1, rows.shape[1]))]),
+            np.arange(len(chosen)),
+            np.full(len(chosen), len(chosen)),
+            tolerance=tolerance / 4,
+            max_steps=100 * len(chosen) + 1000,
+            start=np.flatnonzero(multipliers[chosen]),
+        )
+        multipliers = np.zeros(len(pairs.u))
+        multipliers[chosen] = np.maximum(solution.multipliers, 0)
+        W = pairs.weighted_sum(multipliers)
+        values = pairs.values(W)
+        gap = _gap(values, W, W, multipliers, "frobenius")
+        if best is None or gap < best[0]:
+            best = gap, W, multipliers
+        floor = values[chosen].min()
+        violated = np.flatnonzero(values < floor - max(tolerance / 8, 1e-13) * abs(floor))
+        if gap <= tolerance or len(violated) == 0 or not floor > 0:
+            break
+        chosen = np.union1d(chosen, violated[_worst(values[violated], pairs.sequence[violated], _ADDED)])
+    assert best is not None
+    return best[1], best[2]
+
+
+def _shortest(pairs: _Pairs) -> np.ndarray:
+    """Return the pair of each sequence with the shortest difference, which is the hardest to separate."""
+    return _worst(np.linalg.norm(pairs.u, axis=1), pairs.sequence, 1)
+
+
+def _worst(values: np.ndarray, sequence: np.ndarray, number: int) -> np.ndarray:
+    """Return the indices of the `number` smallest values of each sequence."""
+    order = np.lexsort((values, sequence))
+    _, first = np.unique(sequence[order], return_index=True)
+    rank = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+    return order[rank < number]
+
+
+def _gap(values: np.ndarray, W: np.ndarray, Y: np.ndarray, multipliers: np.ndarray, norm: Norm) -> float:
+    if not values.min() > 0:
+        return 1.0
+    ratio = values.min() / matrix_norm(W, norm) / (_dual_norm(Y, norm) / multipliers.sum())
+    return max(1 - float(ratio) ** 2, 0.0)
+
+
+def _certify(
+    pairs: _Pairs,
+    W: np.ndarray,
+    multipliers: np.ndarray,
+    norm: Norm,
+    tolerance: float,
+    scale: float,
+    basis: np.ndarray,
+) -> BilinearMargin:
+    Y, total = pairs.weighted_sum(multipliers), multipliers.sum()
+    bound = _dual_norm(Y, norm) / total * scale
+    values = pairs.values(W)
+    if not values.min() > 0:
+        u, z = pairs.of(np.arange(len(pairs.u)))
+        reach = multipliers @ (np.linalg.norm(u, axis=1) * np.linalg.norm(z, axis=1))
+        status = Status.INFEASIBLE if np.linalg.norm(Y) <= _VANISHES * reach else Status.UNDECIDED
+        return BilinearMargin(np.zeros((W.shape[0], len(basis))), 0.0, bound, multipliers, status)
+    margin = float(values.min()) / matrix_norm(W, norm) * scale
+    shortest = W / (values.min() * scale)
+    solved = 1 - (margin / bound) ** 2 <= tolerance
+    status = Status.SOLVED if solved else Status.LOOSE
+    return BilinearMargin(shortest @ basis.T, margin, bound, multipliers, status)
+
+
+def _cholesky(gram: np.ndarray) -> np.ndarray:
+    """Return rows L, (m, r), with L Lᵀ = gram, of numerical rank r."""
+    from scipy.linalg.lapack import dpstrf  # slow to import
+
+    factor, pivots, rank, _ = dpstrf(gram, lower=1, tol=1e-13 * gram.diagonal().max())
+    rows = np.zeros((len(gram), rank))
+    rows[pivots - 1] = np.tril(factor)[:, :rank]
+    return rows
+
+
+def _nuclear(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return W and multipliers of the round with the smallest gap, by a barrier method with cutting planes."""
+    # The pairs that matter in the Frobenius norm are a good start.
+    chosen = np.union1d(_shortest(pairs), np.flatnonzero(_frobenius(pairs, 1e-6)[1]))
+    target, best = _COARSE, None
+    for _ in range(_MOST_ROUNDS):
+        inside, W = _central_path(*pairs.of(chosen), target)
+        multipliers = np.zeros(len(pairs.u))
+        multipliers[chosen] = inside
+        values = pairs.values(W)
+        gap = _gap(values, W, pairs.weighted_sum(multipliers), multipliers, "nuclear")
+        improved = best is None or gap < best[0]
+        if improved:
+            best = gap, W, multipliers
+        violated = np.setdiff1d(np.flatnonzero(values < values[chosen].min()), chosen)
+        if len(violated):
+            chosen = np.union1d(chosen, violated[_worst(values[violated], pairs.sequence[violated], _ADDED)])
+        elif gap <= tolerance or not improved:
+            break
+        if gap <= target:
+            target = max(target * _COARSE, tolerance / 2)
+    assert best is not None
+    return best[1], best[2]
+
+
+def _central_path(u: np.ndarray, z: np.ndarray, target: float) -> tuple[np.ndarray, np.ndarray]:
+    """Follow the central path of the dual problem until the relative gap is at most `target`; return λ and W.
+
+        λ(t) = argmin -t Σ λ - log det(1 - YᵀY) - Σ log λ,   W(t) = (2/t) Y (1 - YᵀY)⁻¹.
+
+    At λ(t) all pairs have uᵀ W z = 1 + 1/(t λ) ≥ 1, and the gap vanishes as t grows. The path ends early where
+    rounding prevents a smaller gap.
+    """
+    multipliers = np.full(len(u), 0.5 / np.linalg.norm(u.T @ z, 2))
+    t, best = 1 / multipliers[0], None
+    products = u @ u.T, z @ z.T
+    while best is None or best[0] > target:
+        try:
+            multipliers, W = _centre(u, z, products, multipliers, t)
+        except np.linalg.LinAlgError:  # rounding makes the Hessian indefinite
+            break
+        values = np.einsum("ca,ca->c", u, z @ W.T)
+        gap = _gap(values, W, (u * multipliers[:, None]).T @ z, multipliers, "nuclear")
+        if best is not None and gap >= best[0]:
+            break
+        if gap < 1:
+            best = gap, multipliers, W
+        t *= _FASTER
+    assert best is not None
+    return best[1], best[2]
+
+
+def _centre(
+    u: np.ndarray, z: np.ndarray, products: tuple[np.ndarray, np.ndarray], multipliers: np.ndarray, t: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Minimise the barrier function at t by Newton's method with a line search; return λ and W."""
+    from scipy.linalg import cho_factor, cho_solve  # slow to import
+
+    def barrier(x: np.ndarray) -> float:
+        size = np.linalg.svd((u * x[:, None]).T @ z, compute_uv=False) if x.min() > 0 else np.ones(1)
+        if not size[0] < 1:
+            return np.inf
+        return float(-t * x.sum() - np.log1p(-(size**2)).sum() - np.log(x).sum())
+
+    for _ in range(_NEWTON_STEPS):
+        left, size, right = np.linalg.svd((u * multipliers[:, None]).T @ z, full_matrices=False)
+        apart = (1 - size) * (1 + size)
+        zs, us = z @ right.T, u @ left
+        # Inner products with (1 - YYᵀ)⁻¹, (1 - YᵀY)⁻¹ and Y (1 - YᵀY)⁻¹.
+        outer = (products[0] + (us * (1 / apart - 1)) @ us.T) * (products[1] + (zs * (1 / apart - 1)) @ zs.T)
+        mixed = (us * (size / apart)) @ zs.T
+        # Steps are relative to λ, so that the Hessian of the logarithms is the identity.
+        gradient = multipliers * (2 * np.diagonal(mixed) - t) - 1
+        hessian = 2 * (outer + mixed * mixed.T) * np.outer(multipliers, multipliers)
+        hessian[np.diag_indices(len(u))] += 1
+        step = -cho_solve(cho_factor(hessian, overwrite_a=True, check_finite=False), gradient)
+        decrement = -(gradient @ step)
+        if decrement < _CENTRED**2:
+            break
+        length = min(1.0, 0.95 / max(-step.min(), 1e-300))
+        if decrement > 0.1:  # else full steps converge, and rounding would mislead a line search
+            now = barrier(multipliers)
+            while barrier(multipliers * (1 + length * step)) > now - 0.1 * length * decrement:
+                length /= 2
+        multipliers = multipliers * (1 + length * step)
+    return multipliers, (2 / t * left * (size / apart)) @ right
