@@ -37,9 +37,7 @@ def tokenizer(texts: list[str]):
     from transformers import PreTrainedTokenizerFast
 
     split, lower = pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer(lowercase=True)
-    counts = Counter(
-        word for text in texts for word, _ in split.pre_tokenize_str(lower.normalize_str(text))
-    )
+    counts = Counter(word for text in texts for word, _ in split.pre_tokenize_str(lower.normalize_str(text)))
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(word for word, _ in counts.most_common(WORDS))]
     ids = {name: k for k, name in enumerate(names)}
     made = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))

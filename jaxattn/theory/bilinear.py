@@ -20,9 +20,12 @@ _ADDED = 2
 _MOST_ROUNDS = 200
 # A sum of differences below this fraction of their lengths is rounding.
 _VANISHES = 1e-14
-# The barrier method: relative gap of the first rounds, and factor by which later ones are smaller; factor between
-# two values of t; largest number of Newton steps for each; Newton decrement at which λ is central.
-_COARSE, _FASTER, _NEWTON_STEPS, _CENTRED = 1e-2, 12.0, 40, 1e-3
+# The barrier method: relative gap of the first rounds, and the factor to that of later ones.
+_COARSE = 1e-2
+# Factor between two values of t and their largest number; Newton steps for each, and their last decrement.
+_FASTER, _MOST_VALUES, _NEWTON_STEPS, _CENTRED = 12.0, 30, 40, 1e-9
+# Largest number of points of the central path that are extrapolated to its end.
+_EXTRAPOLATED = 5
 
 
 class BilinearMargin(NamedTuple):
@@ -88,7 +91,7 @@ def bilinear_max_margin(
     sequence: Int[np.ndarray, " m"],
     *,
     norm: Norm = "frobenius",
-    tolerance: float = 1e-9,
+    tolerance: float = 1e-8,
 ) -> BilinearMargin:
     """Find the shortest matrix that scores selected tokens higher by 1 than the others of their sequence.
 
@@ -103,8 +106,7 @@ def bilinear_max_margin(
         queries: (n, b) float; z of each sequence.
         sequence: (m,) int in [0, n); the sequence of each pair.
         norm: "frobenius" or "nuclear".
-        tolerance: largest relative duality gap of a solved problem. Rounding limits the gap of the nuclear
-            norm to about 1e-8.
+        tolerance: largest relative duality gap of a solved problem.
 
     Returns:
         The matrix with its certificate; `status` records a problem that has no solution.
@@ -118,7 +120,8 @@ def bilinear_max_margin(
     sequence = np.asarray(sequence)
     if u.ndim != 2 or z.ndim != 2 or sequence.shape != u.shape[:1]:
         raise InputError(
-            f"differences {u.shape}, queries {z.shape}, sequence {sequence.shape}; expected (m, a), (n, b), (m,)"
+            f"differences {u.shape}, queries {z.shape}, sequence {sequence.shape}; "
+            "expected (m, a), (n, b), (m,)"
         )
     require_finite(differences=u, queries=z)
     if len(u) and not 0 <= sequence.min() <= sequence.max() < len(z):
@@ -154,7 +157,7 @@ def _span(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _frobenius(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return W and multipliers of the round with the smallest gap, by a dual active set with cutting planes."""
+    """Return W and multipliers with the smallest gap, by a dual active set with cutting planes."""
     chosen = _shortest(pairs)
     multipliers, best = np.zeros(len(pairs.u)), None
     for _ in range(_MOST_ROUNDS):
@@ -173,12 +176,14 @@ def _frobenius(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]
         multipliers[chosen] = np.maximum(solution.multipliers, 0)
         W = pairs.weighted_sum(multipliers)
         values = pairs.values(W)
+        floor = values[chosen].min()
+        if not floor > 0:  # the multipliers prove that no matrix separates these pairs
+            return W, multipliers
         gap = _gap(values, W, W, multipliers, "frobenius")
         if best is None or gap < best[0]:
             best = gap, W, multipliers
-        floor = values[chosen].min()
         violated = np.flatnonzero(values < floor - max(tolerance / 8, 1e-13) * abs(floor))
-        if gap <= tolerance or len(violated) == 0 or not floor > 0:
+        if gap <= tolerance or len(violated) == 0:
             break
         chosen = np.union1d(chosen, violated[_worst(values[violated], pairs.sequence[violated], _ADDED)])
     assert best is not None
@@ -240,9 +245,12 @@ def _cholesky(gram: np.ndarray) -> np.ndarray:
 
 
 def _nuclear(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return W and multipliers of the round with the smallest gap, by a barrier method with cutting planes."""
+    """Return W and multipliers with the smallest gap, by a barrier method with cutting planes."""
     # The pairs that matter in the Frobenius norm are a good start.
-    chosen = np.union1d(_shortest(pairs), np.flatnonzero(_frobenius(pairs, 1e-6)[1]))
+    W, multipliers = _frobenius(pairs, 1e-6)
+    if not pairs.values(W).min() > 0:
+        return W, multipliers
+    chosen = np.union1d(_shortest(pairs), np.flatnonzero(multipliers))
     target, best = _COARSE, None
     for _ in range(_MOST_ROUNDS):
         inside, W = _central_path(*pairs.of(chosen), target)
@@ -256,9 +264,9 @@ def _nuclear(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
         violated = np.setdiff1d(np.flatnonzero(values < values[chosen].min()), chosen)
         if len(violated):
             chosen = np.union1d(chosen, violated[_worst(values[violated], pairs.sequence[violated], _ADDED)])
-        elif gap <= tolerance or not improved:
+        elif gap <= tolerance or (not improved and target < tolerance):
             break
-        if gap <= target:
+        else:
             target = max(target * _COARSE, tolerance / 2)
     assert best is not None
     return best[1], best[2]
@@ -269,26 +277,42 @@ def _central_path(u: np.ndarray, z: np.ndarray, target: float) -> tuple[np.ndarr
 
         λ(t) = argmin -t Σ λ - log det(1 - YᵀY) - Σ log λ,   W(t) = (2/t) Y (1 - YᵀY)⁻¹.
 
-    At λ(t) all pairs have uᵀ W z = 1 + 1/(t λ) ≥ 1, and the gap vanishes as t grows. The path ends early where
-    rounding prevents a smaller gap.
+    At λ(t) all pairs have uᵀ W z = 1 + 1/(t λ) ≥ 1, and the gap vanishes as t grows. The path ends early
+    where rounding prevents a smaller gap.
     """
     multipliers = np.full(len(u), 0.5 / np.linalg.norm(u.T @ z, 2))
-    t, best = 1 / multipliers[0], None
-    products = u @ u.T, z @ z.T
-    while best is None or best[0] > target:
+    t, products = 1 / multipliers[0], (u @ u.T, z @ z.T)
+    best: tuple[float, np.ndarray, np.ndarray] = (1.0, multipliers, u.T @ z)
+    path: list[tuple[np.ndarray, np.ndarray]] = []
+    for _ in range(_MOST_VALUES):
         try:
             multipliers, W = _centre(u, z, products, multipliers, t)
         except np.linalg.LinAlgError:  # rounding makes the Hessian indefinite
             break
-        values = np.einsum("ca,ca->c", u, z @ W.T)
-        gap = _gap(values, W, (u * multipliers[:, None]).T @ z, multipliers, "nuclear")
-        if best is not None and gap >= best[0]:
+        path = [*path, (multipliers, W)][-_EXTRAPOLATED:]
+        points = [path[-1], *(_at_infinity(path[-k:]) for k in range(2, len(path) + 1))]
+        found = min(((_path_gap(u, z, *point), *point) for point in points), key=lambda x: x[0])
+        if not found[0] < best[0] and best[0] < 1:
             break
-        if gap < 1:
-            best = gap, multipliers, W
+        best = found if found[0] < best[0] else best
+        if best[0] <= target:
+            break
         t *= _FASTER
-    assert best is not None
-    return best[1], best[2]
+    return np.maximum(best[1], 0), best[2]
+
+
+def _at_infinity(path: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Extrapolate λ and W to t = ∞, by the polynomial in 1/t through the given points."""
+    x = _FASTER ** np.arange(len(path), 0, -1)  # multiples of 1/t
+    weights = [np.prod([other / (other - each) for other in x if other != each]) for each in x]
+    multipliers, W = zip(*path, strict=True)
+    return np.tensordot(weights, multipliers, 1), np.tensordot(weights, W, 1)
+
+
+def _path_gap(u: np.ndarray, z: np.ndarray, multipliers: np.ndarray, W: np.ndarray) -> float:
+    multipliers = np.maximum(multipliers, 0)
+    values = np.einsum("ca,ca->c", u, z @ W.T)
+    return _gap(values, W, (u * multipliers[:, None]).T @ z, multipliers, "nuclear")
 
 
 def _centre(
@@ -303,6 +327,7 @@ def _centre(
             return np.inf
         return float(-t * x.sum() - np.log1p(-(size**2)).sum() - np.log(x).sum())
 
+    last = np.inf
     for _ in range(_NEWTON_STEPS):
         left, size, right = np.linalg.svd((u * multipliers[:, None]).T @ z, full_matrices=False)
         apart = (1 - size) * (1 + size)
@@ -316,8 +341,9 @@ def _centre(
         hessian[np.diag_indices(len(u))] += 1
         step = -cho_solve(cho_factor(hessian, overwrite_a=True, check_finite=False), gradient)
         decrement = -(gradient @ step)
-        if decrement < _CENTRED**2:
+        if decrement < _CENTRED**2 or (decrement < 1e-8 and decrement > last / 4):
             break
+        last = decrement
         length = min(1.0, 0.95 / max(-step.min(), 1e-300))
         if decrement > 0.1:  # else full steps converge, and rounding would mislead a line search
             now = barrier(multipliers)

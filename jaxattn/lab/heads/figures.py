@@ -5,6 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from jaxattn.lab.heads.measure import SINKS
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import file_name
 from jaxattn.lab.results.style import BLUE, FIGURE_WIDTH, INK, RED, style
@@ -13,11 +14,11 @@ _LETTERS = {"first": "F", "separator": "S", "itself": "I", "neighbour": "N", "ot
 
 
 def heat_maps(heads: pd.DataFrame, margins: pd.DataFrame, model: str) -> RenderedFigure:
-    """Draw the fraction of selecting sequences and the cosine with the max-margin matrix, by layer and head."""
+    """Draw the fraction of selecting sequences and the cosine with the max-margin matrix of each head."""
     own = heads[heads["model"] == model]
     cosines = _of_groups(margins[margins["model"] == model]).groupby(["layer", "head"])["cosine"].mean()
     panels = [
-        ("sequences with one token ≥ 90 %", own.set_index(["layer", "head"])["selecting"]),
+        ("sequences that select one token", own.set_index(["layer", "head"])["selecting"]),
         ("cosine with max-margin $W_Q$", cosines),
     ]
     kinds = own.set_index(["layer", "head"])["kind"]
@@ -28,6 +29,7 @@ def heat_maps(heads: pd.DataFrame, margins: pd.DataFrame, model: str) -> Rendere
         for ax, (title, values) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
             grid = values.unstack("head").reindex(index=layers, columns=numbers).to_numpy(float)
             image = ax.imshow(grid, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+            ax.grid(False)
             ax.set(title=title, xlabel="head")
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
             ax.set_yticks(range(len(layers)), [str(x) for x in layers])
@@ -47,7 +49,7 @@ def curves(heads: pd.DataFrame, margins: pd.DataFrame) -> RenderedFigure:
     """Draw means over heads with a selection for each checkpoint, separately for sinks and other heads."""
     models = list(heads["model"].unique())
     own = _of_groups(margins).merge(heads[["model", "layer", "head", "kind"]], on=["model", "layer", "head"])
-    sink = own["kind"].isin(["first", "separator"])
+    sink = own["kind"].isin(SINKS)
     with style():
         figure = Figure(figsize=(FIGURE_WIDTH, 2.6), layout="constrained")
         for ax, (name, title) in zip(

@@ -129,8 +129,8 @@ def null_selections(
 ) -> Iterator[Selected]:
     """Yield selections of a head with null queries z.
 
-    Every null keeps W_Q, the keys and the number of sequences: those with the largest score differences of the
-    two best tokens are taken.
+    Every null keeps W_Q, the keys and the number of sequences. The sequences are those with the largest
+    difference of the two largest scores.
 
         shuffled     z of another sequence: a random cyclic permutation
         covariance   z ~ N(mean, covariance of the inputs over all positions); one z for all sequences if the

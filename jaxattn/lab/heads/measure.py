@@ -22,6 +22,8 @@ from jaxattn.lab.heads.model import Floats, Layer, Texts
 from jaxattn.lab.results.intervals import clopper_pearson, student_t
 
 KINDS = ("first", "separator", "itself", "neighbour", "other")
+# Heads that select these kinds are attention sinks: their selection does not depend on the content.
+SINKS = KINDS[:2]
 NULLS: tuple[Null, ...] = ("shuffled", "covariance", "untrained")
 # Heads with fewer groups of selecting sequences have no interval.
 FEWEST_GROUPS = 2
@@ -102,7 +104,7 @@ def _ratios(
     place: tuple[int, int],
     settings: Settings,
 ) -> Sequence[tuple[dict[str, Any], Ratio]]:
-    """Compute the margin ratios of a head: of each group, of each group of the nulls, and of all sequences."""
+    """Compute the ratios of a head and its nulls: of each group, and of all sequences."""
     head = place[1]
     found: list[tuple[dict[str, Any], Ratio]] = []
 
@@ -176,7 +178,7 @@ def _most_common(tokens: Any) -> str:
 def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
     """Compare heads with their nulls by the cosine with the max-margin matrix, in the space of queries.
 
-    The difference of a group of sequences is the cosine of the head minus the mean over draws of the cosine of
+    The difference of a group of sequences is the cosine of the head minus the mean cosine of the draws of
     the null. Its mean has a Student interval over groups. p-values are two-sided and corrected by Holm's
     method over all heads and nulls: no verdict is false with probability 95 %. The ratio of margins is shown
     without a verdict, because a null without a lower bound on attention has smaller margins by construction.

@@ -13,7 +13,7 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError, counted, writing
 from jaxattn.lab.heads import figures
-from jaxattn.lab.heads.measure import KINDS, Settings, measure_layer, verdicts
+from jaxattn.lab.heads.measure import KINDS, SINKS, Settings, measure_layer, verdicts
 from jaxattn.lab.heads.model import Position, Texts, Transformer
 from jaxattn.lab.results import layout
 from jaxattn.lab.results.drawn import RenderedFigure
@@ -48,20 +48,22 @@ class Heads:
     facts: dict[str, Any]
 
     def summary(self) -> list[str]:
-        """Return one sentence per model and null, and one on heads without a selection."""
+        """Return sentences on the selections of each model and on each null, for sinks and other heads."""
         lines = []
         for model, rows in self.heads.groupby("model", sort=False):
-            with_one, kinds = rows[rows["has_selection"]], []
-            for kind in KINDS:
-                if count := int((with_one["kind"] == kind).sum()):
-                    kinds.append(f"{count} select {_KIND_WORDS[kind]}")
+            counts = rows[rows["has_selection"]]["kind"].value_counts()
+            kinds = [f"{counts[kind]} select {_KIND_WORDS[kind]}" for kind in KINDS if kind in counts]
             what = f": {', '.join(kinds)}" if kinds else ""
-            lines.append(f"{model}: {len(with_one)} of {counted(len(rows), 'head')} have a selection{what}.")
+            lines.append(f"{model}: {counts.sum()} of {counted(len(rows), 'head')} have a selection{what}.")
             own = self.verdicts[self.verdicts["model"] == model]
             for null, each in own.groupby("null", sort=False):
-                counts = each["verdict"].value_counts()
-                words = [f"{counts.get(x, 0)} {x}" for x in ("closer", "farther", "inconclusive")]
-                lines.append(f"{model}, compared with null {null}: {', '.join(words)}.")
+                sinks = each["kind"].isin(SINKS)
+                for name, those in (("sinks", each[sinks]), ("other heads", each[~sinks])):
+                    if len(those):
+                        numbers = those["verdict"].value_counts()
+                        words = [f"{numbers.get(x, 0)} {x}" for x in ("closer", "farther", "inconclusive")]
+                        what = f"{name} compared with {_NULL_WORDS[str(null)]}"
+                        lines.append(f"{model}, {what}: {', '.join(words)}.")
         return lines
 
     def tables(self) -> list[tuple[str, pd.DataFrame]]:
@@ -70,15 +72,22 @@ class Heads:
         hidden = [] if several else ["model"]
         shown = self.heads.assign(
             **{
-                "one token ≥ 90 % [95 %]": _intervals(self.heads, "selecting"),
+                "selecting sequences [95 %]": _intervals(self.heads, "selecting"),
                 "entropy [95 %]": _intervals(self.heads, "entropy"),
                 "score gap (nats)": self.heads["gap_nats"],
                 "most common token": self.heads["token"],
             }
         )
-        columns = ["model", "layer", "head", "one token ≥ 90 % [95 %]", "entropy [95 %]", "score gap (nats)"]
+        columns = [
+            "model",
+            "layer",
+            "head",
+            "selecting sequences [95 %]",
+            "entropy [95 %]",
+            "score gap (nats)",
+        ]
         shown = shown[[*columns, "kind", "most common token"]].drop(columns=hidden)
-        laid = [("Selections", shown)]
+        laid = []
         whole = self.margins[(self.margins["null"] == "none") & (self.margins["group"] >= 0)]
         keys = ["model", "layer", "head", "space"]
         means = whole.groupby(keys, sort=False).agg(
@@ -90,8 +99,8 @@ class Heads:
         columns = ["model", "layer", "head", "kind", "null", "difference of cosines [95 %]", "groups"]
         compared = compared[[*columns, "corrected", "margins", "verdict"]].drop(columns=hidden)
         names = {"corrected": "corrected p", "margins": "quotient of margin ratios"}
-        laid.append(("Comparison with nulls", compared.rename(columns=names)))
-        return laid
+        laid.insert(0, ("Comparison with nulls", compared.rename(columns=names)))
+        return [*laid, ("Selections", shown)]
 
     def figures(self) -> list[RenderedFigure]:
         """Draw heat maps over layers and heads of each model, and curves over several models."""
@@ -149,6 +158,11 @@ _KIND_WORDS = {
     "neighbour": "a neighbour of the query token",
     "other": "another token",
 }
+_NULL_WORDS = {
+    "shuffled": "shuffled queries",
+    "covariance": "normal queries",
+    "untrained": "random weights",
+}
 
 
 def heads(
@@ -164,7 +178,8 @@ def heads(
 ) -> Heads:
     """Measure the selections of attention heads and their distance to max-margin directions.
 
-    The scores of a head at one query position are linear in W_Q, and without rotary embeddings in W = W_Kᵀ W_Q.
+    The scores of a head at one query position are linear in W_Q, and without rotary embeddings in
+    W = W_Kᵀ W_Q.
     For the sequences in which a head selects one token, its margin is compared with the certified largest
     margin of the same selection, and both with null queries; see `Settings` and `margins.null_selections`.
 
@@ -211,7 +226,11 @@ def heads(
             found.append([table.assign(model=name) for table in tables])
             progress(f"{name}: layer {number} of {model.num_layers}")
         facts = {"position": at, "texts": len(texts), "tokens": int(tokenised.present.sum())}
-    rows, margins = (pd.concat(x, ignore_index=True) for x in zip(*found, strict=True))
+    # Tables without rows have columns without a type.
+    rows, margins = (
+        pd.concat([each for each in x if len(each)] or x[:1], ignore_index=True)
+        for x in zip(*found, strict=True)
+    )
     compared = [
         verdicts(own, margins[margins["model"] == model]).assign(model=model)
         for model, own in rows.groupby("model", sort=False)
@@ -315,8 +334,8 @@ def _cost(name: str, model: Transformer, layers: int, texts: int, settings: Sett
     groups = texts / settings.group
     seconds = number * (groups * _FROBENIUS * (3 + 2 * settings.draws) + settings.nuclear * _NUCLEAR) / 2
     return (
-        f"{name}: {counted(layers, 'layer')} with {model.num_heads} heads, {counted(texts, 'text')}; at most about "
-        f"{max(1, round(seconds / 60))} min on two cores, if all heads have a selection"
+        f"{name}: {counted(layers, 'layer')} with {model.num_heads} heads, {counted(texts, 'text')}; "
+        f"at most about {max(1, round(seconds / 60))} min on two cores, if all heads have a selection"
     )
 
 
@@ -332,14 +351,14 @@ def _intervals(table: pd.DataFrame, name: str) -> list[str]:
 def _note(found: Heads) -> str:
     settings, facts = found.settings, found.facts
     return (
-        f"Query position {facts['position']}; {facts['texts']} texts, {facts['tokens']} tokens. A head has a "
-        f"selection if one token has at least {settings.share:.0%} of attention in {settings.selecting:.0%} of "
-        f"the sequences. Margins are over groups of {settings.group} selecting sequences, relative to the "
-        "certified largest margin of the same selection; W is restricted to the span of their queries. "
-        "Space query: keys fixed, Frobenius norm of W_Q. Spaces frobenius and nuclear: W = W_Kᵀ W_Q; gradient "
-        "flow on W favours the former, on W_K and W_Q the latter. Nulls keep W_Q and the keys: queries of other "
-        "sequences (shuffled), normal queries with the covariance of all positions (covariance), or come from "
-        "a model with random weights (untrained). Intervals: Clopper-Pearson for fractions of sequences, "
-        "Student over sequences for the entropy, and over groups for differences. p-values are corrected by "
-        "Holm's method over all heads and nulls."
+        f"Query position {facts['position']}; {facts['texts']} texts, {facts['tokens']} tokens. A head has "
+        f"a selection if one token has at least {settings.share:.0%} of attention in "
+        f"{settings.selecting:.0%} of the sequences. Margins are over groups of {settings.group} selecting "
+        "sequences, relative to the certified largest margin of the same selection; W is restricted to the "
+        "span of their queries. Space query: keys fixed, Frobenius norm of W_Q. Spaces frobenius and nuclear: "
+        "W = W_Kᵀ W_Q; gradient flow on W favours the former, on W_K and W_Q the latter. Nulls keep W_Q and "
+        "the keys, with queries of other sequences (shuffled) or normal queries with the covariance of all "
+        "positions (covariance), or they are a model with random weights (untrained). Intervals: "
+        "Clopper-Pearson for fractions of sequences, Student over sequences for the entropy, and over groups "
+        "for differences. p-values are corrected by Holm's method over all heads and nulls."
     )

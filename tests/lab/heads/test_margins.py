@@ -1,0 +1,203 @@
+"""Margins of attention heads against plain NumPy, clarabel and loops; nulls; corrections."""
+
+import clarabel
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+
+from jaxattn.lab.heads.margins import margin_ratio, null_selections, same_query, selected
+from jaxattn.lab.heads.measure import Settings, holm, measure_layer, verdicts
+from jaxattn.lab.heads.model import Layer, Texts
+
+
+def layer(seed=0, n=12, length=7, dim=6, heads=2, size=3, rotary=False, bias=True, scale=4.0):
+    """A layer with random inputs and weights."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, length, dim))
+    lengths = rng.integers(length - 2, length + 1, n)
+    # One pair of components turns by one radian per position; the third component does not turn.
+    angles = np.arange(length)[:, None] * np.ones(2) if rotary else None
+    return Layer(
+        inputs=x,
+        visible=np.arange(length) < lengths[:, None],
+        query=x[:, 1],
+        W_Q=scale * rng.normal(size=(heads, size, dim)),
+        b_Q=rng.normal(size=(heads, size)) if bias else None,
+        W_K=rng.normal(size=(heads, size, dim)),
+        rotary=None if angles is None else (np.cos(angles), np.sin(angles)),
+        position=np.ones(n, int),
+    )
+
+
+def texts(given):
+    n, length = given.visible.shape
+    tokens = np.array([[f"w{t}" for t in range(length)]] * n)
+    return Texts(
+        np.zeros((n, length), int), given.visible, given.position, np.zeros((n, length), bool), tokens
+    )
+
+
+def clarabel_direction(features):
+    """The shortest vector with features @ p ≥ 1."""
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
+    size = features.shape[1]
+    solver = clarabel.DefaultSolver(
+        sparse.identity(size, format="csc"),
+        np.zeros(size),
+        sparse.csc_matrix(-features),
+        -np.ones(len(features)),
+        [clarabel.NonnegativeConeT(len(features))],
+        settings,
+    )
+    return np.array(solver.solve().x)
+
+
+def rotate(x, angle):
+    """Rotate the components (0, 1) of a key by an angle."""
+    turned = x.copy()
+    turned[0] = x[0] * np.cos(angle) - x[1] * np.sin(angle)
+    turned[1] = x[1] * np.cos(angle) + x[0] * np.sin(angle)
+    return turned
+
+
+def by_loops(given, head, chosen, space):
+    """Features of all pairs and the head's matrix as a vector, by loops over sequences and tokens."""
+    features, size = [], given.W_Q.shape[1]
+    W = given.W_Q[head] / np.sqrt(size)
+    if given.b_Q is not None:
+        W = np.concatenate([W, given.b_Q[head][:, None] / np.sqrt(size)], axis=1)
+    for row, top in zip(chosen.rows, chosen.top, strict=True):
+        z = given.query[row] if given.b_Q is None else np.append(given.query[row], 1)
+        tokens = given.inputs[row]
+        if space == "query":
+            tokens = [given.W_K[head] @ x for x in tokens]
+            if given.rotary is not None:
+                tokens = [rotate(k, float(t - 1)) for t, k in enumerate(tokens)]
+        for t in range(len(tokens)):
+            if given.visible[row, t] and t != top:
+                features.append(np.outer(tokens[top] - tokens[t], z).ravel())
+    vector = (W if space == "query" else given.W_K[head].T @ W).ravel()
+    return np.array(features), vector
+
+
+@pytest.mark.parametrize("space", ["query", "frobenius"])
+@pytest.mark.parametrize("rotary", [False, True])
+def test_margin_and_cosine_equal_those_of_clarabel(space, rotary):
+    if rotary and space != "query":
+        pytest.skip("not defined")
+    given = layer(rotary=rotary)
+    chosen = selected(given, given.scores(0), 0.9)
+    found = margin_ratio(given, 0, chosen, space)
+    features, vector = by_loops(given, 0, chosen, space)
+    assert (features @ vector).min() > 0
+    # Only the part of W in the span of the queries affects the scores.
+    z = np.concatenate([given.query[chosen.rows], np.ones((len(chosen.rows), 1))], axis=1)
+    projection = np.linalg.pinv(z) @ z
+    vector = (vector.reshape(-1, z.shape[1]) @ projection).ravel()
+    best = clarabel_direction(features)
+    margin = (features @ vector).min() / np.linalg.norm(vector)
+    assert found.margin == pytest.approx(margin, rel=1e-9)
+    assert found.largest == pytest.approx(1 / np.linalg.norm(best), rel=1e-6)
+    assert found.ratio == pytest.approx(margin * np.linalg.norm(best), rel=1e-6)
+    cosine = vector @ best / np.linalg.norm(vector) / np.linalg.norm(best)
+    assert found.cosine == pytest.approx(cosine, abs=1e-6)
+
+
+def test_rotary_scores_depend_on_relative_positions_alone():
+    given = layer(rotary=True, bias=False)
+    scores = given.scores(0)
+    z, W = given.query[3], given.W_Q[0]
+    for t in range(given.visible.shape[1]):
+        if given.visible[3, t]:
+            key = rotate(given.W_K[0] @ given.inputs[3, t], float(t))
+            expected = key @ rotate(W @ z, 1.0) / np.sqrt(3)
+            assert scores[3, t] == pytest.approx(expected, rel=1e-12)
+
+
+def test_max_margin_matrix_itself_has_ratio_and_cosine_one():
+    given = layer(bias=False)
+    chosen = selected(given, given.scores(0), 0.0)
+    features, _ = by_loops(given, 0, chosen, "query")
+    best = clarabel_direction(features).reshape(3, -1)
+    trained = given._replace(W_Q=best[None].repeat(2, axis=0))
+    found = margin_ratio(trained, 0, chosen, "query")
+    assert found.ratio == pytest.approx(1, abs=1e-6)
+    assert found.cosine == pytest.approx(1, abs=1e-6)
+
+
+def test_equal_keys_do_not_make_a_selection_infeasible():
+    given = layer(n=4)
+    inputs = given.inputs.copy()
+    chosen = selected(given, given.scores(0), 0.0)
+    inputs[0, (chosen.top[0] + 1) % 5] = inputs[0, chosen.top[0]]
+    found = margin_ratio(given._replace(inputs=inputs), 0, chosen._replace(query=chosen.query), "query")
+    assert found.status.name in ("SOLVED", "LOOSE")
+
+
+def test_nulls_keep_the_scale_of_the_queries():
+    given = layer(n=400, dim=4)
+    keys, rng = given.keys(0), np.random.default_rng(0)
+    for null in ("shuffled", "covariance"):
+        (other,) = null_selections(given, 0, keys, 400, null, 1, rng)
+        assert sorted(other.rows) == list(range(400))
+        z = other.query[:, :-1]
+        if null == "shuffled":
+            assert not (z == given.query[other.rows]).all(axis=1).any()
+            np.testing.assert_allclose(np.sort(z, axis=0), np.sort(given.query, axis=0))
+        else:
+            visible = given.inputs[given.visible]
+            np.testing.assert_allclose(np.cov(z.T), np.cov(visible.T), atol=0.3)
+
+
+def test_one_query_for_all_sequences_stays_one_in_the_covariance_null():
+    given = layer()
+    given = given._replace(query=given.query[:1].repeat(12, axis=0))
+    assert same_query(given)
+    (other,) = null_selections(given, 0, given.keys(0), 12, "covariance", 1, np.random.default_rng(0))
+    assert (other.query == other.query[0]).all()
+
+
+def test_holm_equals_its_definition():
+    p = np.array([0.01, 0.04, 0.03, 0.005])
+    np.testing.assert_allclose(holm(p), [0.03, 0.06, 0.06, 0.02])
+    assert len(holm(np.zeros(0))) == 0
+
+
+def test_max_margin_head_is_closer_than_its_nulls_and_random_head_is_not():
+    settings = Settings(share=0.0, group=10, draws=5, nuclear=0)
+    random = layer(n=60, dim=20, heads=1, size=6, bias=False)
+    features, _ = by_loops(random, 0, selected(random, random.scores(0), 0.0), "query")
+    trained = random._replace(W_Q=clarabel_direction(features).reshape(1, 6, 20))
+    for given, expected in ((trained, "closer"), (random, "inconclusive")):
+        heads, margins = measure_layer(given, None, texts(given), 0, settings)
+        assert heads["has_selection"].all()
+        assert (verdicts(heads, margins)["verdict"] == expected).all()
+        assert (margins["gap"] < 1e-8).all()
+
+
+def test_head_without_selection_has_no_margins():
+    given = layer(scale=0.01)
+    heads, margins = measure_layer(given, None, texts(given), 3, Settings(group=3))
+    assert not heads["has_selection"].any()
+    assert margins.empty
+    assert verdicts(heads, margins).empty
+
+
+def test_kinds_of_selected_tokens():
+    given = layer()
+    chosen_rows = np.arange(5)
+    scores = np.full((12, 7), -9.0)
+    scores[:, 5] = 5
+    scores[chosen_rows, [0, 1, 2, 3, 4]] = 50
+    special = np.zeros((12, 7), bool)
+    special[3, 3] = True
+    own = texts(given)._replace(special=special)
+    from jaxattn.lab.heads.measure import _kinds
+
+    visible = given._replace(visible=np.ones((12, 7), bool))
+    found = _kinds(selected(visible, scores, 0.9), own)
+    assert list(found[:5]) == ["first", "itself", "neighbour", "separator", "other"]
+    assert pd.Series(found[5:]).eq("other").all()
