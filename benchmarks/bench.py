@@ -219,7 +219,7 @@ def _measure(case: Case, seeds: int, repeats: int) -> Measured:
     (group,) = compile_groups(case.study.cells)
     shared = group.setting.data.shared
     lanes = devices.pad_to_devices([(group.cells[0], seed) for seed in range(seeds)], shared)
-    data_keys, keys = seed_keys([seed for _, seed in lanes])
+    data_keys, keys, _ = seed_keys([seed for _, seed in lanes])
     numbers = group.hyperparameters([cell for cell, _ in lanes])
     programs = ProgramCache().of(group)
     loaded = programs.draw(data_keys, numbers)

@@ -86,6 +86,7 @@ class Phase(Spec, frozen=True, kw_only=True):
             digits.
         one_step: True for one full gradient step of `step_size`, which the one-step law describes.
         batch_size: number of examples in a step; None for all.
+        is_random: True if the phase uses random numbers, such as for minibatches.
         rotation_invariant: True if the phase commutes with rotations of R^d, so that it can run in span
             coordinates.
     """
@@ -118,6 +119,11 @@ class Phase(Spec, frozen=True, kw_only=True):
     def batch_size(self) -> int | None:
         """Number of examples in a step; None for all."""
         return None
+
+    @property
+    def is_random(self) -> bool:
+        """True if the phase uses random numbers; by default, if it defines `init`, which gets a key."""
+        return type(self).init is not Phase.init
 
     @property
     def rotation_invariant(self) -> bool:

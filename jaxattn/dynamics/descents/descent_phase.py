@@ -60,6 +60,11 @@ class Descent(Phase, frozen=True, kw_only=True):
     options: dict[str, Any] = {}  # noqa: RUF012  msgspec copies it
 
     @property
+    def is_random(self) -> bool:
+        """True if the phase samples minibatches or new examples."""
+        return bool(self.batch_size or self.fresh)
+
+    @property
     def rotation_invariant(self) -> bool:
         """True if the optimiser depends on gradients through inner products only, unlike Adam."""
         return isinstance(self.optimizer, str) and self.optimizer in ROTATION_INVARIANT
@@ -143,6 +148,7 @@ class OneStep(Phase, frozen=True, kw_only=True):
     """
 
     one_step: ClassVar[bool] = True
+    is_random: ClassVar[bool] = False
     rotation_invariant: ClassVar[bool] = True
     steps: ClassVar[int] = 1
 

@@ -86,6 +86,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
 
     failure: ClassVar[str] = "the flow met NaN or a step too short to represent"
     dtype: ClassVar[str | None] = "float64"
+    is_random: ClassVar[bool] = False
     # The arrays of one seed fit into a core's cache, and a slow seed does not delay others.
     seeds_per_core: ClassVar[int | None] = 1
     overridable: ClassVar[frozenset[str]] = Phase.overridable - {"steps"} | {"points"}

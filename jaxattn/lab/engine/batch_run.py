@@ -45,16 +45,16 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
     programs.compile(group, len(lanes), first, resumed=saved is not None)
 
     monitor.set_status("drawing")
-    data_keys, keys = seed_keys([seed for _, seed in lanes])
+    keys = seed_keys([seed for _, seed in lanes], group.setting.hold)
     numbers = group.hyperparameters([cell for cell, _ in lanes])
-    loaded = programs.draw(data_keys, numbers)
-    params = programs.start(loaded, keys, numbers)
+    loaded = programs.draw(keys.data, numbers)
+    params = programs.start(loaded, keys.start, numbers)
 
     here = _BatchRun(batch, loaded, numbers, records, folder, monitor, {})
     for index in range(first, len(phases)):
         program = programs.phase(index, loaded)
         monitor.begin_phase(index, program.probe_steps, saved.step if saved else 0)
-        params, saved = here.phase(program, index, params, keys, saved), None
+        params, saved = here.phase(program, index, params, keys.batches, saved), None
         if params is None:  # The checkpoint was damaged and has been set aside.
             return run_batch(batch, cache, folder, monitor)
         monitor.end_phase()

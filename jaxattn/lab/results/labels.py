@@ -171,6 +171,18 @@ def evenly(things: Sequence[int], most: int) -> list[int]:
     return [things[place] for place in places]
 
 
+NOT_HELD = "no random numbers are held"
+
+
+def held_words(hold: Sequence[str], varies: Sequence[str]) -> str:
+    """Return which random numbers are held at seed 0 and which vary over seeds; "" if none are held."""
+    if not hold:
+        return ""
+    held, others = (" and ".join(filter(None, (", ".join(x[:-1]), *x[-1:]))) for x in (hold, varies))
+    verb = "varies" if list(varies) == ["start"] else "vary"
+    return f"{held} held at seed 0; {others or 'no random numbers'} {verb} over seeds"
+
+
 def ranges_text(numbers: Sequence[int]) -> str:
     """Format ascending integers: "0 to 5", "2, 5"."""
     if len(numbers) == numbers[-1] - numbers[0] + 1 > 1:

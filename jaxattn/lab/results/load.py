@@ -167,6 +167,7 @@ class Results(Run):
             "cells × seeds": f"{len(self.manifest['cells'])} × {len(self.manifest['seeds'])}",
             "phases": ", ".join(self.phases),
             "swept": ", ".join(self.axes),
+            "randomness": self.held,
             "failed seeds": str(failed) if failed else "",
             "source": self.made_by,
         }

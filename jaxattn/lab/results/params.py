@@ -1,7 +1,7 @@
 """Trained parameters from the checkpoints of finished batches, and the data they were trained on."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from jaxattn.lab.storage.batch_state import BatchState
 from jaxattn.lab.storage.files import Damaged, memory
 from jaxattn.lab.storage.folder import fetch_batch
 from jaxattn.lab.storage.manifest import again, fixing
-from jaxattn.lab.study.seed import keys, swept_settings
+from jaxattn.lab.study.randomness import keys
 from jaxattn.lab.study.seed import seed_dataset as of_seed
+from jaxattn.lab.study.seed import swept_settings
 from jaxattn.models import MODELS, span
 
 Arrays = dict[str, np.ndarray]
@@ -198,7 +199,7 @@ def _in_full_space(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays
         raise InputError(f"{results.directory}: vectors of d = {model.dim:,} do not fit in memory; {_AGAIN}")
     classes = 2 if v.ndim == 1 else v.shape[1]
     sizes: dict[str, Any] = {"vocab_size": len(E), "num_classes": classes, "dtype": E.dtype}
-    basis = np.asarray(span.basis(keys(seed)[1], dim=model.dim, **sizes))
+    basis = np.asarray(span.basis(keys(seed, _hold(results, cell)).start, dim=model.dim, **sizes))
     return {name: x @ basis.T if name in model.token_rows else basis @ x for name, x in arrays.items()}
 
 
@@ -241,6 +242,12 @@ def _as_model_params(arrays: Mapping[str, Any], model: Any, like: Dataset) -> An
     return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
 
 
+def _hold(results: Run, cell: int) -> Collection[str]:
+    (entry,) = (entry for entry in results.manifest["cells"] if entry["cell"] == cell)
+    hold: Collection[str] = entry.get("hold", ())
+    return hold
+
+
 def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
     """Sample the data of one seed of one cell again.
 
@@ -272,4 +279,4 @@ def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
     except msgspec.ValidationError as error:
         raise InputError(f"{results.directory}: data of another version: {error}; run it again") from None
     swept = swept_settings(entry["settings"] for entry in results.manifest["cells"])
-    return of_seed(data, seed, str(results.manifest["dtype"]), swept).splits
+    return of_seed(data, seed, str(results.manifest["dtype"]), swept, hold=_hold(results, cell)).splits

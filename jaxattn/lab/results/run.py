@@ -12,8 +12,10 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.settings import class_name
 from jaxattn.lab.results.labels import (
     CUSTOM_SCORES,
+    NOT_HELD,
     SCORES,
     VALUES,
+    held_words,
     metric_label,
     ranges_text,
     setting,
@@ -61,9 +63,13 @@ class Run:
 
     @property
     def cells(self) -> pd.DataFrame:
-        """One row per cell: its index and its value on every axis."""
-        rows = [{"cell": cell["cell"], **cell["settings"]} for cell in self.manifest["cells"]]
-        return pd.DataFrame(rows, columns=["cell", *self.axes])
+        """One row per cell: its index, its value on every axis, and its held random numbers, if any."""
+        rows = [
+            {"cell": cell["cell"], **cell["settings"], "hold": ", ".join(cell.get("hold", ()))}
+            for cell in self.manifest["cells"]
+        ]
+        held = ["hold"] if any(row["hold"] for row in rows) else []
+        return pd.DataFrame(rows, columns=["cell", *self.axes, *held])
 
     @property
     def axes(self) -> list[str]:
@@ -129,6 +135,17 @@ class Run:
         settings = ", ".join(f"{axis} = {setting(value)}" for axis, value in self.settings(cell).items())
         return f", cell {cell} of {len(self.manifest['cells'])} ({settings})"
 
+    @property
+    def held(self) -> str:
+        """Words for the random numbers that all seeds share and those that vary; empty if none are shared."""
+        cells: dict[str, list[int]] = {}
+        for cell in self.manifest["cells"]:
+            words = held_words(cell.get("hold", ()), cell.get("varies", ()))
+            cells.setdefault(words, []).append(cell["cell"])
+        if len(cells) == 1:
+            return next(iter(cells))
+        return "; ".join(f"cell {ranges_text(own)}: {words or NOT_HELD}" for words, own in cells.items())
+
     def score_names(self, cell: int) -> tuple[str, str]:
         """Return the names of token scores in the model of a cell, for a caption and for a figure."""
         try:
@@ -143,10 +160,10 @@ class Run:
         return f"{type(self).__name__}({str(self.directory)!r}, {', '.join(words)})"
 
     def with_axes(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Insert the axis values of every row after its cell index."""
-        if not self.axes:
+        """Insert the axis values of every row after its cell index, and held random numbers."""
+        if len((cells := self.cells).columns) == 1:
             return frame
-        joined = frame[["cell"]].merge(self.cells, on="cell", how="left").set_index(frame.index)
+        joined = frame[["cell"]].merge(cells, on="cell", how="left").set_index(frame.index)
         rest = frame.columns.difference(joined.columns, sort=False)
         return pd.concat([joined, frame[rest]], axis=1)
 
