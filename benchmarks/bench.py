@@ -33,10 +33,10 @@ from jaxattn.lab.api import Study
 from jaxattn.lab.cli.console import complain, print_table, say
 from jaxattn.lab.cli.options import check_once, require_local_folder
 from jaxattn.lab.engine import devices, memory
-from jaxattn.lab.engine.groups import compile_groups
 from jaxattn.lab.engine.lift import ProgramCache, seed_keys
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.storage import files, provenance
+from jaxattn.lab.study.groups import compile_groups
 from jaxattn.models.one_layer import OneLayer
 from jaxattn.models.two_layer import TwoLayer
 

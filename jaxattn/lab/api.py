@@ -219,8 +219,7 @@ class Study(Definition):
         errors = finished.outcome.errors
         if len(errors) == finished.outcome.batches:
             raise RunError(errors[0]["reason"])
-        models = {cell.number: cell.setting.model for cell in self.cells}
-        return replace(load(finished.outcome.directory), models=models, dataset_of=self.dataset)
+        return replace(load(finished.outcome.directory), study=self)
 
     def dataset(self, seed: int = 0, cell: int = 0) -> Splits:
         """Return the data of one seed of one cell, as in a run.

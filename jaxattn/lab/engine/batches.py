@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from jaxattn.core.errors import InputError, counted
 from jaxattn.lab.engine import memory
-from jaxattn.lab.engine.groups import CompileGroup, compile_groups
 from jaxattn.lab.engine.lift import ProgramCache
 from jaxattn.lab.storage.batch_state import spans
 from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.groups import CompileGroup, compile_groups
 from jaxattn.lab.study.setting import Cell
 
 # Limit on the number of batches, because each has separate files.

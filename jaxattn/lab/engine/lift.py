@@ -18,8 +18,8 @@ from jaxattn.core.settings import Spec
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.engine import devices
 from jaxattn.lab.engine.devices import EVERY, Lifted
-from jaxattn.lab.engine.groups import CompileGroup
 from jaxattn.lab.study import seed
+from jaxattn.lab.study.groups import CompileGroup
 from jaxattn.lab.study.randomness import Keys, keys
 from jaxattn.lab.study.seed import Carried
 from jaxattn.lab.study.setting import Hyperparameters, Setting, with_hyperparameters

@@ -17,7 +17,6 @@ from jaxattn.core import backend, pytrees
 from jaxattn.core.errors import InputError, counted, nearest
 from jaxattn.data.splits import Splits
 from jaxattn.lab.engine import batches, devices, memory
-from jaxattn.lab.engine.groups import CompileGroup, compile_groups, rehearse_groups
 from jaxattn.lab.engine.lift import ProgramCache, Programs, seed_keys
 from jaxattn.lab.engine.manifest import new_manifest
 from jaxattn.lab.engine.progress import duration
@@ -26,6 +25,7 @@ from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.storage.folder import results_folder
 from jaxattn.lab.study import seed
 from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.groups import CompileGroup, compile_groups, rehearse_groups
 from jaxattn.lab.study.randomness import Keys, keys
 from jaxattn.lab.study.setting import Setting
 

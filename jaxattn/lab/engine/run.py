@@ -13,7 +13,6 @@ from jaxattn.core.errors import RunError, in_user_code
 from jaxattn.lab.engine import devices, loggers, manifest, memory
 from jaxattn.lab.engine.batch_run import run_batch
 from jaxattn.lab.engine.batches import Batch, cut_batches, halved, select_shard
-from jaxattn.lab.engine.groups import compile_groups, rehearse_groups
 from jaxattn.lab.engine.lift import ProgramCache
 from jaxattn.lab.engine.monitor import Interrupted, Intervals, RunMonitor, forget_peak
 from jaxattn.lab.engine.progress import Reporter, patient
@@ -21,6 +20,7 @@ from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage import checkpoints, run_log
 from jaxattn.lab.storage.manifest import find_manifest
 from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.groups import compile_groups, rehearse_groups
 
 _OnFailure = Literal["stop", "continue", "retry"]
 RETRIES = 2

@@ -1,4 +1,4 @@
-"""Trained parameters from the checkpoints of finished batches, and the data they were trained on."""
+"""Parameters of runs, from the checkpoints of finished batches, and the data they were trained on."""
 
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -14,7 +14,8 @@ from jaxattn.base import Dataset, Model
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import PositiveInt
-from jaxattn.data import GENERATORS, Splits, corpus
+from jaxattn.data import GENERATORS, Splits
+from jaxattn.lab.results.initial import Arrays, initial_arrays, like_parameters
 from jaxattn.lab.results.labels import ranges_text
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import batch_state, checkpoints, copies
@@ -27,7 +28,6 @@ from jaxattn.lab.study.seed import seed_dataset as of_seed
 from jaxattn.lab.study.seed import swept_settings
 from jaxattn.models import MODELS, span
 
-Arrays = dict[str, np.ndarray]
 _AGAIN = "load another folder, or run the sweep again"
 
 
@@ -79,24 +79,38 @@ class Parameters:
         return cls(dict(zip(names, arrays, strict=True)))
 
 
-def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, model: Any = None) -> Any:
-    """Return the parameters of one seed of one cell after a phase; see `load.Results.params`.
+def params_of(
+    results: Run,
+    *,
+    cell: int,
+    seed: int | None,
+    phase: str | None,
+    step: int | None = None,
+    model: Any = None,
+) -> Any:
+    """Return the parameters of one seed of one cell after or before a phase; see `load.Results.params`.
 
     A run in coordinates of a span is converted to vectors of R^d, with the basis sampled again from the seed.
     At d = ∞ the result is in coordinates. Padding of the vocabulary is removed.
     """
     results.settings(cell)
+    if step not in (None, 0):
+        raise InputError(f"step {step}: give step 0, or omit step for the end of the phase")
     batch, place, seed = _place(results, cell, seed)
     with copies.naming():
         state = _restore(results, cell, batch)
-    arrays = {name: x[place] for name, x in _after(state, phase).items()}
+    phases = _until(state, phase, before=step == 0)
+    arrays = {name: x[place] for name, x in _after(state, phases).items()}
+    if not phases:
+        trained = {name: x[place] for name, x in _after(state, list(state)).items()}
+        arrays = initial_arrays(results, cell, seed, trained)
     try:
         vocab_size = msgspec.convert(results.lookup(cell, "data.vocab_size"), PositiveInt)
     except (InputError, msgspec.ValidationError):
         vocab_size = None  # read from the text, which no other cell pads
     with backend.pinned(), jax.enable_x64(True):
         arrays = _without_padding(_in_full_space(results, cell, seed, arrays), vocab_size)
-    model = model or _built_in(results, cell) or results.models.get(cell)
+    model = model or _built_in(results, cell) or (results.study and results.study.cells[cell].setting.model)
     # Without x64, JAX would silently convert float64 to float32.
     with backend.pinned(), jax.enable_x64(True):
         found = {name: jnp.asarray(x) for name, x in arrays.items()}
@@ -179,13 +193,19 @@ def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
     return sorted(phases, key=lambda name: known.index(name) if name in known else len(known))
 
 
-def _after(state: dict[str, Arrays], phase: str | None) -> Arrays:
+def _until(state: Mapping[str, Any], phase: str | None, before: bool) -> list[str]:
+    """Return the phases up to a phase, or those before it; by default up to the last, or before the first."""
     order = list(state)
     if phase is not None and phase not in order:
         raise InputError(f"phase {phase!r}: the checkpoint has only {', '.join(order)}")
-    last = len(order) if phase is None else order.index(phase) + 1
+    if phase is None:
+        return [] if before else order
+    return order[: order.index(phase) + (not before)]
+
+
+def _after(state: dict[str, Arrays], phases: list[str]) -> Arrays:
     arrays: Arrays = {}
-    for name in order[:last]:
+    for name in phases:
         arrays |= state[name]
     return arrays
 
@@ -215,12 +235,10 @@ def _without_padding(arrays: Arrays, vocab_size: int | None) -> Arrays:
 
 
 def _example_data(results: Run, cell: int, seed: int, arrays: Mapping[str, Any]) -> Dataset:
-    if results.dataset_of is not None and _built_in(results, cell) is None:
-        data: Dataset = results.dataset_of(seed, cell).train
+    if results.study is not None and _built_in(results, cell) is None:
+        data: Dataset = results.study.dataset(seed, cell).train
         return data
-    vocab_size = len(arrays["E"]) if "E" in arrays else 1
-    classes = arrays["v"].shape[1] if "v" in arrays and arrays["v"].ndim > 1 else 2
-    return corpus.shapes(vocab_size=vocab_size, num_classes=classes)
+    return like_parameters(arrays)
 
 
 def _as_model_params(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
@@ -258,8 +276,9 @@ def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
     results.settings(cell)
     if seed not in (known := results.manifest["seeds"]):
         raise InputError(f"seed {seed}: the run has {', '.join(map(str, known[:20]))}; give one of them")
-    if results.dataset_of is not None:
-        return results.dataset_of(seed, cell)
+    if results.study is not None:
+        splits: Splits = results.study.dataset(seed, cell)
+        return splits
     own = results.settings(cell)
     config = results.config(cell)
     block = config.get("blocks", {}).get(own.get("block"), {})

@@ -1,7 +1,7 @@
 """A run that was read from its folder: settings, records and final tokens."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,16 +40,14 @@ class Run:
         records: long form, one row per (cell, seed, phase, step, metric), with its value; NaN from
             the step at which a seed failed.
         tokens: one row per (cell, seed, phase, token), for K > 2 classes also per class; may be empty.
-        models: model of every cell, for a study that was run in this session; a folder stores names only.
-        dataset_of: returns the data of (seed, cell), for a study that was run in this session; else None.
+        study: the study, if it was run in this session; a folder contains the names of custom code only.
     """
 
     directory: Path
     manifest: Mapping[str, Any]
     records: pd.DataFrame
     tokens: pd.DataFrame
-    models: Mapping[int, Any] = field(default_factory=dict)
-    dataset_of: Callable[[int, int], Any] | None = None
+    study: Any = None
 
     @property
     def finished(self) -> bool:

@@ -12,8 +12,8 @@ import pytest
 
 from jaxattn.core import backend
 from jaxattn.lab.engine import lift
-from jaxattn.lab.engine.groups import compile_groups
 from jaxattn.lab.engine.lift import Programs, seed_keys
+from jaxattn.lab.study.groups import compile_groups
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 

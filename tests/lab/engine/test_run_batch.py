@@ -11,12 +11,12 @@ from jaxattn import losses
 from jaxattn.core import pytrees
 from jaxattn.dynamics.flows import stiff, ties
 from jaxattn.lab.engine import batch_run, lift, run
-from jaxattn.lab.engine.groups import compile_groups
 from jaxattn.lab.engine.lift import seed_keys
 from jaxattn.lab.probes import MaxMarginDirection
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.storage import checkpoints, run_log
 from jaxattn.lab.study import seed as of_seed
+from jaxattn.lab.study.groups import compile_groups
 from jaxattn.models import MODELS
 
 AT_PROBES = ["one_minus_cosine", "margin_ratio"]
