@@ -73,6 +73,7 @@ def grow_by_factors(values: Sequence[int | float]) -> bool:
 PHASE_LABELS = MappingProxyType(
     {
         "arc_length": "length of the path",
+        "time": "$t$",
         "log_time": r"$\log\,t$",
         "log_v_norm": r"$\log\,\Vert v\Vert$",
         "came_to_end": "paths that reach their stopping condition",
