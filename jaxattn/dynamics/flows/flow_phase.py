@@ -108,6 +108,12 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         goals = [Goal(*_GOALS[name], x) for name, x in given.items() if name in _GOALS]
         return min(goals, key=lambda goal: goal.value, default=None)
 
+    @property
+    def end_key(self) -> str:
+        """The stopping condition, because the whole path is computed at once."""
+        goals = [name for name, x in self._settings().items() if name in _GOALS and x is not None]
+        return goals[0] if goals else "points"
+
     def probe_steps(self, per_decade: int) -> list[int]:
         """Return all rows of the path."""
         return list(range(self.points))

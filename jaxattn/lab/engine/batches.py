@@ -33,6 +33,11 @@ class Batch(NamedTuple):
         return f"cells-{first:05d}-{last:05d}-seeds-{self.seeds.start:05d}-{self.seeds.stop - 1:05d}"
 
     @property
+    def configs(self) -> dict[str, str]:
+        """Hashes of the configs of the cells, by number."""
+        return {str(cell.number): cell.config_hash for cell in self.cells}
+
+    @property
     def width(self) -> int:
         """Number of vmapped runs, one for each seed of each cell."""
         return len(self.cells) * len(self.seeds)

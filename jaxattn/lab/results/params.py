@@ -149,7 +149,7 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
     """Return the trained parameters of all runs of a finished batch, by phase."""
     directory = Path(os.path.abspath(results.directory))
     with fixing(directory):
-        saved = batch_state.read_state(directory, batch)
+        saved = batch_state.read_shown(directory, batch)
         if saved is not None and saved.finished:
             _check_origin(results, cell, batch, saved)
             fetch_batch(results.directory, batch, saved)
@@ -163,6 +163,8 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
     except Damaged as error:
         state_path = batch_state.path(directory, batch)
         raise InputError(f"{error}; delete {state_path} and {again(directory)}") from None
+    if saved.resumable and isinstance(state, dict):
+        state = state.get("state", {}).get("kept")
     runs = len(saved.origin.cells) * len(batch_state.spans(batch)[1])
     phases = list(state.values()) if isinstance(state, dict) else [None]
     if not all(isinstance(of, dict) and _has_runs(of, runs) for of in phases):
@@ -174,9 +176,9 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
 
 def _check_origin(results: Run, cell: int, batch: str, saved: BatchState) -> None:
     (listed_cells,) = (each["cells"] for each in results.manifest["batches"] if each["name"] == batch)
-    wanted = results.config_hash(cell)
+    entries = [entry for entry in results.manifest["cells"] if entry["cell"] == cell]
     same = saved.origin.cells.keys() == {str(number) for number in listed_cells}
-    if not same or wanted not in (None, saved.origin.cells[str(cell)]):
+    if not same or str(cell) in batch_state.cells_of_other_configs(saved, entries):
         place = batch_state.path(results.directory, batch)
         raise Damaged(f"{place}: the config of cell {cell} differs from the manifest; delete it")
 
