@@ -60,7 +60,7 @@ def custom(of_module, kind):
 
 
 def stepping(data, model, sequences, width, steps):
-    """Return a function that takes steps of all seeds in a study, its result, and its number of programs."""
+    """Return a function that takes steps of all seeds, its number of programs, and the bytes that it moves."""
     phase = {"kind": "descent", "name": "all", "train": ["*"], "optimizer": "adam", "step_size": 1e-3}
     study = ja.Study(
         name="step",
@@ -81,14 +81,15 @@ def stepping(data, model, sequences, width, steps):
         carried = jax.block_until_ready(program.advance(carried, loaded.splits, {}, np.int32(steps)))
         return time.perf_counter() - start, carried
 
-    return run, program.advance._jitted._cache_size
+    lowered = program.advance.lower(begin, loaded.splits, {}, np.int32(steps))
+    return run, program.advance._jitted._cache_size, lowered.compile().cost_analysis()["bytes accessed"]
 
 
 def measure(kind, sequences, width, steps, repeats):
     """Return the ratio of the two steps with quartiles, and the number of programs of the module."""
     found = page()
-    module, programs = stepping(found["xor"], found[kind], sequences, width, steps)
-    own, _ = stepping(found["xor"], custom(found[kind], kind), sequences, width, steps)
+    module, programs, moved = stepping(found["xor"], found[kind], sequences, width, steps)
+    own, _, moved_by_custom = stepping(found["xor"], custom(found[kind], kind), sequences, width, steps)
     ends = [run()[1].state.params for run in (module, own)]
     for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
@@ -102,6 +103,7 @@ def measure(kind, sequences, width, steps, repeats):
         "ratio": middle,
         "quartiles": [low, high],
         "custom_us": 1e6 * float(np.median(times)),
+        "bytes": moved / moved_by_custom,
         "programs": programs(),
     }
 
@@ -121,7 +123,8 @@ def main():
             low, high = row["quartiles"]
             print(
                 f"{kind}, {size}: {row['ratio']:.3f} [{low:.3f}, {high:.3f}] times the custom model "
-                f"({row['custom_us']:.1f} µs a step), {row['programs']} program"
+                f"({row['custom_us']:.1f} µs a step), {row['bytes']:.4f} times its bytes, "
+                f"{row['programs']} program"
             )
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
