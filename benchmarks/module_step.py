@@ -60,7 +60,7 @@ def custom(of_module, kind):
 
 
 def stepping(data, model, sequences, width, steps):
-    """Return a function that takes steps of all seeds, its number of programs, and the bytes that it moves."""
+    """Return a function that takes steps of all seeds, its number of programs, and its bytes."""
     phase = {"kind": "descent", "name": "all", "train": ["*"], "optimizer": "adam", "step_size": 1e-3}
     study = ja.Study(
         name="step",
