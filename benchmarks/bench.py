@@ -33,10 +33,10 @@ from jaxattn.lab.api import Study
 from jaxattn.lab.cli.console import complain, print_table, say
 from jaxattn.lab.cli.options import check_once, require_local_folder
 from jaxattn.lab.engine import devices, memory
-from jaxattn.lab.engine.groups import compile_groups
 from jaxattn.lab.engine.lift import ProgramCache, seed_keys
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.storage import files, provenance
+from jaxattn.lab.study.groups import compile_groups
 from jaxattn.models.one_layer import OneLayer
 from jaxattn.models.two_layer import TwoLayer
 
@@ -219,7 +219,7 @@ def _measure(case: Case, seeds: int, repeats: int) -> Measured:
     (group,) = compile_groups(case.study.cells)
     shared = group.setting.data.shared
     lanes = devices.pad_to_devices([(group.cells[0], seed) for seed in range(seeds)], shared)
-    data_keys, keys = seed_keys([seed for _, seed in lanes])
+    data_keys, keys, _ = seed_keys([seed for _, seed in lanes])
     numbers = group.hyperparameters([cell for cell, _ in lanes])
     programs = ProgramCache().of(group)
     loaded = programs.draw(data_keys, numbers)

@@ -52,7 +52,7 @@ def clock(function):
 def ours(seeds):
     """Run all seeds vmapped, as a study does."""
     made = Programs(STUDY.base)
-    data_keys, model_keys = seed_keys(list(range(seeds)))
+    data_keys, model_keys, _ = seed_keys(list(range(seeds)))
     drawn = made.draw(data_keys, {})
     draw, start = made.drawing, made.starting(drawn)
     programs = [made.phase(index, drawn) for index in range(len(STUDY.base.phases))]
@@ -71,7 +71,7 @@ def ours(seeds):
 
 def drawn(seeds):
     """Return corpora and parameters of some seeds, outside the clock."""
-    data_keys, model_keys = seed_keys(list(range(seeds)))
+    data_keys, model_keys, _ = seed_keys(list(range(seeds)))
     programs = Programs(STUDY.base)
     loaded = programs.draw(data_keys, {})
     params = programs.start(loaded, model_keys, {})

@@ -58,7 +58,7 @@ def products(corpus):
 def steps(study, corpora):
     """Return a function that times steps of the study's phase, in microseconds per step."""
     setting = study.base
-    _, key = seed.keys(0)
+    _, key, _ = seed.keys(0)
     params = jax.jit(lambda: seed.initial_params(setting, corpora, key, ()))()
     initial_state = seed.begin_phase(setting, 0, params, corpora, key)
 
@@ -86,7 +86,7 @@ def measure(sizes, number, repeats):
         model=ja.models.OneLayer(dim=2048),
         phases=[ja.dynamics.Descent(name="query", train=["p"], optimizer="sgd", step_size=0.1, steps=number)],
     )
-    data_key, _ = seed.keys(0)
+    data_key, _, _ = seed.keys(0)
     corpora = jax.jit(lambda: seed.draw_data(study.base, data_key))()
     ours, theirs = steps(study, corpora), products(corpora.train)
     pairs = [(ours(number), theirs(number)) for _ in range(repeats)]

@@ -36,7 +36,7 @@ def looped(sizes, dim, train, in_span):
         phases=[ja.dynamics.Descent(name="all", train=train, optimizer="sgd", step_size=0.1, steps=10)],
     )
     setting = study.base if in_span else study.base._replace(model=ja.models.OneLayer(dim=dim))
-    data_key, key = seed.keys(0)
+    data_key, key, _ = seed.keys(0)
     corpora = jax.jit(lambda: seed.draw_data(setting, data_key))()
     params = jax.jit(lambda: seed.initial_params(setting, corpora, key, ()))()
     initial_state = seed.begin_phase(setting, 0, params, corpora, key)

@@ -37,7 +37,7 @@ MODEL = ja.models.OneLayer(dim=2048).in_span()
 
 def made(data, seeds):
     """Sample corpora and parameters of many seeds as in a study."""
-    data_keys, keys = seed_keys(list(range(seeds)))
+    data_keys, keys, _ = seed_keys(list(range(seeds)))
 
     def draw(data_key, key):
         corpus = data.draw(data_key).train

@@ -202,6 +202,7 @@ TOP = {
     "loss": "the loss; see below.",
     "description": "a sentence that is printed in the report.",
     "seeds": 'the number of seeds, a range such as "0:200", or a list of seeds.',
+    "hold": "a list of random numbers that every seed takes from seed 0: `data`, `start` or `batches`.",
     "dtype": "floating-point type of parameters and measurements.",
     "chunk": "number of seeds that run together; chosen automatically by default.",
     "probes": "the probes; see [Metrics](metrics.md).",

@@ -36,6 +36,9 @@ _Smoothing = Share | Array
 def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | None:
     """Return a reason if targets are not classes, or outputs do not have one logit for each class."""
     n, classes = data.num_examples, data.num_classes
+    if classes is None and data.targets.shape == (n,) and jnp.issubdtype(data.targets.dtype, jnp.integer):
+        name = type(data).__name__
+        return f"its targets are integers, but {name} has no num_classes; set it in {name}: num_classes = 2"
     if classes is None or data.targets.shape != (n,):
         return f"it requires targets that are classes, one for each example, not {shown(data.targets)}"
     wanted = (n,) if classes == 2 else (n, classes)

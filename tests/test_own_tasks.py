@@ -144,7 +144,7 @@ def test_causal_attention_with_positions_matches_a_loop(ran):
 def written_out(study, cell, batch_of):
     """Train seed 1 of a cell by Adam on given batches; return parameters and training data."""
     setting = study.cells[cell].setting
-    data_key, key = of_seed.keys(1)
+    data_key, key, _ = of_seed.keys(1)
     train = jax.jit(setting.data.draw)(data_key).train
     params = jax.jit(lambda key: setting.model.init(key, train, dtype=jnp.float32))(key)
     adam = optax.adam(setting.phases[0].step_size)

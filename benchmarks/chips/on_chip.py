@@ -13,10 +13,10 @@ from chips.targets import Compiled, Target, compile_lowered, seconds_at_least
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import devices, memory
-from jaxattn.lab.engine.groups import CompileGroup, compile_groups
 from jaxattn.lab.engine.lift import ProgramCache, Programs, Shaped
 from jaxattn.lab.study import toml
 from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.groups import CompileGroup, compile_groups
 from jaxattn.lab.study.import_paths import ImportPaths
 
 # Share of device memory that a run uses: most of what jax reserves, which on a GPU is three quarters.

@@ -86,6 +86,9 @@ class Phase(Spec, frozen=True, kw_only=True):
             digits.
         one_step: True for one full gradient step of `step_size`, which the one-step law describes.
         batch_size: number of examples in a step; None for all.
+        end_key: setting by which the steps depend on the end of the phase, which can then not be extended to
+            more steps after it was run; "" if none.
+        is_random: True if the phase uses random numbers, such as for minibatches.
         rotation_invariant: True if the phase commutes with rotations of R^d, so that it can run in span
             coordinates.
     """
@@ -118,6 +121,16 @@ class Phase(Spec, frozen=True, kw_only=True):
     def batch_size(self) -> int | None:
         """Number of examples in a step; None for all."""
         return None
+
+    @property
+    def end_key(self) -> str:
+        """Setting by which the steps depend on the end of the phase; "" if none."""
+        return ""
+
+    @property
+    def is_random(self) -> bool:
+        """True if the phase uses random numbers; by default, if it defines `init`, which gets a key."""
+        return type(self).init is not Phase.init
 
     @property
     def rotation_invariant(self) -> bool:

@@ -171,7 +171,7 @@ def explain(
     elif unknown := re.fullmatch(r"unknown key '(.*)'", text):
         text += nearest(unknown[1], keys)
     elif value := re.fullmatch(r"invalid (?:value|enum value) '(.*)'", text):
-        text += nearest(value[1], choices.get(inner, []))
+        text += nearest(value[1], choices.get(inner.partition("[")[0], []))
     elif re.fullmatch(r"expected '\w+' (of length )?[<>=]+ \S+", text):
         text += _given(values, inner)
     where = ".".join(part for part in (place, inner) if part)

@@ -90,8 +90,8 @@ class Study(Definition):
             init: initial values of parameters by name, which replace those that the model samples.
             probes: a `Probes` with all measurements, or a list of probes in addition to the standard ones.
             figures: figures to draw: names, tables, or functions (results, *, settings).
-            rest: seeds, dtype, axes, zip, halton, cells, exclude, blocks, description, chunk as in a sweep
-                file.
+            rest: seeds, hold, dtype, axes, zip, halton, cells, exclude, blocks, description, chunk as in a
+                sweep file.
 
         Raises:
             InputError: a setting is invalid.
@@ -219,8 +219,7 @@ class Study(Definition):
         errors = finished.outcome.errors
         if len(errors) == finished.outcome.batches:
             raise RunError(errors[0]["reason"])
-        models = {cell.number: cell.setting.model for cell in self.cells}
-        return replace(load(finished.outcome.directory), models=models, dataset_of=self.dataset)
+        return replace(load(finished.outcome.directory), study=self)
 
     def dataset(self, seed: int = 0, cell: int = 0) -> Splits:
         """Return the data of one seed of one cell, as in a run.
@@ -244,7 +243,7 @@ class Study(Definition):
             raise InputError(f"seed {seed}: seeds are numbers from 0 to {MOST:,}")
         setting = self.cells[cell].setting
         swept = swept_settings(each.settings for each in self.cells)
-        return seed_dataset(setting.data, seed, self.dtype, swept).splits
+        return seed_dataset(setting.data, seed, self.dtype, swept, hold=setting.hold).splits
 
     def folder(self, directory: str | Path | None = None) -> Path:
         """Return the results folder."""

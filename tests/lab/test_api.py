@@ -237,7 +237,7 @@ def test_parameters_of_a_run_in_its_span_are_those_of_the_full_space(study, tabl
 
         @jax.jit
         def loop():
-            data_key, key = seed.keys(1)
+            data_key, key, _ = seed.keys(1)
             corpora = seed.draw_data(full, data_key)
             params = seed.initial_params(full, corpora, key, [])
             return ja.dynamics.one_step(params, corpora.train, step_size=50.0)

@@ -60,6 +60,18 @@ class Descent(Phase, frozen=True, kw_only=True):
     options: dict[str, Any] = {}  # noqa: RUF012  msgspec copies it
 
     @property
+    def end_key(self) -> str:
+        """`schedule` or `patience`, if the step size or the last step depends on the number of steps."""
+        if self.schedule in ("cosine", "linear", "exponential"):
+            return "schedule"
+        return "patience" if self.patience else ""
+
+    @property
+    def is_random(self) -> bool:
+        """True if the phase samples minibatches or new examples."""
+        return bool(self.batch_size or self.fresh)
+
+    @property
     def rotation_invariant(self) -> bool:
         """True if the optimiser depends on gradients through inner products only, unlike Adam."""
         return isinstance(self.optimizer, str) and self.optimizer in ROTATION_INVARIANT
@@ -143,6 +155,8 @@ class OneStep(Phase, frozen=True, kw_only=True):
     """
 
     one_step: ClassVar[bool] = True
+    end_key: ClassVar[str] = "kind"
+    is_random: ClassVar[bool] = False
     rotation_invariant: ClassVar[bool] = True
     steps: ClassVar[int] = 1
 

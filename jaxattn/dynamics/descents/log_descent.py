@@ -143,6 +143,7 @@ class LogDescent(Phase, frozen=True, kw_only=True):
         step_size: η; its meaning depends on the method, see `ja.dynamics.log_descent`.
     """
 
+    is_random: ClassVar[bool] = False
     rotation_invariant: ClassVar[bool] = True
     train: ClassVar[tuple[str, ...]] = ("p",)
 

@@ -86,6 +86,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
 
     failure: ClassVar[str] = "the flow met NaN or a step too short to represent"
     dtype: ClassVar[str | None] = "float64"
+    is_random: ClassVar[bool] = False
     # The arrays of one seed fit into a core's cache, and a slow seed does not delay others.
     seeds_per_core: ClassVar[int | None] = 1
     overridable: ClassVar[frozenset[str]] = Phase.overridable - {"steps"} | {"points"}
@@ -106,6 +107,12 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         given = {name: x for name, x in self._settings().items() if x is not None}
         goals = [Goal(*_GOALS[name], x) for name, x in given.items() if name in _GOALS]
         return min(goals, key=lambda goal: goal.value, default=None)
+
+    @property
+    def end_key(self) -> str:
+        """The stopping condition, because the whole path is computed at once."""
+        goals = [name for name, x in self._settings().items() if name in _GOALS and x is not None]
+        return goals[0] if goals else "points"
 
     def probe_steps(self, per_decade: int) -> list[int]:
         """Return all rows of the path."""

@@ -58,7 +58,7 @@ def read_corpus(
             raise InputError(f"{path}: data.kind: this corpus has no words; omit the vocabulary")
         read = text.load_text(setting.data, tokens=_lines(Path(vocabulary)), progress=progress)
         return _bags(read.train, path), read.vocabulary.tokens
-    loaded = seed_dataset(setting.data, seed, setting.dtype, progress=progress)
+    loaded = seed_dataset(setting.data, seed, setting.dtype, progress=progress, hold=setting.hold)
     return _bags(loaded.splits.train, path), tuple(loaded.tokens)
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from jaxattn.base.probe import concluded
 from jaxattn.core.pytrees import get, names, selected
 from jaxattn.data.splits import Loaded
-from jaxattn.lab.engine import devices
+from jaxattn.lab.engine import devices, extension
 from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.engine.lift import Program, ProgramCache, seed_keys
 from jaxattn.lab.engine.monitor import Interrupted, RunMonitor
@@ -37,6 +37,8 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
     group, phases = batch.group, batch.group.setting.phases
     lanes = devices.pad_to_devices(batch.lanes, group.setting.data.shared)
     saved, tables = folder.resume(batch.name)
+    if saved and saved.finished:
+        saved, tables = extension.reopened(batch, saved, tables)
     first = saved.phase if saved else 0
     records = Records(batch, tables, saved.failures if saved else ())
 
@@ -45,22 +47,26 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
     programs.compile(group, len(lanes), first, resumed=saved is not None)
 
     monitor.set_status("drawing")
-    data_keys, keys = seed_keys([seed for _, seed in lanes])
+    keys = seed_keys([seed for _, seed in lanes], group.setting.hold)
     numbers = group.hyperparameters([cell for cell, _ in lanes])
-    loaded = programs.draw(data_keys, numbers)
-    params = programs.start(loaded, keys, numbers)
+    loaded = programs.draw(keys.data, numbers)
+    params = programs.start(loaded, keys.start, numbers)
 
-    here = _BatchRun(batch, loaded, numbers, records, folder, monitor, {})
+    here = _BatchRun(batch, loaded, numbers, records, folder, monitor, {}, saved and saved.before)
+    state: _State | None = None
     for index in range(first, len(phases)):
         program = programs.phase(index, loaded)
         monitor.begin_phase(index, program.probe_steps, saved.step if saved else 0)
-        params, saved = here.phase(program, index, params, keys, saved), None
-        if params is None:  # The checkpoint was damaged and has been set aside.
+        state, saved = here.phase(program, index, params, keys.batches, saved), None
+        if state is None:  # The checkpoint was damaged and has been set aside.
             return run_batch(batch, cache, folder, monitor)
+        params = state.carried.state.params
         monitor.end_phase()
 
     monitor.set_status("writing")
-    here.save(here.kept, records.whole, len(phases), 0, finished=True)
+    resumable = state is not None and not phases[-1].end_key
+    arrays = here.arrays(state) if resumable else here.kept
+    here.save(arrays, records.whole, len(phases), 0, finished=True, resumable=resumable)
     return records.failures
 
 
@@ -75,7 +81,12 @@ class _State:
 
 
 class _BatchRun(NamedTuple):
-    """A running batch; `kept` holds the parameters that each earlier phase trained."""
+    """A running batch.
+
+    Attributes:
+        kept: the parameters that each earlier phase trained.
+        before: the finished batch that this one extends.
+    """
 
     batch: Batch
     loaded: Loaded
@@ -84,16 +95,19 @@ class _BatchRun(NamedTuple):
     folder: Store
     monitor: RunMonitor
     kept: dict[str, dict[str, Any]]
+    before: BatchState | None
 
-    def phase(self, program: Program, index: int, params: Any, keys: Any, saved: BatchState | None) -> Any:
-        """Run the rest of a phase; return its final parameters, or None for a damaged checkpoint."""
+    def phase(
+        self, program: Program, index: int, params: Any, keys: Any, saved: BatchState | None
+    ) -> _State | None:
+        """Run the rest of a phase; return its final state, or None for a damaged checkpoint."""
         start = program, index, params, keys
         state = self.initial_state(*start) if saved is None else self.restored_state(*start, saved)
         if state is None:
             return None
         self.steps(program, state, measured=saved is not None)
         self.conclude(program, state)
-        return state.carried.state.params
+        return state
 
     def steps(self, program: Program, state: _State, measured: bool) -> None:
         """Take the remaining steps of a phase, with measurements and checkpoints; changes `state`."""
@@ -140,21 +154,34 @@ class _BatchRun(NamedTuple):
         self.kept[name] = {moved: get(params, moved) for moved in _moved(params, program.phase, state.index)}
 
     def save_so_far(self, state: _State) -> None:
-        arrays = {"state": {"carried": state.carried, "kept": self.kept}, "history": state.history}
         with self.monitor.saving():
-            self.save(arrays, self.records.so_far, state.index, state.step)
+            self.save(self.arrays(state), self.records.so_far, state.index, state.step)
 
-    def save(self, arrays: Any, tables: _Tables, phase: int, step: int, finished: bool = False) -> None:
-        cells = {str(cell.number): cell.config_hash for cell in self.batch.cells}
+    def arrays(self, state: Any) -> dict[str, Any]:
+        return {"state": {"carried": state.carried, "kept": self.kept}, "history": state.history}
+
+    def save(
+        self,
+        arrays: Any,
+        tables: _Tables,
+        phase: int,
+        step: int,
+        finished: bool = False,
+        resumable: bool = False,
+    ) -> None:
+        # After a failure the batch may be repeated from the finished one.
+        needs_before = not finished or self.records.failures
         self.folder.save(
             self.batch.name,
             arrays,
             tables,
-            cells=cells,
+            cells=self.batch.configs,
             phase=phase,
             step=step,
             failures=self.records.failures,
             finished=finished,
+            resumable=resumable,
+            before=self.before if needs_before else None,
         )
 
     def initial_state(self, program: Program, index: int, params: Any, keys: Any) -> _State:
@@ -169,16 +196,21 @@ class _BatchRun(NamedTuple):
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
         kept = {
             phase.name: {name: get(shapes, name) for name in _moved(params, phase, number)}
-            for number, phase in enumerate(self.batch.group.setting.phases[:index])
+            for number, phase in enumerate(self.batch.group.setting.phases[: index + saved.resumable])
         }
-        wanted = {"state": {"carried": like, "kept": kept}, "history": program.histories(like)}
+        history = program.histories(like)
+        wanted = {"state": {"carried": like, "kept": kept}, "history": history}
         if (found := self.folder.restore(self.batch.name, saved, wanted)) is None:
             return None
         lanes = jax.tree.leaves(shapes)[0].shape[0]
         found = devices.repad(found, len(self.batch.lanes), lanes)
-        self.kept.update(found["state"]["kept"])
+        earlier = [phase.name for phase in self.batch.group.setting.phases[:index]]
+        self.kept.update({name: found["state"]["kept"][name] for name in earlier})
         carried = devices.put(found["state"]["carried"], self.loaded.shared)
-        return _State(index, saved.step, carried, found["history"])
+        for name, x in found["history"].items():
+            # A finished phase that is extended has observations of its own steps only.
+            history[name][:, : x.shape[1]] = x
+        return _State(index, saved.step, carried, history)
 
 
 def _moved(params: Any, phase: Any, index: int) -> Sequence[str]:

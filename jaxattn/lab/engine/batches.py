@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from jaxattn.core.errors import InputError, counted
 from jaxattn.lab.engine import memory
-from jaxattn.lab.engine.groups import CompileGroup, compile_groups
 from jaxattn.lab.engine.lift import ProgramCache
 from jaxattn.lab.storage.batch_state import spans
 from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.groups import CompileGroup, compile_groups
 from jaxattn.lab.study.setting import Cell
 
 # Limit on the number of batches, because each has separate files.
@@ -31,6 +31,11 @@ class Batch(NamedTuple):
         """Unique name within the study, with the ranges of its cells and seeds."""
         first, last = self.cells[0].number, self.cells[-1].number
         return f"cells-{first:05d}-{last:05d}-seeds-{self.seeds.start:05d}-{self.seeds.stop - 1:05d}"
+
+    @property
+    def configs(self) -> dict[str, str]:
+        """Hashes of the configs of the cells, by number."""
+        return {str(cell.number): cell.config_hash for cell in self.cells}
 
     @property
     def width(self) -> int:

@@ -18,8 +18,9 @@ from jaxattn.core.settings import Spec
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.engine import devices
 from jaxattn.lab.engine.devices import EVERY, Lifted
-from jaxattn.lab.engine.groups import CompileGroup
 from jaxattn.lab.study import seed
+from jaxattn.lab.study.groups import CompileGroup
+from jaxattn.lab.study.randomness import Keys, keys
 from jaxattn.lab.study.seed import Carried
 from jaxattn.lab.study.setting import Hyperparameters, Setting, with_hyperparameters
 
@@ -284,22 +285,22 @@ def _identity(x: Any) -> Hashable:
     raise _UserCode
 
 
-def seed_keys(seeds: Sequence[int]) -> tuple[Array, Array]:
-    """Return the PRNG keys of every seed: (S,) for its data and (S,) for its parameters.
+def seed_keys(seeds: Sequence[int], hold: tuple[str, ...] = ()) -> Keys:
+    """Return the PRNG keys of every seed, (S,) each.
 
-    The keys depend only on the seed, so cells share random numbers, differences between settings can be
-    paired, and seeds can be added later.
+    The keys depend only on the seed and on `hold`, so cells share random numbers, differences between
+    settings can be paired, and seeds can be added later.
     """
-    return _make_keys(np.asarray(seeds, np.uint32))
+    return _make_keys(np.asarray(seeds, np.uint32), hold)
 
 
-@jax.jit
-def _make_keys(seeds: Array) -> tuple[Array, Array]:
-    return jax.vmap(seed.keys)(seeds)
+@partial(jax.jit, static_argnames="hold")
+def _make_keys(seeds: Array, hold: tuple[str, ...] = ()) -> Keys:
+    return jax.vmap(partial(keys, hold=hold), axis_size=len(seeds))(seeds)
 
 
 def _keys(lanes: int) -> Any:
-    return jax.eval_shape(_make_keys, jax.ShapeDtypeStruct((lanes,), jnp.uint32))[0]
+    return jax.eval_shape(_make_keys, jax.ShapeDtypeStruct((lanes,), jnp.uint32)).data
 
 
 def _numbers(group: CompileGroup, lanes: int) -> Any:

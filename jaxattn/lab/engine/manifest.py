@@ -14,6 +14,8 @@ from jaxattn.lab.storage import provenance
 from jaxattn.lab.storage.manifest import FORMAT
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.grid import GRID, PRESENTATION
+from jaxattn.lab.study.randomness import varying
+from jaxattn.lab.study.setting import Setting
 from jaxattn.lab.texts.source import Source
 
 PACKAGES = ("jaxattn", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "numpy", "scipy", "pandas")
@@ -25,6 +27,7 @@ def new_manifest(study: Definition, command: str, shard: tuple[int, int] = (1, 1
     source = provenance.installed()
     cells = [
         {"cell": cell.number, "settings": cell.settings, "config_hash": cell.config_hash}
+        | _randomness(cell.setting)
         for cell in study.cells
     ]
     return {
@@ -91,6 +94,13 @@ def note_unhashed(study: Definition, code: Mapping[str, str | None], note: Calla
             f"{name}: its code has no hash, because {reason}, which it uses, has none; pass that as a "
             "setting, or resume this run with accept_code=True (command line: --accept-code)"
         )
+
+
+def _randomness(setting: Setting) -> dict[str, list[str]]:
+    """Return the held parts of the random numbers and those that vary over seeds; empty if none is held."""
+    if not setting.hold:
+        return {}
+    return {"hold": list(setting.hold), "varies": varying(setting.data, setting.phases, setting.hold)}
 
 
 def labels(study: Definition) -> dict[str, str]:

@@ -11,9 +11,9 @@ import jax
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import devices
-from jaxattn.lab.engine.groups import CompileGroup
 from jaxattn.lab.engine.lift import Programs
 from jaxattn.lab.storage import files
+from jaxattn.lab.study.groups import CompileGroup
 
 # Bound on memory in multiples of parameters and data: gradients, moments, averages of every sequence and
 # temporaries. No model here needs more; a batch that needs more runs out of memory and is cut into halves.

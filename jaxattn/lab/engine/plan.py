@@ -17,7 +17,6 @@ from jaxattn.core import backend, pytrees
 from jaxattn.core.errors import InputError, counted, nearest
 from jaxattn.data.splits import Splits
 from jaxattn.lab.engine import batches, devices, memory
-from jaxattn.lab.engine.groups import CompileGroup, compile_groups, rehearse_groups
 from jaxattn.lab.engine.lift import ProgramCache, Programs, seed_keys
 from jaxattn.lab.engine.manifest import new_manifest
 from jaxattn.lab.engine.progress import duration
@@ -26,6 +25,8 @@ from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.storage.folder import results_folder
 from jaxattn.lab.study import seed
 from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.groups import CompileGroup, compile_groups, rehearse_groups
+from jaxattn.lab.study.randomness import Keys, keys
 from jaxattn.lab.study.setting import Setting
 
 # Number of vmapped runs of a trial run, and its time in seconds.
@@ -141,20 +142,20 @@ def _measurements(setting: Setting) -> tuple[Task, list[_Measured]]:
 
     tokens = shared.tokens if shared else seed.drawn(setting).tokens
 
-    def run(keys: Any) -> tuple[Splits, list[Any]]:
-        data = shared.splits if shared else seed.draw_data(setting, keys[0])
-        params = seed.initial_params(setting, data, keys[1], tokens)
+    def run(of_seed: Keys) -> tuple[Splits, list[Any]]:
+        data = shared.splits if shared else seed.draw_data(setting, of_seed.data)
+        params = seed.initial_params(setting, data, of_seed.start, tokens)
         found = []
         for index, phase in enumerate(setting.phases):
             with jax.enable_x64("float64" in (setting.dtype, phase.dtype)):
-                carried = seed.begin_phase(setting, index, params, data, keys[1])
+                carried = seed.begin_phase(setting, index, params, data, of_seed.batches)
                 own = phase.metrics(carried.state)
             params = carried.state.params
             found.append((seed.measure_probes(setting, index, carried, data), own))
         return data, found
 
     with backend.precision(setting.dtype):
-        data, found = jax.eval_shape(run, jax.eval_shape(seed.keys, 0))
+        data, found = jax.eval_shape(run, jax.eval_shape(keys, 0))
     return seed.task_of(setting, data), found
 
 
@@ -227,14 +228,16 @@ def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[bat
     with backend.precision(setting.dtype):
         lanes = [(group.cells[0], seed) for seed in left[0].seeds[:LANES]]
         some = devices.pad_to_devices(lanes, setting.data.shared)
-        keys, model_keys = seed_keys([seed for _, seed in some])
+        of_seeds = seed_keys([seed for _, seed in some], setting.hold)
         numbers = group.hyperparameters([cell for cell, _ in some])
-        loaded = programs.draw(keys, numbers)
-        params = programs.start(loaded, model_keys, numbers)
+        loaded = programs.draw(of_seeds.data, numbers)
+        params = programs.start(loaded, of_seeds.start, numbers)
         for index in range(len(setting.phases)):
             made = programs.phase(index, loaded)
             steps = made.probe_steps[-1]
-            first, again, state = _twice(partial(made.begin, params, loaded.splits, numbers, model_keys))
+            first, again, state = _twice(
+                partial(made.begin, params, loaded.splits, numbers, of_seeds.batches)
+            )
             compiling, running = compiling + first - again, running + again
             begin = time.perf_counter()
             state = jax.block_until_ready(made.advance(state, loaded.splits, numbers, jnp.int32(1)))

@@ -10,10 +10,9 @@ import jax
 
 from jaxattn.core import backend
 from jaxattn.core.errors import RunError, in_user_code
-from jaxattn.lab.engine import devices, loggers, manifest, memory
+from jaxattn.lab.engine import devices, extension, loggers, manifest, memory
 from jaxattn.lab.engine.batch_run import run_batch
 from jaxattn.lab.engine.batches import Batch, cut_batches, halved, select_shard
-from jaxattn.lab.engine.groups import compile_groups, rehearse_groups
 from jaxattn.lab.engine.lift import ProgramCache
 from jaxattn.lab.engine.monitor import Interrupted, Intervals, RunMonitor, forget_peak
 from jaxattn.lab.engine.progress import Reporter, patient
@@ -21,6 +20,7 @@ from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage import checkpoints, run_log
 from jaxattn.lab.storage.manifest import find_manifest
 from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.groups import compile_groups, rehearse_groups
 
 _OnFailure = Literal["stop", "continue", "retry"]
 RETRIES = 2
@@ -124,7 +124,8 @@ def _plan(
     raising = rehearse_groups(study, groups, reporter.loading, keep_going=on_failure != "stop")
     described = manifest.new_manifest(study, command, shard)
     manifest.note_unhashed(study, described["code"], reporter.note)
-    known = folder.join(described, accept_code)
+    described["cells"], extended = extension.extended_cells(study, folder, described, cache)
+    known = folder.join(described, accept_code, extended)
     folder.set_strays_aside()
     existing = folder.batches()
     widths, every = cut_batches(
@@ -141,7 +142,7 @@ def _unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list
     progress, todo = patient(reporter.update), []
     for number, batch in enumerate(batches):
         progress(f"comparing {batch.name} with its checksums", number / len(batches))
-        if not folder.is_whole(batch.name):
+        if not folder.is_whole(batch.name) or folder.shorter(batch.name, batch.configs):
             todo.append(batch)
     return todo
 
@@ -187,7 +188,8 @@ class _Queue(NamedTuple):
                 try:
                     failed = run_batch(batch, self.cache, self.folder, self.monitor)
                 except Exception as error:
-                    if _is_out_of_memory(error) and batch.width > 1:
+                    extends = self.folder.shorter(batch.name, batch.configs) is not None
+                    if _is_out_of_memory(error) and batch.width > 1 and not extends:
                         waiting.extendleft(reversed(self.replace_by_halves(batch)))
                         break
                     if not (reason := self.reason(batch, error)):
@@ -195,7 +197,7 @@ class _Queue(NamedTuple):
                 if not (failed or reason) or not retries:
                     break
                 self.reporter.note(f"{batch.name}: failed, running it again")
-                self.folder.forget(batch.name)
+                self.folder.forget(batch.name, batch.configs)
             if reason:
                 cells = [cell.number for cell in batch.cells]
                 self.errors.append({"batch": batch.name, "cells": cells, "reason": reason})
@@ -227,7 +229,7 @@ class _Queue(NamedTuple):
         halves = halved(batch)
         text = " and ".join(half.name for half in halves)
         self.reporter.note(f"{batch.name}: out of memory; running {text} instead")
-        self.folder.forget(batch.name)
+        self.folder.forget(batch.name, batch.configs)
         place = self.batches.index(batch)
         self.batches[place : place + 1] = halves
         # Written at once, because a run that stops here must find the new batches when it resumes.

@@ -108,10 +108,13 @@ class Store:
             return False
         return any(path.name not in EMPTY for path in self.directory.iterdir())
 
-    def join(self, described: dict[str, Any], accept_code: bool = False) -> dict[str, Any]:
+    def join(
+        self, described: dict[str, Any], accept_code: bool = False, extended: str = ""
+    ) -> dict[str, Any]:
         """Return the manifest of a run that starts or resumes in this folder, without writing anything.
 
-        `described` is the manifest of a new run. A manifest that is missing or damaged although there are
+        `described` is the manifest of a new run; if it extends a finished run, `extended` is the key of its
+        steps. A manifest that is missing or damaged although there are
         batches is rebuilt with an empty `batches`.
 
         Raises:
@@ -134,6 +137,7 @@ class Store:
         self._strays = strays.find_strays(self.directory, known, described["seeds"])
         batches = self.batches()
         changed = differences(known["config"], described["config"]) if known else []
+        changed = [line for line in changed if not extended or line.partition(": ")[0] != extended]
         if batches:
             self._check_same(changed, described, batches)
             codes = [known["code"]] if known else [saved.origin.code for saved in self._whole_states(batches)]
@@ -202,9 +206,23 @@ class Store:
             self.warn(f"{reason}; set aside in {self._move_aside(batch)}")
 
     def is_finished(self, batch: str) -> bool:
-        """Return True if a batch is finished, without checking its tables."""
-        saved = batch_state.read_state(self.directory, batch)
+        """Return True if a batch has finished results, without checking its tables."""
+        saved = batch_state.read_shown(self.directory, batch)
         return saved is not None and saved.finished
+
+    def shorter(self, batch: str, cells: Mapping[str, str]) -> BatchState | None:
+        """Return the finished state that a batch extends to more steps; None if it extends none.
+
+        `cells` are the hashes of the configs of its cells, by number.
+        """
+        saved = batch_state.read_state(self.directory, batch)
+        if saved is None or (saved.finished and saved.origin.cells == cells):
+            return None
+        return saved if saved.finished else saved.before
+
+    def states(self) -> dict[str, BatchState]:
+        """Return the commit records of the run's batches, without damaged ones."""
+        return {saved.batch or "": saved for saved in self._whole_states(self.batches())}
 
     def is_whole(self, batch: str) -> bool:
         """Return True if a batch is finished and its tables are intact; set a damaged batch aside."""
@@ -228,6 +246,9 @@ class Store:
         """Return the commit record of a batch and its tables so far; set a damaged batch aside."""
         try:
             if found := batch_state.read_with_tables(self.directory, batch):
+                if self.bucket and found[0].finished:
+                    # Its extension needs the checkpoint, which may not be in the local copy.
+                    self.bucket.fetch_batch(batch, found[0])
                 return found
         except Damaged as error:
             self.set_aside(batch, error)
@@ -253,6 +274,8 @@ class Store:
         step: int,
         failures: list[dict[str, Any]],
         finished: bool = False,
+        resumable: bool = False,
+        before: BatchState | None = None,
     ) -> None:
         """Save a batch: tables and arrays under new names, then the commit record that refers to them.
 
@@ -265,6 +288,8 @@ class Store:
             step: steps taken in it.
             failures: the seeds that failed so far.
             finished: True if the batch is finished.
+            resumable: True if the arrays of a finished batch include the state in which its last phase ended.
+            before: the finished batch that this one extends.
         """
         number = self.bucket.new_number() if self.bucket else self._number(batch) + 1
         folder = batch_state.checkpoint_path(self.directory, batch, number)
@@ -277,7 +302,9 @@ class Store:
                 checkpoint = checkpoints.save(folder, arrays)
                 digests = writing.result()
             by = Provenance(dict(cells), self._code, provenance.installed())
-            saved = BatchState(finished, phase, step, failures, digests, checkpoint, by)
+            saved = BatchState(
+                finished, phase, step, failures, digests, checkpoint, by, batch, resumable, before
+            )
             if self.bucket:
                 self.bucket.upload_referenced(batch, saved)
             batch_state.write_state(self.directory, batch, saved)
@@ -299,12 +326,14 @@ class Store:
         return digests
 
     def _drop_others(self, batch: str, saved: BatchState) -> None:
-        named = {batch_state.table_path(self.directory, batch, *of) for of in saved.tables.items()}
+        each = [saved, *filter(None, [saved.before])]
+        tables = [of for one in each for of in one.tables.items()]
+        named = {batch_state.table_path(self.directory, batch, *of) for of in tables}
         for path in (self.directory / "parts").glob(f"{batch}.*.parquet"):
             if path not in named:
                 path.unlink()
         for path in (self.directory / "checkpoints" / batch).glob("*"):
-            if path.name != str(saved.checkpoint.number):
+            if path.name not in {str(one.checkpoint.number) for one in each}:
                 shutil.rmtree(path, ignore_errors=True)
         if self.bucket:
             self.bucket.drop_others(batch, saved)
@@ -330,9 +359,18 @@ class Store:
             self.bucket.forget(batch)
         return aside
 
-    def forget(self, batch: str) -> None:
-        """Delete the commit record of a batch, so that it starts again."""
+    def forget(self, batch: str, cells: Mapping[str, str]) -> None:
+        """Delete the commit record of a batch, so that it starts again; see `shorter` for `cells`.
+
+        A batch that extends a finished one starts again from it.
+        """
         with files.saving(self.directory, self.directory):
+            saved = batch_state.read_state(self.directory, batch)
+            if saved and (before := self.shorter(batch, cells) or saved.before):
+                batch_state.write_state(self.directory, batch, before)
+                if self.bucket:
+                    self.bucket.commit(f"parts/{batch}.json")
+                return
             batch_state.path(self.directory, batch).unlink(missing_ok=True)
             if self.bucket:
                 self.bucket.forget(batch)
@@ -360,7 +398,7 @@ class Store:
         if not batches:
             return {"failures": [], "sha256": {}}
         found = {
-            batch: saved for batch in batches if (saved := batch_state.read_state(self.directory, batch))
+            batch: saved for batch in batches if (saved := batch_state.read_shown(self.directory, batch))
         }
         sums = {}
         for name in TABLES:

@@ -62,9 +62,10 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
         "made_by": [maker for folder in folders for maker in provenance.makers(folder.manifest)],
     }
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
-    # The renumbered cells do not match the models of the studies.
-    first = replace(folders[0], models={}, dataset_of=None)
-    return replace(first, manifest=manifest, records=joined["records"], tokens=joined["tokens"])
+    # The renumbered cells do not match those of the studies.
+    return replace(
+        folders[0], study=None, manifest=manifest, records=joined["records"], tokens=joined["tokens"]
+    )
 
 
 def choose(

@@ -1,6 +1,6 @@
 """Figure: metrics against the step, or against another metric such as ‖p‖."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ def curves(
     phase: str | None = None,
     metrics: tuple[str, ...] | None = None,
     cells: tuple[int, ...] | None = None,
-    x: str = "step",
+    x: str | None = None,
     scale: Literal["linear", "log"] | None = None,
 ) -> RenderedFigure:
     """Plot metrics against the step: the mean over seeds with its 95 % interval, see `statistics.aggregate`.
@@ -42,7 +42,9 @@ def curves(
         metrics: one panel each; defaults to loss, accuracy, ‖p‖, log ‖∇L‖ and attention on important tokens.
             The training and test value of one metric share a panel.
         cells: indices of the cells, one colour each; defaults to at most twelve.
-        x: "step", or the metric on the horizontal axis: its mean over seeds at the same step.
+        x: "step", or the metric on the horizontal axis: its mean over seeds at the same step. Defaults to
+            the metric `time` in phases that record it, such as those of `gradient_flow`, and to the step in
+            all others.
         scale: scale of the vertical axes; None selects a logarithmic scale for metrics without negative
             values whose means span decades.
 
@@ -52,16 +54,20 @@ def curves(
     """
     records = results.records
     phases = _phases(results, phase, x)
+    axes = {name: x or _axis(records, name) for name in phases}
     panels = _panels(records, metrics)
     every = [int(cell["cell"]) for cell in results.manifest["cells"]]
     chosen = evenly(every, _MOST_CELLS) if cells is None else list(cells)
     labels = [settings_label(results.settings(cell))[:LONGEST_LABEL] or f"cell {cell}" for cell in chosen]
     drawn = [metric for panel in panels.values() for metric in panel]
     wanted = (
-        records["phase"].isin(phases) & records["metric"].isin([*drawn, x]) & records["cell"].isin(chosen)
+        records["phase"].isin(phases)
+        & records["metric"].isin([*drawn, *axes.values()])
+        & records["cell"].isin(chosen)
     )
     negative = _negative(records[wanted], drawn, scale)
-    table = _against(x, aggregate(replace(results, records=records[wanted])), drawn)
+    every_row = aggregate(replace(results, records=records[wanted]))
+    table = pd.concat([_against(x, every_row[every_row["phase"] == name], drawn) for name, x in axes.items()])
     if not (table["n"] > 0).any():
         raise InputError(f"curves: no finite value of {', '.join(drawn)} in {', '.join(phases)}")
     palette = colours(len(chosen), ordered=_ordered(results))
@@ -77,7 +83,8 @@ def curves(
             if len(phases) > 1:
                 block.suptitle(f"phase: {literal(name)}", x=0.01, ha="left", color=SOFT)
             own = table[table["phase"] == name]
-            _block(block, own, present[name], dict(zip(chosen, palette, strict=True)), results.label, x)
+            colours_of = dict(zip(chosen, palette, strict=True))
+            _block(block, own, present[name], colours_of, results.label, axes[name])
             _scale_values(block, own, present[name], scale, negative)
         if len(chosen) > 1:
             legend_below(
@@ -85,47 +92,59 @@ def curves(
                 [Line2D([], [], color=c, label=label) for c, label in zip(palette, labels, strict=True)],
             )
     return RenderedFigure(
-        file_name("curves", *([phase] if phase else []), *(metrics or []), *([] if x == "step" else [x])),
+        file_name(
+            "curves", *([phase] if phase else []), *(metrics or []), *([x] if x and x != "step" else [])
+        ),
         "Training curves",
-        " ".join([_caption(results, table, phases, chosen, x), *_turns(table, present, chosen, x)]),
+        " ".join([_caption(results, table, axes, chosen), *_turns(table, present, chosen, axes)]),
         figure,
     )
 
 
-def _caption(results: Run, table: pd.DataFrame, phases: Sequence[str], chosen: Sequence[int], x: str) -> str:
+def _axis(records: pd.DataFrame, phase: str) -> str:
+    return "time" if "time" in set(records.loc[records["phase"] == phase, "metric"]) else "step"
+
+
+def _caption(results: Run, table: pd.DataFrame, axes: Mapping[str, str], chosen: Sequence[int]) -> str:
+    words_of = {"step": "the step", "time": "the time t"}
+    against = {x: words_of.get(x, f"{x} at the same step") for x in axes.values()}
     counts = table.loc[table["n"] > 0, "n"]
     averaged = counts.max() > 1
     every = len(results.manifest["cells"])
     words = results.cell_words(chosen[0]) if len(chosen) == 1 else f", {len(chosen)} cells"
     return (
         f"{'Means over' if averaged else 'Values of'} {seed_words(counts)} as a function of "
-        f"{'the step' if x == 'step' else f'{x} at the same step'} in the "
-        f"{'phase' if len(phases) == 1 else 'phases'} {', '.join(phases)}{words}"
+        f"{' or '.join(against.values())} in the "
+        f"{'phase' if len(axes) == 1 else 'phases'} {', '.join(axes)}{words}"
         + (f"{geometric_words(table)}. Bands are 95 % intervals." if averaged else ".")
         + (f" {len(chosen)} of {every} cells are shown." if len(chosen) < every else "")
     )
 
 
 def _turns(
-    table: pd.DataFrame, present: dict[str, dict[str, list[str]]], chosen: Sequence[int], x: str
+    table: pd.DataFrame,
+    present: dict[str, dict[str, list[str]]],
+    chosen: Sequence[int],
+    axes: Mapping[str, str],
 ) -> list[str]:
     return [
         sentence.replace("The ", f"In the phase {name}, the ", 1) if len(present) > 1 else sentence
-        for name, panels in (present if x == "step" else {}).items()
+        for name, panels in present.items()
+        if axes[name] == "step"
         for sentence in turns.turning_sentences(table[table["phase"] == name], panels, chosen)
     ]
 
 
-def _phases(results: Run, phase: str | None, x: str) -> list[str]:
+def _phases(results: Run, phase: str | None, x: str | None) -> list[str]:
     phases, records = results.phases, results.records
-    if x != "step":
+    if x not in (None, "step"):
         records = records[records["metric"] == x]
         phases = [name for name in phases if name in set(records["phase"])]
         if not phases:
             raise unknown_metric(x, results.records["metric"].unique())
     if phase is not None:
         if phase not in phases:
-            which = "the run has only" if x == "step" else f"{x} was recorded only in"
+            which = "the run has only" if x in (None, "step") else f"{x} was recorded only in"
             raise InputError(f"phase {phase!r}: {which} {', '.join(phases)}")
         return [phase]
     steps = records.groupby("phase", observed=True)["step"].nunique()

@@ -182,7 +182,8 @@ def caveats(results: Run) -> list[str]:
         for cell, metric in dict.fromkeys((cell, metric) for cell, metric, _ in finite.index):
             if pattern.fullmatch(metric) and (words := reason(results, int(cell))):
                 reasons.setdefault(words, {})[metric] = None
-    lines = [f"{', '.join(metrics)}: {reason}" for reason, metrics in reasons.items()]
+    lines = [f"all metrics: {held}"] if (held := results.held) else []
+    lines += [f"{', '.join(metrics)}: {reason}" for reason, metrics in reasons.items()]
     failed = results.failures.groupby(["phase", "reason"], sort=False).size()
     return lines + [
         f"{number} seed{'s' * (number > 1)} failed in phase {phase} and {'are' if number > 1 else 'is'} not "

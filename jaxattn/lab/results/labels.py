@@ -73,6 +73,7 @@ def grow_by_factors(values: Sequence[int | float]) -> bool:
 PHASE_LABELS = MappingProxyType(
     {
         "arc_length": "length of the path",
+        "time": "$t$",
         "log_time": r"$\log\,t$",
         "log_v_norm": r"$\log\,\Vert v\Vert$",
         "came_to_end": "paths that reach their stopping condition",
@@ -169,6 +170,18 @@ def evenly(things: Sequence[int], most: int) -> list[int]:
     """Select at most `most` entries, evenly spaced from the first to the last."""
     places = np.linspace(0, len(things) - 1, min(len(things), most)).round().astype(int)
     return [things[place] for place in places]
+
+
+NOT_HELD = "no random numbers are held"
+
+
+def held_words(hold: Sequence[str], varies: Sequence[str]) -> str:
+    """Return which random numbers are held at seed 0 and which vary over seeds; "" if none are held."""
+    if not hold:
+        return ""
+    held, others = (" and ".join(filter(None, (", ".join(x[:-1]), *x[-1:]))) for x in (hold, varies))
+    verb = "varies" if list(varies) == ["start"] else "vary"
+    return f"{held} held at seed 0; {others or 'no random numbers'} {verb} over seeds"
 
 
 def ranges_text(numbers: Sequence[int]) -> str:

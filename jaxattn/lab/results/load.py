@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -119,14 +119,22 @@ class Results(Run):
         return figures.draw_figure(self, {"kind": kind, **options})
 
     def params(
-        self, *, cell: int = 0, seed: int | None = None, phase: str | None = None, model: Any = None
+        self,
+        *,
+        cell: int = 0,
+        seed: int | None = None,
+        phase: str | None = None,
+        step: Literal[0] | None = None,
+        model: Any = None,
     ) -> Any:
-        """Return the parameters of one seed of one cell after a phase.
+        """Return the parameters of one seed of one cell after or before a phase.
 
         Args:
             cell: index of the cell.
             seed: the seed; defaults to the first one.
-            phase: name of the phase; defaults to the last one.
+            phase: name of the phase; defaults to the last one, or with `step` to the first one.
+            step: 0 for the parameters with which the phase started. Initial parameters are computed again
+                from the study and the seed.
             model: determines the type of the result: an object with init(key, like, *, dtype). Defaults to
                 the model of the run if it is built in or was run in this session. Otherwise the result is a
                 `params.Parameters`.
@@ -136,12 +144,13 @@ class Results(Run):
             float64; compute with them under jax.enable_x64(True).
 
         Raises:
-            InputError: the cell, seed or phase is unknown; the checkpoint is missing or damaged; or `model`
-                has other parameters than the run.
+            InputError: the cell, seed or phase is unknown; the checkpoint is missing or damaged; `model` has
+                other parameters than the run; or the initial parameters of a loaded folder depend on custom
+                code or a data file.
         """
-        from jaxattn.lab.results.params import trained  # imports JAX, which tables and figures do not need
+        from jaxattn.lab.results.params import params_of  # imports JAX, which tables and figures do not need
 
-        return trained(self, cell=cell, seed=seed, phase=phase, model=model)
+        return params_of(self, cell=cell, seed=seed, phase=phase, step=step, model=model)
 
     def dataset(self, seed: int = 0, cell: int = 0) -> Any:
         """Return the data of one seed of one cell, as in the run.
@@ -167,6 +176,7 @@ class Results(Run):
             "cells × seeds": f"{len(self.manifest['cells'])} × {len(self.manifest['seeds'])}",
             "phases": ", ".join(self.phases),
             "swept": ", ".join(self.axes),
+            "randomness": self.held,
             "failed seeds": str(failed) if failed else "",
             "source": self.made_by,
         }

@@ -1,7 +1,7 @@
-"""Trained parameters from the checkpoints of finished batches, and the data they were trained on."""
+"""Parameters of runs, from the checkpoints of finished batches, and the data they were trained on."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from jaxattn.base import Dataset, Model
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import PositiveInt
-from jaxattn.data import GENERATORS, Splits, corpus
+from jaxattn.data import GENERATORS, Splits
+from jaxattn.lab.results.initial import Arrays, initial_arrays, like_parameters
 from jaxattn.lab.results.labels import ranges_text
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import batch_state, checkpoints, copies
@@ -22,11 +23,11 @@ from jaxattn.lab.storage.batch_state import BatchState
 from jaxattn.lab.storage.files import Damaged, memory
 from jaxattn.lab.storage.folder import fetch_batch
 from jaxattn.lab.storage.manifest import again, fixing
-from jaxattn.lab.study.seed import keys, swept_settings
+from jaxattn.lab.study.randomness import keys
 from jaxattn.lab.study.seed import seed_dataset as of_seed
+from jaxattn.lab.study.seed import swept_settings
 from jaxattn.models import MODELS, span
 
-Arrays = dict[str, np.ndarray]
 _AGAIN = "load another folder, or run the sweep again"
 
 
@@ -78,24 +79,38 @@ class Parameters:
         return cls(dict(zip(names, arrays, strict=True)))
 
 
-def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, model: Any = None) -> Any:
-    """Return the parameters of one seed of one cell after a phase; see `load.Results.params`.
+def params_of(
+    results: Run,
+    *,
+    cell: int,
+    seed: int | None,
+    phase: str | None,
+    step: int | None = None,
+    model: Any = None,
+) -> Any:
+    """Return the parameters of one seed of one cell after or before a phase; see `load.Results.params`.
 
     A run in coordinates of a span is converted to vectors of R^d, with the basis sampled again from the seed.
     At d = ∞ the result is in coordinates. Padding of the vocabulary is removed.
     """
     results.settings(cell)
+    if step not in (None, 0):
+        raise InputError(f"step {step}: give step 0, or omit step for the end of the phase")
     batch, place, seed = _place(results, cell, seed)
     with copies.naming():
         state = _restore(results, cell, batch)
-    arrays = {name: x[place] for name, x in _after(state, phase).items()}
+    phases = _until(state, phase, before=step == 0)
+    arrays = {name: x[place] for name, x in _after(state, phases).items()}
+    if not phases:
+        trained = {name: x[place] for name, x in _after(state, list(state)).items()}
+        arrays = initial_arrays(results, cell, seed, trained)
     try:
         vocab_size = msgspec.convert(results.lookup(cell, "data.vocab_size"), PositiveInt)
     except (InputError, msgspec.ValidationError):
         vocab_size = None  # read from the text, which no other cell pads
     with backend.pinned(), jax.enable_x64(True):
         arrays = _without_padding(_in_full_space(results, cell, seed, arrays), vocab_size)
-    model = model or _built_in(results, cell) or results.models.get(cell)
+    model = model or _built_in(results, cell) or (results.study and results.study.cells[cell].setting.model)
     # Without x64, JAX would silently convert float64 to float32.
     with backend.pinned(), jax.enable_x64(True):
         found = {name: jnp.asarray(x) for name, x in arrays.items()}
@@ -134,7 +149,7 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
     """Return the trained parameters of all runs of a finished batch, by phase."""
     directory = Path(os.path.abspath(results.directory))
     with fixing(directory):
-        saved = batch_state.read_state(directory, batch)
+        saved = batch_state.read_shown(directory, batch)
         if saved is not None and saved.finished:
             _check_origin(results, cell, batch, saved)
             fetch_batch(results.directory, batch, saved)
@@ -148,6 +163,8 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
     except Damaged as error:
         state_path = batch_state.path(directory, batch)
         raise InputError(f"{error}; delete {state_path} and {again(directory)}") from None
+    if saved.resumable and isinstance(state, dict):
+        state = state.get("state", {}).get("kept")
     runs = len(saved.origin.cells) * len(batch_state.spans(batch)[1])
     phases = list(state.values()) if isinstance(state, dict) else [None]
     if not all(isinstance(of, dict) and _has_runs(of, runs) for of in phases):
@@ -159,9 +176,9 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
 
 def _check_origin(results: Run, cell: int, batch: str, saved: BatchState) -> None:
     (listed_cells,) = (each["cells"] for each in results.manifest["batches"] if each["name"] == batch)
-    wanted = results.config_hash(cell)
+    entries = [entry for entry in results.manifest["cells"] if entry["cell"] == cell]
     same = saved.origin.cells.keys() == {str(number) for number in listed_cells}
-    if not same or wanted not in (None, saved.origin.cells[str(cell)]):
+    if not same or str(cell) in batch_state.cells_of_other_configs(saved, entries):
         place = batch_state.path(results.directory, batch)
         raise Damaged(f"{place}: the config of cell {cell} differs from the manifest; delete it")
 
@@ -178,13 +195,19 @@ def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
     return sorted(phases, key=lambda name: known.index(name) if name in known else len(known))
 
 
-def _after(state: dict[str, Arrays], phase: str | None) -> Arrays:
+def _until(state: Mapping[str, Any], phase: str | None, before: bool) -> list[str]:
+    """Return the phases up to a phase, or those before it; by default up to the last, or before the first."""
     order = list(state)
     if phase is not None and phase not in order:
         raise InputError(f"phase {phase!r}: the checkpoint has only {', '.join(order)}")
-    last = len(order) if phase is None else order.index(phase) + 1
+    if phase is None:
+        return [] if before else order
+    return order[: order.index(phase) + (not before)]
+
+
+def _after(state: dict[str, Arrays], phases: list[str]) -> Arrays:
     arrays: Arrays = {}
-    for name in order[:last]:
+    for name in phases:
         arrays |= state[name]
     return arrays
 
@@ -198,7 +221,7 @@ def _in_full_space(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays
         raise InputError(f"{results.directory}: vectors of d = {model.dim:,} do not fit in memory; {_AGAIN}")
     classes = 2 if v.ndim == 1 else v.shape[1]
     sizes: dict[str, Any] = {"vocab_size": len(E), "num_classes": classes, "dtype": E.dtype}
-    basis = np.asarray(span.basis(keys(seed)[1], dim=model.dim, **sizes))
+    basis = np.asarray(span.basis(keys(seed, _hold(results, cell)).start, dim=model.dim, **sizes))
     return {name: x @ basis.T if name in model.token_rows else basis @ x for name, x in arrays.items()}
 
 
@@ -214,12 +237,10 @@ def _without_padding(arrays: Arrays, vocab_size: int | None) -> Arrays:
 
 
 def _example_data(results: Run, cell: int, seed: int, arrays: Mapping[str, Any]) -> Dataset:
-    if results.dataset_of is not None and _built_in(results, cell) is None:
-        data: Dataset = results.dataset_of(seed, cell).train
+    if results.study is not None and _built_in(results, cell) is None:
+        data: Dataset = results.study.dataset(seed, cell).train
         return data
-    vocab_size = len(arrays["E"]) if "E" in arrays else 1
-    classes = arrays["v"].shape[1] if "v" in arrays and arrays["v"].ndim > 1 else 2
-    return corpus.shapes(vocab_size=vocab_size, num_classes=classes)
+    return like_parameters(arrays)
 
 
 def _as_model_params(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
@@ -241,6 +262,12 @@ def _as_model_params(arrays: Mapping[str, Any], model: Any, like: Dataset) -> An
     return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
 
 
+def _hold(results: Run, cell: int) -> Collection[str]:
+    (entry,) = (entry for entry in results.manifest["cells"] if entry["cell"] == cell)
+    hold: Collection[str] = entry.get("hold", ())
+    return hold
+
+
 def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
     """Sample the data of one seed of one cell again.
 
@@ -251,8 +278,9 @@ def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
     results.settings(cell)
     if seed not in (known := results.manifest["seeds"]):
         raise InputError(f"seed {seed}: the run has {', '.join(map(str, known[:20]))}; give one of them")
-    if results.dataset_of is not None:
-        return results.dataset_of(seed, cell)
+    if results.study is not None:
+        splits: Splits = results.study.dataset(seed, cell)
+        return splits
     own = results.settings(cell)
     config = results.config(cell)
     block = config.get("blocks", {}).get(own.get("block"), {})
@@ -272,4 +300,4 @@ def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
     except msgspec.ValidationError as error:
         raise InputError(f"{results.directory}: data of another version: {error}; run it again") from None
     swept = swept_settings(entry["settings"] for entry in results.manifest["cells"])
-    return of_seed(data, seed, str(results.manifest["dtype"]), swept).splits
+    return of_seed(data, seed, str(results.manifest["dtype"]), swept, hold=_hold(results, cell)).splits

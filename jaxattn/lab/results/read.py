@@ -81,7 +81,7 @@ def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.Data
 def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[BatchState, dict[str, pd.DataFrame]]]:
     found, cells = [], {}
     for batch in batch_state.batches(directory):
-        if read := batch_state.read_with_tables(directory, batch):
+        if read := batch_state.read_with_tables(directory, batch, batch_state.read_shown):
             if fault := batch_state.fault(directory, batch, read[0], known):
                 raise Damaged(fault)
             found.append(read)
@@ -193,13 +193,13 @@ def _batch(
     """Return the faults and the state of one batch; retry if a run changes the state meanwhile."""
     while True:
         try:
-            saved = batch_state.read_state(directory, batch)
+            saved = batch_state.read_shown(directory, batch)
         except Damaged as error:
             return [str(error)], None
         if saved is None:
             return [], None
         found = _of_state(directory, batch, saved, known)
-        if not found or batch_state.read_state(directory, batch) == saved:
+        if not found or batch_state.read_shown(directory, batch) == saved:
             return found, saved
 
 

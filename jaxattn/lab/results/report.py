@@ -139,7 +139,12 @@ def render(
         failures=results.manifest.get("failures", [])[:_ROWS],
         failed=len(results.manifest.get("failures", [])),
         problems=problems,
-        facts=_facts(results.manifest) | ({"source": results.made_by} if results.made_by else {}),
+        facts=_facts(results.manifest)
+        | {
+            name: words
+            for name, words in (("randomness", results.held), ("source", results.made_by))
+            if words
+        },
         rows=_ROWS,
         cells=results.cells.iloc[:_ROWS].map(setting) if results.axes else None,
         all_cells=len(results.cells),

@@ -1,7 +1,7 @@
 """A run that was read from its folder: settings, records and final tokens."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.settings import class_name
 from jaxattn.lab.results.labels import (
     CUSTOM_SCORES,
+    NOT_HELD,
     SCORES,
     VALUES,
+    held_words,
     metric_label,
     ranges_text,
     setting,
@@ -38,16 +40,14 @@ class Run:
         records: long form, one row per (cell, seed, phase, step, metric), with its value; NaN from
             the step at which a seed failed.
         tokens: one row per (cell, seed, phase, token), for K > 2 classes also per class; may be empty.
-        models: model of every cell, for a study that was run in this session; a folder stores names only.
-        dataset_of: returns the data of (seed, cell), for a study that was run in this session; else None.
+        study: the study, if it was run in this session; a folder contains the names of custom code only.
     """
 
     directory: Path
     manifest: Mapping[str, Any]
     records: pd.DataFrame
     tokens: pd.DataFrame
-    models: Mapping[int, Any] = field(default_factory=dict)
-    dataset_of: Callable[[int, int], Any] | None = None
+    study: Any = None
 
     @property
     def finished(self) -> bool:
@@ -61,9 +61,13 @@ class Run:
 
     @property
     def cells(self) -> pd.DataFrame:
-        """One row per cell: its index and its value on every axis."""
-        rows = [{"cell": cell["cell"], **cell["settings"]} for cell in self.manifest["cells"]]
-        return pd.DataFrame(rows, columns=["cell", *self.axes])
+        """One row per cell: its index, its value on every axis, and its held random numbers, if any."""
+        rows = [
+            {"cell": cell["cell"], **cell["settings"], "hold": ", ".join(cell.get("hold", ()))}
+            for cell in self.manifest["cells"]
+        ]
+        held = ["hold"] if any(row["hold"] for row in rows) else []
+        return pd.DataFrame(rows, columns=["cell", *self.axes, *held])
 
     @property
     def axes(self) -> list[str]:
@@ -129,6 +133,17 @@ class Run:
         settings = ", ".join(f"{axis} = {setting(value)}" for axis, value in self.settings(cell).items())
         return f", cell {cell} of {len(self.manifest['cells'])} ({settings})"
 
+    @property
+    def held(self) -> str:
+        """Words for the random numbers that all seeds share and those that vary; empty if none are shared."""
+        cells: dict[str, list[int]] = {}
+        for cell in self.manifest["cells"]:
+            words = held_words(cell.get("hold", ()), cell.get("varies", ()))
+            cells.setdefault(words, []).append(cell["cell"])
+        if len(cells) == 1:
+            return next(iter(cells))
+        return "; ".join(f"cell {ranges_text(own)}: {words or NOT_HELD}" for words, own in cells.items())
+
     def score_names(self, cell: int) -> tuple[str, str]:
         """Return the names of token scores in the model of a cell, for a caption and for a figure."""
         try:
@@ -143,10 +158,10 @@ class Run:
         return f"{type(self).__name__}({str(self.directory)!r}, {', '.join(words)})"
 
     def with_axes(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Insert the axis values of every row after its cell index."""
-        if not self.axes:
+        """Insert the axis values of every row after its cell index, and held random numbers."""
+        if len((cells := self.cells).columns) == 1:
             return frame
-        joined = frame[["cell"]].merge(self.cells, on="cell", how="left").set_index(frame.index)
+        joined = frame[["cell"]].merge(cells, on="cell", how="left").set_index(frame.index)
         rest = frame.columns.difference(joined.columns, sort=False)
         return pd.concat([joined, frame[rest]], axis=1)
 

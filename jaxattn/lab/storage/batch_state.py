@@ -5,7 +5,7 @@ refers to them is written. Files without a commit record are remains of a killed
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,9 @@ class BatchState(msgspec.Struct, frozen=True):
         tables: SHA-256 of each table so far.
         checkpoint: checkpoint to resume from, or the trained parameters if the batch is finished.
         origin: provenance of the batch.
+        resumable: True if the checkpoint of a finished batch has the state in which its last phase ended.
+        before: commit record of the finished batch that this batch extends to more steps. It is kept until
+            this batch is finished without failures.
         batch: name of the batch, missing in version 0.2; then cells and tables are checked.
     """
 
@@ -77,6 +80,13 @@ class BatchState(msgspec.Struct, frozen=True):
     checkpoint: Checkpoint
     origin: Provenance
     batch: str | None = None
+    resumable: bool = False
+    before: "BatchState | None" = None
+
+    @property
+    def shown(self) -> "BatchState":
+        """The finished batch that this unfinished batch extends, if there is one, otherwise this batch."""
+        return self if self.finished or self.before is None else self.before
 
 
 def spans(batch: str) -> tuple[range, range]:
@@ -131,6 +141,12 @@ def batches(directory: Path) -> list[str]:
     return [name for name in names if BATCH_NAME.fullmatch(name)]
 
 
+def read_shown(directory: Path, batch: str) -> BatchState | None:
+    """Read the commit record of a batch as results show it; see `read_state` and `BatchState.shown`."""
+    saved = read_state(directory, batch)
+    return saved and saved.shown
+
+
 def read_state(directory: Path, batch: str) -> BatchState | None:
     """Read the commit record of a batch; None if it has none.
 
@@ -148,16 +164,19 @@ def read_state(directory: Path, batch: str) -> BatchState | None:
         return None
     try:
         saved = msgspec.convert(content, BatchState)
-        msgspec.convert(saved.failures, list[Failure])
+        each_state = [saved, *filter(None, [saved.before])]
+        for each in each_state:
+            msgspec.convert(each.failures, list[Failure])
     except (msgspec.ValidationError, UnicodeError) as error:
         raise Damaged(f"{place}: damaged ({error})") from None
-    if set(saved.tables) != set(TABLES):
-        raise Damaged(f"{place}: damaged (its tables are not {' and '.join(TABLES)})")
-    cells = spans(batch)[0]
-    if saved.batch not in (None, batch) or not _lies_between(saved.origin.cells, cells):
-        raise Misplaced(f"{place}: is the commit record of another batch")
-    if strange := [name for name in saved.checkpoint.files if not files.is_below(name)]:
-        raise Damaged(f"{place}: damaged (its checkpoint has a file {strange[0]!r:.60})")
+    for each in each_state:
+        if set(each.tables) != set(TABLES):
+            raise Damaged(f"{place}: damaged (its tables are not {' and '.join(TABLES)})")
+        cells = spans(batch)[0]
+        if each.batch not in (None, batch) or not _lies_between(each.origin.cells, cells):
+            raise Misplaced(f"{place}: is the commit record of another batch")
+        if strange := [name for name in each.checkpoint.files if not files.is_below(name)]:
+            raise Damaged(f"{place}: damaged (its checkpoint has a file {strange[0]!r:.60})")
     return saved
 
 
@@ -173,10 +192,11 @@ def write_state(directory: Path, batch: str, saved: BatchState) -> None:
 
 
 def cells_of_other_configs(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the cells of a batch whose configs differ from those in a manifest."""
-    hashes = {str(entry["cell"]): entry.get("config_hash") for entry in cells}
+    """Return the cells of a batch whose configs are neither in a manifest nor extended by those in it."""
+    known = {str(entry["cell"]): entry for entry in cells}
+    hashes = {cell: [entry.get("config_hash"), *entry.get("extends", ())] for cell, entry in known.items()}
     made = saved.origin.cells.items()
-    return [cell for cell, config_hash in made if hashes.get(cell, "none") not in (None, config_hash)]
+    return [cell for cell, own in made if not {own, None} & set(hashes.get(cell, ["none"]))]
 
 
 def fault(directory: Path, batch: str, saved: BatchState, known: Mapping[str, Any]) -> str:
@@ -189,20 +209,24 @@ def fault(directory: Path, batch: str, saved: BatchState, known: Mapping[str, An
     return ""
 
 
-def read_with_tables(directory: Path, batch: str) -> tuple[BatchState, dict[str, pd.DataFrame]] | None:
+def read_with_tables(
+    directory: Path, batch: str, read: Callable[[Path, str], BatchState | None] = read_state
+) -> tuple[BatchState, dict[str, pd.DataFrame]] | None:
     """Read the commit record of a batch and its tables; None if it has no commit record.
+
+    `read` is `read_state` or `read_shown`.
 
     Raises:
         Misplaced: one of them belongs to another batch.
         Damaged: one of them differs from the written content.
         InputError: one of them cannot be read.
     """
-    while (saved := read_state(directory, batch)) is not None:
+    while (saved := read(directory, batch)) is not None:
         try:
             return saved, {name: read_own_table(directory, batch, saved, name) for name in saved.tables}
         except Damaged:
             # A running process may have replaced the tables meanwhile.
-            if read_state(directory, batch) == saved:
+            if read(directory, batch) == saved:
                 raise
     return None
 

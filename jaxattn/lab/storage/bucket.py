@@ -156,7 +156,8 @@ class Bucket:
 
     def upload_referenced(self, batch: str, saved: BatchState) -> None:
         """Upload the files that a commit record refers to, before it is committed."""
-        self.upload(_tables(batch, saved) | _checkpoint(batch, saved))
+        there = _tables(batch, saved.before) | _checkpoint(batch, saved.before) if saved.before else {}
+        self.upload((_tables(batch, saved) | _checkpoint(batch, saved)).keys() - there.keys())
 
     def commit_batch(self, batch: str, saved: BatchState) -> None:
         """Send the commit record of a batch; raises like `commit`.
@@ -168,7 +169,8 @@ class Bucket:
         except RunError as error:
             if isinstance(error, Changed) or self.lock.is_lost:
                 with suppress(RunError):
-                    self.objects.delete(_checkpoint(batch, saved))
+                    kept = _checkpoint(batch, saved.before) if saved.before else {}
+                    self.objects.delete(_checkpoint(batch, saved).keys() - kept)
             raise
 
     def delete_uncommitted(self) -> None:
@@ -272,9 +274,11 @@ def _is_record(name: str) -> bool:
 
 
 def _tables(batch: str, saved: BatchState) -> dict[str, str | None]:
-    return {f"parts/{batch}.{name}.{sha256[:16]}.parquet": sha256 for name, sha256 in saved.tables.items()}
+    own = {f"parts/{batch}.{name}.{sha256[:16]}.parquet": sha256 for name, sha256 in saved.tables.items()}
+    return own | (_tables(batch, saved.before) if saved.before else {})
 
 
 def _checkpoint(batch: str, saved: BatchState) -> dict[str, str | None]:
     base = f"checkpoints/{batch}/{saved.checkpoint.number}"
-    return {f"{base}/{name}": sha256 for name, (_, sha256) in saved.checkpoint.files.items()}
+    own = {f"{base}/{name}": sha256 for name, (_, sha256) in saved.checkpoint.files.items()}
+    return own | (_checkpoint(batch, saved.before) if saved.before else {})

@@ -23,11 +23,18 @@ NOT_A_RUN = "use a folder that `jaxattn run` wrote"
 
 
 class _Cell(msgspec.Struct):
-    """One cell: number, value of every axis, and hash of the settings that determine its numbers."""
+    """One cell: number, value of every axis, and hash of the settings that determine its numbers.
+
+    `hold` and `varies` are the random numbers that are held at seed 0 and those that vary over seeds.
+    `extends` are the numbers of steps of shorter configs, by their hashes.
+    """
 
     cell: Count
     settings: dict[str, int | float | str | bool]
     config_hash: str | None = None
+    hold: tuple[str, ...] = ()
+    varies: tuple[str, ...] = ()
+    extends: dict[str, Count] = {}
 
 
 BatchName = Annotated[str, msgspec.Meta(pattern=rf"^{batch_state.BATCH_NAME.pattern}$")]

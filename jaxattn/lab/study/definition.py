@@ -8,8 +8,9 @@ import msgspec
 
 from jaxattn.core.errors import InputError, explain
 from jaxattn.core.settings import Count, PositiveInt
-from jaxattn.lab.study import grid
+from jaxattn.lab.study import grid, randomness
 from jaxattn.lab.study.import_paths import ImportPaths
+from jaxattn.lab.study.randomness import PARTS, Part
 from jaxattn.lab.study.setting import Cell, Reader, Setting
 from jaxattn.lab.study.tree import check_keys, check_values
 
@@ -21,7 +22,8 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Cells are the product of `axes`, `zip` (axes that vary together), `halton` and `cells` (an explicit list),
     without those that match an entry of `exclude`. Each of the `blocks` is a variant of the file with changed
-    keys and a separate grid. `seeds` is a number, a range "first:end" or a list.
+    keys and a separate grid. `seeds` is a number, a range "first:end" or a list. `hold` lists the random
+    numbers that every seed takes from seed 0.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -36,6 +38,7 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         | tuple[Count, ...]
     ) = 1
     dtype: Literal["float32", "float64"] = "float32"
+    hold: tuple[Part, ...] = ()
     chunk: PositiveInt | None = None
     probes: dict[str, Any] = {}
     axes: grid.Axes = {}
@@ -64,7 +67,9 @@ class Definition:
         self._reader = Reader(self.names)
         self._base = self._reader.read(self.tree)
         # Evaluated here, so that invalid values raise at once.
-        _ = self.seeds, self.cells
+        for cell in self.cells:
+            setting = cell.setting
+            randomness.check_seeds(setting.data, setting.phases, setting.hold, len(self.seeds))
 
     @property
     def name(self) -> str:
@@ -126,6 +131,7 @@ class Definition:
         """All tables with all their settings, as plain JSON values."""
         tables = msgspec.structs.replace(self._tables, figures=self.figures)
         written: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(tables))
+        del written["hold"]  # The tables of the base contain it unless it is empty.
         return written | self._base.tables
 
     @property
@@ -153,7 +159,7 @@ def _tables(tree: Mapping[str, Any]) -> Tables:
         raise InputError(explain(str(error), "", tree, keys, _CHOICES, _PATTERNS, required)) from None
 
 
-_CHOICES = {"dtype": ["float32", "float64"]}
+_CHOICES: dict[str, list[str]] = {"dtype": ["float32", "float64"], "hold": [*PARTS]}
 _PATTERNS = {
     "name": "expected letters, digits, '.', '_' and '-', a letter or digit first",
     "seeds": "expected a number, a range such as '0:20', or a list",

@@ -17,6 +17,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.study import registry, seed
+from jaxattn.lab.study.randomness import Keys, keys
 from jaxattn.lab.study.registry import Concept
 from jaxattn.lab.study.returned import (
     check_examples,
@@ -82,17 +83,17 @@ class _Rehearsal:
     def run(self, numbers: Hyperparameters) -> Any:
         """Trace all parts with traced `numbers`; return the shapes of the training data."""
 
-        def run(numbers: Hyperparameters, keys: tuple[Array, Array]) -> Any:
+        def run(numbers: Hyperparameters, of_seed: Keys) -> Any:
             setting = with_hyperparameters(self.setting, numbers)
-            data = self.data(setting, keys[0])
+            data = self.data(setting, of_seed.data)
             tokens = self.shared.tokens if self.shared else seed.drawn(setting).tokens
-            params = self.start(setting, data, keys[1], tokens)
+            params = self.start(setting, data, of_seed.start, tokens)
             self.model(setting, params, data.train)
             for index in range(len(setting.phases)):
-                params = self.phase(setting, index, params, data, keys[1])
+                params = self.phase(setting, index, params, data, of_seed.batches)
             return data.train
 
-        return jax.eval_shape(run, dict(numbers), jax.eval_shape(seed.keys, 0))
+        return jax.eval_shape(run, dict(numbers), jax.eval_shape(keys, 0))
 
     def fails(self, numbers: Hyperparameters) -> bool:
         """Return True if code needs the value of one of these numbers, or of an array, while it is traced."""

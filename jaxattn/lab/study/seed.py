@@ -1,6 +1,6 @@
 """Computation of one seed of a study, as pure functions, which the engine lifts to many seeds.
 
-A seed has two keys, one for its data and one for its parameters, which depend only on its number.
+The keys of a seed are those of `randomness.keys`.
 """
 
 import zlib
@@ -34,6 +34,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.probes.importance import token_columns
 from jaxattn.lab.probes.wants import wants_scores
+from jaxattn.lab.study.randomness import HELD_AT, keys
 from jaxattn.lab.study.setting import Setting, numbers_of
 
 # Metrics by name, by the index of their probe.
@@ -45,12 +46,6 @@ class Carried(NamedTuple):
 
     state: Any
     memory: dict[int, Any]
-
-
-def keys(seed: int | Array) -> tuple[Array, Array]:
-    """Return the PRNG keys of a seed's data and of its parameters."""
-    data_key, model_key = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
-    return data_key, model_key
 
 
 def drawn(setting: Setting) -> DrawnData:
@@ -161,14 +156,14 @@ def columns(setting: Setting, index: int, params: Params, data: Splits) -> dict[
 
 def run_seed(setting: Setting, seed: int) -> Iterator[tuple[str, int, dict[str, Array]]]:
     """Run one seed from start to end; yield phase, step and metrics at every probe step."""
-    data_key, key = keys(seed)
+    data_key, start_key, batches_key = keys(seed, setting.hold)
     if isinstance(setting.data, SharedData):
         data, _, tokens = setting.data.load()
     else:
         data, tokens = draw_data(setting, data_key), setting.data.tokens
-    params = initial_params(setting, data, key, tokens)
+    params = initial_params(setting, data, start_key, tokens)
     for index, phase in enumerate(setting.phases):
-        carried, done = begin_phase(setting, index, params, data, key), 0
+        carried, done = begin_phase(setting, index, params, data, batches_key), 0
         for step in setting.probes.steps_of(phase):
             carried = advance(setting, index, carried, data, step - done)
             found = merged_metrics(setting, measure_probes(setting, index, carried, data), step)
@@ -178,17 +173,23 @@ def run_seed(setting: Setting, seed: int) -> Iterator[tuple[str, int, dict[str, 
 
 
 def seed_dataset(
-    data: Data, seed: int, dtype: str, swept: Collection[str] = (), progress: Progress = silent
+    data: Data,
+    seed: int,
+    dtype: str,
+    swept: Collection[str] = (),
+    progress: Progress = silent,
+    hold: Collection[str] = (),
 ) -> Loaded:
     """Return the data of one seed, or the data that all seeds share, and the names of the tokens.
 
     Args:
         data: settings of the data.
-        seed: the seed; ignored if all seeds share the data.
+        seed: the seed; ignored if all seeds share the data, or if the data are held.
         dtype: dtype of the study, "float32" or "float64".
         swept: names of the settings that a sweep varies. A run traces them as numbers of the study's dtype,
             which may round differently from constants.
         progress: progress callback for reading texts.
+        hold: the held parts of the random numbers.
 
     Raises:
         InputError: the data cannot be read.
@@ -203,7 +204,7 @@ def seed_dataset(
             draw = _drawing(data)
         except TypeError:  # Some settings, such as dictionaries, cannot be hashed.
             draw = _drawing.__wrapped__(data)
-        splits = draw(jnp.uint32(seed), numbers)
+        splits = draw(jnp.uint32(HELD_AT if "data" in hold else seed), numbers)
     return Loaded(splits, False, data.tokens)
 
 
@@ -211,7 +212,7 @@ def seed_dataset(
 def _drawing(data: DrawnData) -> Callable[[Array, dict[str, Array]], Splits]:
 
     def draw(seed: Array, numbers: dict[str, Array]) -> Splits:
-        return msgspec.structs.replace(data, **numbers).draw(keys(seed)[0])
+        return msgspec.structs.replace(data, **numbers).draw(keys(seed).data)
 
     return jax.jit(draw)
 

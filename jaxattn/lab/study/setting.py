@@ -17,7 +17,7 @@ from jaxattn.core.errors import InputError, at
 from jaxattn.core.pytrees import selected
 from jaxattn.core.settings import STATIC, Spec, has_mark
 from jaxattn.lab.probes.standard import Probes
-from jaxattn.lab.study import registry
+from jaxattn.lab.study import randomness, registry
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.registry import C, Concept, convert, fields_of, keys_of, make, plain
 from jaxattn.lab.study.tree import merge, place_of_thing
@@ -41,6 +41,7 @@ class Setting(NamedTuple):
         phases: the phases in order.
         probes: the probes.
         dtype: dtype of parameters and measurements.
+        hold: parts of the random numbers that every seed shares; see `randomness`.
         used: () int32, number of used tokens of a padded vocabulary; all if None.
     """
 
@@ -51,6 +52,7 @@ class Setting(NamedTuple):
     phases: tuple[Phase, ...]
     probes: Probes
     dtype: str
+    hold: tuple[str, ...] = ()
     used: Array | None = None
 
 
@@ -138,6 +140,7 @@ class Reader:
             phases=tuple(phase for phase, _ in phases),
             probes=probes,
             dtype=dtype,
+            hold=tuple(randomness.in_order(tree.get("hold", ()))),
         )
         _check(setting)
         tables = {
@@ -148,6 +151,8 @@ class Reader:
             "phases": [table for _, table in phases],
             "probes": probes_table,
         }
+        if setting.hold:
+            tables["hold"] = list(setting.hold)
         return Cell(number, dict(settings), setting_in_span(setting), tables, _config_hash(setting, tables))
 
     def _thing(self, concept: Concept[C], table: Any, place: str) -> tuple[C, Any]:
@@ -240,6 +245,7 @@ def _check(setting: Setting) -> None:
             with at(f"{place}.train"):
                 selected(dict.fromkeys(known, 0.0), phase.train)
         _ask(phase, place, setting)
+    randomness.check_fresh(setting.phases, setting.hold)
     setting.probes.check_phases(setting.phases)
     gives = setting.data.gives
     # If `data` declares only a base class of the accepted type, the dry run checks the type of the data.

@@ -6,12 +6,12 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import batches, manifest
-from jaxattn.lab.engine.groups import compile_groups
 from jaxattn.lab.engine.lift import ProgramCache
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.results import load
 from jaxattn.lab.results.combine import combine
 from jaxattn.lab.storage import batch_state
+from jaxattn.lab.study.groups import compile_groups
 
 KEYS = ["cell", "seed", "phase", "step", "metric"]
 

@@ -12,22 +12,22 @@ import pytest
 
 from jaxattn.core import backend
 from jaxattn.lab.engine import lift
-from jaxattn.lab.engine.groups import compile_groups
 from jaxattn.lab.engine.lift import Programs, seed_keys
+from jaxattn.lab.study.groups import compile_groups
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 def test_seed_keys_do_not_depend_on_other_seeds():
-    together, _ = seed_keys(range(5))
-    alone, _ = seed_keys([3])
+    together, _, _ = seed_keys(range(5))
+    alone, _, _ = seed_keys([3])
     np.testing.assert_array_equal(jax.random.key_data(together)[3], jax.random.key_data(alone)[0])
 
 
 @pytest.mark.slow
 def test_large_shared_corpus_matches_small_one(monkeypatch, study):
     setting = study().base
-    data_keys, model_keys = seed_keys([0, 1, 2])
+    data_keys, model_keys, _ = seed_keys([0, 1, 2])
     own = Programs(setting).draw(data_keys[:1], {})
     shared = own._replace(shared=True, splits=jax.tree.map(lambda x: x[0], own.splits))
     results = []

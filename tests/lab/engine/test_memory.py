@@ -7,8 +7,8 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import memory
-from jaxattn.lab.engine.groups import compile_groups
 from jaxattn.lab.engine.lift import programs
+from jaxattn.lab.study.groups import compile_groups
 
 
 def first(study):

@@ -7,9 +7,9 @@ import pytest
 
 from jaxattn.lab.engine import monitor
 from jaxattn.lab.engine.batches import Batch
-from jaxattn.lab.engine.groups import compile_groups
 from jaxattn.lab.engine.monitor import Intervals, RunMonitor
 from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.study.groups import compile_groups
 
 
 class Shown(Reporter):

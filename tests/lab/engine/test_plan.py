@@ -8,9 +8,9 @@ from jaxattn.lab.api import Study
 from jaxattn.lab.engine import memory
 from jaxattn.lab.engine import plan as planning
 from jaxattn.lab.engine.batches import Batch
-from jaxattn.lab.engine.groups import compile_groups
 from jaxattn.lab.engine.lift import programs
 from jaxattn.lab.engine.plan import check_metrics, plan_study, recorded_lines
+from jaxattn.lab.study.groups import compile_groups
 
 
 def test_plan_lists_the_groups(tmp_path, study):

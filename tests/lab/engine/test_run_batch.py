@@ -11,12 +11,12 @@ from jaxattn import losses
 from jaxattn.core import pytrees
 from jaxattn.dynamics.flows import stiff, ties
 from jaxattn.lab.engine import batch_run, lift, run
-from jaxattn.lab.engine.groups import compile_groups
 from jaxattn.lab.engine.lift import seed_keys
 from jaxattn.lab.probes import MaxMarginDirection
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.storage import checkpoints, run_log
 from jaxattn.lab.study import seed as of_seed
+from jaxattn.lab.study.groups import compile_groups
 from jaxattn.models import MODELS
 
 AT_PROBES = ["one_minus_cosine", "margin_ratio"]
@@ -52,7 +52,7 @@ def generate(data, key, sequences):
 def test_records_match_explicit_phases(small_run, read, study):
     records, tokens = read(small_run)
     data = study().base.data
-    data_keys, model_keys = seed_keys([0, 1])
+    data_keys, model_keys, _ = seed_keys([0, 1])
     for seed in (0, 1):
         train_key, test_key = jax.random.split(data_keys[seed])
         train, test = (generate(data, key, n) for key, n in ((train_key, 30), (test_key, 20)))
@@ -232,7 +232,7 @@ def test_several_classes_axes_and_float64(tmp_path, go, study, tables, read):
 def test_flow_records_match_the_path_and_its_limit(flow_run, x64, study, read):
     table = wide(read, flow_run)
     data = study("flow").base.data
-    data_keys, model_keys = seed_keys([0, 1, 2])
+    data_keys, model_keys, _ = seed_keys([0, 1, 2])
     for seed in (0, 2):
         train_key, _ = jax.random.split(data_keys[seed])
         corpus = generate(data, train_key, 20)
@@ -415,7 +415,7 @@ def test_custom_code_matches_explicit_computation(own_run, x64, read, study):
     setting = study("own").base
     mine = setting.model
     records, _ = read(own_run)
-    data_key, key = of_seed.keys(1)
+    data_key, key, _ = of_seed.keys(1)
     train_key, test_key = jax.random.split(data_key)
     pairs = type(setting.data).function
     train = pairs(train_key, vocab_size=10, sequences=12, swapped=0.25)
@@ -471,7 +471,7 @@ def test_custom_code_matches_its_pure_functions(own_run, x64, read, study):
 @pytest.mark.more
 def test_selection_follows_the_scores_of_the_model(own_run, x64, read, study):
     """With W = 1 the scores are E·p; with a random W the selection changes while E·p does not."""
-    data_key, key = of_seed.keys(0)
+    data_key, key, _ = of_seed.keys(0)
     for rotation in ("drawn", "identity"):
         setting = study("own", model=study("own").tree["model"] | {"rotation": rotation}).base
         corpora = of_seed.draw_data(setting, data_key)
@@ -496,7 +496,7 @@ def test_stored_parameters_match_the_pure_functions(run, request, study, x64):
 
         @jax.jit
         def one_by_one():
-            data_key, key = of_seed.keys(1)
+            data_key, key, _ = of_seed.keys(1)
             corpora = of_seed.draw_data(setting, data_key)
             after = [of_seed.initial_params(setting, corpora, key, [])]
             for index, phase in enumerate(setting.phases):
@@ -553,7 +553,7 @@ def test_batches_of_a_group_share_traced_programs(study, monkeypatch):
     (group,) = compile_groups(study(model={"kind": "one_layer", "dim": 15}).cells)
     programs = lift.Programs(group.setting)
     for seeds in ([0, 1], [2, 3], [4, 5]):
-        data_keys, model_keys = seed_keys(seeds)
+        data_keys, model_keys, _ = seed_keys(seeds)
         loaded = programs.draw(data_keys, {})
         params = programs.start(loaded, model_keys, {})
         expected = group.setting.model.init(model_keys[1], loaded.splits.train, dtype=params.p.dtype)

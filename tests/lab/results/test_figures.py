@@ -476,3 +476,18 @@ def test_diagram_with_many_tiles_prints_no_values(write, tmp_path):
     )
     ax = fewer.figure("diagram", metric="loss", x_axis="model.dim", y_axis="data.length").figure.axes[0]
     assert len(ax.texts) == 180
+
+
+def test_curves_of_a_phase_that_records_time_are_against_time(results):
+    run = results["one_seed"]
+    loss = run.records.query("phase == 'joint' and metric == 'loss'")
+    times = loss.assign(metric="time", value=10.0 * loss["step"] ** 2)
+    timed = dataclasses.replace(run, records=pd.concat([run.records, times]))
+    drawn = curves(timed, phase="joint", metrics=("loss",))
+    (ax,) = drawn.figure.axes
+    assert ax.get_xlabel() == "$t$"
+    assert ax.lines[0].get_xdata().tolist() == times["value"].tolist()
+    assert "as a function of the time t in the phase joint" in drawn.caption
+    (ax,) = curves(timed, phase="joint", metrics=("loss",), x="step").figure.axes
+    assert ax.lines[0].get_xdata().tolist() == loss["step"].tolist()
+    assert "of the step in the phase joint" in curves(run, phase="joint").caption

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import resource
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
+from jaxattn.data import corpus
 from jaxattn.lab.results import load
 from jaxattn.lab.results.params import Parameters
 from jaxattn.lab.storage import batch_state, checkpoints
@@ -221,9 +223,11 @@ def test_parameters_are_a_frozen_pytree():
 def test_built_in_model_determines_parameter_type(folder, configured):
     results = configured(load(folder), model={"kind": "one_layer", "dim": DIM})
     assert isinstance(results.params(cell=1, seed=3), ja.models.one_layer.Params)
-    ours = dataclasses.replace(load(folder), models={1: ja.models.OneLayer(dim=DIM)})
+    cell = types.SimpleNamespace(setting=types.SimpleNamespace(model=ja.models.OneLayer(dim=DIM)))
+    splits = types.SimpleNamespace(train=corpus.shapes(vocab_size=SIZES[1], num_classes=2))
+    study = types.SimpleNamespace(cells=[None, cell], dataset=lambda seed, cell: splits)
+    ours = dataclasses.replace(load(folder), study=study)
     assert isinstance(ours.params(cell=1, seed=3), ja.models.one_layer.Params)
-    assert isinstance(ours.params(cell=0, seed=3), Parameters)
 
 
 @pytest.mark.parametrize("dim", [10**12, 2**31 - 1, "many", [3]])

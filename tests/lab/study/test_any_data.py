@@ -3,6 +3,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -232,3 +233,15 @@ def test_description_of_any_data(names):
     assert sizes["examples"].tolist() == ["8", "4"]
     assert sizes["X"].tolist() == ["float32 (8, 2, 3)", "float32 (4, 2, 3)"]
     assert {"label -1", "label 1"} <= set(sizes.columns)
+
+
+def test_integer_targets_without_num_classes_are_named():
+    class Integers(ja.Dataset):
+        X: jax.Array
+
+    def integers(key, *, sequences: int = 6):
+        return Integers(targets=jnp.arange(6) % 2, X=jax.random.normal(key, (6, 3)))
+
+    reason = ja.losses.Classification().skip_reason(jnp.zeros(6), integers(jax.random.key(0)))
+    words = "its targets are integers, but Integers has no num_classes"
+    assert reason == f"{words}; set it in Integers: num_classes = 2"

@@ -11,7 +11,7 @@ from jaxattn.lab.study import seed
 
 
 def test_keys_depend_only_on_the_seed():
-    drawn = [np.asarray(jax.random.key_data(key)).tolist() for s in range(20) for key in seed.keys(s)]
+    drawn = [np.asarray(jax.random.key_data(key)).tolist() for s in range(20) for key in seed.keys(s)[:2]]
     assert len({tuple(key) for key in drawn}) == 40
     again = jax.random.key_data(seed.keys(7)[1])
     np.testing.assert_array_equal(jax.jit(lambda s: jax.random.key_data(seed.keys(s)[1]))(7), again)
@@ -19,7 +19,7 @@ def test_keys_depend_only_on_the_seed():
 
 def test_padded_vocabulary_has_rows_of_zeros(study, tables):
     small, large = (study(data=tables()["data"] | {"vocab_size": v}).base for v in (20, 26))
-    data_key, key = seed.keys(3)
+    data_key, key, _ = seed.keys(3)
     like = jax.eval_shape(large.data.draw, data_key), jax.eval_shape(small.data.draw, data_key)
     padded = jax.jit(lambda used: seed.initial_params(large._replace(used=used), like[0], key, []))(20)
     own = jax.jit(lambda: seed.initial_params(small, like[1], key, []))()
@@ -30,7 +30,7 @@ def test_padded_vocabulary_has_rows_of_zeros(study, tables):
 
 def test_run_seed_matches_explicit_steps(study, x64):
     setting = study(dtype="float64").base
-    data_key, key = seed.keys(0)
+    data_key, key, _ = seed.keys(0)
     corpora = jax.jit(lambda: seed.draw_data(setting, data_key))()
     params = jax.jit(lambda: seed.initial_params(setting, corpora, key, setting.data.tokens))()
     assert params.E.dtype == jnp.float64
@@ -76,7 +76,7 @@ def test_two_probes_of_the_same_name_raise(study, x64):
 
 def test_model_without_scores_and_values_has_no_token_table(study, x64):
     setting = study("own").base
-    data_key, key = seed.keys(0)
+    data_key, key, _ = seed.keys(0)
     corpora, params = jax.jit(
         lambda: (own := seed.draw_data(setting, data_key), seed.initial_params(setting, own, key, []))
     )()
@@ -89,7 +89,7 @@ def test_model_without_scores_and_values_has_no_token_table(study, x64):
 def test_sample_applies_to_losses_but_not_to_the_one_step_law(study, x64):
     """The one-step law is evaluated on the corpus of the step."""
     all_, some = (study(dtype="float64", probes={"sample": sample}).base for sample in (None, 7))
-    data_key, key = seed.keys(0)
+    data_key, key, _ = seed.keys(0)
     corpora = jax.jit(lambda: seed.draw_data(all_, data_key))()
     params = jax.jit(lambda: seed.initial_params(all_, corpora, key, all_.data.tokens))()
 

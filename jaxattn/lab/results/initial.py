@@ -1,0 +1,80 @@
+"""Initial parameters of a run, computed again from its study and the seed."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxattn.base import DrawnData
+from jaxattn.core import backend
+from jaxattn.core.errors import InputError
+from jaxattn.core.pytrees import get, names
+from jaxattn.data import Splits, corpus
+from jaxattn.lab.results.run import Run
+from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.groups import compile_groups
+from jaxattn.lab.study.import_paths import ImportPaths
+from jaxattn.lab.study.randomness import keys
+from jaxattn.lab.study.seed import draw_data, initial_params
+from jaxattn.lab.study.setting import Hyperparameters, Setting, with_hyperparameters
+
+Arrays = dict[str, np.ndarray]
+
+
+class _NoImports(ImportPaths):
+    """Resolver for the config of a folder, from which no code is imported."""
+
+    def load(self, name: str) -> Any:
+        raise InputError(f"the study uses {name}, and loading a folder imports no code")
+
+
+def initial_arrays(results: Run, cell: int, seed: int, trained: Arrays) -> Arrays:
+    """Return the initial parameters of one seed of one cell by name, in the form in which a run stores them.
+
+    `trained` are the trained parameters, which determine the vocabulary size of texts. The function computes
+    the same program as the run, in which numbers that differ between cells are traced.
+
+    Raises:
+        InputError: the results were loaded from a folder, and the study needs custom code or a data file.
+    """
+    try:
+        study = results.study or Definition(results.config(cell), _NoImports())
+        wanted = next((own for own in study.cells if own.number == cell), None)
+        if wanted is None or wanted.config_hash != results.config_hash(cell):
+            raise InputError("the config of this folder is that of another version")
+        (group,) = (group for group in compile_groups(study.cells) if wanted in group.cells)
+        with backend.precision(group.setting.dtype):
+            data, tokens = _shapes(results, group.setting, trained)
+    except InputError as error:
+        reload = f"jaxattn.Study.read(SWEEP).run({str(results.directory)!r}).params(step=0)"
+        raise InputError(f"step 0: {error}; use {reload}") from None
+
+    def start(key: jax.Array, numbers: Hyperparameters) -> Any:
+        return initial_params(with_hyperparameters(group.setting, numbers), data, key, tokens)
+
+    with backend.precision(group.setting.dtype):
+        numbers = {path: x[0] for path, x in group.hyperparameters([wanted]).items()}
+        params = jax.jit(start)(keys(seed, group.setting.hold).start, numbers)
+        return {name: np.asarray(get(params, name)) for name in names(params)}
+
+
+def _shapes(results: Run, setting: Setting, trained: Arrays) -> tuple[Splits, Sequence[str]]:
+    """Return the shapes of the data, on which initial parameters depend, and the names of the tokens."""
+    if isinstance(setting.data, DrawnData):
+        return jax.eval_shape(partial(draw_data, setting), jax.random.key(0)), setting.data.tokens
+    if results.study is not None:
+        data, _, tokens = setting.data.load()
+        return data, tokens
+    if setting.starts or "E" not in trained:
+        raise InputError("the initial parameters depend on data files, which loading a folder does not read")
+    return Splits(like_parameters(trained)), ()
+
+
+def like_parameters(arrays: Mapping[str, Any]) -> corpus.Corpus:
+    """Return the shapes of a corpus for which a built-in model has parameters of these shapes."""
+    p, v = (np.ndim(arrays.get(name, ())) for name in "pv")
+    # The read-outs v have one more axis than the queries p if there are more than two classes.
+    classes = arrays["v"].shape[-1] if v > p else 2
+    return corpus.shapes(vocab_size=len(arrays["E"]) if "E" in arrays else 1, num_classes=classes)

@@ -1,0 +1,78 @@
+"""PRNG keys of a seed for its data, its start and its batches, some of which a study holds at seed 0.
+
+A key depends only on the seed and on `hold`, so seeds can be added to a study later.
+"""
+
+from collections.abc import Collection
+from typing import Literal, NamedTuple
+
+import jax
+from jax import Array
+
+from jaxattn.base import Data, Phase
+from jaxattn.core.errors import InputError
+
+Part = Literal["data", "start", "batches"]
+PARTS: tuple[Part, ...] = ("data", "start", "batches")
+# The seed whose key every seed of a study uses for a held part, whether or not the study runs this seed.
+HELD_AT = 0
+
+
+class Keys(NamedTuple):
+    """PRNG keys of one seed, or of many along a leading axis.
+
+    Attributes:
+        data: key of the sampled data.
+        start: key of the initial parameters.
+        batches: key of the minibatches, and of all other random numbers of the phases.
+    """
+
+    data: Array
+    start: Array
+    batches: Array
+
+
+def keys(seed: int | Array, hold: Collection[str] = ()) -> Keys:
+    """Return the PRNG keys of a seed; those of held parts are the keys of seed 0."""
+
+    def of(part: Part) -> tuple[Array, Array]:
+        used = HELD_AT if part in hold else seed
+        data_key, model_key = jax.random.split(jax.random.fold_in(jax.random.key(0), used))
+        return data_key, model_key
+
+    return Keys(of("data")[0], of("start")[1], of("batches")[1])
+
+
+def in_order(hold: Collection[str]) -> list[str]:
+    """Return held parts once each, in the order of `PARTS`."""
+    return [part for part in PARTS if part in hold]
+
+
+def varying(data: Data, phases: Collection[Phase], hold: Collection[str]) -> list[str]:
+    """Return the parts whose random numbers differ between seeds."""
+    is_random = {
+        "data": not data.shared,
+        "start": True,
+        "batches": any(phase.is_random for phase in phases),
+    }
+    return [part for part in PARTS if is_random[part] and part not in hold]
+
+
+def check_fresh(phases: Collection[Phase], hold: Collection[str]) -> None:
+    """Raise InputError if data are held, but a phase samples new examples with keys that are not held."""
+    for phase in phases:
+        if "data" in hold and "batches" not in hold and getattr(phase, "fresh", None):
+            raise InputError(
+                f"hold: 'data' cannot hold the examples of phase {phase.name!r}, which samples new ones in "
+                "every step (fresh); hold 'batches' as well, or use batch_size"
+            )
+
+
+def check_seeds(data: Data, phases: Collection[Phase], hold: Collection[str], seeds: int) -> None:
+    """Raise InputError if several seeds would be identical, because nothing differs between them."""
+    if hold and seeds > 1 and not varying(data, phases, hold):
+        held = ", ".join(repr(part) for part in hold)
+        raise InputError(
+            f"hold: all {seeds} seeds would be identical, because only {held} use random numbers here; "
+            "hold fewer parts, or give one seed"
+        )

@@ -1,0 +1,69 @@
+"""Groups of cells that share a program: which cells they contain."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxattn.lab.study.groups import compile_groups
+
+
+@pytest.fixture(scope="module")
+def found(study):
+    def make(**changes):
+        return compile_groups(study(**{"dtype": "float64"} | changes).cells)
+
+    return make
+
+
+def test_cells_that_differ_only_in_numbers_form_one_group(found):
+    axes = {
+        "model.dim": [8, 16],
+        "phases.embed.step_size": [1.0, 2.0],
+        "data.vocab_size": [20, 30],
+        "probes.important": [0.5, 0.6],
+    }
+    groups = found(axes=axes)
+    assert [[cell.number % 2 for cell in group.cells] for group in groups] == [[0] * 4, [1] * 4] * 2
+    assert {group.setting.data.vocab_size for group in groups} == {30}
+    assert set(groups[0].varying) == {("data", "vocab_size"), ("phases", 0, "step_size")}
+    with jax.enable_x64(True):
+        numbers = groups[0].hyperparameters(groups[0].cells)
+    np.testing.assert_array_equal(numbers["phases", 0, "step_size"], [1, 1, 2, 2])
+    np.testing.assert_array_equal(numbers["data", "vocab_size"], [20, 30, 20, 30])
+
+
+def test_settings_that_change_shapes_split_groups(found):
+    for axes in (
+        {"phases.query.steps": [3, 4]},
+        {"data.length": [4, 5]},
+        {"phases.query.optimizer": ["sgd", "adam"]},
+        {"probes.low": [-1.0, -0.5]},
+        {"loss.kind": ["logistic", "hinge"]},
+    ):
+        assert len(found(axes=axes)) == 2
+
+
+def test_numbers_of_starts_and_losses_are_vmapped(found):
+    init = {"p": {"kind": "scaled", "scale": 1.0}}
+    model = {"kind": "one_layer", "dim": 4, "init": init}
+    (group,) = found(model=model, axes={"model.init.p.scale": [0.5, 2.0], "loss.smoothing": [0.0, 0.1]})
+    assert {group.key(path) for path in group.varying} == {"model.init.p.scale", "loss.smoothing"}
+
+
+def test_numbers_of_custom_code_are_vmapped_unless_static(study):
+    axes = {
+        "model.sharpness": [1.0, 2.0],
+        "model.init.v.value": [0.1, 0.2],
+        "data.swapped": [0.1, 0.2],
+        "loss.softness": [0.5, 1.0],
+        "phases.clip.limit": [0.1, 0.2],
+        "phases.wander.noise": [0.0, 0.1],
+    }
+    (group,) = compile_groups(study("own", axes=axes).cells)
+    assert {group.key(path) for path in group.varying} == set(axes)
+    tables = [{"kind": "mine.py:spread", "scale": 1.0}, {"kind": "mine.py:Travelled"}]
+    probes = {"bins": 0, "min_count": 1, "own": tables}
+    (group,) = compile_groups(study("own", probes=probes, axes={"probes.own.0.scale": [1.0, 3.0]}).cells)
+    assert group.varying == (("probes", 0, "scale"),)
+    static = compile_groups(study("own", probes=probes, axes={"probes.own.1.order": [1.0, 2.0]}).cells)
+    assert [len(group.cells) for group in static] == [1, 1]
