@@ -24,6 +24,7 @@ LAB = (
     "api",
     "explorer",
     "diagnosis",
+    "heads",
     "bisection",
     "books",
     "cli",

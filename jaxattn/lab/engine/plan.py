@@ -17,6 +17,7 @@ from jaxattn.core import backend, pytrees
 from jaxattn.core.errors import InputError, counted, nearest
 from jaxattn.data.splits import Splits
 from jaxattn.lab.engine import batches, devices, memory
+from jaxattn.lab.engine.extension import extended_cells
 from jaxattn.lab.engine.lift import ProgramCache, Programs, seed_keys
 from jaxattn.lab.engine.manifest import new_manifest
 from jaxattn.lab.engine.progress import duration
@@ -62,11 +63,17 @@ def plan_study(
     folder, cache = Store(results_folder(directory).fetch()), ProgramCache()
     groups = compile_groups(study.cells)
     rehearse_groups(study, groups, silent)
-    known = folder.join(new_manifest(study, "jaxattn run SWEEP"), accept_code=True)
+    described = new_manifest(study, "jaxattn run SWEEP")
+    described["cells"], extended = extended_cells(study, folder, described, cache)
+    known = folder.join(described, True, extended)
     existing = folder.batches()
     with backend.precision(study.dtype):
         _, cut = batches.cut_batches(study, groups, existing, known, cache, max_memory, progress=progress)
-    finished = {batch.name for batch in cut if folder.is_finished(batch.name)}
+    finished = {
+        batch.name
+        for batch in cut
+        if folder.is_finished(batch.name) and not folder.shorter(batch.name, batch.configs)
+    }
     rows, seconds = [], 0.0
     for number, of_group in itertools.groupby(cut, key=lambda batch: batch.group.number):
         group, own = groups[number], list(of_group)

@@ -355,7 +355,7 @@ def _note(found: Heads) -> str:
         f"a selection if one token has at least {settings.share:.0%} of attention in "
         f"{settings.selecting:.0%} of the sequences. Margins are over groups of {settings.group} selecting "
         "sequences, relative to the certified largest margin of the same selection; W is restricted to the "
-        "span of their queries. Space query: keys fixed, Frobenius norm of W_Q. Spaces frobenius and nuclear: "
+        "span of their queries. Space query: keys fixed, Frobenius norm of W_Q. Spaces frobenius, nuclear: "
         "W = W_Kᵀ W_Q; gradient flow on W favours the former, on W_K and W_Q the latter. Nulls keep W_Q and "
         "the keys, with queries of other sequences (shuffled) or normal queries with the covariance of all "
         "positions (covariance), or they are a model with random weights (untrained). Intervals: "

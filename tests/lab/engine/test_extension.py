@@ -210,3 +210,10 @@ def test_flows_are_not_extended(tmp_path):
     words = r"phases\.query\.until_time: 1\.0 -> 2\.0: the phase cannot be extended"
     with pytest.raises(InputError, match=words):
         made[1].run(tmp_path, quiet=True)
+
+
+def test_plan_of_an_extension_has_its_batches_left(tmp_path):
+    study(10).run(tmp_path, quiet=True)
+    for steps, done in ((10, "3 of 3"), (100, "0 of 3")):
+        (cells,) = study(steps).plan(tmp_path, quick=True).cells.to_dict("records")
+        assert cells["done"] == done
