@@ -1,7 +1,13 @@
-"""Texts and small transformers for `jaxattn heads`; see docs/findings/heads.md.
+r"""Texts and small transformers for `jaxattn heads`; see docs/findings/heads.md.
 
     python benchmarks/heads.py texts imdb.txt --data-dir DIR      # 200 texts of the training split of IMDB
     python benchmarks/heads.py train checkpoints --data-dir DIR   # five seeds of a one-layer encoder
+    python benchmarks/heads.py texts held_out.txt --split test --data-dir DIR
+    for s in 0 1 2 3 4; do
+        jaxattn heads checkpoints/seed_$s/step_* --texts held_out.txt --share 0 --draws 0 --nuclear 0 \
+            --out heads/seed_$s
+    done
+    python benchmarks/heads.py summary heads                      # means over heads by step, intervals over seeds
 
 Requires the extra `transformers`.
 """
@@ -11,7 +17,10 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import tensorflow_datasets as tfds
+
+from jaxattn.lab.results.intervals import student_t
 
 SEED, TEXTS, LENGTH, WORDS = 20261127, 200, 64, 5000
 STEPS, BATCH, SEEDS = (0, 100, 300, 1000, 3000), 64, 5
@@ -91,14 +100,41 @@ def train(folder: Path, data_dir: Path) -> None:
                 print(f"seed {seed} step {step}: loss {found.loss.item():.3f}", flush=True)
 
 
+def summary(folder: Path) -> None:
+    """Print means over heads by step, and differences between step 100 and the last one, over seeds."""
+    rows = []
+    for place in sorted(folder.glob("seed_*")):
+        margins = pd.read_csv(place / "margins.csv")
+        own = margins[(margins["space"] == "query") & (margins["group"] >= 0)]
+        means = own.groupby("model")[["cosine", "ratio"]].mean()
+        means["norm"] = pd.read_csv(place / "heads.csv").groupby("model")["norm"].mean()
+        rows.append(means.assign(seed=place.name))
+    table = pd.concat(rows).reset_index().set_index(["seed", "model"])
+    for name in ("cosine", "ratio", "norm"):
+        by_step = table[name].unstack("model")
+        for step in by_step:
+            print(name, step, with_interval(by_step[step]))
+        first, last = by_step["step_00100"], by_step[by_step.columns[-1]]
+        print(name, "difference from step 100 to the last", with_interval(last - first))
+
+
+def with_interval(values: pd.Series) -> str:
+    low, high = student_t(values.to_numpy())
+    return f"{values.mean():.3f} [{low:.3f}, {high:.3f}] (n={len(values)})"
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=["texts", "train"])
+    parser.add_argument("what", choices=["texts", "train", "summary"])
     parser.add_argument("path", type=Path)
-    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--split", default="train")
     given = parser.parse_args()
-    if given.what == "texts":
+    if given.what == "summary":
+        summary(given.path)
+    elif given.data_dir is None:
+        parser.error("--data-dir is required: the folder of tensorflow-datasets")
+    elif given.what == "texts":
         write_texts(given.path, given.data_dir, given.split)
     else:
         train(given.path, given.data_dir)

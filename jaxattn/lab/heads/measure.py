@@ -82,6 +82,7 @@ def _measure_head(
     scores = layer.scores(head, keys)
     chosen = selected(layer, scores, settings.share)
     row = {"head": head, **_selection(layer, scores, chosen, texts)}
+    row["norm"] = float(np.linalg.norm(layer.query_matrix(head)))
     row["has_selection"] = (
         row["selecting"] >= settings.selecting and len(chosen.rows) >= FEWEST_GROUPS * settings.group
     )

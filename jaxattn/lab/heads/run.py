@@ -32,7 +32,7 @@ class Heads:
 
     Attributes:
         heads: one row per model, layer and head: fraction of sequences that select one token, kind and text
-            of this token, entropy, difference of the two largest scores in nats.
+            of this token, entropy, difference of the two largest scores in nats, and ‖(W_Q, b_Q)‖ / √c.
         margins: one row per head with a selection, space, null, draw and group of sequences: margin ratio,
             cosine, and the certificate. Group -1 contains all selecting sequences.
         verdicts: one row per head with a selection and null: difference of cosines with interval, corrected
