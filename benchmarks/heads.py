@@ -7,7 +7,7 @@ r"""Texts and small transformers for `jaxattn heads`; see docs/findings/heads.md
         jaxattn heads checkpoints/seed_$s/step_* --texts held_out.txt --share 0 --draws 0 --nuclear 0 \
             --out heads/seed_$s
     done
-    python benchmarks/heads.py summary heads                      # means over heads by step, intervals over seeds
+    python benchmarks/heads.py summary heads                      # means by step, intervals over seeds
 
 Requires the extra `transformers`.
 """
