@@ -9,6 +9,8 @@ r"""Texts and small transformers for `jaxattn heads`; see docs/findings/heads.md
     done
     python benchmarks/heads.py summary heads                      # means by step, intervals over seeds
 
+    python benchmarks/heads.py check MODEL --texts imdb.txt       # heads of layer 1 against clarabel
+
 Requires the extra `transformers`.
 """
 
@@ -118,6 +120,58 @@ def summary(folder: Path) -> None:
         print(name, "difference from step 100 to the last", with_interval(last - first))
 
 
+def check(folder: Path, texts: Path) -> None:
+    """Compare three heads, over groups of sequences, with clarabel on explicit features and plain NumPy."""
+    import clarabel
+    from scipy import sparse
+
+    from jaxattn.lab.heads import read_texts
+    from jaxattn.lab.heads.margins import margin_ratio, selected
+    from jaxattn.lab.heads.model import Transformer
+
+    model = Transformer(folder)
+    tokens = model.tokenize(read_texts(texts, TEXTS), LENGTH, "last" if model.decoder else "first")
+    layer = model.layer(1, tokens)
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
+    done = 0
+    for head in range(layer.num_heads):
+        chosen = selected(layer, layer.scores(head), 0.9).group(0, 12)
+        if len(chosen.rows) < 12 or done == 3:
+            continue
+        done += 1
+        features, sequences = [], chosen.query
+        # Coordinates of the queries, which leave norms of matrices on their span unchanged.
+        basis = np.linalg.qr(sequences.T)[0]
+        keys = layer.keys(head)
+        for row, top, z in zip(chosen.rows, chosen.top, sequences @ basis, strict=True):
+            for t in np.flatnonzero(layer.visible[row]):
+                if t != top:
+                    features.append(np.outer(keys[row, top] - keys[row, t], z).ravel())
+        features = np.array(features)
+        size = features.shape[1]
+        solver = clarabel.DefaultSolver(
+            sparse.identity(size, format="csc"),
+            np.zeros(size),
+            sparse.csc_matrix(-features),
+            -np.ones(len(features)),
+            [clarabel.NonnegativeConeT(len(features))],
+            settings,
+        )
+        best = np.array(solver.solve().x)
+        own = (layer.query_matrix(head) @ basis).ravel()
+        margin = (features @ own).min() / np.linalg.norm(own)
+        cosine = own @ best / np.linalg.norm(own) / np.linalg.norm(best)
+        found = margin_ratio(layer, head, chosen, "query")
+        print(
+            f"head {head}: ratio {found.ratio:.8f}, "
+            f"differs by {found.ratio - margin * np.linalg.norm(best):.1e}; "
+            f"cosine {found.cosine:.8f}, differs by {found.cosine - cosine:.1e}; gap {found.gap:.1e}",
+            flush=True,
+        )
+
+
 def with_interval(values: pd.Series) -> str:
     low, high = student_t(values.to_numpy())
     return f"{values.mean():.3f} [{low:.3f}, {high:.3f}] (n={len(values)})"
@@ -125,13 +179,16 @@ def with_interval(values: pd.Series) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=["texts", "train", "summary"])
+    parser.add_argument("what", choices=["texts", "train", "summary", "check"])
     parser.add_argument("path", type=Path)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--split", default="train")
+    parser.add_argument("--texts", type=Path)
     given = parser.parse_args()
     if given.what == "summary":
         summary(given.path)
+    elif given.what == "check":
+        check(given.path, given.texts)
     elif given.data_dir is None:
         parser.error("--data-dir is required: the folder of tensorflow-datasets")
     elif given.what == "texts":

@@ -2,12 +2,15 @@
 
 import json
 
+import clarabel
 import numpy as np
 import pytest
+from scipy import sparse
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab import cli
 from jaxattn.lab.heads import Settings, heads, read_texts, run
+from jaxattn.lab.heads.margins import margin_ratio, selected
 from jaxattn.lab.heads.model import Transformer
 
 torch = pytest.importorskip("torch")
@@ -25,6 +28,17 @@ CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**SIZES, intermediate_size=32, num_key_value_heads=2),
     "gpt_neox": lambda: transformers.GPTNeoXConfig(**SIZES, intermediate_size=32, rotary_pct=0.5),
 }
+
+
+def clarabel_direction(features):
+    """The shortest vector with features @ p ≥ 1."""
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
+    m, size = features.shape
+    cones, limits = [clarabel.NonnegativeConeT(m)], -np.ones(m)
+    P, A = sparse.identity(size, format="csc"), sparse.csc_matrix(-features)
+    return np.array(clarabel.DefaultSolver(P, np.zeros(size), A, limits, cones, settings).solve().x)
 
 
 def save(folder, config, *, tokenizer=True):
@@ -182,3 +196,28 @@ def test_one_sequence_has_no_interval_and_no_margins(folders):
     assert not found.heads["has_selection"].any()
     assert found.heads["entropy_low"].isna().all()
     assert "0 of 8 heads have a selection" in found.summary()[0]
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_margins_of_loaded_layers_equal_those_of_clarabel(folders, name):
+    """One encoder, and one decoder with rotary positions: three heads with explicit features."""
+    model = Transformer(folders[name])
+    layer = model.layer(1, model.tokenize(TEXTS[:4], 8, "last" if model.decoder else "first"))
+    for head in range(3):
+        chosen = selected(layer, layer.scores(head), 0.0)
+        keys = layer.keys(head)
+        basis = np.linalg.qr(chosen.query.T)[0]
+        z = chosen.query @ basis
+        features = [
+            np.outer(keys[row, top] - keys[row, t], z[k]).ravel()
+            for k, (row, top) in enumerate(zip(chosen.rows, chosen.top, strict=True))
+            for t in np.flatnonzero(layer.visible[row])
+            if t != top
+        ]
+        best = clarabel_direction(np.array(features))
+        own = (layer.query_matrix(head) @ basis).ravel()
+        found = margin_ratio(layer, head, chosen, "query")
+        assert found.margin == pytest.approx((features @ own).min() / np.linalg.norm(own), rel=1e-6)
+        assert found.largest == pytest.approx(1 / np.linalg.norm(best), rel=1e-6)
+        cosine = own @ best / np.linalg.norm(own) / np.linalg.norm(best)
+        assert found.cosine == pytest.approx(cosine, abs=1e-6)
