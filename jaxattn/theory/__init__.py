@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from jaxattn.attention import scores
 from jaxattn.attention.scores import Scores
 from jaxattn.core.lazy import lazy
+from jaxattn.theory.bilinear import BilinearMargin, bilinear_max_margin
 from jaxattn.theory.certificate import MaxMargin, Status, certify_max_margin
 from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens, tie_classes
 from jaxattn.theory.limit import Limit, certify_limit
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from jaxattn.theory.exact_certificate import certify_exactly, write_certificate
 
 __all__ = [
+    "BilinearMargin",
     "Constraints",
     "Limit",
     "MaxMargin",
@@ -41,6 +43,7 @@ __all__ = [
     "Scores",
     "Selection",
     "Status",
+    "bilinear_max_margin",
     "certify_exactly",
     "certify_limit",
     "certify_max_margin",
