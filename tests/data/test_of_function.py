@@ -78,7 +78,7 @@ def test_a_task_key_requires_a_key():
     def keyless(*, task_key, sequences: int = 3):
         raise NotImplementedError
 
-    with pytest.raises(InputError, match=r"keyless: it has a task_key and no key; write key as its first"):
+    with pytest.raises(InputError, match=r"keyless: the argument task_key requires a key; add key as the"):
         data_class(keyless)
 
 

@@ -130,14 +130,14 @@ def normalised(key):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (of_linen(Normalised()), "of_linen: the module has mutable state 'batch_stats'; remove these layers"),
+        (of_linen(Normalised()), "of_linen: the module has mutable state 'batch_stats'; remove the layers"),
         (
             of_linen(Dropping()),
             "of_linen: the module asks for a random key at every call; switch",
         ),
         (of_nnx(NnxDropping), r"of_nnx: the module has mutable state or keys, dropout.rngs.\w+; remove"),
         (of_equinox(dropping), "of_equinox: the module asks for a random key at every call; switch off"),
-        (of_equinox(normalised), "of_equinox: the module has mutable state; remove these layers"),
+        (of_equinox(normalised), "of_equinox: the module has mutable state; remove the layers"),
     ],
 )
 def test_modules_with_state_or_keys_are_refused_in_one_line(model, words, points):

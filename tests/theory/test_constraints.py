@@ -127,7 +127,7 @@ def test_invalid_selections_are_rejected():
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, -1], vocab_size=4)
     with pytest.raises(InputError, match="sequence 1 has no selected token"):
         constraints(corpus, selection_of(np.array([True, False, False, False]), corpus))
-    with pytest.raises(InputError, match="select again on this corpus"):
+    with pytest.raises(InputError, match="recompute the selection for this corpus"):
         constraints(corpus, Selection(np.ones((3, 2), bool)))
 
 

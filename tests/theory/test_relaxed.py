@@ -163,7 +163,7 @@ def test_invalid_input_is_rejected(rng):
         relaxed_max_margin(Scores(E, corpus), Selection(np.asarray(corpus.bags.count) > 0))
     with pytest.raises(InputError, match="sequence 0 has 0 selected"):
         relaxed_max_margin(Scores(E, corpus), selection_of(np.zeros(12, bool), corpus))
-    with pytest.raises(InputError, match="select again on this corpus"):
+    with pytest.raises(InputError, match="recompute the selection for this corpus"):
         relaxed_max_margin(Scores(E, corpus), Selection(np.ones((2, 2), bool)))
     with pytest.raises(InputError, match="12 tokens"):
         relaxed_max_margin(Scores(E[:4], corpus), chosen)

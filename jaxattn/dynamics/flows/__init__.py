@@ -1,1 +1,3 @@
-"""Exact gradient flows, without cancellation or underflow, over distances that no step loop reaches."""
+"""Exact gradient flows, free of cancellation and underflow, over distances that are out of reach for step
+loops.
+"""

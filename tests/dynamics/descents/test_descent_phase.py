@@ -112,10 +112,10 @@ def test_custom_optax_chain():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("adamv", [], "optimizer: 'adamv' is not known; did you mean 'adam"),
+        ("adamv", [], "unknown optimiser 'adamv'; did you mean 'adam"),
         ("polyak_sgd", [], "did you mean 'polyak'?"),
-        ("noisy_sgd", [], "'noisy_sgd' is not known"),
-        ("scale_by_adam", [], "'scale_by_adam' is not known"),
+        ("noisy_sgd", [], "unknown optimiser 'noisy_sgd'"),
+        ("scale_by_adam", [], "unknown optimiser 'scale_by_adam'"),
         ("adamw", ["weight_decy"], "weight_decy: not an option of adamw; did you mean 'weight_decay'?"),
         ("adamw", ["learning_rate"], "learning_rate: the key for this argument of adamw is step_size"),
         ("adamw", ["momentum"], "momentum: not an option of adamw"),

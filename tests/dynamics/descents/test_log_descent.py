@@ -137,5 +137,5 @@ def test_zero_gradient_and_nan(problem):
 
 
 def test_unknown_method_raises():
-    with pytest.raises(InputError, match=r"'newton'; give one of normalized, polyak"):
+    with pytest.raises(InputError, match=r"'newton'; must be one of normalized, polyak"):
         log_descent("newton", 0.1)

@@ -409,10 +409,10 @@ def test_invalid_input_raises():
         with pytest.raises(InputError, match="do not match"):
             flow(params.replace(**wrong), corpus)
     for name, end in (("until_norm", -1.0), ("until_norm", np.nan), ("until_arc_length", -0.1)):
-        with pytest.raises(InputError, match=f"{name}: .*; give a length of 0 or more"):
+        with pytest.raises(InputError, match=f"{name}: .*; must be at least 0"):
             flow(params, corpus, **{"until_norm": 1.0, "until_arc_length": 1.0, name: end})
     for name, number in (("max_steps", -1), ("width", 0)):
-        with pytest.raises(InputError, match=f"{name}: {number}; give at least {number + 1}"):
+        with pytest.raises(InputError, match=f"{name}: {number}; must be at least {number + 1}"):
             flow(params, corpus, **{name: number})
     params, corpora = problems()
     with pytest.raises(InputError, match="leading axes of"):

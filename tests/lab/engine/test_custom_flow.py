@@ -163,10 +163,10 @@ def misspelt(params, task, *, points: int = 3):
         ),
         (misspelt, r"phases\[1\]: declare: FlowPhase has no attribute 'trains'; did you mean 'train'"),
         (returning(None, train=["q"]), r"phases\[1\].train: q: not a parameter of the model; known: E, p, v"),
-        (returning(lambda params: params.p), r"phases\[1\]: it returns float32\[16\]; return a ja.dynamics"),
+        (returning(lambda params: params.p), r"phases\[1\]: returned float32\[16\]; return a ja.dynamics"),
         (
             returning(lambda x: RecordedPath(params={"v": rows(x.v)}, status=1)),
-            r"phases\[1\]: it returns a path of v; train has p",
+            r"phases\[1\]: returned a path of v, but train is p",
         ),
         (
             returning(lambda x: RecordedPath(params={"p": rows(x.p, 4)}, status=1)),

@@ -102,7 +102,7 @@ STUDY = {
 WRONG = {
     "leaves that disagree": (
         {"data": "mine.py:uneven"},
-        "data: train: z: float32[5, 3] for 6 targets; give one row for each example",
+        "data: train: z: float32[5, 3] for 6 targets; expected one row per example",
     ),
     "a take that changes shapes": (
         {"data": "mine.py:flat", "model": "mine.py:Linear"},

@@ -353,7 +353,7 @@ WRONG = {
     ),
     "scores of too few tokens": (
         {"model": model("FewTokens")},
-        "model: scores: shape (4,) for 12 tokens; give one row for every token",
+        "model: scores: shape (4,) for 12 tokens; expected one row for each token",
     ),
     "no transformation": (
         {"phases": [BATCHED[0] | {"optimizer": "mine.py:no_transformation", "batch_size": None}]},
@@ -397,11 +397,11 @@ WRONG = {
     # invalid return values
     "no corpus": (
         {"data": "mine.py:no_corpus"},
-        "data: it returns tuple; return a jaxattn.Dataset, such as a Corpus",
+        "data: returned tuple; return a jaxattn.Dataset, such as a Corpus",
     ),
     "unnamed": (
         {"model": model("Unnamed")},
-        "model.init: parameters: an array float32[3] has no names; Model.init must return arrays in a dataclass",
+        "model.init: parameters: an array float32[3] has no parameter names; return a dataclass",
     ),
     "keyless": (
         {"model": model("Keyless")},
@@ -787,7 +787,7 @@ def test_nan_of_a_probe_is_shown_as_a_dash(sweep, tmp_path, monkeypatch, capsys)
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"zero": 0}, "data: train: a label is 0; labels of 2 classes are [-1, 1]"),
+        ({"zero": 0}, "data: train: label 0: labels of 2 classes must be [-1, 1]"),
         *(
             pytest.param(
                 {"add": number},

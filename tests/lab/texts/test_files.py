@@ -69,7 +69,7 @@ def test_safetensors_key(tmp_path, rng, dtype):
 
 def test_missing_file_or_key_is_rejected(tmp_path):
     path = write_safetensors(tmp_path / "m.safetensors", {"E": np.zeros(2), "ids": np.zeros(2, np.int32)})
-    assert "no array 'p'; it contains E, ids" in message(f"{path}:p")
+    assert "no array 'p'; choose one of E, ids" in message(f"{path}:p")
     assert f"{path}:KEY; it contains E, ids" in message(path)
     assert "contains I32" in message(f"{path}:ids")
     assert "there is no such file" in message(tmp_path / "E.npy")
