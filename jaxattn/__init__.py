@@ -1,6 +1,4 @@
-"""Gradient training of softmax attention with trained embeddings: a library of pure functions, and studies
-that run them.
-"""
+"""Gradient training of softmax attention with trained embeddings: pure functions, and studies of them."""
 
 from typing import TYPE_CHECKING
 

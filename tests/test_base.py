@@ -44,7 +44,7 @@ def guesses(path):
     return sum(name == "hasattr" or (name == "getattr" and size == 3) for name, size in named)
 
 
-def test_hasattr_and_getattr_are_used_for_foreign_objects_only():
+def test_hasattr_and_getattr_are_only_used_for_foreign_objects():
     found = {
         path.relative_to(PACKAGE.parent).as_posix(): number
         for path in PACKAGE.rglob("*.py")

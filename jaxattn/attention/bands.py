@@ -24,7 +24,7 @@ def width(dtype: jnp.dtype) -> float:
 
 
 def first_ceiling(scores: Array) -> Array:
-    """Return the ceiling h of the first band for scores of shape (..., V), without a derivative: (...,)."""
+    """Return the ceiling h of the first band, (...,), for scores (..., V). It has no derivative."""
     scores = jax.lax.stop_gradient(scores)
     # The spacing of floats could underflow for |a| much below 1.
     largest = jnp.maximum(jnp.abs(scores).max(axis=-1), 1)
@@ -62,8 +62,7 @@ def split(scores: Array) -> tuple[Array, Array]:
 
 
 def factor(ceiling: Array, of_sequence: Array) -> Array:
-    """Return exp(h_b - h_X) for tokens of a sequence X: 1 for tokens in its band, e^-w in the next band, 0
-    below.
+    """Return exp(h_b - h_X) for tokens of a sequence X: 1 in its band, e^-w in the next band, 0 below.
 
     `of_sequence` is h_X, the ceiling of the largest score in each token's sequence.
     """
@@ -73,9 +72,7 @@ def factor(ceiling: Array, of_sequence: Array) -> Array:
 
 
 def divide(sums: Array, normaliser: Array) -> Array:
-    """Divide by a normaliser ≥ exp(-w), avoiding its square, which may underflow in the derivative of a
-    ratio.
-    """
+    """Divide by a normaliser ≥ exp(-w) without squaring it, because the square may underflow."""
     scale = jax.lax.stop_gradient(normaliser)
     # Dividing by normaliser / scale would let XLA merge the two ratios into one with a square.
     return sums / scale / (1 + (normaliser - scale) / scale)

@@ -210,9 +210,7 @@ def _batch_of_one(function: Callable[..., Any], *arrays: Array) -> Any:
 
 
 def _plan_bands(scores: Array) -> tuple[Array, Array]:
-    """Return the number of bands for the batch, (), and a mask of the members to compute separately, (S,)
-    bool.
-    """
+    """Return the number of bands for the batch, (), and a mask of members to compute alone, (S,) bool."""
     size = len(scores)
     # Cost of one band for the whole batch, relative to one member that is computed separately.
     price = (1 + size / 16) / 2
@@ -239,9 +237,7 @@ def _in_chunks(function: Callable[..., Any], corpus: Corpus, *arrays: Array) -> 
 def banded_forward(
     corpus: Corpus, scores: Array, columns: Array, num_bands: int | Array
 ) -> tuple[Array, Array, Array]:
-    """Compute `forward` with one product for each of `num_bands` bands; scores in more bands give wrong
-    results.
-    """
+    """Compute `forward` with one product per band; results are wrong for more than `num_bands` bands."""
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
     # If no token has weight in the first band, all of them are below the next ceiling, even after rounding.
     present = math.exp(-bands.width(scores.dtype) - 1)
@@ -285,7 +281,7 @@ def banded_backward(
     def band(b: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         d_scores, d_values, largest = carry
         ceiling = _ceiling(top, b)
-        # Beyond 2^30 in float32, one float may be the ceiling of several bands.
+        # Beyond 2^30 in float32, the same float may be the ceiling of several bands.
         own = (own_shift == ceiling) & ((b == 0) | (ceiling < _ceiling(top, b - 1)))
         in_band = jnp.where(own[:, None], by_sequence, 0)
         new = _product(corpus.occurrences, in_band) * _weight(tokens, ceiling)[:, None]

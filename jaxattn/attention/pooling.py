@@ -1,6 +1,4 @@
-"""Softmax attention over the rows of a table, h_X = Σ_s q_s(X) M_s, for tables with too many columns to pool
-in token space.
-"""
+"""Softmax attention over the rows of a table, h_X = Σ_s q_s(X) M_s, for tables with many columns."""
 
 from typing import Any
 

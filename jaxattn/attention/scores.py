@@ -74,8 +74,7 @@ def of_vectors(
     mask: Bool[Array | np.ndarray, "..."] | None = None,
     num_classes: int = 2,
 ) -> Scores:
-    """Return the scores of real-valued tokens with a query p: a_it = x_it·p. Every vector is a separate
-    token.
+    """Return the scores a_it = x_it·p of real-valued tokens, where every vector is a separate token.
 
     Args:
         X: (n, T, d) float; the tokens of every sequence.
@@ -128,8 +127,7 @@ def of_query(
     mask: Bool[Array | np.ndarray, "..."] | None = None,
     num_classes: int = 2,
 ) -> Scores:
-    """Return the scores of real-valued tokens, with a matrix W and one query per sequence: a_it = x_itᵀ W
-    z_i.
+    """Return the scores a_it = x_itᵀ W z_i of real-valued tokens, with one query z_i per sequence.
 
         x ᵀ W z = (x ⊗ z)·p,   p = vec W = W.reshape(-1)
 

@@ -193,8 +193,7 @@ def two_layer_attention(
 def attend_within(
     corpus: Corpus, queries: Array, keys: Array | None, columns: tuple[Array, ...], residual: bool
 ) -> tuple[Array, ...]:
-    """Attend from each distinct token of each sequence to all tokens of the sequence, x' = Softmax(G_X) x_X
-    (+ x_X).
+    """Attend from each distinct token to all tokens of its sequence, x' = Softmax(G_X) x_X (+ x_X).
 
     Args:
         corpus: n sequences over V tokens, with R bag rows of W entries.

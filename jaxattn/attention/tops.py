@@ -1,5 +1,4 @@
-"""Highest-scoring tokens of sequences, and softmax averages relative to them without cancellation or
-underflow.
+"""Highest-scoring tokens of sequences, and accurate softmax averages relative to them.
 
 For large ‖p‖, a sequence may attend to its highest-scoring (top) token with weight 1 - e^(-3000), so
 subtraction would compute f - γ_top as zero. The functions of this module first subtract a reference from the
@@ -35,8 +34,7 @@ def below_top(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, "R W"]
 
 
 def first_tokens(corpus: Corpus, chosen: Bool[Array, "R W"], tokens: Int[Array, "R W"]) -> Int[Array, " n"]:
-    """Return the smallest token id among the chosen entries of each sequence, (n,) int32, or V if there is
-    none.
+    """Return the smallest chosen token id of each sequence, (n,) int32, or V if there is none.
 
     Args:
         corpus: n sequences over V tokens.

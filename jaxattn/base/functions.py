@@ -60,9 +60,7 @@ class OfFunction(Spec, frozen=True, kw_only=True):
 
 
 class ModelOfFunction(OfFunction, Model[Any], frozen=True, kw_only=True):
-    """Model built from a function `(*, settings) -> model` with `init` and `outputs`, as
-    `ja.models.of_linen`.
-    """
+    """Model built from a function `(*, settings) -> model` with `init` and `outputs`."""
 
     def init(self, key: Array, like: Any, *, dtype: Any) -> Params:
         """Sample the parameters of one seed."""
@@ -99,9 +97,7 @@ class LossOfFunction(OfFunction, Loss, frozen=True, kw_only=True):
 
 
 class StartOfFunction(OfFunction, Start, frozen=True, kw_only=True):
-    """Start built from a function `(key, drawn, *, settings) -> array like drawn`, which may also take
-    `tokens`.
-    """
+    """Start built from a function `(key, drawn, *, settings) -> array like drawn`; `tokens` is optional."""
 
     not_settings: ClassVar[frozenset[str]] = frozenset({"tokens"})
 

@@ -30,8 +30,7 @@ class LinearScores(Protocol):
 
 
 class Model(Spec, Generic[D], frozen=True, kw_only=True):
-    """Base class of models: functions of data, with named parameters in a dataclass, NamedTuple or dict of
-    arrays.
+    """Base class of models: functions of data, with named parameters in a pytree of arrays.
 
     Attributes:
         takes: type of data that the model accepts; other types are rejected before compilation.
@@ -106,9 +105,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.outputs")
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute the scores a, (V,), and values γ, (V,) or (V, K), of the tokens. Implementing this is
-        optional.
-        """
+        """Compute token scores a, (V,), and values γ, (V,) or (V, K). Implementing this is optional."""
         raise NotImplementedError(f"{type(self).__name__}.scores_and_values")
 
     def head_scores(self, params: Params) -> Array:

@@ -137,9 +137,7 @@ class Probe(Measurement, frozen=True, kw_only=True):
     from_step: ClassVar[int] = 0
 
     def remember(self, params: Any) -> Any:
-        """Return a value computed at the start of a phase, available to `measure` as `context.memory`; or
-        None.
-        """
+        """Return a value for `measure` to read from `context.memory` during the phase, or None."""
         return None
 
     def measure(self, context: ProbeContext) -> Mapping[str, Array]:

@@ -81,9 +81,7 @@ def remedy(error: BaseException) -> str:
 
 
 def in_user_code(error: BaseException, files: frozenset[str], place: str) -> UserCodeError | None:
-    """Return an exception raised in the user's code as a `UserCodeError` with its location, or None for any
-    other exception.
-    """
+    """Return an exception raised in the user's code as a `UserCodeError`, and None for any other."""
     own = [step for step in traceback.walk_tb(error.__traceback__) if step[0].f_code.co_filename in files]
     if not own or isinstance(error, InputError | RunError):
         return None

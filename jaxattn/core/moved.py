@@ -68,12 +68,12 @@ def place_of(module: str) -> str:
 
 
 def hint(package: str, name: str) -> str:
-    """Return the end of the error message about a missing name, or "" if the name did not move."""
+    """Return the part of an error message that gives the new location of a name, or "" if it did not move."""
     if remedy := REMOVED.get(name):
-        return f"; version 0.3 removed it: {remedy}"
+        return f"; removed in version 0.3: {remedy}"
     old = NAMES.get(package, {}).get(name) or f"{package}.{name}"
     new = place_of(old)
-    return f"; version 0.3 moved it to {new}" if new else ""
+    return f"; moved to {new} in version 0.3" if new else ""
 
 
 class Finder:
@@ -85,7 +85,7 @@ class Finder:
     ) -> ModuleSpec | None:
         """Raise ModuleNotFoundError for a module that moved."""
         if new := place_of(name):
-            raise ModuleNotFoundError(f"No module named {name!r}; version 0.3 moved it to {new}", name=name)
+            raise ModuleNotFoundError(f"No module named {name!r}; moved to {new} in version 0.3", name=name)
         return None
 
 

@@ -155,8 +155,7 @@ def from_bags(
     most_occurrences: int,
     class_names: tuple[str, ...] | None = None,
 ) -> Corpus:
-    """Build a corpus from (sequence, token, count) entries, in NumPy or traced JAX arrays, without
-    validation.
+    """Build a corpus from (sequence, token, count) entries, in NumPy or traced arrays, without validation.
 
     Args:
         sequence: (N,) int, sorted.

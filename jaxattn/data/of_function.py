@@ -109,9 +109,7 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
 
 
 class SharedOfFunction(OfFunction, SharedData, frozen=True, kw_only=True):
-    """Data that all seeds share, from a function `(*, settings) -> Dataset` or `-> (training data, test
-    data)`.
-    """
+    """Data that all seeds share, from a function `(*, settings) -> Dataset` or `-> (train, test)`."""
 
     def load(self, progress: Progress = silent) -> Loaded:
         """Call the function."""

@@ -156,9 +156,7 @@ class Vectors(Dataset):
         return scores if self.mask is None else jnp.where(self.mask, scores, -jnp.inf)
 
     def check(self) -> None:
-        """Raise InputError if rows, tokens or the dimension of the queries are invalid. Call this on the
-        host.
-        """
+        """Raise InputError if rows, tokens or queries are invalid. Call this on the host."""
         super().check()
         if self.classes is not None:
             check_classes(self.targets, self.classes)

@@ -54,7 +54,7 @@ def init(
         raise InputError(f"heads: {heads}; must be at least 1")
     draw = partial(embeddings_query_head, dim=dim, num_classes=num_classes, dtype=dtype)
     E, p, v = draw(key, vocab_size=vocab_size)
-    # Only p and v are used of the samples for the other heads.
+    # The other heads use only p and v of their samples.
     others = [draw(jax.random.fold_in(key, h), vocab_size=1) for h in range(1, heads)]
     queries, readouts = [p, *(x[1] for x in others)], [v, *(x[2] for x in others)]
     return Params(E=E, p=jnp.stack(queries), v=jnp.stack(readouts))

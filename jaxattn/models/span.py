@@ -1,5 +1,4 @@
-"""Coordinates of the span of E, p and v, for training at any d, even infinite d, at a cost that depends on V
-only.
+"""Coordinates of the span of E, p and v, for training at any d at a cost that only depends on V.
 
 A loss that depends on E p and E v depends on E, p and v only through their inner products, and its gradients
 stay in the span of the initial rows. Training is therefore equivalent in m = V + 1 + K coordinates of this
@@ -55,8 +54,7 @@ def infinite_by_name(model: Any) -> None:
 
 
 def start(key: Array, *, vocab_size: int, dim: Dim, num_classes: int, dtype: DTypeLike) -> Rows:
-    """Sample E, p and v as in `embeddings_query_head`, in coordinates of their span if these are fewer than
-    d.
+    """Sample E, p and v as in `embeddings_query_head`, in span coordinates if these are fewer than d.
 
     For d < 16,384 the result is a rotation of the vectors of `embeddings_query_head`. For larger d it has the
     same distribution but different values for the same key, because no array of size d is created. For d = ∞

@@ -25,7 +25,7 @@ _EPS, _BLOCK = 2.0**-52, 4096
 _ROUNDING = 1e-5
 # Tolerance, as a cosine, for pairs with required margin 0.
 _LEVEL = 1e-12
-# Tolerance for ties and for pairs with required margin 0, as a fraction of the margin; else p is infeasible.
+# p is feasible only if ties, and pairs with required margin 0, hold up to this fraction of the margin.
 _UNTIED = 1e-8
 
 
@@ -153,9 +153,7 @@ class Solution(NamedTuple):
 
 
 class _Tight(NamedTuple):
-    """Pairs with a positive multiplier, (k,), their differences (k, d), and the differences of the ties (t,
-    d).
-    """
+    """Pairs with a positive multiplier, (k,), their differences (k, d), and those of the ties (t, d)."""
 
     support: np.ndarray
     pairs: np.ndarray

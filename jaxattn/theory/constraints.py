@@ -102,8 +102,7 @@ def distinct_tokens(
 
 
 def find_cycle(constraints: Constraints) -> np.ndarray:
-    """Find pairs that form a cycle a > b ≥ ... ≥ a up to ties; return their indices (k,), empty if there is
-    none.
+    """Find pairs that form a cycle a > b ≥ ... ≥ a up to ties; return their indices (k,) or none.
 
     Such pairs are infeasible for any embeddings.
     """

@@ -65,8 +65,7 @@ def max_margin(
     *,
     tolerance: float = 1e-10,
 ) -> MaxMargin:
-    """Find the minimum-norm p that scores each selected token at least 1 above the other tokens of its
-    sequence.
+    """Find the minimum-norm p that scores selected tokens at least 1 above the others of their sequence.
 
         p_mm = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s') ≥ 1  for all X, s ∈ S_X, s' ∈ X \\ S_X,
                                   p·(Φ_s - Φ_s'') = 0  for s, s'' ∈ S_X.
@@ -256,8 +255,7 @@ _DEPENDENT = 1e-10
 
 
 def differentiable_direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMargin) -> Float[Array, " d"]:
-    """Return the p of a solved problem, (d,), as a differentiable function of E. Works under jit, grad and
-    vmap.
+    """Return the p of a solved problem, (d,), as a differentiable function of E, for jit, grad and vmap.
 
         p(E) = N⁺ b,   N = (E_s - E_s' of the support, E_s - E_s'' of the ties),   b = (1, ..., 1, 0, ..., 0)
 

@@ -75,9 +75,7 @@ class Advice(NamedTuple):
         return self.important > self.others
 
     def ratio(self, step_size: float) -> float:
-        """Return the ratio of |E·v| of a typical important token to the spread of the others, including
-        noise.
-        """
+        """Return the ratio of |E·v| of a typical important token to the spread of the others, with noise."""
         return step_size * self.important / float(np.hypot(self.noise, step_size * self.others))
 
 
@@ -88,8 +86,7 @@ def advise(
     occurs: Bool[Array | np.ndarray, " V"],
     dim: float,
 ) -> Advice | None:
-    """Recommend the size of one step on E, or return None if α is 0 for all important tokens or there are
-    none.
+    """Recommend the size of one step on E; None if α is 0 for all important tokens or there are none.
 
         η0 = min(10 / (√d a), 1 / ℓ)
 

@@ -23,7 +23,7 @@ _CANCELS, _CANCELS_TWICE = 1e-7, 1e-6
 _EQUAL = 1e-8
 # Cap exponents here so that exp does not overflow; the other factor of the product vanishes faster.
 _LARGE = 300.0
-# Two θ are equal if they differ by less than this, relative to the longest.
+# Differences θ are equal if they differ by less than this, relative to the longest one.
 _SAME = 1e-11
 
 

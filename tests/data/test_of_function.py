@@ -83,7 +83,7 @@ def test_a_task_key_requires_a_key():
 
 
 @pytest.mark.more
-def test_every_split_has_a_separate_size(study):
+def test_splits_can_have_different_sizes(study):
     data = study("own").base.data
     splits = data.draw(jax.random.key(0))
     assert (splits.train.num_examples, splits.test.num_examples, splits.validation) == (12, 8, None)

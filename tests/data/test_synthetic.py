@@ -141,6 +141,6 @@ def test_impossible_sizes_of_topics_are_rejected(change, message):
         ja.data.topics(jax.random.key(0), **TOPICS | change)
 
 
-def test_topics_without_common_words():
+def test_topics_work_without_common_words():
     corpus = ja.data.topics(jax.random.key(0), **TOPICS | {"vocab_size": 12, "topic_words": 10})
     assert (np.asarray(corpus.lengths) == 10).all()

@@ -50,7 +50,7 @@ def points(rng):
 
 
 @pytest.mark.parametrize("library", ADAPTED)
-def test_outputs_are_those_of_the_function_written_out(library, points):
+def test_outputs_match_an_explicit_formula(library, points):
     model = ADAPTED[library]
     params = model.init(jax.random.key(0), points, dtype=jnp.float32)
     assert set(pytrees.names(params)) == set(NAMES[library])
@@ -63,7 +63,7 @@ def test_outputs_are_those_of_the_function_written_out(library, points):
 
 
 @pytest.mark.parametrize("library", ADAPTED)
-def test_seeds_differ_and_vmap_equals_a_loop(library, points):
+def test_seeds_differ_and_vmap_matches_a_loop(library, points):
     model = ADAPTED[library]
     keys = jax.random.split(jax.random.key(1), 3)
     params = jax.vmap(lambda key: model.init(key, points, dtype=jnp.float32))(keys)
@@ -75,7 +75,7 @@ def test_seeds_differ_and_vmap_equals_a_loop(library, points):
 
 
 @pytest.mark.parametrize("library", ADAPTED)
-def test_gradients_of_some_parameters(library, points):
+def test_gradients_of_selected_parameters_match_differences(library, points):
     model = ADAPTED[library]
     params = model.init(jax.random.key(0), points, dtype=jnp.float32)
     pattern = NAMES[library][0].rpartition(".")[0]
@@ -92,7 +92,7 @@ def test_gradients_of_some_parameters(library, points):
     np.testing.assert_allclose(slope, jnp.linalg.norm(gradients[name]), rtol=1e-2)
 
 
-def test_floats_have_the_precision_of_the_study(points):
+def test_parameters_have_the_dtype_of_the_study(points):
     with jax.enable_x64(True):
         for model in ADAPTED.values():
             params = model.init(jax.random.key(0), points, dtype=jnp.float64)
@@ -140,12 +140,12 @@ def normalised(key):
         (of_equinox(normalised), "of_equinox: the module has mutable state; remove the layers"),
     ],
 )
-def test_modules_with_state_or_keys_are_refused_in_one_line(model, words, points):
+def test_modules_with_state_or_keys_raise_one_line_errors(model, words, points):
     with pytest.raises(InputError, match=words):
         model.outputs(model.init(jax.random.key(0), points, dtype=jnp.float32), points)
 
 
-def test_inputs_and_single_examples(points):
+def test_inputs_and_per_example_modules_are_supported(points):
     doubled = of_linen(Linen(), inputs=lambda data: 2 * data.X)
     params = doubled.init(jax.random.key(0), points, dtype=jnp.float32)
     twice = points.replace(X=2 * points.X)

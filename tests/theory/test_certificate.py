@@ -160,7 +160,7 @@ def test_a_wrong_number_of_multipliers_is_rejected(feasible):
             certify_max_margin(E, found, pairs, np.zeros(ties))
 
 
-def test_custom_constraints_have_a_certified_answer(shortest, rng):
+def test_custom_constraints_have_a_certified_solution(shortest, rng):
     """Required margins 1 and 2, and a tie with a token of both pairs."""
     E = rng.normal(size=(5, 4))
     leader = ja.theory.tie_classes(np.array([3]), np.array([1]), 5)

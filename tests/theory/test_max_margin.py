@@ -141,7 +141,7 @@ def test_a_batch_may_share_its_corpus(instances):
         assert length(batch.p[seed] - alone.p) < 1e-10 * length(alone.p)
 
 
-def test_a_batch_without_pairs(instances):
+def test_a_batch_may_have_no_pairs(instances):
     corpus, E, _, _ = instances[0]
     everything = np.asarray(corpus.bags.count) > 0
     mask = np.stack([everything, np.zeros_like(everything)])

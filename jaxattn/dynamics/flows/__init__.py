@@ -1,3 +1,1 @@
-"""Exact gradient flows, free of cancellation and underflow, over distances that are out of reach for step
-loops.
-"""
+"""Exact gradient flows, free of cancellation and underflow, over distances that step loops cannot reach."""

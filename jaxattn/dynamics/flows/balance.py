@@ -68,8 +68,7 @@ def no_balance(E: Array, p: Array, values: Array, corpus: Corpus) -> Balance:
 
 
 class _Rest(NamedTuple):
-    """Stationary point of the tied part of the loss, which is the loss with attention to the attended tokens
-    only.
+    """Stationary point of the tied part of the loss, with attention only to the attended tokens.
 
     Attributes:
         p: (d,); the point.
@@ -102,8 +101,7 @@ def find_ties(
     slides: Bool[Array, ""] | bool = False,
     wanted: Bool[Array, ""] | bool = True,
 ) -> tuple[Float[Array, " d"], Balance]:
-    """Find tied tokens, and pairs with forces that cancel, at a point where all forces balance up to
-    rounding.
+    """Find tied tokens, and pairs with forces that cancel, at a point where all forces balance.
 
     Tokens tie if a sequence attends to them together. Tied tokens stay close to the top of their sequence,
     while all others have fallen behind by the logarithm of the float64 resolution. This leaves a gap in the
@@ -153,7 +151,7 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
     attended = top_class(E, p, corpus, leader)
     rest = _rest(E, p, values, corpus, normals, attended, leader)
     hidden = coordinates(E, p, values, corpus)
-    # The sum of all forces, because its rounding error may hide smaller forces.
+    # Sum of all forces, which may hide smaller forces in its rounding error.
     log_hidden = hidden.log_gross(hidden.zero)
     # Use integers, because GPUs have no atomic operations on booleans and would use compare-and-swap.
     loose = take(jnp.zeros_like(leader).at[leader].max(rest.loose.astype(leader.dtype)), leader) > 0
@@ -274,7 +272,7 @@ def _orthogonal(E: Array, normals: Array) -> Array:
 def _widest_gaps(below: Float[Array, "R W"]) -> Float[Array, " k"]:
     """Return the upper ends of the widest gaps in the sorted distances to the top, the widest first."""
     ends = jnp.append(jnp.sort(below.ravel()), jnp.inf)
-    # A gap does not count as wider for the part that extends below _BEHIND.
+    # Clip the gaps, so that the part beyond _BEHIND does not make a gap wider.
     width = jnp.diff(jnp.minimum(ends, _BEHIND))
     # A token beyond LEFT does not tie with any other, so no gap starts there.
     near = ends[:-1] <= LEFT

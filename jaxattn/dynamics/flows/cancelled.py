@@ -41,7 +41,7 @@ _MOST_IDLE = 32
 _CANCELS, _CANCELS_TWICE = 1e-9, 1e-8
 # Two values are equal if they differ by less than this, relative to their sizes.
 _EQUAL = 1e-11
-# Two θ are equal if they differ by less than this, relative to the longest.
+# Differences θ are equal if they differ by less than this, relative to the longest one.
 _SAME = 1e-13
 
 
@@ -182,9 +182,7 @@ def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> Bool[Array, "R 
 
 
 def _numbered(idle: Array, entries: _Entries) -> tuple[Array, tuple[Array, Array], Array]:
-    """Number the pairs of idle entries; return the index of each entry, (R, W), the top and low tokens, (m,),
-    and whether there are more.
-    """
+    """Number the pairs of idle entries; return indices (R, W), tokens (m,), and whether there are more."""
     size = idle.size
     number = jnp.arange(size, dtype=jnp.int32)
     group = entries.group.ravel()

@@ -208,8 +208,7 @@ class Coordinates:
         error: Float[Array, " r"],
         rtol: Float[Array, ""],
     ) -> Float[Array, ""]:
-        """Compute ‖Bᵀ error‖ relative to rtol (‖p‖ + 1 / max ‖E_s‖), or to a tenth of the step if that is
-        smaller.
+        """Compute ‖Bᵀ error‖ relative to rtol (‖p‖ + 1 / max ‖E_s‖), or a tenth of the step if smaller.
 
         If a late stage encounters a force that earlier stages did not, the error is of the order of the step.
         """

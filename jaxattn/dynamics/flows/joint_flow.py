@@ -1,5 +1,4 @@
-"""Joint gradient flow on p and v with fixed E. For moderate ‖v‖ both are integrated; for large ‖v‖, v is
-slaved.
+"""Joint gradient flow on p and v with fixed E, in which v is slaved once ‖v‖ is large.
 
 "Slaved" means that v is computed as a function of p. On separable data ‖v‖ grows like exp(margin ‖p‖ / 2);
 see docs/notes/joint_flow.md.

@@ -288,8 +288,7 @@ def conjugate_residuals(
     b: Float[Array, " r"],
     known: Directions,
 ) -> tuple[Float[Array, " r"], Directions]:
-    """Solve A x = b with search directions P⁻¹ r that have orthogonal images under A, starting from known
-    ones.
+    """Solve A x = b with search directions P⁻¹ r that have orthogonal images under A.
 
     Args:
         product: maps x to A x; A need not be symmetric.

@@ -1,4 +1,4 @@
-"""Run of one batch: compile, sample the data, run the phases with checkpoints, and save the tables."""
+"""Run one batch: compile, sample the data, run the phases with checkpoints, and save the tables."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
     """Run the remaining phases of a batch, write its tables, and return its failures.
 
     Returns:
-        Cell, seed, phase, step and reason of every failed seed.
+        Cell, seed, phase, step and reason of each failed seed.
 
     Raises:
         Interrupted: the run was asked to stop, and has saved a checkpoint.
@@ -55,7 +55,7 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
         program = programs.phase(index, loaded)
         monitor.begin_phase(index, program.probe_steps, saved.step if saved else 0)
         params, saved = here.phase(program, index, params, keys, saved), None
-        if params is None:  # The checkpoint was damaged and has been set aside.
+        if params is None:  # The checkpoint was damaged and has been moved away.
             return run_batch(batch, cache, folder, monitor)
         monitor.end_phase()
 
@@ -66,7 +66,7 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
 
 @dataclass
 class _State:
-    """State of a phase: steps taken, state of the programs, and observations of its phase probes."""
+    """State of a phase: number of steps, state of the programs, and observations of phase probes."""
 
     index: int
     step: int
@@ -75,7 +75,7 @@ class _State:
 
 
 class _BatchRun(NamedTuple):
-    """A running batch; `kept` holds the parameters that each earlier phase trained."""
+    """Running batch. `kept` contains the parameters that each earlier phase trained."""
 
     batch: Batch
     loaded: Loaded
@@ -86,7 +86,7 @@ class _BatchRun(NamedTuple):
     kept: dict[str, dict[str, Any]]
 
     def phase(self, program: Program, index: int, params: Any, keys: Any, saved: BatchState | None) -> Any:
-        """Run the rest of a phase; return its final parameters, or None for a damaged checkpoint."""
+        """Run the rest of a phase, and return its final parameters, or None for a damaged checkpoint."""
         start = program, index, params, keys
         state = self.initial_state(*start) if saved is None else self.restored_state(*start, saved)
         if state is None:
@@ -96,7 +96,7 @@ class _BatchRun(NamedTuple):
         return state.carried.state.params
 
     def steps(self, program: Program, state: _State, measured: bool) -> None:
-        """Take the remaining steps of a phase, with measurements and checkpoints; changes `state`."""
+        """Take the remaining steps of a phase, measure, save checkpoints, and update `state` in place."""
         monitor, last_measured = self.monitor, state.step if measured else -1
         for step in (step for step in program.probe_steps if step > last_measured):
             while state.step < step and not monitor.is_stopped:
@@ -164,7 +164,7 @@ class _BatchRun(NamedTuple):
     def restored_state(
         self, program: Program, index: int, params: Any, keys: Any, saved: BatchState
     ) -> _State | None:
-        """Return the state of a checkpoint; None if it is damaged."""
+        """Restore the state from a checkpoint, or return None if it is damaged."""
         like = program.begin.shapes(params, self.loaded.splits, self.numbers, keys)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
         kept = {
@@ -182,5 +182,5 @@ class _BatchRun(NamedTuple):
 
 
 def _moved(params: Any, phase: Any, index: int) -> Sequence[str]:
-    """Return the parameters to keep after a phase: all after the first one, else those that it trains."""
+    """Return the parameters to keep after a phase: all after the first phase, else the trained ones."""
     return names(params) if index == 0 else tuple(selected(params, phase.train))

@@ -1,4 +1,4 @@
-"""Figure: metrics against the step, or against another metric such as ‖p‖."""
+"""Figure of metrics against the step, or against another metric such as ‖p‖."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,10 +31,9 @@ def curves(
     x: str = "step",
     scale: Literal["linear", "log"] | None = None,
 ) -> RenderedFigure:
-    """Plot metrics against the step: the mean over seeds with its 95 % interval, see `statistics.aggregate`.
+    """Plot metrics against the step, as means over seeds with 95 % intervals; see `statistics.aggregate`.
 
-    For phases with different step sizes or dynamics, use x = "p_norm", because their steps are not
-    comparable.
+    Use x = "p_norm" for phases with different step sizes or dynamics, because their steps are not comparable.
 
     Args:
         results: a results folder.
@@ -42,9 +41,9 @@ def curves(
         metrics: one panel each; defaults to loss, accuracy, ‖p‖, log ‖∇L‖ and attention on important tokens.
             The training and test value of one metric share a panel.
         cells: indices of the cells, one colour each; defaults to at most twelve.
-        x: "step", or the metric on the horizontal axis: its mean over seeds at the same step.
-        scale: scale of the vertical axes; None selects a logarithmic scale for metrics without negative
-            values whose means span decades.
+        x: "step", or the metric on the horizontal axis, averaged over seeds at the same step.
+        scale: scale of the vertical axes. None selects a logarithmic scale for metrics without negative
+            values if their means span decades.
 
     Raises:
         InputError: a phase, metric or cell is unknown, or a metric on a logarithmic scale has negative
@@ -66,7 +65,7 @@ def curves(
         raise InputError(f"curves: no finite value of {', '.join(drawn)} in {', '.join(phases)}")
     palette = colours(len(chosen), ordered=_ordered(results))
     with style():
-        # A phase has no panel for a metric that it does not record.
+        # Omit the panel of a metric that a phase does not record.
         present = {name: _present(panels, table[table["phase"] == name]) for name in phases}
         rows = {name: -(-len(shown) // _columns(len(shown))) for name, shown in present.items()}
         title = 0.25 if len(phases) > 1 else 0.0
@@ -222,7 +221,9 @@ def _scale_steps(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
 def _negative(records: pd.DataFrame, drawn: Sequence[str], scale: str | None) -> set[str]:
     found = set(records.loc[records["value"] < 0, "metric"]).intersection(drawn)
     if found and scale == "log":
-        raise InputError(f'curves: scale = "log", but {min(found)} has negative values; use "linear"')
+        raise InputError(
+            f'curves: scale = "log" is not possible, because {min(found)} has negative values; use "linear"'
+        )
     return found
 
 

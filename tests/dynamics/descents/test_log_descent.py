@@ -122,7 +122,7 @@ def test_every_method_converges_to_the_max_margin_direction(problem):
         assert ja.theory.one_minus_cosine(p, mm.p) < 1e-4, method
 
 
-def test_zero_gradient_and_nan(problem):
+def test_zero_gradient_leaves_p_unchanged_and_nan_fails(problem):
     params, corpus = problem
     for method in ("normalized", "polyak", "dual_acceleration", "log_time"):
         made = log_descent(method, 0.1)

@@ -155,7 +155,7 @@ def misspelt(params, task, *, points: int = 3):
         ),
         (
             without_points,
-            r"phases\[1\]: .*without_points: it has no setting points, .*; add points: int = 64",
+            r"phases\[1\]: .*without_points: has no setting points, .*; add points: int = 64",
         ),
         (
             with_steps,

@@ -73,11 +73,11 @@ def test_failures_are_read_from_batch_states(running):
     np.testing.assert_array_equal(records.loc[failed, "value"].isna(), records.loc[failed, "step"] >= 10)
 
 
-def test_error_for_run_without_measurements_gives_command(running):
+def test_error_for_a_run_without_measurements_shows_the_command(running):
     for path in (running / "parts").glob("*"):
         if EMPTY not in path.name:
             path.unlink()
-    with pytest.raises(InputError, match="it has no measurements yet; run the same sweep again into"):
+    with pytest.raises(InputError, match="has no measurements yet; run the same sweep again into"):
         load(running)
 
 
@@ -91,7 +91,7 @@ def test_damaged_part_is_a_one_line_error(running):
         load(running)
 
 
-def test_batch_of_another_config_is_a_one_line_error(running):
+def test_batch_with_a_different_config_is_a_one_line_error(running):
     mark, known = batch_state.read_state(running, WHOLE), manifest.read_manifest(running)
     cells = [cell | {"config_hash": "0" * 16} for cell in known["cells"]]
     manifest.write_manifest(running, known | {"cells": cells})
@@ -113,7 +113,7 @@ def test_damaged_batch_state_is_a_one_line_error(running):
         load(running)
 
 
-def test_read_is_retried_if_run_continues_meanwhile(running, monkeypatch):
+def test_read_is_retried_if_the_run_continues_meanwhile(running, monkeypatch):
     """The tables of a state have been replaced by those of a newer state."""
     read = batch_state.read_state
     stale = batch_state.BatchState(
@@ -265,7 +265,7 @@ FIRST = f"; delete {{folder}}/parts/{BATCH}.json; run the same sweep again into 
     ],
 )
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
-def test_verify_names_damaged_file_and_fix(folder, pattern, remedy, damage):
+def test_verify_reports_damaged_files_with_a_remedy(folder, pattern, remedy, damage):
     (path,) = folder.glob(pattern)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -281,7 +281,7 @@ def test_verify_names_damaged_file_and_fix(folder, pattern, remedy, damage):
     assert "\n" not in line
 
 
-def test_verify_names_batch_of_another_config(folder):
+def test_verify_reports_a_batch_with_a_different_config(folder):
     cells = [{"cell": 0, "settings": {}, "config_hash": "f" * 16}]
     manifest.write_manifest(folder, manifest.read_manifest(folder) | {"cells": cells})
     (line,) = verify(folder)

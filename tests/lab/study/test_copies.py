@@ -126,5 +126,7 @@ def test_class_with_a_renamed_attribute_raises(study, tmp_path):
         "    def why_not(self, outputs, data): return None\n"
         "    def __call__(self, outputs, targets): return outputs\n"
     )
-    with pytest.raises(InputError, match=r"old.py:Old: version 0.3 renamed 'why_not' to 'skip_reason'"):
+    with pytest.raises(
+        InputError, match=r"old.py:Old: 'why_not' was renamed to 'skip_reason' in version 0.3"
+    ):
         study(False, loss="old.py:Old", axes={})

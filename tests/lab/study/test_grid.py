@@ -125,7 +125,7 @@ def test_cells_of_all_blocks_count_towards_the_limit(tables, monkeypatch):
         ({"axes": {"cells": [1]}}, "cells cannot be an axis"),
     ],
 )
-def test_invalid_grids_raise_with_the_place(settings, grid, message):
+def test_invalid_grids_raise_with_the_location(settings, grid, message):
     with pytest.raises(InputError, match=message):
         settings(**grid)
 
@@ -140,7 +140,7 @@ def test_hash_of_a_cell_equals_that_of_the_equivalent_study(tables):
     assert len({cell.config_hash for cell in cells}) == 4
 
 
-def test_axis_over_kinds_and_custom_settings(study):
+def test_an_axis_may_sweep_kinds_and_custom_settings(study):
     cells = study("own", axes={"loss.softness": [0.5, 1.0], "model.rotation": ["drawn", "identity"]}).cells
     assert [cell.setting.model.rotation for cell in cells] == ["drawn", "identity"] * 2
     assert [cell.setting.loss.softness for cell in cells] == [0.5, 0.5, 1.0, 1.0]
@@ -169,7 +169,7 @@ def test_blocks_are_variants_of_the_file(tables):
     assert Definition(tables("flow")).cells[0].settings == {}
 
 
-def test_block_of_another_kind_keeps_common_settings(study):
+def test_block_with_a_different_kind_keeps_common_settings(study):
     blocks = {
         "mlp": {"model": {"kind": "mlp"}},
         "polyak": {"phases": {"query": {"kind": "log_descent", "method": "polyak"}}},
@@ -194,7 +194,10 @@ def test_block_of_another_kind_keeps_common_settings(study):
     ("block", "message"),
     [
         ({"model": {"dimension": 3}}, r"blocks.b: model: unknown key 'dimension'; did you mean 'dim'"),
-        ({"phases": {"head": {"steps": 3}}}, r"blocks.b: head: no entry 'head' in the list; there are embed"),
+        (
+            {"phases": {"head": {"steps": 3}}},
+            r"blocks.b: head: no entry 'head' in the list; choose one of embed",
+        ),
         (
             {"axes": {"model.dims": [3]}},
             r"blocks.b: axes: cell 0 \(block = 'b', model.dims = 3\): model: unk",

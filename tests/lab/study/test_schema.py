@@ -63,7 +63,7 @@ def test_schema_accepts_shipped_sweeps(validator, path):
         ("blocks.other.model.dim = 'wide'", False),
     ],
 )
-def test_schema_of_additional_lines(validator, tables, line, is_valid):
+def test_schema_validates_additional_lines(validator, tables, line, is_valid):
     assert validator.is_valid(merge(tables(), tomllib.loads(line))) == is_valid
 
 
@@ -80,7 +80,7 @@ def test_schema_of_additional_lines(validator, tables, line, is_valid):
         ("extends = 3", False),
     ],
 )
-def test_schema_of_a_file_that_extends_another(validator, text, is_valid):
+def test_schema_accepts_files_that_extend_another(validator, text, is_valid):
     assert validator.is_valid(tomllib.loads(text)) == is_valid
 
 

@@ -47,7 +47,7 @@ def test_incompatible_settings_raise(study, changes, message):
     assert "\n" not in str(caught.value)
 
 
-def test_max_margin_without_a_phase_that_trains_p_alone_raises(study, tables):
+def test_max_margin_requires_a_phase_that_trains_only_p(study, tables):
     with pytest.raises(InputError, match=r"probes.max_margin: no phase trains p alone"):
         study("flow", phases=tables("flow")["phases"][:1])
 
