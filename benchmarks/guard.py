@@ -231,7 +231,7 @@ def _write(results, folder: Path, name: str) -> None:
 
 def _continued(scratch: Path, root: Path):
     """Kill a study at its first checkpoint, and resume it."""
-    # A fork would keep locks that other threads of this process hold locked forever.
+    # A fork would inherit locks that other threads hold, and they would stay locked forever.
     child = multiprocessing.get_context("spawn").Process(target=_killed, args=(scratch, root))
     child.start()
     child.join()

@@ -24,7 +24,7 @@ from jaxattn.core.pytrees import Brief, Leaf
 MOST_POSITIONS = 2**31 - 1
 WIDTH = 32
 
-# Number of entries from which a matrix counts as large.
+# A matrix with at least this many entries counts as large.
 LARGE = 1 << 18
 # The same on an accelerator, which has no cache for larger matrices to exceed. Seeds with separate corpora
 # are vmapped as long as their arrays fit in memory.

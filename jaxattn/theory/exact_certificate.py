@@ -40,8 +40,8 @@ class ExactCertificate(NamedTuple):
 def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> ExactCertificate:
     """Certify a max-margin direction, or that none exists, in exact arithmetic.
 
-        p·(Φ_s - Φ_t) ≥ 1 for every X, its selected token s and its other tokens t,
-        ‖q‖² ≥ (1 - gap) ‖p‖² for every q that satisfies these constraints;
+        p·(Φ_s - Φ_t) ≥ 1  for every X, its selected token s and its other tokens t,
+        ‖q‖² ≥ (1 - gap) ‖p‖²  for every q that satisfies these constraints;
 
     or, if no q satisfies them, Σ λ (Φ_s - Φ_t) = 0 with λ ≥ 0, not all zero.
 

@@ -143,16 +143,16 @@ def certify_limit(
     """Certify the limit of gradient flow on p, with fixed keys and values, from a point far along the path.
 
         p_* = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s'') = 0  for tokens that tie,
-                                 p·(Φ_s - Φ_s') ≥ 1 for s on top of X and s' repelled from it.
+                                 p·(Φ_s - Φ_s') ≥ 1  for s on top of X and s' repelled from it.
 
     The tokens on top of a sequence are those that attention selects in the limit. For each token below the
     top, add the forces of all sequences with the same group of tied tokens on top. The sum repels the token,
     attracts it, or cancels.
 
     - Repelled: a rate of 1 is required.
-    - Attracted: the token stays below the top if its rate is at least 1 without this constraint. - Cancelled
-    to first order: the force decays like e^(-2 gap). If it repels, a rate of 1/2 is required. If the response
-      of tied tokens cancels it, there is no force, and any positive rate is sufficient.
+    - Attracted: the token stays below the top if its rate is at least 1 without this constraint.
+    - Cancelled to first order: the force decays like e^(-2 gap). If it repels, a rate of 1/2 is required. If
+      the response of tied tokens cancels it, there is no force, and any positive rate is sufficient.
 
     The max-margin problem requires ≥ 0 for pairs without a required rate. The score differences of tied
     tokens converge to the minimum of the tied part of the loss, which is the loss with attention to the

@@ -39,9 +39,9 @@ _DEPENDENT = 1e-12
 _NEWTON = 12
 # A shift of tied scores up to this is attributed to rounding of the force.
 _ZERO = 1e-6
-# Relative size below which derivatives of the force count as zero, because the residual force is as large;
-# and the relative change in the score difference of two tokens from which a step along such a direction
-# separates them.
+# Derivatives of the force below this fraction of the largest count as zero, because the residual force is as
+# large. A step along such a direction separates two tokens if it changes their score difference by the second
+# fraction.
 _LOOSE, _APART = 1e-6, 0.03
 
 

@@ -31,8 +31,8 @@ from jaxattn.dynamics.flows.force import (
 )
 from jaxattn.dynamics.flows.stiff import Solver, by_factors
 
-# Rounding changes scores by ε ‖a‖ and forces by the same relative amount. The flow stops where the forces
-# cancel so far that the relative error of the direction of their sum exceeds this.
+# Rounding changes scores by ε ‖a‖ and forces by the same relative amount. The flow stops when the forces
+# cancel so much that the relative error of the direction of their sum exceeds this.
 RESOLUTION = 1e-3
 # Distance to the top below which an idle token is too close: it would have e^-7 of its sequence's attention.
 NEAR = 7.0

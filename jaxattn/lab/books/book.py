@@ -7,7 +7,7 @@
     BOOK/NAME/item.toml    reported results, choices, comparison; measures and their criteria
     BOOK/NAME/study.toml   a sweep file, as for `jaxattn run`; there may be several with any name
     BOOK/NAME/mine.py      code that the files refer to as "mine.py:NAME"; optional
-    BOOK/NAME/README.md notes for readers; optional, not loaded
+    BOOK/NAME/README.md    notes for readers; optional, not loaded
 
 `tables` defines the keys of both TOML files. A measure computes findings from runs, and a criterion is the
 range that a finding should have. Criteria are matched to findings by name, and `*` matches any text.

@@ -23,7 +23,7 @@ def main() -> None:
     _open_streams()
     # Figures are saved and never shown, so they need no window toolkit.
     os.environ["MPLBACKEND"] = "agg"
-    with suppress(ValueError):  # not the main thread
+    with suppress(ValueError):  # raised outside of the main thread
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _stop)
     words = sys.argv[1:]

@@ -31,7 +31,7 @@ def read_data_sweep(sweep: Path, overrides: Sequence[str] = ()) -> Study:
 
 
 def describe_data(study: Definition, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:
-    """Describe the data of the base setting of a study, for seed 0 if they are sampled per seed.
+    """Describe the data of a study without its axes, for seed 0 if they are sampled per seed.
 
     Returns:
         Titles and tables of sizes and, for texts, of length quantiles, advice on one step on E, and the

@@ -84,7 +84,10 @@ def about(call: Command) -> _About:
 
 
 def help_of(words: Sequence[str], groups: Groups) -> str | None:
-    """Return the requested help for the words after `jaxattn`, or None. Without words, it is the overview."""
+    """Return the requested help for the words after `jaxattn`, or None if none is requested.
+
+    Without words, return the overview.
+    """
     if not words or words[0] in HELP:
         return overview(groups)
     call = {name: call for group in groups.values() for name, call in group.items()}.get(words[0])

@@ -208,7 +208,7 @@ class _Queue(NamedTuple):
                 raise Interrupted
 
     def reason(self, batch: Batch, error: Exception) -> str:
-        """Return the reason of a failed batch in one line, or "" for an error that must stop the run."""
+        """Return the reason why a batch failed in one line, or "" for an error that must stop the run."""
         files = self.study.names.files(self.study.own_kinds)
         if isinstance(error, jax.errors.JaxRuntimeError | MemoryError):
             lines = str(error).strip().split("\n")

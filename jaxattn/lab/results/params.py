@@ -69,12 +69,12 @@ class Parameters:
         return Parameters(dict(self._arrays) | arrays)
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
-        """Flatten for JAX."""
+        """Flatten the object into arrays and names, for JAX."""
         return [(jax.tree_util.GetAttrKey(name), x) for name, x in self._arrays.items()], tuple(self._arrays)
 
     @classmethod
     def tree_unflatten(cls, names: tuple[str, ...], arrays: Any) -> "Parameters":
-        """Unflatten for JAX."""
+        """Rebuild the object from names and arrays, for JAX."""
         return cls(dict(zip(names, arrays, strict=True)))
 
 

@@ -118,7 +118,7 @@ class Definition:
 
     @property
     def base(self) -> Setting:
-        """Setting without axes."""
+        """Setting of the study without its axes."""
         return self._base.setting
 
     @property
