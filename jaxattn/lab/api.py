@@ -264,9 +264,7 @@ class Study(Definition):
     def _check_names(self, reader: str) -> None:
         for name in self.own_kinds:
             if name.startswith("__main__:") or "<locals>" in name:
-                raise InputError(
-                    f"{name}: cannot be imported by {reader}; move it to a file, such as mine.py"
-                )
+                raise InputError(f"{name}: {reader} can import it; move it to a file, such as mine.py")
 
     def _check_metrics(self) -> None:
         from jaxattn.lab.engine.plan import check_metrics

@@ -148,7 +148,7 @@ def of_equinox(
     return Adapted(init, _outputs(apply, inputs, per_example))
 
 
-_RANDOM = "{}: the module asks for a random key at every call; switch off dropout and noise"
+_RANDOM = "{}: the module requires a random key at every call; disable dropout and noise"
 
 
 def _outputs(

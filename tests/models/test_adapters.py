@@ -133,10 +133,10 @@ def normalised(key):
         (of_linen(Normalised()), "of_linen: the module has mutable state 'batch_stats'; remove the layers"),
         (
             of_linen(Dropping()),
-            "of_linen: the module asks for a random key at every call; switch",
+            "of_linen: the module requires a random key at every call; disable",
         ),
         (of_nnx(NnxDropping), r"of_nnx: the module has mutable state or keys, dropout.rngs.\w+; remove"),
-        (of_equinox(dropping), "of_equinox: the module asks for a random key at every call; switch off"),
+        (of_equinox(dropping), "of_equinox: the module requires a random key at every call; disable"),
         (of_equinox(normalised), "of_equinox: the module has mutable state; remove the layers"),
     ],
 )

@@ -141,7 +141,7 @@ def _suffer(folder: Path, path: Path, before: Reading, after: Reading, content: 
         refused = _refused(folder)
         if refused:
             # Another run's manifest or commit record is intact. It is detected by its config.
-            assert "another config" in refused or path.name in refused, refused
+            assert "different config" in refused or path.name in refused, refused
             path.unlink()
             _run(folder)
         if resealed and not damaged and not refused:

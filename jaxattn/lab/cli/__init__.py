@@ -59,7 +59,7 @@ def main() -> None:
         # Prevent Python from writing the rest of the output again when it exits.
         with suppress(OSError, ValueError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        reason = f"{error.filename or 'standard output'}: {error.strerror or error}; fix this and repeat"
+        reason = f"{error.filename or 'standard output'}: {error.strerror or error}; fix this and try again"
         code = 1 if isinstance(error, BrokenPipeError) else complain(RunError(reason), 1)
     sys.exit(code)
 

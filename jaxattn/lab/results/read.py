@@ -74,7 +74,7 @@ def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.Data
     }
     measured = set().union(*map(parquet.lanes, found["records"]))
     if planned and measured != planned:
-        raise Damaged(f"{directory}: records.parquet has other cells and seeds than the manifest")
+        raise Damaged(f"{directory}: the cells and seeds of records.parquet differ from the manifest")
     return found
 
 
@@ -87,7 +87,7 @@ def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[BatchState, 
             found.append(read)
             cells[batch] = map(int, read[0].origin.cells)
     for first, second in batch_state.overlaps(cells):
-        raise Damaged(f"{batch_state.path(directory, second)}: it has seeds that {first} has too")
+        raise Damaged(f"{batch_state.path(directory, second)}: contains seeds that are also in {first}")
     return found
 
 
@@ -177,7 +177,7 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
         if saved:
             cells[batch] = map(int, saved.origin.cells)
     for first, second in batch_state.overlaps(cells):
-        found.append(f"{batch_state.path(directory, second)}: it has seeds that {first} has too; {fix}")
+        found.append(f"{batch_state.path(directory, second)}: contains seeds that are also in {first}; {fix}")
     if known and known["status"] == "finished":
         planned = [batch["name"] for batch in known["batches"]]
         missing = [batch_state.path(directory, name) for name in planned if name not in batches]

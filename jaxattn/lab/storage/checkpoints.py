@@ -101,7 +101,7 @@ def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) 
     except Exception as error:
         reason = str(error).partition("\n")[0]
         if getattr(error, "errno", None) in NOT_DAMAGE or "Too many open files" in str(error):
-            raise InputError(f"{folder}: cannot be read: {reason}; fix this and repeat") from None
+            raise InputError(f"{folder}: cannot be read: {reason}; fix this and try again") from None
         raise Damaged(f"{folder}: damaged ({reason})") from None
     if _checksums(arrays) != known.arrays:
         raise Damaged(f"{folder}: damaged (the checksums of its arrays differ)")

@@ -41,7 +41,7 @@ def inside(path: Path, folder: Path) -> Path:
     if Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)):
         raise Damaged(f"{path}: a link that {outside}; remove the link")
     # The path comes from a file of the folder. The target is not part of the folder and must not be deleted.
-    raise Damaged(f"{folder}: refers to a path that {outside}; use a folder that a run has written")
+    raise Damaged(f"{folder}: refers to a path that {outside}; use a folder written by a run")
 
 
 def is_below(name: str) -> bool:
@@ -282,7 +282,7 @@ def _reading(path: Path) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError):
         raise Damaged(f"{path}: missing") from None
     except IsADirectoryError:
-        raise Damaged(f"{path}: a folder is in its place") from None
+        raise Damaged(f"{path}: is a folder, not a file") from None
     except OSError as error:
         raise InputError(
             f"{path}: cannot be read: {error.strerror or error}; fix this and try again"

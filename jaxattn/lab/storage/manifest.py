@@ -18,8 +18,8 @@ MANIFEST = "manifest.json"
 MOST_BINS = 10_000
 # Version of the format. Increase it when the content of results folders changes.
 FORMAT = 5
-REBUILD = "run the same sweep again into this folder to rebuild it from the batches there"
-NOT_A_RUN = "use a folder that `jaxattn run` wrote"
+REBUILD = "run the same sweep again in this folder to rebuild it from its batches"
+NOT_A_RUN = "use a folder written by `jaxattn run`"
 
 
 class _Cell(msgspec.Struct):

@@ -13,7 +13,7 @@ from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.storage.files import temporary_path
 
 ADDRESS = re.compile(r"(s3|gs):/{1,2}([\w.-]+)/(.+?)/*")
-RESUME = "the results written so far are kept, fix this and run the same command again to resume"
+RESUME = "finished results are kept; fix this and run the same command again to resume"
 # Time limits in seconds. Requests that fail because of the server or the connection are repeated for RETRY_S.
 RETRY_S, REQUEST_S, CONNECT_S = 60.0, 60.0, 5.0
 _TRIES = 2
@@ -226,7 +226,7 @@ def _boto3_credentials(address: str) -> Any:
 
 
 NO_CREDENTIALS = (
-    "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (of Google: "
+    "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (for Google: "
     "GOOGLE_APPLICATION_CREDENTIALS), or log in with the tools of your cloud"
 )
 # Reasons by pattern of the server's response; the first match is used.

@@ -13,7 +13,7 @@ from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.sequences import Sequences
 from jaxattn.losses import PerSequence
 
-NOT_REAL = "records are real; return its real and imaginary parts, or its absolute value"
+NOT_REAL = "metrics must be real; return its real and imaginary parts, or its absolute value"
 
 
 def check_examples(data: Dataset, name: str) -> None:

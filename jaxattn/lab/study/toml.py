@@ -148,7 +148,9 @@ def _text(path: Path) -> str:
     except ValueError as error:
         raise InputError(f"{str(path)!r}: cannot be read ({error})") from None
     if "\0" in text:
-        raise InputError(f"{path}: not a UTF-8 text file; save it as UTF-8")
+        raise InputError(
+            f"{path}: UTF-16 text without a byte order mark, or not a text file; save it as UTF-8"
+        )
     return text
 
 

@@ -141,7 +141,7 @@ def test_missing_file_locks_is_a_one_line_error():
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
-    assert "no POSIX file locks" in line
+    assert "require POSIX file locks" in line
     assert line.endswith("on Windows, WSL")
 
 
@@ -300,7 +300,7 @@ def test_options_accept_underscores(call):
         (["run", SWEEPS / "nosuch.toml"], "no such sweep file"),
         (["run", SWEEPS / "quickstart.toml", "--set", "model.dimension=3"], "did you mean 'dim'"),
         (["run", SWEEPS / "quickstart.toml", "--seeds", "0"], "seeds: expected 'int' >= 1"),
-        (["run", SWEEPS / "quickstart.toml", "--set", "data.relevant=7"], "relevant: 7 is not a positive"),
+        (["run", SWEEPS / "quickstart.toml", "--set", "data.relevant=7"], "relevant: 7; must be a positive"),
         (["run", SWEEPS / "quickstart.toml", "--set", "figures.0.phase=nosuch"], "nosuch"),
         (["run", SWEEPS / "imdb_one_step.toml", "--set", "data.data_dir=nosuch"], "nosuch"),
         (["data", SWEEPS / "imdb_one_step.toml", "--set", "data.data_dir=nosuch"], "nosuch"),
@@ -315,7 +315,7 @@ def test_options_accept_underscores(call):
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim=16"], "--axis model.dim: 16 is not a list"),
         (["run", SWEEPS / "quickstart.toml", "--set", "model.dim=0"], "jaxattn: --set model.dim: expected"),
         (["claims", "--only", "T4.4"], "--only: T4.4: no such item; there are L4.1"),
-        (["claims", "--only", "L4.1", "--only", "T4.3"], "--only: given 2 times; give it once"),
+        (["claims", "--only", "L4.1", "--only", "T4.3"], "--only: given 2 times; use it once"),
         (["run", SWEEPS / "quickstart.toml", "--out", "a", "--out=b"], "--out: given 2 times"),
         (["claims", "--seeds", "1"], "an interval over seeds requires at least 2"),
         (["claims", "--only", "L4.1", "--data-dir", "nosuch"], "nosuch"),
@@ -335,7 +335,7 @@ def test_options_accept_underscores(call):
         (["aggregate", "nosuch"], "nosuch"),
         (
             ["launch", STUDY, "--shards", "3", "--executor", "local"],
-            "--shards: shard 3/3: there are 2 batches; use at most 2 shards, or make more batches with --set",
+            "--shards: shard 3/3: only 2 batches; use at most 2 shards, or create more batches with --set",
         ),
         (
             ["launch", STUDY, "--shards", "2", "--executor", "local", "--option", "gpus"],
@@ -449,7 +449,7 @@ def test_diagnose_rejects_mismatched_input(call, tmp_path, trained):
         (["--set", "model.dim=3"], "expected data.KEY=VALUE"),
         (["--query", tmp_path / "none.npy"], "no such file"),
         (["--corpus", tmp_path / "none.toml"], "no [data] table"),
-        (words, "this corpus has no words"),
+        (words, "this corpus does not consist of texts"),
         ([*other, *words], "'a' is token 0 and token 2"),
         (other, "30 rows for a corpus over V = 2"),
     ):

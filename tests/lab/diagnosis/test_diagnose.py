@@ -272,7 +272,7 @@ def test_mismatched_input_is_a_one_line_error(corpus, alpha, change, said):
 
 
 def test_invalid_diagnosis_settings_are_rejected(corpus, alpha):
-    with pytest.raises(InputError, match="lower it"):
+    with pytest.raises(InputError, match="lower min_count"):
         diagnose(*planted(alpha, alpha), corpus, min_count=10**6)
     with pytest.raises(InputError, match="2 names for V = 60"):
         diagnose(*planted(alpha, alpha), corpus, tokens=["a", "b"])
@@ -375,5 +375,5 @@ def test_page_and_object_have_same_content(corpus, alpha, tmp_path):
             assert typeset(entry) in page.replace("<wbr>", "")
     assert 'srcdoc="&lt;!DOCTYPE html&gt;' in found._repr_html_()
     assert repr(found).splitlines()[1:] == list(found.verdicts)
-    with pytest.raises(InputError, match="head: 1; there are 1"):
+    with pytest.raises(InputError, match="head: 1; must be in 0 to 0"):
         found.figure(1)

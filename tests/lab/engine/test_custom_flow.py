@@ -151,7 +151,7 @@ def misspelt(params, task, *, points: int = 3):
     [
         (
             undeclared,
-            r"phases\[1\]: .*undeclared: it declares no trained parameters; add @ja.declare\(train=",
+            r"phases\[1\]: .*undeclared: declares no trained parameters; add @ja.declare\(train=",
         ),
         (
             without_points,
@@ -170,11 +170,11 @@ def misspelt(params, task, *, points: int = 3):
         ),
         (
             returning(lambda x: RecordedPath(params={"p": rows(x.p, 4)}, status=1)),
-            r"phases\[1\]: p of the path has shape \(4, 16\); return \(3, 16\), one row per point",
+            r"phases\[1\]: p of the path has shape \(4, 16\); expected \(3, 16\), one row per point",
         ),
         (
             returning(lambda x: RecordedPath({"p": rows(x.p)}, 1, {"time": jnp.zeros(())})),
-            r"phases\[1\]: time of the path has shape \(\); return \(3,\), one row per point",
+            r"phases\[1\]: time of the path has shape \(\); expected \(3,\), one row per point",
         ),
     ],
 )

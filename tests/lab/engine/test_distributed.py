@@ -185,7 +185,7 @@ def test_running_shards_are_waited_for(shards, wait, clock, tmp_path):
 def test_shards_with_fewer_seeds_or_a_different_config_are_rejected(shards, wait):
     with pytest.raises(RunError, match=r"shard-[12]-of-2: not finished"):
         wait(shards, seeds=3)
-    with pytest.raises(InputError, match=r"another config \(model.dim: 16 -> 8\)"):
+    with pytest.raises(InputError, match=r"a different config \(model.dim: 16 -> 8\)"):
         wait(shards, model={"kind": "one_layer", "dim": 8})
 
 
@@ -197,7 +197,7 @@ def test_shards_with_different_batches_raise(shards, wait, monkeypatch):
 
     monkeypatch.setattr(Store, "existing", other_width)
     with pytest.raises(
-        RunError, match="its shards have different batches, because the hosts differ in memory"
+        RunError, match="the shards have different batches, because the hosts differ in memory"
     ):
         wait(shards)
 
@@ -242,7 +242,7 @@ def test_launcher_variables_determine_the_process(launched, variables, shard, gp
 def test_distributed_auto_without_a_launcher_raises(launched, missing):
     updated = launched({name: text for name, text in SLURM.items() if name != missing})
     with pytest.raises(
-        InputError, match=r"--distributed auto: .* no variables of Slurm .* or Open MPI .* give N,I"
+        InputError, match=r"--distributed auto: no variables of Slurm .* or Open MPI .* use N,I"
     ):
         distributed.read_process("auto")
     assert updated == {}

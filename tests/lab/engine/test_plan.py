@@ -115,7 +115,7 @@ def test_figures_of_unknown_metrics_raise_before_the_run(study, tmp_path):
     for figure, said in (
         (
             {"kind": "curves", "metrics": ["loss", "lss"]},
-            r"figures\[0\].metrics\[1\]: .*'lss'; did you mean 'loss'",
+            r"figures\[0\].metrics\[1\]: 'lss' .*; did you mean 'loss'",
         ),
         ({"kind": "curves", "x": "p_nrm"}, r"figures\[0\].x: 'p_nrm' is not measured by the study"),
         ({"kind": "convergence", "x": "p_norm", "y": "margin_shortfall"}, "'margin_ratio'"),

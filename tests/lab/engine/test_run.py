@@ -29,7 +29,7 @@ def test_a_finished_run_is_not_run_again(small_run, monkeypatch, go, study):
 
 
 def test_folders_with_a_different_config_or_other_files_raise(small_run, tmp_path, go, study):
-    with pytest.raises(InputError, match=r"another config \(model.dim: 16 -> 8\)"):
+    with pytest.raises(InputError, match=r"a different config \(model.dim: 16 -> 8\)"):
         go(small_run, study(model={"kind": "one_layer", "dim": 8}))
     (tmp_path / "thesis.txt").write_text("my life's work")
     with pytest.raises(InputError, match="not empty and not a results folder"):

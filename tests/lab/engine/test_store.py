@@ -285,7 +285,7 @@ def test_unreadable_files_are_not_treated_as_damaged(copy, go, study, monkeypatc
 def test_folder_instead_of_a_file_is_a_one_line_error(copy, go, study, victim):
     (copy / victim).unlink()
     (copy / victim).mkdir()
-    named = rf"{copy / victim}: (cannot be written: Is a directory|a folder is in its place)"
+    named = rf"{copy / victim}: (cannot be written: Is a directory|is a folder, not a file)"
     asked = {"records.parquet": load, "metrics.jsonl": lambda path: go(path, study(chunk=1, seeds=3))}
     with pytest.raises((InputError, RunError), match=named):
         asked.get(victim, run_status)(copy)

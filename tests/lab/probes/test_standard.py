@@ -327,7 +327,7 @@ def test_a_flow_is_measured_at_all_rows():
             {"every": 2, "steps": [1]},
             "probes.every: cannot be combined with probes.steps; remove one of them",
         ),
-        ({"every": {"query": 2}, "steps": {"query": [1]}}, "probes.every.query: probes.steps.query sets"),
+        ({"every": {"query": 2}, "steps": {"query": [1]}}, "probes.every.query: cannot be combined"),
         ({"every": 0}, r"probes.every: .*>= 1"),
         ({"steps": [-1]}, r"probes.steps\[0\]: .*>= 0"),
     ],

@@ -135,9 +135,11 @@ def test_batches_with_the_same_seeds_are_rejected(running):
     both = "cells-00000-00001-seeds-00000-00001"
     tables = batch_state.read_with_tables(running, WHOLE)[1]
     save(running, both, tables, [], finished=False)
-    with pytest.raises(InputError, match=rf"{both}\.json: it has seeds that {WHOLE} has too; run the same"):
+    with pytest.raises(
+        InputError, match=rf"{both}\.json: contains seeds that are also in {WHOLE}; run the same"
+    ):
         load(running)
-    assert any(f"{both}.json: it has seeds that {WHOLE} has too" in line for line in verify(running))
+    assert any(f"{both}.json: contains seeds that are also in {WHOLE}" in line for line in verify(running))
 
 
 def test_seeds_missing_in_manifest_are_rejected(running):
@@ -165,7 +167,7 @@ def test_finished_table_must_have_seeds_of_manifest(folder, rewrite):
     known = manifest.read_manifest(folder)
     manifest.write_manifest(folder, known | {"seeds": [0, 1]})
     rewrite(folder, "records", table.assign(seed=1))
-    with pytest.raises(InputError, match=r"records\.parquet has other cells and seeds than the manifest"):
+    with pytest.raises(InputError, match=r"cells and seeds of records\.parquet differ from the manifest"):
         load(folder)
 
 
@@ -193,7 +195,7 @@ def test_column_of_wrong_type_is_rejected(write, rewrite, tmp_path, column):
 def test_verify_checks_report_files(write, tmp_path, changes):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1, **changes)
     with pytest.raises(
-        InputError, match=r"manifest\.json: Expected .*; use a folder that `jaxattn run` wrote"
+        InputError, match=r"manifest\.json: Expected .*; use a folder written by `jaxattn run`"
     ):
         read_results(folder)
 
@@ -261,7 +263,7 @@ FIRST = f"; delete {{folder}}/parts/{BATCH}.json; run the same sweep again into 
         ("checkpoints/*/1/_METADATA", FIRST),
         ("summary.csv", "; draw it again with: jaxattn report {folder}"),
         ("figures/drawn.json", "; draw it again with: jaxattn report {folder}"),
-        ("manifest.json", "; run the same sweep again into this folder to rebuild it"),
+        ("manifest.json", "; run the same sweep again in this folder to rebuild it"),
     ],
 )
 @pytest.mark.parametrize("damage", ["flipped", "missing"])

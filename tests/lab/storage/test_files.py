@@ -60,7 +60,7 @@ def test_checksum_is_compared(tmp_path):
     for reading in (files.read_file, files.check_file):
         with pytest.raises(Damaged, match=f"{path}: damaged"):
             reading(path, tmp_path, sha256)
-        with pytest.raises(Damaged, match=f"{tmp_path}: a folder is in its place"):
+        with pytest.raises(Damaged, match=f"{tmp_path}: is a folder, not a file"):
             reading(tmp_path, tmp_path, sha256)
         with pytest.raises(Damaged, match=f"{path}/x: missing"):
             reading(path / "x", tmp_path, sha256)

@@ -325,12 +325,12 @@ WRONG = {
     "no module": ({"model": "no_lab.models:Model"}, "model.kind: no_lab.models: no such module"),
     "no name": (
         {"model": "mine.py:Modl"},
-        "model.kind: mine.py:Modl: mine.py has no 'Modl'; did you mean mine.py:Model?",
+        "model.kind: mine.py:Modl: 'Modl' does not exist in mine.py; did you mean mine.py:Model?",
     ),
     "no code": ({"model": "mine.py:number"}, "mine.py:number is neither a class nor a function"),
     "a function": (
         {"model": "mine.py:loss"},
-        "model: mine.py:loss has the argument 'params'; a model function has settings only, after a *",
+        "model: mine.py:loss has the argument 'params'; a model function takes only settings, after a *",
     ),
     # missing bases and methods
     "no data": (
@@ -376,7 +376,7 @@ WRONG = {
     ),
     "positional": (
         {"loss": {"kind": "mine.py:positional", "power": 3.0}},
-        "loss: positional: 'power' is positional; put * before the settings",
+        "loss: positional: setting 'power' is positional; put * before it",
     ),
     "plain class": (
         {"model": model("Plain", dim=3)},
@@ -421,7 +421,7 @@ WRONG = {
     ),
     "mean loss": (
         {"loss": "mine.py:mean_loss"},
-        "loss: mine.py:mean_loss returns float32[]; return (10,) floats, one for every example",
+        "loss: mine.py:mean_loss returns float32[]; return (10,) floats, one per example",
     ),
     "whole loss": (
         {"loss": "mine.py:count_loss"},
@@ -469,7 +469,7 @@ WRONG = {
     ),
     "complex": (
         {"probes": {"own": ["mine.py:turn"]}},
-        "probes.own[0]: mine.py:turn returns complex64[] for 'turn'; records are real; return its real and",
+        "probes.own[0]: mine.py:turn returns complex64[] for 'turn'; metrics must be real; return its real and",
     ),
     "scores that are not declared": (
         {"model": model("Claims")},
@@ -511,7 +511,7 @@ WRONG = {
     ),
     "a transformation": (
         {"phases": [BATCHED[0] | {"optimizer": "mine.py:made_already"}]},
-        "phases[0]: optimizer: expected a name, got an optax transformation, whose step size is fixed; or give a fun",
+        "phases[0]: optimizer: expected a name or a function of the step size, such as `def own(step_size): return ",
     ),
     "a letter left out": (
         {"phases": [{("stepsize" if key == "step_size" else key): x for key, x in BATCHED[0].items()}]},
@@ -739,7 +739,7 @@ def test_nan_in_the_data_raises(sweep, tmp_path, monkeypatch, capsys):
     changes = {"data": {"kind": "runs.py:holed", "at": 2}, "model": "runs.py:Mean", "loss": "squared_error"}
     assert command(monkeypatch, "run", sweep(**changes), "--out", tmp_path / "out", "--quiet") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("data: train: X holds nan at (4, 2, 1); remove or replace this example")
+    assert line.endswith("data: train: X contains nan at (4, 2, 1); remove or replace this example")
 
 
 @pytest.mark.more

@@ -95,7 +95,7 @@ def test_too_large_grids_raise_before_cells_are_created(settings, monkeypatch, g
 def test_cells_of_all_blocks_count_towards_the_limit(tables, monkeypatch):
     monkeypatch.setattr("jaxattn.lab.study.grid._MOST_CELLS", 5)
     blocks = {name: {"axes": {"model.dim": [1, 2]}} for name in "abc"}
-    with pytest.raises(InputError, match=r"blocks.c: more than 5 cells over all blocks"):
+    with pytest.raises(InputError, match=r"blocks.c: more than 5 cells in all blocks"):
         Definition(tables(blocks=blocks))
 
 
@@ -108,7 +108,7 @@ def test_cells_of_all_blocks_count_towards_the_limit(tables, monkeypatch):
         ),
         ({"axes": {"model.dim": [1]}, "zip": {"model.dim": [1]}}, "model.dim: swept twice"),
         ({"axes": {"model.dim": [1]}, "exclude": [{"model.d": 1}]}, r"exclude\[0\]: model.d is not swept"),
-        ({"axes": {"model.dim": [1]}, "exclude": [{"model.dim": 1}]}, "exclude: no cell is left"),
+        ({"axes": {"model.dim": [1]}, "exclude": [{"model.dim": 1}]}, "exclude: all cells are excluded"),
         (
             {"halton": {"points": 3, "axes": {"model.dims": {"low": 1, "high": 2}}}},
             "cell 0 .*unknown key",
@@ -116,7 +116,7 @@ def test_cells_of_all_blocks_count_towards_the_limit(tables, monkeypatch):
         ({"halton": {"points": 3, "axes": {}}}, r"halton.axes: "),
         (
             {"halton": {"points": 3, "axes": {"model.dim": {"low": 3, "high": 2}}}},
-            "low 3.0 is not below",
+            "low 3.0; must be below",
         ),
         (
             {"halton": {"points": 3, "axes": {"model.dim": {"low": 0, "high": 2, "log": True}}}},

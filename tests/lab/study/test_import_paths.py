@@ -112,7 +112,10 @@ def test_objects_passed_in_python_take_precedence():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mine.py:dobule", r"mine.py:dobule: mine.py has no 'dobule'; did you mean mine.py:double\?"),
+        (
+            "mine.py:dobule",
+            r"mine.py:dobule: 'dobule' does not exist in mine.py; did you mean mine.py:double\?",
+        ),
         ("mine.py:", r"'mine.py:': expected package.module:Name, or a file"),
         ("mien.py:double", r"mien.py: no such file; did you mean mine.py\?"),
         ("other/lab.py:double", r"other/lab.py: no such file; paths are relative to /"),
@@ -120,7 +123,7 @@ def test_objects_passed_in_python_take_precedence():
             "nowhere.to_be.found:X",
             "no such module; install it, or give a file, for example mine.py:Name",
         ),
-        ("math:sinn", r"math has no 'sinn'; did you mean math:sin"),
+        ("math:sinn", r"'sinn' does not exist in math; did you mean math:sin"),
     ],
 )
 def test_invalid_import_path_is_a_one_line_error(folder, name, message):

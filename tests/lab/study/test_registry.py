@@ -132,12 +132,12 @@ def test_description_has_defaults(names):
         (
             "model",
             "mine.py:pairs",
-            "model: mine.py:pairs has the argument 'key'; a model function has settings only, after a *",
+            "model: mine.py:pairs has the argument 'key'; a model function takes only settings, after a *",
         ),
         (
             "phase",
             "mine.py:pairs",
-            "mine.py:pairs: it declares no trained parameters; add @ja.declare",
+            "mine.py:pairs: declares no trained parameters; add @ja.declare",
         ),
         (
             "model",
@@ -157,7 +157,7 @@ def test_description_has_defaults(names):
         (
             "loss",
             {"kind": "mine.py:softend"},
-            r"loss.kind: .* has no 'softend'; did you mean mine.py:softened",
+            r"loss.kind: .* 'softend' does not exist .*; did you mean mine.py:softened",
         ),
         (
             "loss",
@@ -276,12 +276,12 @@ def test_settings_are_fields_or_keyword_only_arguments(names):
         (
             "probe",
             "def Taken(params, corpus, *, name: str = ''): ...",
-            "there is a built-in setting 'name'; rename",
+            "'name' is a built-in setting; rename",
         ),
         (
             "data",
             "def Taken(key, *, label_noise: float = 0.1): ...",
-            "there is a built-in setting 'label_noise'",
+            "'label_noise' is a built-in setting",
         ),
     ],
 )

@@ -121,11 +121,11 @@ def test_schema_has_the_descriptions_of_settings(made):
         "names of the fields, from left to right, for files without a header line"
     )
     assert texts["min_count"]["description"].startswith(
-        "smallest number of occurrences of a word in the training split"
+        "minimum number of occurrences of a word in the training split"
     )  # This setting is from the base class.
     probes = made["$defs"]["Tables"]["properties"]["probes"]["properties"]
     assert probes["min_count"]["description"].startswith(
-        "smallest number of occurrences for a token to enter correlations"
+        "minimum number of occurrences for a token to be included in correlations"
     )
 
 

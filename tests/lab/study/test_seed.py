@@ -202,7 +202,7 @@ def test_invalid_cell_or_seed_is_a_one_line_error(ran):
     for ask, said in (
         (lambda: study.dataset(0, 4), "cell 4: the study has cells 0 to 3"),
         (lambda: study.dataset(-1), "seed -1: seeds are numbers from 0"),
-        (lambda: results.dataset(7), "seed 7: the run has 0, 1, 2"),
+        (lambda: results.dataset(7), "seed 7: not in the run; choose one of 0, 1, 2"),
         (lambda: results.dataset(0, 9), "cell 9: .* has only cells 0 to 3"),
     ):
         with pytest.raises(InputError, match=said):

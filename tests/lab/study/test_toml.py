@@ -141,7 +141,7 @@ def test_null_removes_a_key(file):
     study = toml.read_sweep(file, ["axes.model.dim=null", "data.test_sequences=null", "model.dim=32"])
     assert {cell.setting.model.dim for cell in study.cells} == {32}
     assert study.base.data.test_sequences == 0
-    with pytest.raises(InputError, match=r"--set data.tests=null: data.tests: is not set"):
+    with pytest.raises(InputError, match=r"--set data.tests=null: data.tests: not set"):
         toml.read_sweep(file, ["data.tests=null"])
 
 
@@ -285,7 +285,7 @@ def test_long_chain_of_extends_raises(tmp_path):
         ("data.vocab_size=2147483648", "data.vocab_size: expected 'int' <= 2147483647"),
         (
             "data.length=2000000000",
-            "length: [23]0 sequences of 2,000,000,000 are [46]0,000,000,000 tokens, more",
+            "length: [23]0 sequences of 2,000,000,000 tokens make [46]0,000,000,000 tokens, more",
         ),
         (f"data.vocab_size={'9' * 5000}", "data.vocab_size: expected 'int', got 'str'"),
     ],
