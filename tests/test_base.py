@@ -105,13 +105,13 @@ class Concludes(ja.PhaseProbe):
     [
         (
             {"turned": np.zeros((6, 3))},
-            r"Concludes.conclude returns dict; return two dictionaries: \(S, k\)",
+            r"Concludes.conclude returns dict; expected two dictionaries, with \(S, k\)",
         ),
-        (({"turned": np.zeros(6)}, {}), r"Concludes.conclude: turned: shape \(6,\); return shape \(6, 3\)"),
-        (({}, {"ended": np.zeros(99)}), r"Concludes.conclude: ended: shape \(99,\); return shape \(6,\)"),
+        (({"turned": np.zeros(6)}, {}), r"Concludes.conclude: turned: shape \(6,\); expected shape \(6, 3\)"),
+        (({}, {"ended": np.zeros(99)}), r"Concludes.conclude: ended: shape \(99,\); expected shape \(6,\)"),
         (
             ({}, {"loss": np.zeros(6)}),
-            r"Concludes.conclude returns 'loss', which is not in its `metrics`; add it",
+            r"Concludes.conclude returns 'loss', which is not in its attribute `metrics`; add it",
         ),
     ],
 )
