@@ -42,7 +42,7 @@ from jaxattn.models.two_layer import TwoLayer
 
 # Maximum size of a report file; normal ones have a few kilobytes.
 MOST_BYTES = 2**24
-# Sizes of IMDB with words that occur at least 45 times.
+# Sizes of IMDB when only words with at least 45 occurrences are kept.
 REVIEWS = {"sequences": 25_000, "vocab_size": 7_813}
 
 
@@ -122,7 +122,7 @@ CASES = (
 )
 
 
-# Size of an array in bytes whose copy measures memory bandwidth on any machine.
+# Size in bytes of an array that is copied to measure memory bandwidth.
 _COPIED = 2**28
 
 
@@ -320,7 +320,7 @@ def beside(reports: Sequence[Report]) -> pd.DataFrame:
     found = [{(row.case, row.seeds): row.step_us for row in report.measured} for report in reports]
     frame = pd.DataFrame([{"case": case, "seeds": seeds} for case, seeds in keys])
     for number, (report, own) in enumerate(zip(reports, found, strict=True), start=1):
-        # Column names are numbered, since two machines may have the same description.
+        # Number the columns, since two machines may have the same description.
         frame[f"{number}: {report.title}"] = [f"{own[key]:.3g}" if key in own else "-" for key in keys]
     return frame
 
@@ -378,7 +378,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the measurements to this file")
     parser.add_argument("--quiet", action="store_true", help="print results and errors only")
     options = parser.parse_args()
-    # As in the command line.
+    # Use the same thresholds as the command line.
     gc.set_threshold(*cli.RARELY)
     try:
         check_once(sys.argv[1:])

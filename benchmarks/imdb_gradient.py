@@ -68,7 +68,7 @@ def joint_rows(params, corpus):
     )
     products = jax.jit(lambda E, p, v, a, b: (E @ p, E @ v, a @ E, b @ E))
     a, b = ja.models.one_layer.scores_and_values(params)
-    # Copies, because donated arrays are deleted.
+    # Pass copies, because donated arrays are deleted.
     kept = jax.tree.map(jax.numpy.copy, {"state": descent.init(params), "arrays": [params.E] * 3})
 
     def joint():
@@ -99,7 +99,7 @@ def main():
     products = jax.jit(lambda E, p, v, a: (E @ p, E @ v, a @ E))
     gradient_p = jax.jit(lambda params, c: ja.dynamics.loss_and_gradients(params, c, ("p",)))
     gradient_all = jax.jit(lambda params, c: ja.dynamics.loss_and_gradients(params, c, ("E", "p", "v")))
-    # The first call writes ∂L/∂E to newly allocated memory, the second one reuses memory.
+    # The first call writes ∂L/∂E to newly allocated memory, and the second one reuses it.
     over = jax.jit(lambda old, params, c: gradient_all(params, c), donate_argnums=0, keep_unused=True)
     kept = [gradient_all(params, corpus)]
 

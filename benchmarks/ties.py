@@ -1,6 +1,6 @@
 """Exact flow of p on data with tied tokens: how paths end, and whether the limits can be certified.
 
-    python benchmarks/ties.py --out results/benchmarks                                      # made corpora
+    python benchmarks/ties.py --out results/benchmarks                                     # synthetic corpora
     python benchmarks/ties.py --only reviews --data-dir DIRECTORY_OF_TFDS --out results/benchmarks    # IMDB
 
 Made corpora: one step of 200 on E, d = 2048, V = 50 with 20 relevant tokens, n = 200, T = 8, with the seeds
@@ -128,7 +128,7 @@ def main():
                 given.data_dir, given.reviews, given.min_count, given.step_size, given.seeds or 3
             )
             alone = partial(jax.tree.map, lambda x: x[None])
-            # Seeds run one at a time, so that results are printed immediately.
+            # Run one seed at a time, so that results are printed immediately.
             rows = [
                 measure(
                     f"{given.reviews} reviews, V = {corpus.vocab_size}, seed {seed}",

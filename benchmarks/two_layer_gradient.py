@@ -31,7 +31,7 @@ MODELS = {"two_layer": ja.models.two_layer, "two_layer_weights": ja.models.two_l
 NAMES = {"two_layer": ("E", "p", "v"), "two_layer_weights": ("E", "p", "v", "W1", "W2")}
 # Number of positions per chunk.
 POSITIONS = 8192
-# Number of sequences of a minibatch that the textbook code processes at once.
+# Number of sequences per minibatch that the textbook implementation processes at a time.
 PART = 32
 
 

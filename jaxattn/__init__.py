@@ -1,4 +1,4 @@
-"""Gradient training of softmax attention with trained embeddings: pure functions and studies of them."""
+"""Gradient training of softmax attention with trained embeddings: pure functions, and studies of them."""
 
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jaxattn.lab.explorer import Explorer, explore
     from jaxattn.lab.probes import Probes
 
-# Address of the repository once it is public, used by the links of the site.
+# Public repository address for the links of the site, once there is one.
 __url__ = ""
 __all__ = [
     "Dataset",

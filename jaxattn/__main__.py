@@ -1,4 +1,4 @@
-"""Entry point of `python -m jaxattn`, which is the same as the command `jaxattn`."""
+"""Entry point of `python -m jaxattn`, which is equivalent to the `jaxattn` command."""
 
 from jaxattn.lab.cli import main
 

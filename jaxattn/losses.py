@@ -1,4 +1,4 @@
-"""Losses of outputs and targets: functions that return one number for each example, and their classes.
+"""Loss functions, which return one number per example, and their settings classes.
 
 Two classes have one logit f and labels y = ±1, K classes have logits f_k and labels 0 .. K-1:
 
@@ -11,7 +11,7 @@ Two classes have one logit f and labels y = ±1, K classes have logits f_k and l
 
 `squared_error` is ½ ‖f - y‖² for targets that are numbers or vectors.
 
-_Smoothing ε replaces a label by the distribution (1 - ε) δ_y + ε/K, and its loss by the expectation.
+Label smoothing ε replaces the label y by the distribution (1 - ε) δ_y + ε/K, and the loss by its expectation.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ _Smoothing = Share | Array
 
 
 def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | None:
-    """Return a reason if targets are not classes, or outputs do not have one logit for each class."""
+    """Return a reason if the targets are not classes, or if the outputs are not one logit per class."""
     n, classes = data.num_examples, data.num_classes
     if classes is None and data.targets.shape == (n,) and jnp.issubdtype(data.targets.dtype, jnp.integer):
         name = type(data).__name__
@@ -48,7 +48,7 @@ def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | Non
 
 
 def _requires_numbers(settings: Any, outputs: Array, data: Dataset) -> str | None:
-    """Return a reason if targets are not numbers of the shape of the outputs."""
+    """Return a reason if the targets are not numbers with the shape of the outputs."""
     if outputs.shape == data.targets.shape and jnp.issubdtype(data.targets.dtype, jnp.floating):
         return None
     return (
@@ -62,7 +62,7 @@ def _is_zero(smoothing: _Smoothing) -> bool:
 
 
 def _is_logistic(settings: Any) -> bool:
-    """True for the paper's loss: two classes without label smoothing."""
+    """Return True for the paper's loss: two classes, no label smoothing."""
     return _is_zero(settings.smoothing)
 
 
@@ -96,13 +96,13 @@ def logistic(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -
         smoothing: ε, weight of the uniform distribution in the target.
 
     Raises:
-        InputError: the logits are those of K classes.
+        InputError: there are more than two classes.
     """
     if logits.ndim > 1:
-        raise InputError(f"loss: logistic is for two classes, not {logits.shape[1]}; choose cross_entropy")
+        raise InputError(f"loss: logistic requires two classes, got {logits.shape[1]}; use cross_entropy")
     margin = labels * logits
     loss = jax.nn.softplus(-margin)
-    # log(1 + e^m) = log(1 + e^-m) + m. The branch avoids computing a zero term at every step.
+    # log(1 + e^m) = log(1 + e^-m) + m. The branch skips a term that would be zero at every step.
     return loss if _is_zero(smoothing) else loss + jnp.asarray(smoothing, logits.dtype) / 2 * margin
 
 
@@ -118,11 +118,11 @@ def cross_entropy(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0
         smoothing: ε, weight of the uniform distribution in the target.
 
     Raises:
-        InputError: there is one logit for two classes.
+        InputError: the logits are those of two classes, (n,).
     """
     if logits.ndim == 1:
         raise InputError(
-            "loss: cross_entropy requires one logit for each class, got one for two classes; choose logistic"
+            "loss: cross_entropy requires one logit per class, got one for two classes; use logistic"
         )
     target = _target(logits, labels, smoothing)
     return jax.nn.logsumexp(logits, axis=1) - (target * logits).sum(axis=1)
@@ -141,7 +141,7 @@ def exponential(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
-        # The weight is in the exponent because 0 · e^m would be NaN if e^m overflows.
+        # The weight goes into the exponent, because 0 · e^m would be NaN if e^m overflows.
         return jnp.exp(jnp.log1p(-smoothing / 2) - margin) + jnp.exp(jnp.log(smoothing / 2) + margin)
     target = _target(logits, labels, smoothing)
     return jnp.exp(_above(logits) + jnp.log(target)[:, :, None]).sum(axis=(1, 2))
@@ -149,7 +149,7 @@ def exponential(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0
 
 @_of_classes
 def squared(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the squared loss of classes.
+    """Compute the squared loss for class labels.
 
         (y - f)²/2 for two classes,   ½ ‖f - e_y‖² for K classes
 
@@ -225,13 +225,13 @@ def _above(logits: Float[Array, "n K"]) -> Float[Array, "n K K"]:
 
 
 def mean(loss: PerSequence, outputs: Array, targets: Array, weights: Weights = None) -> Float[Array, ""]:
-    """Return the mean loss L = (1/n) Σ ℓ(f, y), or Σ w ℓ(f, y), a scalar of the outputs' dtype.
+    """Compute the mean loss L = (1/n) Σ ℓ(f, y), or Σ w ℓ(f, y), as a scalar of the outputs' dtype.
 
     Args:
-        loss: ℓ, (outputs, targets) -> (n,); or -> () for all examples together, which takes no weights.
+        loss: ℓ, (outputs, targets) -> (n,); or -> () for a loss of the whole batch, without weights.
         outputs: f, (n, ...).
         targets: y, (n, ...).
-        weights: (n,) weights of the examples; 1/n for each by default.
+        weights: (n,); weights of the examples, 1/n each by default.
     """
     each = loss(outputs, targets)
     if each.ndim == 0:
@@ -240,7 +240,7 @@ def mean(loss: PerSequence, outputs: Array, targets: Array, weights: Weights = N
 
 
 def accuracy(logits: Array, labels: Int[Array, " n"]) -> Float[Array, ""]:
-    """Return the share of correct predictions, from the sign of logits (n,) or the largest logit (n, K).
+    """Compute the accuracy of the predicted classes: the sign of logits (n,), or the largest of (n, K).
 
     A logit of exactly 0 counts as wrong.
     """

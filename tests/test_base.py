@@ -44,7 +44,7 @@ def guesses(path):
     return sum(name == "hasattr" or (name == "getattr" and size == 3) for name, size in named)
 
 
-def test_hasattr_and_getattr_are_used_for_foreign_objects_only():
+def test_hasattr_and_getattr_are_only_used_for_foreign_objects():
     found = {
         path.relative_to(PACKAGE.parent).as_posix(): number
         for path in PACKAGE.rglob("*.py")
@@ -105,13 +105,13 @@ class Concludes(ja.PhaseProbe):
     [
         (
             {"turned": np.zeros((6, 3))},
-            r"Concludes.conclude returns dict; return two dictionaries: \(S, k\)",
+            r"Concludes.conclude returns dict; expected two dictionaries, with \(S, k\)",
         ),
-        (({"turned": np.zeros(6)}, {}), r"Concludes.conclude: turned: shape \(6,\); return shape \(6, 3\)"),
-        (({}, {"ended": np.zeros(99)}), r"Concludes.conclude: ended: shape \(99,\); return shape \(6,\)"),
+        (({"turned": np.zeros(6)}, {}), r"Concludes.conclude: turned: shape \(6,\); expected shape \(6, 3\)"),
+        (({}, {"ended": np.zeros(99)}), r"Concludes.conclude: ended: shape \(99,\); expected shape \(6,\)"),
         (
             ({}, {"loss": np.zeros(6)}),
-            r"Concludes.conclude returns 'loss', which is not in its `metrics`; add it",
+            r"Concludes.conclude returns 'loss', which is not in its attribute `metrics`; add it",
         ),
     ],
 )

@@ -253,7 +253,7 @@ def attention_entropy(params, corpus):
 
 
 @pytest.mark.more
-def test_a_study_in_a_notebook(tmp_path, monkeypatch):
+def test_a_study_runs_in_a_notebook(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     study = ja.Study(
         name="temperature", seeds=10,

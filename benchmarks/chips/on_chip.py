@@ -19,12 +19,12 @@ from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.groups import CompileGroup, compile_groups
 from jaxattn.lab.study.import_paths import ImportPaths
 
-# Share of device memory that a run uses: most of what jax reserves, which on a GPU is three quarters.
+# Fraction of device memory that a run uses: most of what JAX reserves, which is three quarters on a GPU.
 _SHARE = {"gpu": 0.8 * 0.75, "tpu": 0.8}
 # Settings that a user can reduce, and the largest factor.
 _SIZES = ("model.dim", "data.sequences", "data.vocab_size", "data.length")
 _HALVINGS = 12
-# Memory of a phase in addition to parameters and corpora, in units of their size: gradients and results.
+# Memory of a phase for gradients and results, in multiples of the parameters and corpora.
 _WORKING = 4
 _NO_MEMORY = "RESOURCE_EXHAUSTED"
 Progress = Callable[[str, float], None]
@@ -152,13 +152,13 @@ def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
         return math.inf if lacking else _peak(found)[0]
 
     held, own = memory.program_sizes(group, compiler.programs, used)
-    # Parameters and corpora alone exclude some sizes, which a compiler takes long to reject.
+    # Parameters and corpora alone exclude some sizes that a compiler would take long to reject.
     most = min(math.ceil(wanted / used), int((budget - held) // max(own, 1)))
     if most < 1:
         return _Fitted(0, 0, held + own, [])
     each, needed = (most, peak(most)) if compiler.only else memory.fit(peak, most, budget)
     if each < 1:
-        # For a rejected program it is only known that it needs more memory.
+        # For a rejected program, it is only known that it needs more than the budget.
         return _Fitted(0, 0, needed if math.isfinite(needed) else budget, list(compiled.values())[-1])
     if each not in compiled:
         needed = peak(each)
@@ -246,7 +246,7 @@ def _too_large(
         f"cell {cell}: one seed needs {needed / 2**30:,.1f} GiB or more, and {target.name} has "
         f"{budget / 2**30:,.1f} GiB for it"
     )
-    # Assumes that gradients and temporaries shrink in proportion to parameters and corpora.
+    # Assume that gradients and temporaries shrink in proportion to parameters and corpora.
     sizes = sum(memory.program_sizes(group, ProgramCache().of(group), 1))
     wanted = budget * sizes / max(needed, _WORKING * sizes)
     fitting = []

@@ -23,8 +23,8 @@ from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError
 
 _NEEDED = {"tpu": ("libtpu",), "gpu": ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")}
-# Variables that libtpu and XLA read on startup; without a chip, libtpu must not query metadata or lock
-# devices.
+# Environment variables that libtpu and XLA read at startup. Without a chip, libtpu must neither query
+# metadata nor lock devices.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -180,7 +180,7 @@ def main(name: str, function: str) -> None:
         send({"error": str(error)})
     else:
         send({"result": found})
-    # Not a normal exit, during which libtpu would wait for a chip.
+    # A normal exit would make libtpu wait for a chip.
     os._exit(0)
 
 

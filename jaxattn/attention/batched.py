@@ -1,15 +1,15 @@
-"""Attention on a large corpus, for one vector of scores or for a batch of them, such as those of many seeds.
+"""Attention on a large corpus, for one score vector or a batch of them, for example one per seed.
 
-For one vector, functions gather over the two layouts of the corpus. Exponentials are computed for the V
-tokens and not for the entries of the corpus: every token has exp(a - h_b) for its band of scores, and a
-sequence weights the tokens in the band of its largest score and in the next band.
+For one vector, functions gather over the two layouts of the corpus. Exponentials are computed once for each
+of the V tokens instead of for each entry of the corpus: token s stores exp(a_s - h_b) for its band b, and a
+sequence gives weight only to tokens in the band of its largest score and in the next one.
 
-For a batch, one pass over the corpus takes about the same time for one member as for sixteen. All members are
-therefore combined into products of the count matrix with exp(a - h). With a single ceiling h this underflows
-for a sequence whose scores are all far below h, so there is a product for each band, with weights exp(a_s -
-h_b) if a_s ≤ h_b, else 0. A sequence takes its sums from the first band in which it has weight, the band of
-its largest score, where the softmax is exact to rounding. Members that require too many bands are computed
-one by one.
+For a batch, one pass over the corpus takes about the same time for sixteen members as for one. All members
+are therefore computed together, as products of the count matrix with exp(a - h). With a single ceiling h this
+underflows for a sequence whose scores are all far below h. There is therefore one product per band, with
+weights exp(a_s - h_b) if a_s ≤ h_b and 0 otherwise. A sequence takes its sums from the first band in which it
+has weight. This is the band of its largest score, where the softmax is exact to rounding. Members with too
+many bands are computed one by one.
 
 Shapes for one vector; a batch adds a leading axis S:
 
@@ -36,9 +36,9 @@ from jaxattn.data.ragged import Ragged, take
 def forward_one(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
     """Return f, h_X and the normaliser Σ_s count_s exp(a_s - h_X), (n,), for one vector of scores.
 
-    It takes half the time if all scores are in one band.
+    This takes half the time if all scores are in one band.
     """
-    # Computed outside the branches, so that XLA cannot fuse the vectors into the gathers that read them.
+    # Compute the vectors outside the branches, so that XLA cannot fuse them into the gathers that read them.
     ceiling, weighted = split(scores, columns)
 
     def in_one_band() -> tuple[Array, Array, Array]:
@@ -71,13 +71,13 @@ def backward_one(
 
 
 def split(scores: Array, columns: Array) -> tuple[Array, Array]:
-    """Return h_b of every token, (V,), and exp(a - h_b) with its products with each γ, (1 + K, V)."""
+    """Return h_b for every token, (V,), and exp(a - h_b) with its product with each γ, (1 + K, V)."""
     ceiling, below = bands.split(scores)
     return ceiling, jnp.concatenate([below[None], below * columns])
 
 
 def forward_in_bands(corpus: Corpus, ceiling: Array, weighted: Array) -> tuple[Array, Array, Array]:
-    """Compute `forward_one` for any spread of the scores, from their `split`."""
+    """Compute `forward_one` for scores of any spread, given their `split`."""
     bags = corpus.bags
     token = bags.index.astype(jnp.int32)
     own = take(ceiling, token)
@@ -96,7 +96,7 @@ def backward_in_bands(
     shift: Array,
     d_sums: Array,
 ) -> tuple[Array, Array]:
-    """Compute `backward_one` for any spread of the scores, without differences of large sums."""
+    """Compute `backward_one` for scores of any spread, without subtracting large sums."""
     layout = corpus.occurrences
     sequence = layout.index.astype(jnp.int32)
     weight = bands.factor(layout.spread(ceiling), take(shift, sequence))
@@ -111,21 +111,21 @@ def backward_in_bands(
 
 
 def _difference(value: Array, average: Array) -> Array:
-    """Return γ_s - f_X, or 0 if the two differ only by rounding, which many sequences would accumulate."""
+    """Return γ_s - f_X, or 0 if it is only rounding error, which would accumulate over many sequences."""
     difference = value - average
     rounding = 2 * float(jnp.finfo(value.dtype).eps) * jnp.abs(value)
     noise = jnp.where(jnp.abs(difference) <= rounding, difference, 0)
     return difference - jax.lax.stop_gradient(noise)
 
 
-# Products with more columns exceed the cache. Products with dense matrices, on a TPU, may have more.
+# With more columns a product no longer fits in the cache. Dense products, on a TPU, allow more.
 COLUMNS, COLUMNS_OF_DENSE = 64, 256
 
 
 def merged_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Merge vmapped calls of a function with a batch axis into one call with a larger batch.
+    """Make `jax.vmap` of a batched function call it once with a larger batch.
 
-    Vmapped corpora are processed one after the other.
+    If the corpus itself is vmapped, the corpora are processed one after another.
 
     Args:
         function: (corpus, *arrays) -> arrays; the first axis of all arrays is the batch axis.
@@ -143,7 +143,7 @@ def merged_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
             merged = merging(corpus, *(x.reshape(-1, *x.shape[2:]) for x in full))
             result = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), merged)
         else:
-            # A derivative calls the plain function and batches it afterwards.
+            # Differentiation calls the plain function first and batches it afterwards.
             result = function(corpus, *arrays)
             return result, jax.tree.map(lambda _: False, result)
         return result, jax.tree.map(lambda _: True, result)
@@ -154,8 +154,8 @@ def merged_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
 def sequential_vmap_if_large(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make `jax.vmap` of a function (corpus, *arrays) loop over the batch if the corpus is large.
 
-    Use it for functions with a number for every entry of the corpus, a batch of which would not fit in
-    memory.
+    Use it for functions that store a number for every entry of the corpus, which would not fit in memory for
+    a whole batch.
     """
     sequential = sequential_vmap(function)
 
@@ -210,9 +210,9 @@ def _batch_of_one(function: Callable[..., Any], *arrays: Array) -> Any:
 
 
 def _plan_bands(scores: Array) -> tuple[Array, Array]:
-    """Return the number of bands for the batch, (), and the members to compute separately, (S,) bool."""
+    """Return the number of bands for the batch, (), and a mask of members to compute alone, (S,) bool."""
     size = len(scores)
-    # Cost of a band of the whole batch, relative to one separately computed member.
+    # Cost of one band for the whole batch, relative to one member that is computed separately.
     price = (1 + size / 16) / 2
     most = int(size / price)
     needed = bands.count(scores, most)
@@ -237,12 +237,9 @@ def _in_chunks(function: Callable[..., Any], corpus: Corpus, *arrays: Array) -> 
 def banded_forward(
     corpus: Corpus, scores: Array, columns: Array, num_bands: int | Array
 ) -> tuple[Array, Array, Array]:
-    """Compute `forward` with products for `num_bands` bands.
-
-    Results for scores with more bands are wrong.
-    """
+    """Compute `forward` with one product per band; results are wrong for more than `num_bands` bands."""
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
-    # All tokens of the first band without weight are below the next ceiling, also after rounding.
+    # If no token has weight in the first band, all of them are below the next ceiling, even after rounding.
     present = math.exp(-bands.width(scores.dtype) - 1)
 
     def band(b: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -270,10 +267,11 @@ def banded_backward(
     d_sums: Array,
     num_bands: int | Array,
 ) -> tuple[Array, Array, Array]:
-    """Compute `backward` with products for `num_bands` bands.
+    """Compute `backward` with one product for each of `num_bands` bands.
 
-    Also return where cancellation lost a third of the digits of ∂L/∂a, (S,) bool: Σ_X q_s ḡ_X γ_s and Σ_X q_s
-    ḡ_X f_X are nearly equal if almost every sequence attends to a single token.
+    Also return a mask, (S,) bool, of the members for which cancellation lost a third of the digits of ∂L/∂a.
+    This happens if almost every sequence attends to a single token, because Σ_X q_s ḡ_X γ_s and Σ_X q_s ḡ_X
+    f_X are then nearly equal.
     """
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
     own_shift, d_sums_by_sequence = shift.T, d_sums.transpose(2, 1, 0)
@@ -283,7 +281,7 @@ def banded_backward(
     def band(b: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         d_scores, d_values, largest = carry
         ceiling = _ceiling(top, b)
-        # Beyond 2^30 in float32 the same float may be the ceiling of several bands.
+        # Beyond 2^30 in float32, the same float may be the ceiling of several bands.
         own = (own_shift == ceiling) & ((b == 0) | (ceiling < _ceiling(top, b - 1)))
         in_band = jnp.where(own[:, None], by_sequence, 0)
         new = _product(corpus.occurrences, in_band) * _weight(tokens, ceiling)[:, None]

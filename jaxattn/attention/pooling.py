@@ -1,4 +1,4 @@
-"""Softmax attention over rows of a table, h_X = Σ_s q_s(X) M_s, for tables too wide for token space."""
+"""Softmax attention over the rows of a table, h_X = Σ_s q_s(X) M_s, for tables with many columns."""
 
 from typing import Any
 
@@ -10,25 +10,25 @@ from jaxattn.attention.softmax import occurrence_weights, require_rows
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import MOST_POSITIONS, Ragged, take
 
-# Up to this ratio of matrix size to entries, a dense product is faster than gathers of rows.
+# Up to this ratio of matrix size to entries, a dense product is faster than gathering rows.
 DENSE = 16
-# Table entries that are gathered at once, so that memory does not grow with the number of bag entries.
+# Maximum number of table entries gathered at a time, which keeps memory independent of the corpus size.
 GATHERED = 1 << 22
-# Row sums of a layout that are stored at once; a segment has several rows.
+# Maximum number of row sums stored at a time; a segment has several rows.
 HELD = 1 << 25
 
 
 @jax.jit
 def pool(corpus: Corpus, scores: Float[Array, " V"], table: Float[Array, "V m"]) -> Float[Array, "n m"]:
-    """Average rows of a table with softmax attention over every sequence, (n, m).
+    """Average the rows of a table with softmax attention over each sequence, (n, m).
 
     Args:
         corpus: n sequences over V tokens.
-        scores: a, (V,); any finite spread.
+        scores: a, (V,), of any finite spread.
         table: M, (V, m).
 
     Raises:
-        InputError: scores or table have another number of tokens.
+        InputError: scores or table do not have V rows.
     """
     require_rows(corpus, scores=scores, table=table)
     return _pool(corpus, scores, table)
@@ -81,17 +81,17 @@ def _matrix(bags: Ragged, weight: Array, num_indices: int) -> Array:
 
 
 def _attention(bags: Ragged, scores: Array) -> tuple[Array, Array, Array]:
-    """Return the shift and the normaliser of every sequence, (n,), and q of every entry, (R, W)."""
+    """Return the shift and normaliser of each sequence, (n,), and the attention q of each entry, (R, W)."""
     _, top, normaliser, weight = bags.softmax(take(scores, bags.index.astype(jnp.int32)))
     return top, normaliser, weight / bags.spread(normaliser)
 
 
 @jax.jit
 def weighted_sums(layout: Ragged, weight: Array, table: Float[Array, "I m"]) -> Float[Array, "S m"]:
-    """Sum rows of a table per segment, Σ_e weight_e M[index_e], (S, m), by blocks of columns and rows.
+    """Compute a weighted sum of table rows for each segment, Σ_e weight_e M[index_e], (S, m), in blocks.
 
     Args:
-        layout: S segments of entries with indices of I rows.
+        layout: S segments, with entries that index the I rows of the table.
         weight: (R, W).
         table: M, (I, m).
     """

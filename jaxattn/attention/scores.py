@@ -1,4 +1,4 @@
-"""Scores that are linear in the trained parameter, a = Φ p, with the values and bags of their tokens."""
+"""Scores that are linear in the trained parameter, a = Φ p, together with token values and bags."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus, from_bags
 
-# Relative size below which a second derivative, or a deviation from Φ p, is rounding of float64.
+# Relative size below which a second derivative, or a deviation from Φ p, is float64 rounding error.
 _ROUNDING = 1e-9
 # Number of random points at which a function is compared with a linear one.
 _POINTS = 3
@@ -25,14 +25,14 @@ _POINTS = 3
 class Scores(Brief):
     """Scores a = Φ p of m tokens, f(X) = Σ_{s ∈ X} q_s γ_s with q = softmax of a over X. A pytree.
 
-    `Scores(E, corpus)` are those of the one-layer model. `of_vectors` and `of_query` make each vector of each
-    sequence a token, and `linear` accepts any function.
+    `Scores(E, corpus)` are the scores of the one-layer model. `of_vectors` and `of_query` treat each vector
+    of each sequence as a separate token, and `linear` accepts any linear function.
 
     Attributes:
-        keys: (m, D) float; Φ.
+        keys: Φ, (m, D) float.
         corpus: bags of n sequences over the m tokens, with their labels.
-        values: γ, (m,) for two classes and (m, K) for K > 2; None if only scores are used, as in `selection`
-            and `max_margin`.
+        values: γ, (m,) for two classes and (m, K) for K > 2. None if only the scores are used, as in
+            `selection` and `max_margin`.
     """
 
     keys: Leaf
@@ -41,10 +41,10 @@ class Scores(Brief):
 
 
 def one_layer(params: Any, corpus: Corpus) -> Scores:
-    """Return the scores of the one-layer model: Φ = E, which is not copied, and γ = E v in float64.
+    """Return the scores of the one-layer model: Φ = E (not copied) and γ = E v in float64.
 
     Args:
-        params: E (V, d) and v (d,), either with a leading axis of seeds, or v (d, K) for K > 2 classes.
+        params: E (V, d) and v (d,), or v (d, K) for K > 2 classes. Either may have a leading axis of seeds.
         corpus: n sequences over V tokens.
 
     Raises:
@@ -57,8 +57,8 @@ def one_layer(params: Any, corpus: Corpus) -> Scores:
     if not fits or (classes > 2 and shape[-1] != classes):
         wanted = "v (d,)" if classes == 2 else f"v (d, {classes})"
         raise InputError(
-            f"shapes do not match: E {np.shape(params.E)}, v {shape}, {classes} classes; "
-            f"give E (V, d) and {wanted}"
+            f"shapes do not match: E {np.shape(params.E)}, v {shape}, {classes} classes; expected E "
+            f"(V, d) and {wanted}"
         )
     with backend.float64():
         E, v = (jnp.asarray(x, jnp.float64) for x in (params.E, params.v))
@@ -74,13 +74,13 @@ def of_vectors(
     mask: Bool[Array | np.ndarray, "..."] | None = None,
     num_classes: int = 2,
 ) -> Scores:
-    """Return the scores of real tokens with a query p: a_it = x_it·p, where each vector is a separate token.
+    """Return the scores a_it = x_it·p of real-valued tokens, where every vector is a separate token.
 
     Args:
         X: (n, T, d) float; the tokens of every sequence.
         targets: (n,) int; labels, -1 and +1 for two classes, 0 .. K-1 for more.
         values: γ, (n, T), or (n, T, K) for K > 2 classes.
-        mask: (n, T) bool; True for actual tokens; all by default.
+        mask: (n, T) bool; True for tokens, False for padding. Default: no padding.
         num_classes: K.
 
     Returns:
@@ -90,7 +90,9 @@ def of_vectors(
         InputError: shapes do not match, or a sequence has no token (outside of jit).
     """
     if np.ndim(X) != 3 or np.shape(targets) != np.shape(X)[:1]:
-        raise InputError(f"X {np.shape(X)}, targets {np.shape(targets)}: give X (n, T, d) and targets (n,)")
+        raise InputError(
+            f"X {np.shape(X)}, targets {np.shape(targets)}: expected X (n, T, d) and targets (n,)"
+        )
     n, length, dim = np.shape(X)
     traced = any(isinstance(x, jax.core.Tracer) for x in (X, targets, values, mask))
     xp: Any = jnp if traced else np
@@ -98,7 +100,7 @@ def of_vectors(
     for name, x, axes in (("mask", mask, 2), ("values", values, 2 if num_classes == 2 else 3)):
         wanted = (n, length, num_classes)[:axes]
         if x is not None and np.shape(x) != wanted:
-            raise InputError(f"{name}: shape {np.shape(x)}; give {wanted}, one for each token of X")
+            raise InputError(f"{name}: shape {np.shape(x)}; expected {wanted}, one for each token of X")
     if not traced and not mask.any(axis=1).all():
         raise InputError(f"mask: sequence {int(np.argmin(mask.any(axis=1)))} has no token; remove it")
     corpus = from_bags(
@@ -125,13 +127,13 @@ def of_query(
     mask: Bool[Array | np.ndarray, "..."] | None = None,
     num_classes: int = 2,
 ) -> Scores:
-    """Return the scores of real tokens and a query per sequence with a matrix W: a_it = x_itᵀ W z_i.
+    """Return the scores a_it = x_itᵀ W z_i of real-valued tokens, with one query z_i per sequence.
 
         x ᵀ W z = (x ⊗ z)·p,   p = vec W = W.reshape(-1)
 
-    The keys are n T rows of d e numbers. If d or e is larger than the number of distinct tokens or queries,
-    first express X and z in orthonormal bases of their spans, X = X' Q_xᵀ and z = z' Q_zᵀ. The W of the small
-    problem then corresponds to Q_x W Q_zᵀ.
+    The keys have shape (n T, d e). If d exceeds the number of distinct tokens, or e the number of distinct
+    queries, first express X and z in orthonormal bases of their spans, X = X' Q_xᵀ and z = z' Q_zᵀ. A
+    solution W' of the smaller problem corresponds to W = Q_x W' Q_zᵀ.
 
     Args:
         X: (n, T, d) float; the tokens of every sequence.
@@ -148,7 +150,7 @@ def of_query(
         InputError: as for `of_vectors`.
     """
     if np.ndim(X) != 3 or np.ndim(z) != 2 or np.shape(z)[0] != np.shape(X)[0]:
-        raise InputError(f"X {np.shape(X)}, z {np.shape(z)}: give X (n, T, d) and z (n, e)")
+        raise InputError(f"X {np.shape(X)}, z {np.shape(z)}: expected X (n, T, d) and z (n, e)")
     n, length, _ = np.shape(X)
     traced = any(isinstance(x, jax.core.Tracer) for x in (X, z))
     xp: Any = jnp if traced else np
@@ -165,13 +167,13 @@ def linear(
 ) -> Scores:
     """Return the scores a(p) = Φ p, Φ = ∂a/∂p, in float64, of a linear function of the parameter.
 
-    The function must be 0 at 0. At random points, it must equal Φ p, which excludes functions such as max(p,
-    0), and have zero second derivatives along random directions, up to rounding of float64.
+    The function must be 0 at 0. At random points it must equal Φ p, which excludes functions such as max(p,
+    0), and its second derivatives along random directions must be zero up to float64 rounding.
 
     Args:
-        function: from a parameter to the scores of m tokens, (m,); traceable by JAX.
-        like: a parameter, an array or a pytree of arrays, of which only the shapes are used. Its leaves are
-            flattened and concatenated to p, (D,).
+        function: maps a parameter to the scores of m tokens, (m,); traceable by JAX.
+        like: an array, or a pytree of arrays, with the shapes of the parameter. Its leaves are flattened and
+            concatenated to p, (D,).
         corpus: n sequences over m tokens.
         values: γ, (m,) for two classes and (m, K) for more.
 
@@ -186,8 +188,8 @@ def linear(
 
         shape = jax.eval_shape(at, flat).shape
         if shape != (corpus.vocab_size,):
-            raise InputError(f"scores: shape {shape}; give ({corpus.vocab_size},), one for each token")
-        # The mode with fewer passes.
+            raise InputError(f"scores: shape {shape}; expected ({corpus.vocab_size},), one for each token")
+        # Use the mode that needs fewer passes.
         jacobian = jax.jacfwd if len(flat) <= shape[0] else jax.jacrev
         keys = jacobian(at)(jnp.zeros_like(flat))
         _require_linear(at, np.asarray(keys), len(flat))
@@ -216,10 +218,10 @@ def _require_linear(at: Callable[[Array], Array], keys: np.ndarray, size: int) -
 
 
 def require_values(scores: Scores) -> None:
-    """Raise InputError unless there are values with the shape for the number of classes."""
+    """Raise InputError unless the scores have values, with the shape for their number of classes."""
     classes, tokens = scores.corpus.num_classes, scores.corpus.vocab_size
     wanted = (tokens,) if classes == 2 else (tokens, classes)
     shape = None if scores.values is None else np.shape(scores.values)
     if shape is None or shape[len(shape) - len(wanted) :] != wanted:
         given = "none" if shape is None else f"shape {shape}"
-        raise InputError(f"scores.values: {given}; give {wanted}, such as those of a model by one_layer")
+        raise InputError(f"scores.values: {given}; expected {wanted}, such as the values from one_layer")

@@ -1,16 +1,17 @@
-"""Self-attention before the read-out, with products only for tokens of the same sequence.
+"""Self-attention before the read-out, computed only for pairs of tokens in the same sequence.
 
-A block of sequences gathers its rows Q_X and K_X and computes G_X = Q_X K_Xᵀ, a matrix product for each
-sequence. It mixes scalars x and never rows. The backward pass recomputes G_X if it was not kept, and
+A block of sequences gathers the rows Q_X and K_X and computes one matrix product G_X = Q_X K_Xᵀ for each
+sequence. Attention mixes scalars x instead of rows of embeddings. The backward pass recomputes G_X if it was
+not kept, and
 
     ∂L/∂Q_X = D K_X,   ∂L/∂K_X = Dᵀ Q_X,   D_sr = w_sr Σ_x x̄'_s (x_r - x'_s),
 
-are again products, whose rows are summed by token. No array of V² numbers, or of all pairs of a large corpus,
-is ever formed, and accelerators use no scatter.
+are also matrix products, with rows that are summed by token. No array of V² numbers, or of all pairs of a
+large corpus, is ever formed, and no scatter runs on accelerators.
 
 A block contains sequences of about the same size, sorted by their number of rows of the bags. Sizes are
-rounded up to one of a few, each with a separate program whose number of blocks is known only at run time.
-Hence the cost depends on the actual sequences, and not on the longest possible one.
+rounded up to one of a few values. Each value has a separate program, and its number of blocks is only known
+at run time. The cost therefore depends on the actual sequences instead of the longest possible one.
 """
 
 import math
@@ -29,20 +30,20 @@ from jaxattn.core import backend
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import MOST_POSITIONS, Ragged, positions, ragged, take
 
-# Ratio of successive sizes in rows; on an accelerator every further program costs compile time.
+# Ratio of successive block sizes. On an accelerator every additional program costs compile time.
 GROWTH, GROWTH_ON_ACCELERATORS = 1.2, 2.0
-# Numbers of table entries and pairs that are stored at once: the size of a cache, or enough for a chip.
+# Maximum number of table entries and pairs stored at once, limited by a CPU's cache or a chip's memory.
 NUMBERS, NUMBERS_ON_ACCELERATORS = 1 << 19, 1 << 26
 
 
 class Block(NamedTuple):
-    """B sequences with m rows of the bags and U entries each.
+    """Block of B sequences, with m bag rows and U entries each.
 
     Attributes:
-        rows: (B, m) int32; rows of the bags, R for rows that do not exist.
-        tokens: (B, U) int32; token ids, arbitrary for missing entries.
+        rows: (B, m) int32; rows of the bags. Missing rows have the index R.
+        tokens: (B, U) int32; token ids, with arbitrary values for missing entries.
         counts: (B, U); multiplicities, 0 for missing entries.
-        place: () int32; total number of pairs of earlier blocks, B U² each.
+        place: () int32; total number of pairs in earlier blocks, which have B U² each.
     """
 
     rows: Array
@@ -51,17 +52,17 @@ class Block(NamedTuple):
     place: Array
 
     def take(self, entries: Array) -> Array:
-        """Gather values of the entries of the bags, (R, W), as (B, U); arbitrary for missing entries."""
+        """Gather per-entry values, (R, W), into (B, U), with arbitrary values for missing entries."""
         return entries[jnp.minimum(self.rows, len(entries) - 1)].reshape(self.tokens.shape)
 
     def put(self, into: Array, entries: Array) -> Array:
-        """Write (B, U) to their positions among the entries of the bags, (R, W)."""
+        """Scatter (B, U) values into a per-entry array, (R, W)."""
         values = entries.reshape(*self.rows.shape, -1)
         return into.at[self.rows].set(values, mode="drop", unique_indices=True)
 
 
 class _Size(NamedTuple):
-    """Largest number of rows of the sequences of a block, and number of sequences of a block."""
+    """Size of a block: maximum number of bag rows per sequence, and number of sequences."""
 
     rows: int
     together: int
@@ -75,7 +76,7 @@ def is_single_block(bags: Ragged, width: int) -> bool:
 
 def most_pairs(bags: Ragged, width: int) -> int:
     """Return an upper bound on the total number of pairs of all blocks; see `fold`."""
-    # The last block of every size may be padded.
+    # The last block of each size may be padded.
     every = [(size, (size.rows * bags.index.shape[1]) ** 2) for size in _sizes(bags, width)]
     if is_single_block(bags, width):
         return bags.num_segments * every[0][1]
@@ -92,8 +93,8 @@ def fold(bags: Ragged, width: int, visit: Callable[[Any, Block], Any], carry: An
 
     Args:
         bags: n sequences.
-        width: numbers that are stored for an entry in addition to its pairs; it limits the size of blocks.
-        visit: function of the carry and a block; entries of some of its sequences may be missing.
+        width: count of numbers stored per entry in addition to its pairs, which limits the block size.
+        visit: function of the carry and a block. Some sequences of the block may have missing entries.
         carry: initial carry.
     """
     sizes = _sizes(bags, width)
@@ -135,7 +136,7 @@ def _block(bags: Ragged, first: Array, present: Array, rows: int, place: Array) 
 def _sizes(bags: Ragged, width: int) -> list[_Size]:
     on_cpu = backend.platform() == "cpu"
     growth = GROWTH if on_cpu else GROWTH_ON_ACCELERATORS
-    # A block with a single sequence may exceed this number.
+    # A block that contains a single sequence may exceed this number.
     numbers = NUMBERS if on_cpu else NUMBERS_ON_ACCELERATORS
     longest = math.prod(level.shape[1] for level in bags.tree)
     found: list[_Size] = []
@@ -148,7 +149,7 @@ def _sizes(bags: Ragged, width: int) -> list[_Size]:
     return found
 
 
-# Number of pair products that a CPU keeps for the backward pass; an accelerator recomputes them.
+# Maximum number of pair products that a CPU keeps for the backward pass. An accelerator recomputes them.
 KEPT = 1 << 25
 # Row width of the layout for per-token sums. Most tokens occur in only a few sequences of a block.
 _WIDTH = 8
@@ -168,9 +169,9 @@ def two_layer_attention(
 
     Args:
         corpus: n sequences over V tokens.
-        queries: Q, (V, d); products with K may have any finite spread.
-        keys: K, (V, d); Q if None.
-        scores: a, (V,); any finite spread.
+        queries: Q, (V, d). Products with K may have any finite spread.
+        keys: K, (V, d). None means K = Q.
+        scores: a, (V,), of any finite spread.
         values: γ, (V,) or (V, K).
         residual: True to use x' + x_X instead of x'.
 
@@ -178,7 +179,7 @@ def two_layer_attention(
         f, (n,) or (n, K).
 
     Raises:
-        InputError: queries, keys, scores or values have another number of tokens.
+        InputError: queries, keys, scores or values do not have V rows.
     """
     keyed = {} if keys is None else {"keys": keys}
     require_rows(corpus, queries=queries, scores=scores, values=values, **keyed)
@@ -192,17 +193,17 @@ def two_layer_attention(
 def attend_within(
     corpus: Corpus, queries: Array, keys: Array | None, columns: tuple[Array, ...], residual: bool
 ) -> tuple[Array, ...]:
-    """Attend from every distinct token of every sequence to all of its tokens, x' = Softmax(G_X) x_X (+ x_X).
+    """Attend from each distinct token to all tokens of its sequence, x' = Softmax(G_X) x_X (+ x_X).
 
     Args:
-        corpus: n sequences over V tokens, R rows of W entries.
-        queries: Q, (V, d); G = Q Kᵀ, of any finite spread.
-        keys: K, (V, d); Q if None.
+        corpus: n sequences over V tokens, with R bag rows of W entries.
+        queries: Q, (V, d). G = Q Kᵀ may have any finite spread.
+        keys: K, (V, d). None means K = Q.
         columns: x, (V,) each.
-        residual: add x_s.
+        residual: True to add x_X.
 
     Returns:
-        One x', (R, W), per column; arbitrary finite numbers at padding.
+        One x', (R, W), per column, with arbitrary finite numbers at padding.
     """
     return _forward(corpus, queries, keys, columns, residual)[0]
 
@@ -227,12 +228,12 @@ attend_within.defvjp(_forward, _backward)
 def _one_by_one_if_many_blocks(
     function: Callable[..., Any], corpus: Corpus, queries: Array
 ) -> Callable[..., Any]:
-    # A vmapped loop would run as long as the longest one.
+    # Under vmap, the loop would run as long as its longest member.
     return function if is_single_block(corpus.bags, queries.shape[1]) else sequential_vmap(function)
 
 
 def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, residual: bool) -> Any:
-    """Compute x' per column, and the kept part of G of all blocks end to end."""
+    """Compute x' per column, and the products G to keep, concatenated over blocks."""
 
     def visit(carry: Any, block: Block) -> Any:
         out, kept = carry
@@ -240,7 +241,7 @@ def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, 
         _, values, mixed = _attention(block, gram, columns)
         mixed = mixed + values if residual else mixed
         out = tuple(block.put(x, mixed[:, :, k]) for k, x in enumerate(out))
-        # Products without space are written past the end, where they are not read.
+        # Products that do not fit are written past the end, where nothing reads them.
         place = (jnp.minimum(block.place, most),)
         return out, jax.lax.dynamic_update_slice(kept, gram.ravel(), place) if most else kept
 
@@ -296,7 +297,7 @@ def _cotangents(
 
 
 def _most_kept(corpus: Corpus, queries: Array) -> int:
-    """Return the number of kept products: twice those for sequences of equal size, or 0."""
+    """Return the number of products to keep: twice the number for sequences of equal size, or 0."""
     most, width = most_pairs(corpus.bags, queries.shape[1]), queries.shape[1]
     if is_single_block(corpus.bags, width):
         return most
@@ -318,7 +319,7 @@ def _attention(block: Block, gram: Array, columns: tuple[Array, ...]) -> tuple[A
     """Compute w, (B, U, U), and x and x', (B, U, columns)."""
     count = block.counts[:, None, :].astype(gram.dtype)
     logit = jnp.where(count > 0, gram, -jnp.inf)
-    # A missing sequence has no largest logit.
+    # A missing sequence has no largest logit, so bound the maximum from below.
     top = jnp.maximum(logit.max(axis=2, keepdims=True), jnp.finfo(gram.dtype).min)
     weight = optimization_barrier(count * jnp.exp(logit - top))
     normaliser = weight.sum(axis=2, keepdims=True)

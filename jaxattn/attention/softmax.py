@@ -2,9 +2,9 @@
 
     f(X) = Σ_s q_s(X) γ_s,   q_s(X) = count_s(X) exp(a_s) / Σ_r count_r(X) exp(a_r),
 
-with scores a = E p and values γ = E v. No array of shape (n, T, d) or (n, V) is ever formed. Both directions
-are gathers over the two layouts of the corpus or, on a large corpus, products with them, which all scores and
-values of a `jax.vmap`, such as those of many seeds, share.
+with scores a = E p and values γ = E v. No array of shape (n, T, d) or (n, V) is ever formed. The forward and
+backward passes gather over the two layouts of the corpus. On a large corpus they multiply by them instead, in
+one product for the whole batch of a `jax.vmap`, for example over seeds.
 """
 
 from typing import Any
@@ -22,18 +22,18 @@ from jaxattn.data.ragged import Ragged, take
 
 @jax.jit
 def attend(corpus: Corpus, scores: Float[Array, " V"], values: Array) -> Array:
-    """Average values with softmax attention over every sequence, f = Σ_s q_s γ_s.
+    """Average token values with softmax attention over each sequence, f = Σ_s q_s γ_s.
 
     Args:
         corpus: n sequences over V tokens.
-        scores: a, (V,); any finite spread.
+        scores: a, (V,), of any finite spread.
         values: γ, (V,) or (V, K).
 
     Returns:
-        f, (n,) or (n, K). On a large corpus second derivatives must be computed forward over reverse.
+        f, (n,) or (n, K). On a large corpus, compute second derivatives in forward-over-reverse mode.
 
     Raises:
-        InputError: scores or values have another number of tokens.
+        InputError: scores or values do not have V rows.
     """
     require_rows(corpus, scores=scores, values=values)
     columns = values[None] if values.ndim == 1 else values.T
@@ -50,7 +50,8 @@ def require_rows(corpus: Corpus, **arrays: Array) -> None:
     for name, x in arrays.items():
         if jnp.ndim(x) == 0 or len(x) != corpus.vocab_size:
             raise InputError(
-                f"{name}: shape {jnp.shape(x)} for {corpus.vocab_size} tokens; give one row for every token"
+                f"{name}: shape {jnp.shape(x)} for {corpus.vocab_size} tokens; expected one row for each "
+                "token"
             )
 
 
@@ -79,7 +80,7 @@ def _backward(residuals: Any, cotangents: Array) -> tuple[Any, ...]:
 _attend.defvjp(_forward, _backward)
 
 
-# An accelerator recomputes exponentials in the backward pass faster than it stores them.
+# An accelerator recomputes exponentials in the backward pass faster than it reads stored ones.
 def _forward_small(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
     token = corpus.bags.index.astype(jnp.int32)
     columns_by_entry = (take(x, token) for x in columns)
@@ -103,7 +104,7 @@ def _backward_small(
 
 
 def occurrence_weights(corpus: Corpus, scores: Array, top: Array) -> Array:
-    """Compute count e^(a - top) of every occurrence, the weights of `Ragged.softmax`."""
+    """Compute count · e^(a - top) for every occurrence of a token, the weights of `Ragged.softmax`."""
     layout = corpus.occurrences
     score = layout.spread(scores) - take(top, layout.index.astype(jnp.int32))
     return layout.count.astype(scores.dtype) * jnp.exp(jnp.where(layout.count > 0, score, -jnp.inf))
@@ -111,8 +112,9 @@ def occurrence_weights(corpus: Corpus, scores: Array, top: Array) -> Array:
 
 @jax.custom_vjp
 def per_entry(corpus: Corpus, per_token: Array) -> Array:
-    """Look up per-token values, (V,), for every entry of the bags, (R, W). The derivative sums over entries
-    with one gather and no scatter.
+    """Look up per-token values, (V,), for every entry of the bags, (R, W).
+
+    The derivative sums over entries with a single gather and no scatter.
     """
     return _per_entry(corpus, per_token)
 
@@ -132,11 +134,11 @@ per_entry.defvjp(lambda corpus, per_token: (_per_entry(corpus, per_token), corpu
 
 @jax.custom_vjp
 def attend_entries(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Average entries with softmax attention, f = Σ_e q_e γ_e: `attend` with a separate score per entry.
+    """Average entries with softmax attention, f = Σ_e q_e γ_e: like `attend`, but with a score per entry.
 
     Args:
-        bags: bags of n sequences, R rows of W entries.
-        score: a, (R, W); any finite spread.
+        bags: bags of n sequences, with R rows of W entries.
+        score: a, (R, W), of any finite spread.
         columns: γ, (R, W) each.
 
     Returns:

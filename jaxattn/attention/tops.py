@@ -1,8 +1,8 @@
-"""The highest tokens of sequences, and averages near them without cancellation or underflow.
+"""Highest-scoring tokens of sequences, and accurate softmax averages relative to them.
 
-For large ‖p‖ a sequence attends to its top token with weight 1 - e^(-3000), so f - γ_top computed by
-subtraction is zero in floating point. Functions here subtract a reference from the values first and factor
-out the largest exponent that remains.
+For large ‖p‖, a sequence may attend to its highest-scoring (top) token with weight 1 - e^(-3000), so
+subtraction would compute f - γ_top as zero. The functions of this module first subtract a reference from the
+values and then factor out the largest remaining exponent.
 """
 
 from collections.abc import Sequence
@@ -16,30 +16,30 @@ from jaxattn.data.ragged import Ragged, take
 
 
 def score_entries(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, "R W"]:
-    """Return the score of every entry of the bags, -inf for entries without a count."""
+    """Return the score of each bag entry, -inf for entries without a count."""
     bags = corpus.bags
     return jnp.where(bags.count > 0, take(scores, bags.index.astype(jnp.int32)), -jnp.inf)
 
 
 def top_scores(bags: Ragged, score: Float[Array, "R W"]) -> Float[Array, " n"]:
-    """Return the highest score of every sequence, 0 for a sequence without tokens, from padding."""
+    """Return the highest score of each sequence, or 0 for a sequence without tokens, which is padding."""
     top = bags.max(score)
     return jnp.where(top == -jnp.inf, 0, top)
 
 
 def below_top(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, "R W"]:
-    """Compute how far every entry is below the top of its sequence, inf for entries without a count."""
+    """Return each entry's score gap to the top token of its sequence, inf for entries without a count."""
     score = score_entries(corpus, scores)
     return corpus.bags.spread(top_scores(corpus.bags, score)) - score
 
 
 def first_tokens(corpus: Corpus, chosen: Bool[Array, "R W"], tokens: Int[Array, "R W"]) -> Int[Array, " n"]:
-    """Return the smallest token among the chosen entries of every sequence, (n,) int32, V if none is chosen.
+    """Return the smallest chosen token id of each sequence, (n,) int32, or V if there is none.
 
     Args:
         corpus: n sequences over V tokens.
-        chosen: the entries to choose from.
-        tokens: the token of every entry, or that of its class.
+        chosen: mask of the chosen entries.
+        tokens: the token of each entry, or the representative of its group of tied tokens.
     """
     smallest = -corpus.bags.max(jnp.where(chosen, -1.0 * tokens, -jnp.inf))
     return jnp.where(jnp.isfinite(smallest), smallest, corpus.vocab_size).astype(jnp.int32)
@@ -49,12 +49,12 @@ class Averages(NamedTuple):
     """Softmax averages of C columns relative to a reference: f - reference = e^gap mean.
 
     Attributes:
-        gap: (n,); the highest score, relative to the top, of the entries that differ from the reference; 0
-            where none does.
-        idle: (n,) bool; True where no entry differs from the reference.
+        gap: (n,); the highest score, relative to the top, among entries with a value that differs from the
+            reference; 0 if there is none.
+        idle: (n,) bool; True if no entry differs from the reference.
         mean: C arrays (n,).
-        attention: (R, W); q of every entry. Mask entries without a count.
-        deviation: C arrays (R, W); q (γ - f) e^(-gap) of every entry. Mask entries without a count.
+        attention: (R, W); q of each entry, not valid for entries without a count.
+        deviation: C arrays (R, W); q (γ - f) e^(-gap) of each entry, not valid for entries without a count.
         normaliser: (n,); Σ_s count_s e^(a_s - top), 0 for a sequence without tokens.
     """
 
@@ -69,12 +69,12 @@ class Averages(NamedTuple):
 def averages(bags: Ragged, relative: Float[Array, "R W"], below: Sequence[Float[Array, "R W"]]) -> Averages:
     """Average columns with softmax attention, with the largest exponent factored out.
 
-    Averages have full relative precision if the values of a column have one sign.
+    The averages have full relative precision if all values of a column have the same sign.
 
     Args:
         bags: bags of n sequences.
         relative: scores relative to the top of their sequence, -inf for entries without a count.
-        below: C columns, values of the entries minus the reference of their sequence.
+        below: C columns; the values of the entries minus the reference of their sequence.
     """
     differs = below[0] != 0
     for column in below[1:]:
@@ -82,7 +82,7 @@ def averages(bags: Ragged, relative: Float[Array, "R W"], below: Sequence[Float[
     gap = bags.max(jnp.where(differs, relative, -jnp.inf))
     idle = gap == -jnp.inf
     gap = jnp.where(idle, 0, gap)
-    # One exponential serves both: entries that differ are scaled by e^(-gap); others need no scale.
+    # One exponential serves both cases: entries that differ are scaled by e^(-gap), others need no scaling.
     scaled = bags.count * jnp.exp(relative - jnp.where(differs, bags.spread(gap), 0))
     weight = jnp.where(differs, scaled * bags.spread(jnp.exp(gap)), scaled)
     moments = [column * scaled for column in below]

@@ -1,11 +1,13 @@
 """Base classes of the parts of a study: data, models, losses, starts, phases, probes and figures.
 
-Built-in and custom classes derive from the same bases. Name a custom class in a sweep file by its import
-path, or pass an instance to `Study`. The annotated fields of the class are its settings. Attributes with a
-default describe optional abilities; override those that the class has. All methods are pure, and methods that
-take arrays are traced. Float settings may also be traced, unless they are annotated `jaxattn.Static[float]`.
+Built-in and custom classes derive from the same bases. To use a custom class, give its import path in a sweep
+file, or pass an instance to `Study`. The annotated fields of the class are its settings. Attributes with a
+default declare optional features; override those that the class supports. All methods are pure, and methods
+that take arrays are traced. Float settings may also be traced, unless they are annotated as
+`jaxattn.Static[float]`.
 
-A plain function can replace a class with a single method. Its keyword-only arguments become the settings:
+A plain function can be used instead of a class with a single method. Its keyword-only arguments become the
+settings:
 
     data sampled per seed (key, *, settings) -> Dataset
     data that is shared   (*, settings) -> Dataset

@@ -1,4 +1,4 @@
-"""Data of a study: examples with targets, the splits of a seed, and base classes of data sources."""
+"""Data of a study: examples with targets, train/test/validation splits, and base classes of data sources."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
     By default every array has n rows, one for each example.
 
     Attributes:
-        targets: (n, ...) values that the loss compares the outputs with: classes, tokens, numbers or vectors.
+        targets: (n, ...) targets of the loss: classes, tokens, numbers or vectors.
     """
 
     targets: Leaf
@@ -46,10 +46,10 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
         return None
 
     def take(self, index: Array) -> Self:
-        """Return a minibatch of examples of the same type. It works inside jit and under vmap.
+        """Return a minibatch of the same type. Works inside `jax.jit` and under `jax.vmap`.
 
         Args:
-            index: (B,) int indices of distinct examples.
+            index: (B,) int; distinct indices of examples.
         """
         taken: Self = jax.tree.map(lambda x: x[index], self)
         return taken
@@ -60,15 +60,15 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
             yield jax.tree_util.keystr(path, simple=True, separator="."), x
 
     def check_shapes(self) -> None:
-        """Raise InputError unless every array, traced or not, has one row for each example."""
+        """Raise InputError unless each array has one row per example. Traced arrays are checked too."""
         for name, x in self.arrays():
             if np.ndim(x) == 0 or len(x) != self.num_examples:
                 raise InputError(
-                    f"{name}: {shown(x)} for {self.num_examples} targets; give one row for each example"
+                    f"{name}: {shown(x)} for {self.num_examples} targets; expected one row per example"
                 )
 
     def check(self) -> None:
-        """Raise InputError if the values are invalid. Call it on the host, outside of traced code."""
+        """Raise InputError if any value is invalid. Call this on the host, outside of traced code."""
         self.check_shapes()
 
 
@@ -77,12 +77,12 @@ D = TypeVar("D", bound=Dataset)
 
 @struct.dataclass(repr=False)
 class TokenStatistics(Brief):
-    """Statistics of the V tokens of a corpus. C is 1 for two classes and K for K > 2 classes.
+    """Statistics of the V tokens of a corpus, with C = 1 column for two classes and C = K for K > 2.
 
     Attributes:
-        count: (V,) occurrences.
-        alpha: (V, C) average signed frequency.
-        posterior_difference: (V, C), NaN for a token that never occurs.
+        count: (V,); number of occurrences.
+        alpha: (V, C); average signed frequency.
+        posterior_difference: (V, C); NaN for a token that never occurs.
     """
 
     count: Leaf
@@ -90,11 +90,11 @@ class TokenStatistics(Brief):
     posterior_difference: Leaf
 
     def important(self, size: float | Array, min_count: int | Array) -> Bool[Array, " V"]:
-        """Return the mask of the important tokens, (V,) bool.
+        """Return a mask of the important tokens, (V,) bool.
 
         A token is important if it occurs at least `min_count` times and its |posterior difference| is at
-        least `size` for some class. The posterior difference of a rare token is noise: it is 1 for a token
-        that occurs once.
+        least `size` for some class. Rare tokens are excluded because their posterior difference is noise: it
+        is 1 for a token that occurs once.
         """
         large = (jnp.abs(self.posterior_difference) >= size).any(axis=1)
         marked: Array = large & (self.count >= min_count)
@@ -107,11 +107,11 @@ class Splits(Brief):
 
     Attributes:
         train: training data.
-        tokens: token statistics of the training data; None if these are not bags of tokens.
+        tokens: token statistics of the training data, or None if these are not bags of tokens.
         test: test data, or None.
         validation: validation data, or None.
-        task_key: (2,) uint32; data of the PRNG key for everything that all samples of a seed share, such as a
-            planted teacher; None if they share nothing. `CommonData.batch` is called with this key.
+        task_key: (2,) uint32; key data for randomness that all samples of a seed share, such as a planted
+            teacher. It is passed to `CommonData.batch`. None if nothing is shared.
     """
 
     train: Leaf
@@ -123,7 +123,7 @@ class Splits(Brief):
     def sampled(self, most: int | None) -> "Splits":
         """Return at most `most` evenly spaced examples of each split; all of them if `most` is None.
 
-        The token statistics remain those of all training data.
+        Token statistics are not recomputed: they still describe all training data.
         """
 
         def some(corpus: Any) -> Any:
@@ -139,9 +139,9 @@ class Loaded(NamedTuple):
     """Data of a study.
 
     Attributes:
-        splits: the data: those that all seeds share, or with a leading axis of seeds.
+        splits: the data of all seeds, with a leading axis of seeds unless `shared` is True.
         shared: True if all seeds share the data.
-        tokens: names of the V tokens.
+        tokens: the V token names.
     """
 
     splits: Splits
@@ -149,7 +149,8 @@ class Loaded(NamedTuple):
     tokens: Sequence[str]
 
 
-# Progress callback (what, done, total). `total` is None if unknown; done = total = 0 prints `what` as a note.
+# Progress callback (what, done, total). `total` is None if unknown. A call with done = total = 0 prints
+# `what` as a note.
 Progress = Callable[[str, int, int | None], None]
 
 
@@ -161,12 +162,12 @@ class CommonData(Spec, frozen=True, kw_only=True):
     """Common base of `DrawnData` and `SharedData`; derive from one of these two.
 
     Attributes:
-        pads_vocabulary: True if cells with different V may share one compiled program.
-        inert: names of settings that do not change any number, such as the folder of the files.
-        gives: type of the data, or None if it is not known before sampling.
+        pads_vocabulary: True if cells that differ in V may share one compiled program.
+        inert: names of settings that do not affect results, such as the folder of the files.
+        gives: type of the data, or None if unknown before sampling.
         draws_batches: True if new batches of any size can be sampled.
         held_out: True if there are validation data.
-        vocab_size: vocabulary size V, or None if it is not known before the data are read.
+        vocab_size: vocabulary size V, or None if unknown before the data are read.
         num_classes: number of classes K.
     """
 
@@ -177,7 +178,7 @@ class CommonData(Spec, frozen=True, kw_only=True):
 
     @property
     def gives(self) -> type[Dataset] | None:
-        """Type of the data, or None if it is not known before sampling."""
+        """Type of the data, or None if unknown before sampling."""
         return None
 
     @property
@@ -192,7 +193,7 @@ class CommonData(Spec, frozen=True, kw_only=True):
 
     @property
     def vocab_size(self) -> int | None:
-        """Vocabulary size V, or None if it is not known before the data are read."""
+        """Vocabulary size V, or None if unknown before the data are read."""
         return None
 
     @property
@@ -203,20 +204,23 @@ class CommonData(Spec, frozen=True, kw_only=True):
     def batch(
         self, key: Array, examples: int, used: Array | None = None, task_key: Array | None = None
     ) -> Dataset:
-        """Sample new examples of the distribution that a seed trains on. Implementing it is optional.
+        """Sample new examples from the training distribution of a seed. Implementing this is optional.
 
         Args:
-            key: () PRNG key, different in every call.
+            key: () PRNG key, different for each call.
             examples: number of examples.
             used: as in `DrawnData.draw`.
-            task_key: () PRNG key, the same in every call of a seed. It is passed only if `draw` returns
+            task_key: () PRNG key, the same for all calls of a seed. Only passed if `draw` returns
                 `Splits.task_key`.
         """
         raise NotImplementedError(f"{type(self).__name__}.batch")
 
 
 class DrawnData(CommonData, frozen=True, kw_only=True):
-    """Data that are sampled for every seed. A function `(key, *, settings) -> Dataset` is shorter."""
+    """Base class of data that are sampled for each seed.
+
+    A function `(key, *, settings) -> Dataset` is a shorter way to define them.
+    """
 
     shared: ClassVar[bool] = False
 
@@ -234,25 +238,28 @@ class DrawnData(CommonData, frozen=True, kw_only=True):
         """Sample the data of one seed.
 
         Args:
-            key: () PRNG key of the seed's data. Derive a separate key from it for each split, and the key
-                `task_key` for everything that all splits and fresh batches share.
-            used: () int32, number of the V tokens to sample from; None for all. It is passed only if
+            key: () PRNG key for the data of the seed. Derive one key per split from it, and `task_key` for
+                randomness that all splits and fresh batches share.
+            used: () int32; sample only from the first `used` tokens. None for all V tokens. Only passed if
                 `pads_vocabulary` is True.
 
         Returns:
-            Training data, with token statistics if they are bags; test and validation data, if any; and the
-            data of `task_key`, if there is one.
+            Training data, with token statistics for bags of tokens; test and validation data, if any; and the
+            key data `task_key`, if something is shared.
         """
         raise NotImplementedError(f"{type(self).__name__}.draw")
 
 
 class SharedData(CommonData, frozen=True, kw_only=True):
-    """Data that all seeds share, such as texts. For labelled texts, derive from `jaxattn.data.Source`."""
+    """Base class of data that all seeds share, such as texts.
+
+    For labelled texts, derive from `jaxattn.data.Source`.
+    """
 
     shared: ClassVar[bool] = True
 
     def load(self, progress: Progress = silent) -> Loaded:
-        """Read the data and the names of the V tokens on the host. Every call returns the same data."""
+        """Read the data and the V token names on the host. Every call returns the same data."""
         raise NotImplementedError(f"{type(self).__name__}.load")
 
 

@@ -1,8 +1,8 @@
-"""Settings classes that are made from functions: losses, starts, probes and figures.
+"""Settings classes built from functions, such as losses, starts, probes and figures.
 
-Keyword-only arguments of the function are the settings, and annotations are their types and ranges.
-`settings_class` makes the class from the signature, for built-in and custom functions. `declare` sets
-attributes of the class that the signature does not contain.
+The keyword-only arguments of a function are its settings, and their annotations give types and ranges.
+`settings_class` builds the class from the signature, for built-in and custom functions. `declare` sets class
+attributes that the signature cannot express.
 """
 
 import functools
@@ -28,13 +28,14 @@ F = TypeVar("F", bound=Function)
 
 
 class OfFunction(Spec, frozen=True, kw_only=True):
-    """Common base of classes that are made from a function.
+    """Common base of classes that are built from a function.
 
     Attributes:
         function: the function.
-        arguments: names of its settings.
-        not_settings: names of arguments that the class passes to the function; they are not settings.
-        check_settings: function of some settings, by name, that raises InputError if they are incompatible.
+        arguments: names of the settings.
+        not_settings: names of arguments that the class passes itself and that are therefore not settings.
+        check_settings: function of some of the settings, by name, that raises InputError if they are
+            incompatible.
     """
 
     function: ClassVar[Function]
@@ -59,7 +60,7 @@ class OfFunction(Spec, frozen=True, kw_only=True):
 
 
 class ModelOfFunction(OfFunction, Model[Any], frozen=True, kw_only=True):
-    """Model from a function `(*, settings) -> model` with `init` and `outputs`, as `ja.models.of_linen`."""
+    """Model built from a function `(*, settings) -> model` with `init` and `outputs`."""
 
     def init(self, key: Array, like: Any, *, dtype: Any) -> Params:
         """Sample the parameters of one seed."""
@@ -72,19 +73,23 @@ class ModelOfFunction(OfFunction, Model[Any], frozen=True, kw_only=True):
 
 
 def model_class(function: Function, **attributes: Any) -> type[Any]:
-    """Return the class of a model function; raises InputError if it has arguments that are not settings."""
+    """Return the settings class of a model function.
+
+    Raises:
+        InputError: the function has an argument that is not a setting.
+    """
     for name, p in _parameters(function).items():
         if p.kind is not p.KEYWORD_ONLY:
             place = attributes.get("kind") or function.__name__
             raise InputError(
-                f"{place} has the argument {name!r}; a model function has settings only, after a *, and "
+                f"{place} has the argument {name!r}; a model function takes only settings, after a *, and "
                 "returns a model"
             )
     return settings_class(function, ModelOfFunction, **attributes)
 
 
 class LossOfFunction(OfFunction, Loss, frozen=True, kw_only=True):
-    """Loss from a function `(outputs, targets, *, settings) -> (n,)`."""
+    """Loss built from a function `(outputs, targets, *, settings) -> (n,)`."""
 
     def __call__(self, outputs: Array, targets: Array) -> Any:
         """Compute the loss of every example."""
@@ -92,7 +97,7 @@ class LossOfFunction(OfFunction, Loss, frozen=True, kw_only=True):
 
 
 class StartOfFunction(OfFunction, Start, frozen=True, kw_only=True):
-    """Start from a function `(key, drawn, *, settings) -> array like drawn`; it may take `tokens` too."""
+    """Start built from a function `(key, drawn, *, settings) -> array like drawn`; `tokens` is optional."""
 
     not_settings: ClassVar[frozenset[str]] = frozenset({"tokens"})
 
@@ -103,10 +108,10 @@ class StartOfFunction(OfFunction, Start, frozen=True, kw_only=True):
 
 
 class ProbeOfFunction(OfFunction, Probe, frozen=True, kw_only=True):
-    """Probe from a function `(params, data, *, settings) -> number, (m,) or a dictionary of them`.
+    """Probe built from a function `(params, data, *, settings) -> number, (m,) or a dictionary of them`.
 
     Attributes:
-        name: name of the metric; that of the function if empty.
+        name: name of the metric; defaults to the name of the function.
     """
 
     name: str = ""
@@ -118,7 +123,7 @@ class ProbeOfFunction(OfFunction, Probe, frozen=True, kw_only=True):
 
 
 class FigureOfFunction(OfFunction, Figure, frozen=True, kw_only=True):
-    """Figure from a function `(results, *, settings) -> matplotlib figure or RenderedFigure`."""
+    """Figure built from a function `(results, *, settings) -> matplotlib figure or RenderedFigure`."""
 
     def __call__(self, results: Any) -> Any:
         """Draw the figure."""
@@ -135,8 +140,8 @@ def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F]
         check: function of some of the settings, by name, that raises InputError if they are incompatible. A
             study calls it before the run. For data with the setting `sequences`, it is called with the number
             of examples of each split.
-        attributes: attributes of the base class, such as `coupled` of a loss. A function becomes a method,
-            whose first argument holds the settings.
+        attributes: attributes of the base class, such as `coupled` for a loss. A function becomes a method,
+            and its first argument holds the settings.
     """
 
     def decorate(function: F) -> F:
@@ -150,19 +155,19 @@ def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F]
 
 @functools.cache
 def settings_class(function: Function, base: type[Any], name: str = "", **attributes: Any) -> type[Any]:
-    """Return the class whose settings are the keyword-only arguments of a function and those of a base.
+    """Return the settings class of a function: the settings of a base and the keyword-only arguments.
 
     Repeated calls return the same class.
 
     Args:
         function: the function.
         base: a class derived from `OfFunction`.
-        name: name of the class; that of the function if empty.
-        attributes: attributes of the class, such as `kind`. Those that `declare` sets replace them.
+        name: name of the class; defaults to the name of the function.
+        attributes: attributes of the class, such as `kind`. Attributes set by `declare` take precedence.
 
     Raises:
-        InputError: an argument is not a setting, has no readable annotation or the name of a setting of the
-            base; or the base does not have a declared attribute.
+        InputError: an argument is not a setting, has no readable annotation, or has the same name as a
+            setting of the base; or a declared attribute does not exist in the base.
     """
     attributes |= getattr(function, "declared", {})
     for key in attributes:
@@ -173,7 +178,7 @@ def settings_class(function: Function, base: type[Any], name: str = "", **attrib
     for argument in arguments:
         if argument in base.__struct_fields__:
             place = attributes.get("kind") or function.__name__
-            raise InputError(f"{place}: there is a built-in setting {argument!r}; rename this argument")
+            raise InputError(f"{place}: {argument!r} is a built-in setting; rename the argument")
     rule = attributes.get("check_settings")
     for argument, needed in _parameters(rule).items() if rule else ():
         if argument not in arguments and needed.default is needed.empty:
@@ -206,7 +211,7 @@ def _fields(function: Function, not_settings: frozenset[str]) -> list[Any]:
         if p.name in not_settings:
             continue
         if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty:
-            raise InputError(f"{function.__name__}: {p.name!r} is positional; put * before the settings")
+            raise InputError(f"{function.__name__}: setting {p.name!r} is positional; put * before it")
         if p.kind is p.KEYWORD_ONLY:
             default = () if p.default is p.empty else (as_default(p.default),)
             fields.append((p.name, without_arrays(hints.get(p.name, Any)), *default))
@@ -214,7 +219,11 @@ def _fields(function: Function, not_settings: frozenset[str]) -> list[Any]:
 
 
 def hints_of(function: Function) -> dict[str, Any]:
-    """Return the annotations of a function; raises InputError if they or the arguments cannot be read."""
+    """Return the annotations of a function.
+
+    Raises:
+        InputError: the annotations or the arguments cannot be read.
+    """
     try:
         _parameters(function)
         return typing.get_type_hints(function, include_extras=True)
@@ -225,7 +234,7 @@ def hints_of(function: Function) -> dict[str, Any]:
 
 
 def without_arrays(annotation: Any) -> Any:
-    """Return an annotation without arrays, such as float for `float | jax.Array`."""
+    """Remove array types from an annotation: `float | jax.Array` becomes float."""
     parts = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Annotated:
         return typing.Annotated[without_arrays(parts[0]), *parts[1:]]
@@ -241,6 +250,6 @@ def _is_array(annotation: Any) -> bool:
 
 
 def as_default(value: Any) -> Any:
-    """Return a default in the form of msgspec; a mutable one is copied for every instance."""
+    """Return a default value as msgspec requires it, with a factory that copies a mutable value."""
     mutable = isinstance(value, list | dict | set) and value
     return msgspec.field(default_factory=lambda: type(value)(value)) if mutable else value

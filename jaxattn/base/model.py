@@ -1,4 +1,4 @@
-"""Base classes of models, losses and initial values of parameters."""
+"""Base classes of models, losses and initial parameter values."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Literal, Protocol, runtime_checkable
@@ -8,13 +8,13 @@ from jax import Array
 from jaxattn.base.data import D, Dataset
 from jaxattn.core.settings import Spec
 
-# Named arrays: a dataclass, a NamedTuple or a dict.
+# Named arrays, in a dataclass, NamedTuple or dict.
 Params = Any
 
 
 @runtime_checkable
 class LinearScores(Protocol):
-    """Linear scores a = Φ p of m tokens with their corpus and values, such as `jaxattn.theory.Scores`."""
+    """Linear scores a = Φ p of m tokens, with a corpus and token values, such as `jaxattn.theory.Scores`."""
 
     @property
     def keys(self) -> Any:
@@ -22,7 +22,7 @@ class LinearScores(Protocol):
 
     @property
     def corpus(self) -> Any:
-        """Bags of n sequences over the m tokens, with their labels: a `jaxattn.data.Corpus`."""
+        """Bags of n labelled sequences over the m tokens: a `jaxattn.data.Corpus`."""
 
     @property
     def values(self) -> Any:
@@ -30,16 +30,16 @@ class LinearScores(Protocol):
 
 
 class Model(Spec, Generic[D], frozen=True, kw_only=True):
-    """Function of data with named parameters, which are a dataclass, a NamedTuple or a dict of arrays.
+    """Base class of models: functions of data, with named parameters in a pytree of arrays.
 
     Attributes:
         takes: type of data that the model accepts; other types are rejected before compilation.
-        parameters: names of the parameters, for early error messages about wrong names; () if unknown.
-        token_rows: names of the parameters with one row for each token, so that one program can sweep V.
+        parameters: names of the parameters, so that wrong names are reported early; () if unknown.
+        token_rows: names of the parameters with one row per token, so that one program can sweep V.
         attends_to_tokens: True if the scores are those of the softmax over the tokens of a sequence.
-        cuts_batches: True if a minibatch step gets a corpus of its sequences alone, for models whose outputs
-            on a whole corpus are more expensive than laying out a new corpus.
-        linear_in: name of the parameter that `scores` are linear in; None for a model without `scores`.
+        cuts_batches: True if a minibatch step builds a new corpus from the sequences of the batch, for models
+            that are more expensive to evaluate on the whole corpus.
+        linear_in: name of the parameter that `scores` is linear in; None for a model without `scores`.
         is_one_layer: True for the one-layer model of the theory, with scores E·p, values E·v and the
             attention-weighted mean of the values as output.
         dim: embedding dimension d.
@@ -54,7 +54,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
 
     @property
     def linear_in(self) -> str | None:
-        """Name of the parameter that `scores` are linear in, if any."""
+        """Name of the parameter that `scores` is linear in, if any."""
         return None
 
     @property
@@ -87,33 +87,33 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
 
         Args:
             key: () PRNG key.
-            like: the training data. Only shapes and sizes, such as V and K of a corpus, may be used.
-            dtype: dtype of all parameters.
+            like: the training data. Use only shapes and sizes, such as V and K of a corpus.
+            dtype: dtype of the parameters.
         """
         raise NotImplementedError(f"{type(self).__name__}.init")
 
     def outputs(self, params: Params, data: D) -> Array:
-        """Compute the outputs, which the loss compares with the targets.
+        """Compute the outputs, the first argument of the loss.
 
         Args:
             params: parameters, as returned by `init`.
             data: n examples.
 
         Returns:
-            (n, ...) of the parameters' dtype; f (n,) for two classes, (n, K) for more.
+            (n, ...) of the parameters' dtype: f (n,) for two classes, (n, K) for more.
         """
         raise NotImplementedError(f"{type(self).__name__}.outputs")
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute scores a (V,) and values γ (V,) or (V, K) of tokens. Implementing it is optional."""
+        """Compute token scores a, (V,), and values γ, (V,) or (V, K). Implementing this is optional."""
         raise NotImplementedError(f"{type(self).__name__}.scores_and_values")
 
     def head_scores(self, params: Params) -> Array:
-        """Compute the token scores of each head or query, (H, V). Implementing it is optional."""
+        """Compute the token scores of each head or query, (H, V). Implementing this is optional."""
         raise NotImplementedError(f"{type(self).__name__}.head_scores")
 
     def attention(self, params: Params, data: D) -> Array:
-        """Compute the attention over the tokens of each example. Implementing it is optional.
+        """Compute the attention over the tokens of each example. Implementing this is optional.
 
         Args:
             params: parameters, as returned by `init`.
@@ -126,7 +126,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.attention")
 
     def scores(self, params: Params, data: D) -> LinearScores:
-        """Return scores a = Φ p, where p is the flattened parameter `linear_in`. Implementing it is optional.
+        """Return scores a = Φ p; p is the flattened parameter `linear_in`. Implementing this is optional.
 
         Args:
             params: parameters, as returned by `init`.
@@ -138,12 +138,12 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.scores")
 
     def in_span(self) -> "Model[D]":
-        """Return the model in coordinates of the span of its parameters, or the model itself."""
+        """Return the model in coordinates of the span of its parameters if it has any, otherwise itself."""
         return self
 
 
 class Loss(Spec, frozen=True, kw_only=True):
-    """Loss of each example, whose mean a study minimises; or one loss of a whole batch.
+    """Base class of losses. A study minimises the mean over examples, or one number per batch.
 
     Attributes:
         coupled: True if the loss is one number for a whole batch, as contrastive and ranking losses are. A
@@ -158,14 +158,14 @@ class Loss(Spec, frozen=True, kw_only=True):
         return False
 
     def skip_reason(self, outputs: Array, data: Dataset) -> str | None:
-        """Return the reason why the loss does not fit these outputs and targets; None if it fits."""
+        """Return the reason why the loss cannot be used with these outputs and targets, or None if it can."""
         return None
 
     def __call__(self, outputs: Array, targets: Array) -> Array:
         """Compute the loss of every example.
 
         Args:
-            outputs: (n, ...) outputs of the model; f (n,) for two classes, (n, K) for more.
+            outputs: (n, ...); outputs of the model, f (n,) for two classes, (n, K) for more.
             targets: (n, ...); two classes are -1 and +1, and K > 2 classes are 0 .. K-1.
 
         Returns:
@@ -175,10 +175,11 @@ class Loss(Spec, frozen=True, kw_only=True):
 
 
 class Start(Spec, frozen=True, kw_only=True):
-    """Initial value of one parameter, which replaces the one that the model samples.
+    """Initial value of one parameter, instead of the one sampled by the model.
 
     Attributes:
-        rotation_invariant: True if it commutes with rotations of R^d, so that it works in span coordinates.
+        rotation_invariant: True if the function commutes with rotations of R^d and may run in span
+            coordinates.
     """
 
     rotation_invariant: ClassVar[bool] = False
@@ -187,11 +188,11 @@ class Start(Spec, frozen=True, kw_only=True):
         """Return the initial value of a parameter.
 
         Args:
-            key: () PRNG key, different for every seed and every parameter.
-            drawn: the value that the model samples.
+            key: () PRNG key, different for each seed and parameter.
+            drawn: the value sampled by the model.
             tokens: names of the V tokens.
 
         Returns:
-            Array of the shape and dtype of `drawn`.
+            Array with the shape and dtype of `drawn`.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")

@@ -1,4 +1,4 @@
-"""Phases of training: which parameters are trained, by which dynamics, for how long."""
+"""Training phases: the trained parameters, the dynamics and the length."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -21,9 +21,9 @@ class Task(NamedTuple):
 
     Attributes:
         model: the model.
-        loss: loss of every example, (outputs, targets) -> (n,), or of a batch.
+        loss: per-example loss, (outputs, targets) -> (n,), or loss of a batch.
         data: training, validation and test data of one seed.
-        fresh: function (key, examples=number) that samples new training data; None if that is impossible.
+        fresh: function (key, examples=number) that samples new training data, or None.
     """
 
     model: Model[Any]
@@ -34,16 +34,15 @@ class Task(NamedTuple):
 
 @struct.dataclass
 class State:
-    """State of a gradient descent.
+    """State of gradient descent.
 
     Attributes:
         params: the model's parameters.
-        optimizer: state of optax.
+        optimizer: optax state.
         step: () int32; number of steps taken.
-        failed_at: () int32; the first step whose loss or gradient was not finite, or -1. A phase that trains
-            vectors does not check gradients of matrices, because they make the loss of the next step
-            non-finite.
-        key: (2,) uint32; data of the PRNG key that minibatches are sampled with; None for the full batch.
+        failed_at: () int32; the first step with a non-finite loss or gradient, or -1. Gradients of matrices
+            are not checked, because they would make the loss of the next step non-finite.
+        key: (2,) uint32; key data for sampling minibatches; None for the full batch.
     """
 
     params: Leaf
@@ -54,10 +53,10 @@ class State:
 
 
 class Goal(NamedTuple):
-    """Target of a phase whose progress is not its number of steps.
+    """Target of a phase for which progress is not measured in steps.
 
     Attributes:
-        metric: the metric that approaches the target, one of the phase's own metrics.
+        metric: the metric that approaches the target, from `Phase.metrics`.
         label: printed name of the metric.
         value: value at which the phase ends.
     """
@@ -68,7 +67,7 @@ class Goal(NamedTuple):
 
 
 class Phase(Spec, frozen=True, kw_only=True):
-    """Part of the training of one seed, as pure functions: trained parameters, dynamics and length.
+    """Base class of training phases: pure functions for one seed.
 
     Subclasses define `train`, `steps`, and either `step`, which `advance` repeats, or `init` and `advance`. A
     state is a pytree, such as `State`, with at least `params`, `step` and `failed_at`.
@@ -104,7 +103,7 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def train(self) -> Sequence[str]:
-        """Names or patterns of the parameters that are trained."""
+        """Names or patterns of the trained parameters."""
         raise NotImplementedError(f"{type(self).__name__}.train")
 
     @property
@@ -119,7 +118,7 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def batch_size(self) -> int | None:
-        """Number of examples in a step; None for all."""
+        """Number of examples per step; None for all."""
         return None
 
     @property
@@ -139,11 +138,11 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def goal(self) -> Goal | None:
-        """Target of the phase if its steps take unequal times; the remaining time is then not predicted."""
+        """Target of a phase with steps of unequal duration, for which no end is predicted; or None."""
         return None
 
     def probe_steps(self, per_decade: int) -> list[int]:
-        """Return the steps to measure at in ascending order, including step 0 and the last step."""
+        """Return the measurement steps in ascending order, including step 0 and the last step."""
         return log_spaced(self.steps, per_decade)
 
     def init(self, task: Task, params: Any, key: Array) -> Any:
@@ -151,18 +150,18 @@ class Phase(Spec, frozen=True, kw_only=True):
 
         Args:
             task: the model, the loss and the data of one seed.
-            params: the parameters at the end of the previous phase.
-            key: () PRNG key for random numbers during the phase; keep it in the state.
+            params: the final parameters of the previous phase.
+            key: () PRNG key for the phase. Store it in the state if it is used.
         """
         zero = jnp.zeros((), jnp.int32)
         return State(params, (), zero, zero - 1)
 
     def step(self, task: Task, state: Any) -> Any:
-        """Take one step and return a state of the same structure, shapes and dtypes."""
+        """Take one step. The new state has the same structure, shapes and dtypes."""
         raise NotImplementedError(f"{type(self).__name__}.step")
 
     def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
-        """Take `steps` steps, a number that may be traced; k steps and then l steps equal k + l steps."""
+        """Take `steps` steps, which may be traced. Taking k and then l steps must equal k + l steps."""
         return jax.lax.fori_loop(0, steps, lambda _, here: self.step(task, here), state)
 
     def parameter(self, state: Any, name: str) -> Array:
@@ -171,12 +170,12 @@ class Phase(Spec, frozen=True, kw_only=True):
         return found
 
     def metrics(self, state: Any) -> dict[str, Array]:
-        """Return the metrics that the state itself holds: numbers () by name."""
+        """Return metrics that can be read from the state: scalars, by name."""
         return {"evaluations": state.step}
 
 
 def log_spaced(steps: int, per_decade: int) -> list[int]:
-    """Return the steps to measure at: 0, log-spaced steps in between, and the last step."""
+    """Return log-spaced measurement steps, including 0 and the last step."""
     count = int(np.ceil(np.log10(max(steps, 1)) * per_decade)) + 1
     spaced = np.unique(np.rint(np.geomspace(1, steps, count)).astype(int))
     return sorted({0, *spaced.tolist(), steps})

@@ -1,4 +1,4 @@
-"""Base classes of probes, which measure during and after training, and of figures."""
+"""Base classes of figures, and of probes, which measure during and after training."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -20,23 +20,23 @@ Metrics = Mapping[str, np.ndarray]
 
 
 class Columns(NamedTuple):
-    """Scores and values of the V tokens, (V, C) each: C is 1 for two classes and K for K > 2."""
+    """Scores and values of the V tokens, (V, C) each, with C = 1 for two classes and C = K for K > 2."""
 
     scores: Array
     values: Array
 
 
 class ProbeContext:
-    """Parameters of one seed at one step, with the model, loss, data and phase.
+    """Argument of a probe: the parameters of one seed at one step, with the model, loss, data and phase.
 
     Attributes:
         params: the model's parameters.
         model: the model.
-        loss: loss of every example, (outputs, targets) -> (n,), or of a batch.
+        loss: per-example loss, (outputs, targets) -> (n,), or loss of a batch.
         data: the training, test and validation data of the seed.
-        phase: the phase that trains the parameters.
-        memory: value that `Probe.remember` returned at the start of the phase.
-        sample: number of examples of each split that losses and gradients are computed on; None for all.
+        phase: the current phase.
+        memory: return value of `Probe.remember` at the start of the phase.
+        sample: number of examples per split for losses and gradients; None for all.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ProbeContext:
 
     @cached_property
     def columns(self) -> Columns:
-        """Scores and values as (V, C)."""
+        """Scores and values, with shape (V, C)."""
         scores, values = self.scores_and_values
         values = values[:, None] if values.ndim == 1 else values
         return Columns(jnp.broadcast_to(scores[:, None], values.shape), values)
@@ -93,7 +93,7 @@ class ProbeContext:
         return self._outputs[id(data)]
 
     def with_memory(self, memory: Any) -> "ProbeContext":
-        """Return a context with another memory that shares all computed values."""
+        """Return a copy with another memory. It shares all cached values."""
         other = object.__new__(ProbeContext)
         other.__dict__ = self.__dict__ | {"memory": memory}
         return other
@@ -103,9 +103,9 @@ class Measurement(Spec, frozen=True, kw_only=True):
     """Common base of `Probe` and `PhaseProbe`; derive from one of these two.
 
     Attributes:
-        labels: printed names of its metrics, by metric.
-        scales: scales of its metrics, by metric; the default is linear without bounds.
-        rotation_invariant: True if it measures the same in span coordinates.
+        labels: printed names of the metrics, by metric.
+        scales: scales of the metrics, by metric; linear and unbounded by default.
+        rotation_invariant: True if the metrics are the same in span coordinates.
     """
 
     labels: ClassVar[Mapping[str, str]] = {}
@@ -113,11 +113,12 @@ class Measurement(Spec, frozen=True, kw_only=True):
     rotation_invariant: ClassVar[bool] = False
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return the reason why this probe does not apply to a phase, shown in the plan; None if it applies.
+        """Return the reason why the probe does not apply to a phase, which the plan shows, or None if it
+        applies.
 
         Args:
-            task: the model, the loss, and the data of one seed or of many. Types and static sizes of the data
-                may be used, but not shapes.
+            task: the model, the loss, and the data of one or many seeds. Use only types and static sizes of
+                the data, not shapes.
             phase: the phase.
 
         Returns:
@@ -127,16 +128,16 @@ class Measurement(Spec, frozen=True, kw_only=True):
 
 
 class Probe(Measurement, frozen=True, kw_only=True):
-    """Measurement at single steps.
+    """Base class of probes that measure at individual steps.
 
     Attributes:
-        from_step: first step of a phase at which the metrics are defined.
+        from_step: first step of a phase at which the metrics exist.
     """
 
     from_step: ClassVar[int] = 0
 
     def remember(self, params: Any) -> Any:
-        """Return a value of the start of a phase that `measure` finds in `context.memory`; None for none."""
+        """Return a value for `measure` to read from `context.memory` during the phase, or None."""
         return None
 
     def measure(self, context: ProbeContext) -> Mapping[str, Array]:
@@ -144,83 +145,84 @@ class Probe(Measurement, frozen=True, kw_only=True):
 
         Args:
             context: a `jaxattn.lab.probes.ProbeContext`: parameters, model, loss, data, phase, and derived
-                quantities, each of which is computed once for all probes.
+                quantities that all probes share.
 
         Returns:
-            Numbers (), or vectors (m,), by metric. No other probe may use the same names.
+            Scalars (), or vectors (m,), by metric name. Names must be unique among all probes.
         """
         raise NotImplementedError(f"{type(self).__name__}.measure")
 
 
 class PhaseProbe(Measurement, frozen=True, kw_only=True):
-    """Measurement of a whole phase after its end.
+    """Base class of probes that measure a whole phase after it ends.
 
     Attributes:
-        metrics: names of its metrics.
+        metrics: names of the metrics.
     """
 
     @property
     def metrics(self) -> Sequence[str]:
-        """Names of its metrics."""
+        """Names of the metrics."""
         raise NotImplementedError(f"{type(self).__name__}.metrics")
 
     def observe(self, phase: Phase, state: Any) -> Array:
-        """Return an array for the state of one seed at a probe step, with the same shape at every step."""
+        """Return an array computed from the state of one seed at a probe step. Its shape must not change."""
         raise NotImplementedError(f"{type(self).__name__}.observe")
 
     def conclude(
         self, history: np.ndarray, params: Params, model: Model[Any], loaded: Loaded
     ) -> tuple[Metrics, Metrics]:
-        """Compute the metrics of all seeds, on the host.
+        """Compute the metrics of all seeds on the host.
 
         Args:
-            history: (S, k, ...) float64; values of `observe` for S seeds at k probe steps.
+            history: (S, k, ...) float64; return values of `observe` for S seeds at k probe steps.
             params: the final parameters, with a leading axis of seeds.
             model: the model.
-            loaded: the data, shared by the seeds or separate for each.
+            loaded: the data, shared by all seeds or one set per seed.
 
         Returns:
-            Two dictionaries by metric: values at every probe step, (S, k) each, and values of the whole
-            phase, (S,) each.
+            Two dictionaries by metric name: values at every probe step, (S, k), and values for the whole
+            phase, (S,).
         """
         raise NotImplementedError(f"{type(self).__name__}.conclude")
 
 
 def concluded(probe: PhaseProbe, found: Any, seeds: int, points: int) -> tuple[Metrics, Metrics]:
-    """Return the two dictionaries of `PhaseProbe.conclude` as arrays.
+    """Validate the two dictionaries returned by `PhaseProbe.conclude`, and convert their values to arrays.
 
     Args:
         probe: the probe.
-        found: return value of its `conclude`.
+        found: return value of `probe.conclude`.
         seeds: number of seeds S.
         points: number of probe steps k.
 
     Raises:
-        InputError: `found` is not two dictionaries of (S, k) and (S,) numbers, or has undeclared metrics.
+        InputError: `found` is not a pair of dictionaries with values (S, k) and (S,), or has undeclared
+            metrics.
     """
     name = f"{probe.kind or type(probe).__name__}.conclude"
     if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(x, Mapping) for x in found)):
         raise InputError(
-            f"{name} returns {shown(found)}; return two dictionaries: (S, k) values at the probe steps, "
-            "and (S,) values of the whole phase"
+            f"{name} returns {shown(found)}; expected two dictionaries, with (S, k) values at the "
+            "probe steps and (S,) values for the whole phase"
         )
     wanted = (seeds, points), (seeds,)
     if others := {metric for part in found for metric in part} - set(probe.metrics):
         raise InputError(
-            f"{name} returns {min(map(str, others))!r}, which is not in its `metrics`; add it there"
+            f"{name} returns {min(map(str, others))!r}, which is not in its attribute `metrics`; add it there"
         )
     made = tuple({metric: np.asarray(x) for metric, x in part.items()} for part in found)
     for part, shape in zip(made, wanted, strict=True):
         for metric, x in part.items():
             if x.shape != shape:
                 raise InputError(
-                    f"{name}: {metric}: shape {x.shape}; return shape {shape}, with one row for every seed"
+                    f"{name}: {metric}: shape {x.shape}; expected shape {shape}, with one row per seed"
                 )
     return made[0], made[1]
 
 
 class Figure(Spec, frozen=True, kw_only=True):
-    """Figure of a finished run, drawn on the host."""
+    """Base class of figures of a finished run, drawn on the host."""
 
     def __call__(self, results: Any) -> Any:
         """Draw the figure.
@@ -229,7 +231,7 @@ class Figure(Spec, frozen=True, kw_only=True):
             results: a `jaxattn.Results`.
 
         Returns:
-            A matplotlib figure, whose name is that of the class and whose caption is the first line of its
-            docstring; or a `jaxattn.lab.results.drawn.RenderedFigure` with a custom name and caption.
+            A matplotlib figure, named after the class and captioned with the first line of its docstring; or
+            a `jaxattn.lab.results.drawn.RenderedFigure` with a custom name and caption.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")

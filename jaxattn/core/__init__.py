@@ -1,1 +1,1 @@
-"""Shared foundations of all subpackages: errors, settings, named parameters, mapping and the backend."""
+"""Utilities that all subpackages share: errors, settings, named parameters, mapping and the backend."""

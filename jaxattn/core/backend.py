@@ -1,4 +1,4 @@
-"""Choice of the devices that programs are compiled for, and of the JAX options that all studies use."""
+"""Compilation devices, and the JAX options that all studies use."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -10,11 +10,11 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-# Platforms whose float64 has the exponent range of float32, and no matrix factorisations.
+# Platforms on which float64 has the exponent range of float32 and matrix factorisations are missing.
 WITHOUT_FLOAT64 = ("tpu",)
 
-# JAX options that change numbers, or that raise errors in correct programs, with the values that every study
-# uses. JAX also reads them from environment variables such as JAX_DEFAULT_PRNG_IMPL.
+# Fixed values of JAX options that change numbers or raise errors in correct programs. JAX also reads them
+# from environment variables such as JAX_DEFAULT_PRNG_IMPL.
 PINNED: Mapping[str, Any] = {
     "jax_default_prng_impl": "threefry2x32",
     "jax_threefry_partitionable": True,
@@ -39,9 +39,9 @@ _CHOSEN: ContextVar[tuple[Any, ...] | None] = ContextVar("devices", default=None
 
 @contextmanager
 def made_for(devices: Sequence[Any]) -> Iterator[None]:
-    """Compile programs for the given devices, which may be described devices of an absent chip.
+    """Compile programs for the given devices, which may be descriptions of a chip that is not available.
 
-    Functions that are already traced keep their devices. Use a separate process for a described chip.
+    Functions that were traced before keep their devices, so compile for an absent chip in a separate process.
     """
     token = _CHOSEN.set(tuple(devices))
     try:
@@ -58,7 +58,7 @@ def local_devices() -> Sequence[Any]:
 @cache
 def mesh_of(devices: tuple[Any, ...]) -> Mesh:
     """Return a one-dimensional mesh of devices."""
-    # `jax.make_mesh` is not used because it requires a rectangle of a TPU's chips.
+    # `jax.make_mesh` would require a rectangle of TPU chips.
     return Mesh(np.array(devices), ("lanes",), axis_types=(AxisType.Auto,))
 
 
@@ -69,24 +69,24 @@ def platform() -> str:
 
 
 def are_described() -> bool:
-    """Return True if the devices are only described: programs can be compiled for them, but not run."""
+    """Return True if the devices are only descriptions: programs can be compiled for them, but not run."""
     chosen = _CHOSEN.get()
     return chosen is not None and chosen[0].client.runtime_type == "compile_only_runtime"
 
 
 def has_host() -> bool:
-    """Return True if float64 computations run on the host's CPU, because the devices lack float64."""
+    """Return True if float64 runs on the host's CPU because the devices do not support it."""
     return jax.default_backend() in WITHOUT_FLOAT64
 
 
 def is_host() -> bool:
-    """Return True if programs are compiled for the host's CPU although the process has an accelerator."""
+    """Return True if programs are compiled for the host's CPU even though the process has an accelerator."""
     return has_host() and platform() == "cpu"
 
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    """Compute with the options of `PINNED`, whatever the environment or the caller has set."""
+    """Compute with the options of `PINNED`, regardless of the environment and the caller's settings."""
     with ExitStack() as stack:
         for name, value in PINNED.items():
             stack.enter_context(_option(name, value))
@@ -110,7 +110,7 @@ def _updated(name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def float64() -> Iterator[None]:
-    """Compute in float64, on the host's CPU where the devices lack it, with the options of `PINNED`."""
+    """Compute in float64 with the options of `PINNED`, on the host's CPU if the devices do not support it."""
     with ExitStack() as stack:
         stack.enter_context(pinned())
         stack.enter_context(jax.enable_x64(True))
@@ -123,7 +123,7 @@ def float64() -> Iterator[None]:
 
 @contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """Compute in the dtype of a study, with full-precision matrix products and the options of `PINNED`."""
+    """Compute in the dtype of the study, with full-precision matrix products and the options of `PINNED`."""
     double = dtype == "float64"
     with pinned(), float64() if double else jax.enable_x64(False), jax.default_matmul_precision("highest"):
         yield

@@ -1,4 +1,4 @@
-"""Error classes and helpers for one-line error messages that name the place and the remedy."""
+"""Error classes, and helpers for one-line error messages that give the location and the remedy."""
 
 import difflib
 import itertools
@@ -10,9 +10,10 @@ from typing import Any
 
 
 def plain(text: str) -> str:
-    """Return a text as one printable line, with line breaks and control characters escaped.
+    """Escape line breaks and control characters, so that a text prints as one line.
 
-    All output passes through it, because names from users and results folders may contain any character.
+    All output passes through this function, because names from users and results folders may contain any
+    character.
     """
     if text.isprintable():
         return text
@@ -25,44 +26,44 @@ class _OneLine(Exception):
 
 
 class InputError(_OneLine, ValueError):
-    """Invalid input of the user, such as a key, a value or a file. The exit status is 2."""
+    """Invalid user input, such as a key, a value or a file. The exit status is 2."""
 
 
 class RunError(_OneLine, RuntimeError):
-    """Failure at run time, such as a full disk or a seed with NaN. The exit status is 1."""
+    """Failure at run time, such as a full disk or a seed that diverges to NaN. The exit status is 1."""
 
 
 class UserCodeError(RunError):
-    """Exception raised by the user's code. The original exception is the cause of this error."""
+    """Exception raised in the user's code, with the original exception as its cause."""
 
     def __init__(self, message: str, files: frozenset[str] = frozenset()) -> None:
         super().__init__(message)
         self.files = files
 
     def below(self, place: str) -> "UserCodeError":
-        """Return the same error, with the same cause, and a place prepended to its message."""
+        """Return a copy of the error, with the same cause, that prepends a location to the message."""
         return UserCodeError(f"{place}: {self}", self.files)
 
     @property
     def trace(self) -> str:
-        """Traceback that starts at the first frame in the user's code."""
+        """Traceback, starting at the first frame in the user's code."""
         cause = self.__cause__
         if cause is None:
             return ""
         every = traceback.extract_tb(cause.__traceback__)
-        # A syntax error has no frame in the user's code, but it prints the line itself.
+        # A syntax error has no frame in the user's code, but it already shows the line.
         frames = [frame for frame in every if not frame.filename.startswith("<frozen ")]
         own = [frame for frame in frames if frame.filename in self.files]
         if not (own or isinstance(cause, SyntaxError)):
             own = frames[-1:]
         lines = ["Traceback (in your code):\n", *traceback.format_list(own)]
         summary = traceback.format_exception_only(cause)
-        # JAX appends a long explanation of where a traced array comes from.
+        # JAX appends a long explanation of the origin of a traced array.
         summary = summary[:1] if remedy(cause) else summary
         return "".join([*lines, *summary]).partition("\nThe error occurred")[0]
 
 
-# Remedies for code that JAX cannot trace, by the name of the exception.
+# Remedies for code that JAX cannot trace, by exception name.
 _REMEDIES = {
     "TracerArrayConversionError": "use jax.numpy in place of numpy",
     "TracerBoolConversionError": "use jax.numpy.where in place of if",
@@ -72,7 +73,7 @@ _REMEDIES = {
 
 
 def remedy(error: BaseException) -> str:
-    """Return the remedy for a JAX tracing error or a misspelt setting, after a semicolon, or ""."""
+    """Return "; REMEDY" for a JAX tracing error or a misspelt setting, and "" for other exceptions."""
     if misspelt := re.fullmatch(r"Unexpected keyword argument ('\w+')", str(error)):
         return f"; there is no setting {misspelt[1]}, check its spelling"
     words = _REMEDIES.get(type(error).__name__)
@@ -80,7 +81,7 @@ def remedy(error: BaseException) -> str:
 
 
 def in_user_code(error: BaseException, files: frozenset[str], place: str) -> UserCodeError | None:
-    """Return an exception of the user's code as a `UserCodeError` with its place; None for any other."""
+    """Return an exception raised in the user's code as a `UserCodeError`, and None for any other."""
     own = [step for step in traceback.walk_tb(error.__traceback__) if step[0].f_code.co_filename in files]
     if not own or isinstance(error, InputError | RunError):
         return None
@@ -94,7 +95,7 @@ def in_user_code(error: BaseException, files: frozenset[str], place: str) -> Use
 
 @contextmanager
 def from_user_code(files: frozenset[str], place: str) -> Iterator[None]:
-    """Convert exceptions of the user's code with `in_user_code`; re-raise all others unchanged."""
+    """Convert exceptions raised in the user's code with `in_user_code`; re-raise all others unchanged."""
     try:
         yield
     except Exception as error:
@@ -105,7 +106,7 @@ def from_user_code(files: frozenset[str], place: str) -> Iterator[None]:
 
 @contextmanager
 def writing(place: object, remedy: str = "") -> Iterator[None]:
-    """Convert an OSError into a RunError that names the place and the remedy."""
+    """Convert an OSError into a RunError that gives the location and the remedy."""
     try:
         yield
     except OSError as error:
@@ -114,7 +115,7 @@ def writing(place: object, remedy: str = "") -> Iterator[None]:
 
 
 def shown(value: object) -> str:
-    """Return the dtype and shape of an array, or the type name of any other object, for a message."""
+    """Return the dtype and shape of an array, or the type name of another object, for an error message."""
     return f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__  # type: ignore[attr-defined]
 
 
@@ -125,10 +126,10 @@ class at:
         self.place = place
 
     def __enter__(self) -> None:
-        """Do nothing."""
+        pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Raise the error again with its place."""
+        """Re-raise the error with its location."""
         if isinstance(error, InputError) and self.place:
             raise InputError(f"{self.place}: {error}") from None
         if isinstance(error, UserCodeError) and self.place:
@@ -144,16 +145,16 @@ def explain(
     patterns: Mapping[str, str] = {},
     required: Iterable[str] = (),
 ) -> str:
-    """Rewrite a validation message of msgspec: the key first, then the fault and its remedy.
+    """Rewrite a validation message from msgspec, with the key first, then the fault and the remedy.
 
     Args:
-        message: message of msgspec.
+        message: the message from msgspec.
         place: key of the settings in the sweep file.
-        values: the settings; the message shows a value that is out of bounds.
-        keys: valid keys, from which the nearest to an unknown key is suggested.
-        choices: valid values of the keys that have a fixed set of values.
-        patterns: description of the pattern that a value must match, by key.
-        required: required keys. One message lists all that are missing.
+        values: the settings; a value that is out of bounds appears in the message.
+        keys: valid keys; the one closest to an unknown key is suggested.
+        choices: valid values, for keys that have a fixed set of them.
+        patterns: descriptions of the patterns that values must match, by key.
+        required: required keys; one message lists all missing ones.
     """
     text, _, inner = message.partition(" - at `$")
     inner = inner.rstrip("`").lstrip(".")
@@ -179,19 +180,19 @@ def explain(
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-    """Return the most similar valid name as a suggestion, or the list of all valid names."""
+    """Suggest the closest valid name, or list all valid names."""
     known = list(known)
     near = difflib.get_close_matches(given, known, 1, cutoff=0.4)
     return f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}" if known else ""
 
 
 def counted(number: int, word: str) -> str:
-    """Return a count with its noun in singular or plural, such as "1 cell" or "2 batches"."""
+    """Format a count with its noun in singular or plural, such as "1 cell" or "2 batches"."""
     return f"{number} {word if number == 1 else word + ('es' if word.endswith('ch') else 's')}"
 
 
 def _given(values: Any, inner: str) -> str:
-    """Return ", got VALUE" for a path such as "labels[0]"; "" for "axes[...]", which has no single value."""
+    """Return ", got VALUE" for a path such as "labels[0]"; "" for "axes[...]", which has several values."""
     for name, number in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", inner):
         if number == "...":
             return ""
@@ -200,7 +201,7 @@ def _given(values: Any, inner: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Join at most the first twenty names with commas, in one line."""
+    """Join names with commas in one line; at most the first twenty are listed."""
     first = [f"{name:.40}" for name in itertools.islice(names, 21)]
     first[20:] = ["..."] * len(first[20:])
     return " ".join(", ".join(first).split()) or "none"

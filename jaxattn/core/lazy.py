@@ -1,4 +1,4 @@
-"""Lazy imports of the public names of a package, because JAX and the whole package take seconds to import.
+"""Lazy imports of a package's public names, because importing JAX and the whole package takes seconds.
 
 Type checkers read the same imports below `if TYPE_CHECKING`.
 """
@@ -17,7 +17,7 @@ def lazy(
 
     Args:
         package: full name of the package.
-        names: module that defines each public name.
+        names: module of each public name.
         modules: full name of each public module.
     """
 

@@ -1,4 +1,4 @@
-"""Maps over many items: as a compiled loop over equal parts, or on threads."""
+"""Maps over many items, as a compiled loop over equal parts or on threads."""
 
 import math
 import os
@@ -16,12 +16,12 @@ from jaxattn.core import backend
 
 
 def map_in_equal_parts(function: Callable[[Any], Any], items: Any, most: int) -> Any:
-    """Map a function over the leading axis of a pytree, at most `most` items at a time.
+    """Map a function over the leading axis of a pytree, vmapping at most `most` items at a time.
 
     Args:
         function: pure function of one item.
         items: pytree of arrays (S, ...).
-        most: largest number of items that are vmapped together, at least 1.
+        most: maximum number of items to vmap together, at least 1.
 
     Returns:
         Pytree of arrays (S, ...).
@@ -29,7 +29,7 @@ def map_in_equal_parts(function: Callable[[Any], Any], items: Any, most: int) ->
     size = jax.tree.leaves(items)[0].shape[0]
     parts = math.ceil(size / most)
     each = math.ceil(size / parts)
-    # Some items are computed twice, because a smaller last part would be traced and compiled separately.
+    # Compute some items twice, because a smaller last part would require a second compilation.
     again = parts * each - size
     if again:
         items = jax.tree.map(lambda x: jnp.concatenate([x, x[-again:]]), items)
@@ -38,14 +38,15 @@ def map_in_equal_parts(function: Callable[[Any], Any], items: Any, most: int) ->
 
 
 def map_on_cores(function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
-    """Return the results of a function for many items, computed on threads, in order.
+    """Map a function over items on threads, and return the results in order.
 
-    NumPy and SciPy release Python's global lock. BLAS is limited to one thread meanwhile: more threads do not
-    speed up products of small matrices, and on a busy machine they can be a hundred times slower.
+    NumPy and SciPy release Python's global interpreter lock. Each call uses a single BLAS thread: more
+    threads do not speed up products of small matrices, and can slow them down a hundredfold on a busy
+    machine.
 
     Args:
-        function: function of one item of each iterable. It must not run JAX programs, because two JAX
-            programs at once may deadlock on a CPU.
+        function: function of one item from each iterable. It must not run JAX programs, because concurrent
+            JAX programs may deadlock on a CPU.
         items: iterables of the same length.
     """
     with _controller().limit(limits=1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -55,13 +56,13 @@ def map_on_cores(function: Callable[..., Any], *items: Iterable[Any]) -> list[An
 def sum_of_outer_products(left: Float[Array, "n k"], right: Float[Array, "n m"]) -> Float[Array, "k m"]:
     """Compute Σ_i left_i right_iᵀ = leftᵀ right."""
     columns = left.T
-    # On a CPU, XLA's product with an explicitly transposed copy takes a third to half of the time.
+    # On a CPU, multiplying an explicitly transposed copy takes XLA a third to half of the time.
     return (jax.lax.optimization_barrier(columns) if backend.platform() == "cpu" else columns) @ right
 
 
 @cache
 def _controller() -> ThreadpoolController:
-    # SciPy has a separate BLAS library, which is loaded when scipy.linalg is first imported.
+    # SciPy has its own BLAS library, which is loaded when scipy.linalg is first imported.
     import scipy.linalg  # noqa: F401
 
     return ThreadpoolController()

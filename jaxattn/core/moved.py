@@ -1,24 +1,24 @@
-"""Names that version 0.3 moved, with their new locations, which the errors of old names give."""
+"""Names that moved in version 0.3, with their new locations, for the error messages of the old names."""
 
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-# Commands and options of the command line.
+# Commands and command-line options.
 COMMANDS = {
     "bench": "a script of the repository: python benchmarks/bench.py --out FILE",
     "cite": "a page of the documentation: docs/howto/cite.md, with BibTeX entries in docs/howto/jaxattn.bib",
     "plan --target": "a script of the repository: python benchmarks/chips/plan.py SWEEP --target CHIP",
     "reproduce --book": "the first argument: jaxattn reproduce BOOK",
 }
-# Keys of item.toml, with the table that replaces each.
+# Keys of item.toml, with the tables that replace them.
 KEYS = {
     "measure": "[[measures]]",
     "criteria": "[measures.criteria]",
     "needs": "needs below [[measures]]",
 }
-# Modules by their full names. Their submodules moved with them.
+# Full names of modules. Their submodules moved with them.
 MODULES = {
     **{
         f"jaxattn.{name}": f"jaxattn.lab.{name}"
@@ -40,7 +40,7 @@ MODULES = {
     "jaxattn.theory.joint_direction": "sweeps/findings/which_mixture/joint_direction.py of the repository",
     "jaxattn.theory.lq_margin": "sweeps/neighbours/lq_margin.py of the repository",
 }
-# Public names that left a module that still exists.
+# Public names that moved out of a module that still exists.
 NAMES = {
     "jaxattn.theory": {
         "TokenCover": "jaxattn.theory.cover",
@@ -53,9 +53,9 @@ NAMES = {
         "lq_max_margin": "jaxattn.theory.lq_margin",
     }
 }
-# Public names that version 0.3 removed, with a remedy.
+# Public names that were removed in version 0.3, with a remedy.
 REMOVED = {"Generator": "write a function (key, *, settings) -> Corpus"}
-# Attributes of base classes, with their new names.
+# Attributes of base classes that were renamed.
 ATTRIBUTES = {"may_be_settings": "overridable", "why_not": "skip_reason"}
 
 
@@ -68,16 +68,16 @@ def place_of(module: str) -> str:
 
 
 def hint(package: str, name: str) -> str:
-    """Return the end of an error message about a missing name, or "" if the name did not move."""
+    """Return the part of an error message that gives the new location of a name, or "" if it did not move."""
     if remedy := REMOVED.get(name):
-        return f"; version 0.3 removed it: {remedy}"
+        return f"; removed in version 0.3: {remedy}"
     old = NAMES.get(package, {}).get(name) or f"{package}.{name}"
     new = place_of(old)
-    return f"; version 0.3 moved it to {new}" if new else ""
+    return f"; moved to {new} in version 0.3" if new else ""
 
 
 class Finder:
-    """Importer that finds no module and raises an error with the new name of a module that moved."""
+    """Importer that never finds a module, but raises an error with the new name of a module that moved."""
 
     @staticmethod
     def find_spec(
@@ -85,11 +85,11 @@ class Finder:
     ) -> ModuleSpec | None:
         """Raise ModuleNotFoundError for a module that moved."""
         if new := place_of(name):
-            raise ModuleNotFoundError(f"No module named {name!r}; version 0.3 moved it to {new}", name=name)
+            raise ModuleNotFoundError(f"No module named {name!r}; moved to {new} in version 0.3", name=name)
         return None
 
 
 def install() -> None:
-    """Append the finder to `sys.meta_path`, so that it is asked only for modules that do not exist."""
+    """Append the finder to `sys.meta_path`, so that it is only called for modules that were not found."""
     if Finder not in sys.meta_path:
         sys.meta_path.append(Finder)

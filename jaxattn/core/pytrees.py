@@ -1,4 +1,4 @@
-"""Access to the parameters of any pytree by name, and short reprs of dataclasses."""
+"""Access the parameters of any pytree by name, and print dataclasses of arrays briefly."""
 
 import dataclasses
 import textwrap
@@ -13,19 +13,19 @@ from jax import Array
 
 from jaxattn.core.errors import InputError, nearest, shown
 
-# A field of a pytree: an array, or the object that a tree transformation substitutes for an array. Docstrings
-# of the classes give the shapes, and functions that take the arrays check them.
+# A field of a pytree: an array, or the object that a tree transformation substitutes for an array. Class
+# docstrings document the shapes, and functions that take the arrays check them.
 Leaf = Any
 
 _P = TypeVar("_P")
 
 
 def leaves(params: Any) -> dict[str, Any]:
-    """Return the parameters by name: the arrays of a pytree by their paths, such as `attention.kernel`.
+    """Return the arrays of a pytree by name; the name is the path, such as `attention.kernel`.
 
     Raises:
-        InputError: the parameters are a single array or no pytree, two arrays have the same path, or a leaf
-            is not an array.
+        InputError: the parameters are a single array or not a pytree, two arrays have the same path, or a
+            leaf is not an array.
     """
     found: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
@@ -34,8 +34,8 @@ def leaves(params: Any) -> dict[str, Any]:
         kind = f"an array {shown(leaf)}" if is_array else f"a {type(leaf).__name__}"
         if not name:
             raise InputError(
-                f"parameters: {kind} has no names; Model.init must return arrays in a dataclass, a "
-                "NamedTuple, a dict or another pytree of these"
+                f"parameters: {kind} has no parameter names; return a dataclass, NamedTuple, dict or a "
+                "nested pytree of arrays from Model.init"
             )
         if name in found:
             raise InputError(f"parameters: two arrays have the path {name}; rename one of them")
@@ -49,12 +49,12 @@ def leaves(params: Any) -> dict[str, Any]:
 
 
 def names(params: Any) -> tuple[str, ...]:
-    """Return the names of the parameters, see `leaves`."""
+    """Return the names of the parameters, as in `leaves`."""
     return tuple(leaves(params))
 
 
 def get(params: Any, name: str) -> Any:
-    """Return the parameter with a name.
+    """Return a parameter by name.
 
     Raises:
         InputError: no parameter has this name.
@@ -66,12 +66,12 @@ def get(params: Any, name: str) -> Any:
 
 
 def selected(params: Any, patterns: Iterable[str]) -> dict[str, Any]:
-    """Return the parameters that match some patterns, by name, in the order of the patterns.
+    """Return the parameters that match any of the patterns, by name, in the order of the patterns.
 
     Args:
         params: a pytree of arrays.
-        patterns: names; names with the wildcards of `fnmatch`, such as `attention.*`; or the common beginning
-            of several paths, such as `attention`.
+        patterns: names; `fnmatch` patterns, such as `attention.*`; or a prefix of several paths, such as
+            `attention`.
 
     Raises:
         InputError: a pattern matches no parameter.
@@ -89,7 +89,7 @@ def selected(params: Any, patterns: Iterable[str]) -> dict[str, Any]:
 def gradients_by_name(
     function: Callable[[_P], Array], params: _P, train: Sequence[str]
 ) -> tuple[Array, dict[str, Array]]:
-    """Return the value of a function and its gradient for each of the named parameters.
+    """Return the value of a function and its gradients with respect to the named parameters.
 
     Args:
         function: params -> ().
@@ -107,10 +107,10 @@ def gradients_by_name(
 
 
 def replaced(params: _P, **changes: Any) -> _P:
-    """Return a copy of the parameters with some of them replaced.
+    """Return a copy of the parameters with some arrays replaced.
 
     Raises:
-        InputError: no parameter has one of these names.
+        InputError: a name does not belong to any parameter.
     """
     known = leaves(params)
     for name in changes:
@@ -124,7 +124,7 @@ _LINE = 100
 
 
 class Brief:
-    """Base of dataclasses of arrays whose printed form gives shapes and dtypes instead of entries."""
+    """Base class of dataclasses of arrays, with a repr that shows shapes and dtypes instead of entries."""
 
     def brief(self) -> str:
         """Return a one-line description of the fields."""
@@ -140,7 +140,7 @@ class Brief:
 
 
 def is_concrete(x: Any) -> bool:
-    """Return True if an array holds numbers and is not traced."""
+    """Return True if an array holds values, and False if it is traced."""
     return isinstance(x, np.ndarray | np.generic | jax.Array) and not isinstance(x, jax.core.Tracer)
 
 

@@ -1,14 +1,14 @@
-"""Scales on which the means and intervals of metrics are computed."""
+"""Scales for computing means and confidence intervals of metrics."""
 
 import math
 from typing import Literal, NamedTuple
 
 
 class Scale(NamedTuple):
-    """Scale on which the mean and the interval of a metric are computed.
+    """Scale for computing the mean and the confidence interval of a metric.
 
     Attributes:
-        kind: "linear"; "log" for positive values that span decades; or "yes/no" for 0 or 1 per seed.
+        kind: "linear"; "log" for positive values that span decades; "yes/no" for values 0 or 1.
         low, high: smallest and largest possible values; intervals are clipped to them.
     """
 

@@ -1,4 +1,4 @@
-"""Base class of settings, types of setting values, and the meanings of settings from docstrings."""
+"""Base class of settings, type annotations for settings, and descriptions parsed from docstrings."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -8,7 +8,7 @@ import msgspec
 
 _T = TypeVar("_T")
 
-# Sizes and indices are 32-bit integers in all programs.
+# Sizes and indices are 32-bit integers in every program.
 MOST = 2**31 - 1
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
@@ -19,31 +19,31 @@ HalfShare = Annotated[float, msgspec.Meta(ge=0, le=0.5)]
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
 STATIC = "static"
-# A float that Python control flow depends on. Cells with different values compile different programs. Other
-# floats may be traced; a function that accepts both is annotated `float | jax.Array`.
+# A float that Python control flow depends on. Cells with different values compile separate programs. Other
+# floats may be traced; a function that accepts both annotates them as `float | jax.Array`.
 Static = Annotated[_T, STATIC]
 FILE = "file"
-# Path of a file, relative to the folder of the sweep file. The text after a colon is kept, as in FILE:KEY.
+# Path relative to the folder of the sweep file. Text after a colon is kept, as in FILE:KEY.
 FilePath = Annotated[str, FILE]
 IMPORT_PATH = "import path"
-# Built-in name, or import path of a function, which becomes a `Named`.
+# A built-in name, or the import path of a function, which is converted to a `Named`.
 ImportPath = Annotated[Any, IMPORT_PATH]
 
 
 def has_mark(annotation: Any, mark: str) -> bool:
-    """Return True if a type, or a part of it, is annotated with a mark such as `STATIC`."""
+    """Return True if a type, or a part of it, is annotated with a marker such as `STATIC`."""
     if mark in getattr(annotation, "__metadata__", ()):
         return True
     return any(has_mark(part, mark) for part in get_args(annotation) if not isinstance(part, str))
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all settings classes: a frozen struct whose annotated fields are the settings.
+    """Base of all settings classes: a frozen struct with the settings as annotated fields.
 
     Attributes:
-        overridable: attributes with a default that a subclass may turn into a setting.
-        takes_further: name of a setting that collects all unknown settings, such as options of an optimiser.
-        kind: import path of the custom function that the class is made from; "" for other classes.
+        overridable: attributes with a default value that a subclass may redefine as settings.
+        takes_further: name of a setting that collects unknown settings, such as optimiser options.
+        kind: import path of the custom function that the class is built from; "" for other classes.
     """
 
     overridable: ClassVar[frozenset[str]] = frozenset()
@@ -51,14 +51,14 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     kind: ClassVar[str] = ""
 
     def check(self, *context: Any) -> None:
-        """Raise InputError with the setting and the remedy if these settings are incompatible."""
+        """Raise InputError, with the setting and a remedy, if the settings are incompatible."""
 
 
 class Named(NamedTuple):
-    """Object that a setting refers to by its import path.
+    """Object with its import path, which a setting refers to.
 
     Attributes:
-        name: the import path, as in the sweep file.
+        name: the import path, as written in the sweep file.
         target: the imported object.
     """
 
@@ -71,7 +71,7 @@ class Named(NamedTuple):
 
 
 def class_name(label: Any) -> str:
-    """Return the default name of a class: its raw label, or its raw labels joined by "+"."""
+    """Return the default class name: the raw label, or the raw labels joined by "+"."""
     return "+".join(map(str, label)) if isinstance(label, list | tuple) else str(label)
 
 
@@ -81,9 +81,9 @@ def first_line(target: Any) -> str:
 
 
 def meanings(target: Any) -> dict[str, str]:
-    """Return the one-line description of each setting of a class or function, from its docstring.
+    """Parse the one-line descriptions of settings from the docstring of a class or function.
 
-    Descriptions of a class replace those of its base classes.
+    The descriptions in a class take precedence over those in its base classes.
     """
     from docstring_parser import DocstringStyle, parse  # slow to import, and not needed by runs
 
@@ -97,14 +97,14 @@ def meanings(target: Any) -> dict[str, str]:
 
 def markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Return a Markdown table."""
-    # A vertical bar would end the cell.
+    # An unescaped vertical bar would end the cell.
     lines = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
     first, *others = [f"| {' | '.join(line)} |" for line in lines]
     return "\n".join([first, "|" + "---|" * len(lines[0]), *others])
 
 
 def written(default: Any) -> str:
-    """Return the default of a setting as it appears in a table."""
+    """Format the default value of a setting for a table."""
     if default is msgspec.NODEFAULT:
         return "required"
     return "none" if default is None else f"`{msgspec.json.encode(default).decode()}`"

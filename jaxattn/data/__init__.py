@@ -1,4 +1,4 @@
-"""Data: corpora of token counts, sequences, generators, readers of texts, and token importance."""
+"""Data: bags of tokens, ordered sequences, synthetic generators, text readers, and token importance."""
 
 from typing import TYPE_CHECKING
 
@@ -115,6 +115,6 @@ _NAMES = {
     "topics": "jaxattn.data.synthetic",
     "xor": "jaxattn.data.interactions",
 }
-# The readers of texts are in `jaxattn.lab`.
+# Text readers are part of `jaxattn.lab`.
 _MODULES = {"readers": "jaxattn.lab.texts.readers", "text": "jaxattn.lab.texts.text"}
 __getattr__, __dir__ = lazy(__name__, _NAMES, _MODULES)

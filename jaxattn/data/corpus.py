@@ -1,4 +1,4 @@
-"""Corpora: labelled bags of token counts, in a layout for attention by gathers in both directions."""
+"""Corpora: labelled bags of token counts, stored by sequence and by token so that both passes only gather."""
 
 import math
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ from jaxattn.data.ragged import check_positions, positions, ragged
 
 
 class Corpus(Dataset):
-    """n labelled sequences over V tokens, as bags of token counts. A pytree with static shapes.
+    """Labelled bags of token counts: n sequences over V tokens. A pytree with static shapes.
 
     Attributes:
-        targets: (n,) int32 labels; -1 or +1 for two classes, 0 .. K-1 for K > 2.
+        targets: (n,) int32; labels -1 or +1 for two classes, 0 .. K-1 for K > 2.
         bags: count[X, s] by sequence, for sums over the tokens of a sequence.
         occurrences: the same counts by token, for sums over the sequences of a token.
-        occurrence_to_bag: int32, shaped like the entries of `occurrences`; position of each in the flattened
-            entries of `bags`, 0 for padding.
-        lengths: (n,) int32; tokens per sequence, T(X).
+        occurrence_to_bag: int32, with the shape of the entries of `occurrences`; index of each entry in the
+            flattened entries of `bags`, 0 for padding.
+        lengths: (n,) int32; number of tokens T(X) of each sequence.
         vocab_size: V (static).
         num_classes: K ≥ 2 (static).
-        class_names: K names, for two classes that of label -1 first; None if they have no names (static).
-        mean_entries: for a minibatch, the average number of entries of such minibatches; its bags have room
-            for more. None for other corpora (static).
+        class_names: K names, or None if the classes have no names (static). The name of label -1 comes first.
+        mean_entries: for a minibatch, the mean number of entries of minibatches of its size, which is smaller
+            than the capacity of its bags. None for other corpora (static).
     """
 
     bags: Leaf
@@ -43,7 +43,7 @@ class Corpus(Dataset):
     mean_entries: int | None = struct.field(pytree_node=False, default=None)
 
     def brief(self) -> str:
-        """Return the numbers of sequences, tokens and classes; for stacked corpora, also their number."""
+        """Return the number of sequences, tokens and classes, and of corpora if they are stacked."""
         sizes = f"V = {self.vocab_size:,}, {self.num_classes} classes"
         if not isinstance(self.targets, np.ndarray | jax.Array):
             return sizes
@@ -58,29 +58,29 @@ class Corpus(Dataset):
 
     @property
     def num_examples(self) -> int:
-        """Number of sequences n, also with a leading axis of seeds."""
+        """Number of sequences n, also if the corpus has a leading axis of seeds."""
         return self.targets.shape[-1]
 
     @property
     def num_entries(self) -> int:
-        """Number of entries of the bags, including some padding; for a minibatch, the average number."""
+        """Number of entries of the bags, including some padding; for a minibatch, the mean number."""
         return self.bags.index.size if self.mean_entries is None else self.mean_entries
 
     @property
     def num_pairs(self) -> int:
-        """Approximate number of pairs of entries of the same sequence, as if all sequences were equal."""
+        """Approximate number of pairs of entries in the same sequence, for sequences of equal size."""
         return math.ceil(self.num_entries**2 / self.num_examples)
 
     @property
     def class_index(self) -> Array:
-        """Class numbers 0 .. K-1, int32 (n,); for two classes -1 is class 0 and +1 is class 1."""
+        """Class indices 0 .. K-1, (n,) int32. For two classes, -1 is class 0 and +1 is class 1."""
         return class_index(self.targets, self.num_classes)
 
     def take(self, index: Array) -> "Corpus":
-        """Return the corpus of distinct sequences (B,), such as a minibatch, also inside jit and under vmap.
+        """Return the corpus of distinct sequences (B,), such as a minibatch. Works inside jit and under vmap.
 
-        Its bags have room for the longest sequences. Unused parts, such as the layout by token, which
-        requires a sort, are not computed inside jit.
+        Its bags have capacity for the longest sequences. Inside jit, unused parts are not computed, such as
+        the layout by token, which requires a sort.
         """
         bags, (size,) = self.bags, index.shape
         num_rows, width = bags.index.shape
@@ -108,16 +108,16 @@ class Corpus(Dataset):
         return cut.replace(lengths=self.lengths[index], mean_entries=mean)
 
     def check_shapes(self) -> None:
-        """Check nothing, because rows of bags are not examples."""
+        """Do nothing, because rows of bags are not examples."""
 
     def check(self) -> None:
-        """Check labels and tokens on the host, for the data of one seed or of many.
+        """Check labels and tokens on the host, for one or many seeds.
 
         Raises:
             InputError: a label is not -1 or +1, or 0 .. K-1 for K > 2 classes; a token is not in 0 .. V-1.
         """
         check_classes(self.targets, self.num_classes)
-        # The layout by token has no entries for tokens beyond the vocabulary.
+        # Tokens beyond the vocabulary have no entries in the layout by token.
         held = np.asarray(self.occurrences.count).sum() == np.asarray(self.lengths).sum()
         if not held or np.asarray(self.bags.index).max() >= self.vocab_size:
             raise InputError(
@@ -126,20 +126,20 @@ class Corpus(Dataset):
 
 
 def check_classes(targets: Array | np.ndarray, num_classes: int) -> None:
-    """Raise InputError unless all targets are classes: -1 and +1 for K = 2, else 0 .. K-1."""
+    """Raise InputError unless all targets are class labels: -1 and +1 for K = 2, else 0 .. K-1."""
     allowed = [-1, 1] if num_classes == 2 else list(range(num_classes))
     if wrong := sorted(set(np.unique(np.asarray(targets)).tolist()) - set(allowed)):
         listed = allowed if num_classes <= 20 else f"0 .. {num_classes - 1}"
-        raise InputError(f"a label is {wrong[0]}; labels of {num_classes} classes are {listed}")
+        raise InputError(f"label {wrong[0]}: labels of {num_classes} classes must be {listed}")
 
 
 def class_labels(index: Any, num_classes: int) -> Any:
-    """Convert class numbers 0 .. K-1 to labels: -1 and +1 for two classes, unchanged for more."""
+    """Convert class indices 0 .. K-1 to labels: -1 and +1 for two classes, unchanged for more."""
     return 2 * index - 1 if num_classes == 2 else index
 
 
 def class_index(labels: Any, num_classes: int) -> Any:
-    """Convert labels to class numbers 0 .. K-1, the inverse of `class_labels`."""
+    """Convert labels to class indices 0 .. K-1, the inverse of `class_labels`."""
     return (labels + 1) // 2 if num_classes == 2 else labels
 
 
@@ -155,7 +155,7 @@ def from_bags(
     most_occurrences: int,
     class_names: tuple[str, ...] | None = None,
 ) -> Corpus:
-    """Build a corpus from (sequence, token, count) entries of NumPy or traced JAX arrays, without checks.
+    """Build a corpus from (sequence, token, count) entries, in NumPy or traced arrays, without validation.
 
     Args:
         sequence: (N,) int, sorted.
@@ -164,17 +164,17 @@ def from_bags(
         labels: (n,) int; see `Corpus`.
         vocab_size: V.
         num_classes: K, number of classes.
-        longest_bag: upper bound on the distinct tokens of one sequence.
-        most_occurrences: upper bound on the sequences that contain one token.
+        longest_bag: upper bound on the number of distinct tokens in a sequence.
+        most_occurrences: upper bound on the number of sequences that contain the same token.
         class_names: see `Corpus`.
 
     Raises:
-        InputError: there are more entries than 32-bit indices.
+        InputError: there are too many entries for 32-bit indices.
     """
     check_positions("corpus", max(len(count), vocab_size))
     xp = count.__array_namespace__()
     sequences = len(labels)
-    # NumPy sorts 16-bit keys by radix, ten times faster than wider ones.
+    # NumPy radix-sorts 16-bit keys, ten times faster than wider ones.
     key = xp.where(count > 0, token, vocab_size).astype(np.min_scalar_type(vocab_size))
     by_token = xp.argsort(key, stable=True)
     sorted_count = count[by_token]
@@ -223,8 +223,8 @@ def from_sequences(
     """Build a corpus from lists of token ids, on the default device.
 
     Args:
-        sequences: n lists of token ids in [0, vocab_size); their order within a list does not matter.
-        labels: n labels: -1 or +1 for two classes, 0 .. K-1 for more.
+        sequences: n lists of token ids in [0, vocab_size). The order within a list does not matter.
+        labels: n labels, -1 or +1 for two classes, 0 .. K-1 for more.
         vocab_size: V.
         num_classes: K, number of classes.
 
@@ -239,11 +239,11 @@ def from_sequences(
 
 
 def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_classes: int = 2) -> Corpus:
-    """Build a corpus from the token ids of all sequences end to end; faster than `from_sequences`.
+    """Build a corpus from concatenated token ids, which is faster than `from_sequences`.
 
     Args:
         tokens: (Σ T,) int; concatenated token ids of all sequences.
-        lengths: (n,) int; tokens per sequence.
+        lengths: (n,) int; number of tokens in each sequence.
         labels: (n,) int; see `from_sequences`.
         vocab_size: V.
         num_classes: K, number of classes.
@@ -254,31 +254,34 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
     tokens, lengths, labels = np.asarray(tokens), np.asarray(lengths), np.asarray(labels)
     for name, x in (("token ids", tokens), ("lengths", lengths), ("labels", labels)):
         if x.ndim != 1 or (x.dtype.kind not in "iu" and name != "labels"):
-            raise InputError(f"{name}: {shown(x)}; give a list of whole numbers")
+            raise InputError(f"{name}: {shown(x)}; expected a list of integers")
     if len(labels) != len(lengths):
-        raise InputError(f"labels: {len(labels)} labels for {len(lengths)} sequences; give one for each")
+        raise InputError(
+            f"labels: {len(labels)} labels for {len(lengths)} sequences; expected one label per sequence"
+        )
     if vocab_size < 1:
-        raise InputError(f"vocab_size: {vocab_size}; give at least 1")
+        raise InputError(f"vocab_size: {vocab_size}; must be at least 1")
     check_positions("corpus", max(vocab_size, len(tokens)))
     if num_classes < 2:
-        raise InputError(f"num_classes: {num_classes}; give at least 2")
+        raise InputError(f"num_classes: {num_classes}; must be at least 2")
     if len(lengths) == 0:
-        raise InputError("sequences: the corpus is empty; give at least one sequence")
+        raise InputError("sequences: the corpus is empty; add at least one sequence")
     if (lengths < 1).any():
-        raise InputError(f"sequence {int(np.argmin(lengths))}: it has no token; remove it from the corpus")
+        raise InputError(f"sequence {int(np.argmin(lengths))}: has no token; remove it from the corpus")
     if lengths.sum() != len(tokens):
         raise InputError(
-            f"lengths: their sum is {lengths.sum()} for {len(tokens)} tokens; give one per sequence"
+            f"lengths: the sum is {lengths.sum()}, but there are {len(tokens)} tokens; expected one "
+            "length per sequence"
         )
     allowed = class_labels(np.arange(num_classes), num_classes)
     if not np.isin(labels, allowed).all():
         where = int(np.argmin(np.isin(labels, allowed)))
-        raise InputError(f"label {labels[where]} of sequence {where}: expected one of {allowed.tolist()}")
+        raise InputError(f"label {labels[where]} of sequence {where}: must be one of {allowed.tolist()}")
     outside = (tokens < 0) | (tokens >= vocab_size)
     if outside.any():
         where = int(np.searchsorted(np.cumsum(lengths), np.argmax(outside), side="right"))
         raise InputError(
-            f"token id {tokens[outside][0]} of sequence {where}: ids run from 0 to {vocab_size - 1}; "
+            f"token id {tokens[outside][0]} of sequence {where}: must be in 0 to {vocab_size - 1}; "
             "raise vocab_size or map the token to a known one"
         )
     counted = count_tokens(tokens, lengths, vocab_size)
@@ -296,8 +299,8 @@ def count_tokens(
         vocab_size: V.
 
     Returns:
-        The distinct ids of every sequence, ascending, end to end; their counts; and the number of distinct
-        ids of each sequence, (n,).
+        The distinct ids of each sequence in ascending order, concatenated; their counts; and the number of
+        distinct ids in each sequence, (n,).
     """
     pair = np.min_scalar_type(len(lengths) * vocab_size)
     owner = np.repeat(np.arange(len(lengths), dtype=pair), lengths)
@@ -316,7 +319,7 @@ def from_counted(
     num_classes: int,
     class_names: tuple[str, ...] | None = None,
 ) -> Corpus:
-    """Build a corpus from the result of `count_tokens` on the default device, without any check."""
+    """Build a corpus on the default device from the result of `count_tokens`, without validation."""
     corpus = from_bags(
         np.repeat(np.arange(len(sizes), dtype=np.int32), sizes),
         distinct,
@@ -334,20 +337,20 @@ def from_counted(
 def from_draws(
     tokens: Array, labels: Array, *, vocab_size: int, num_classes: int, mask: Array | None = None
 ) -> Corpus:
-    """Build a corpus from padded sequences inside jit and under vmap; ids are not checked.
+    """Build a corpus from padded sequences, without checking ids. Works inside jit and under vmap.
 
     Args:
-        tokens: (n, T) int; token ids, repetitions allowed.
+        tokens: (n, T) int; token ids, which may repeat.
         labels: (n,) int; see `Corpus`.
-        mask: (n, T) bool; True for positions that hold a token; all if None.
+        mask: (n, T) bool; True for tokens, False for padding. None if there is no padding.
         vocab_size: V.
         num_classes: K, number of classes.
 
     Returns:
-        The corpus; each bag is one row of at most T entries.
+        The corpus, with one row of at most T entries per bag.
     """
     sequences, length = tokens.shape
-    # The id `vocab_size` sorts positions without a token to the end of their row.
+    # The id `vocab_size` sorts padding to the end of each row.
     ordered = jnp.sort(tokens if mask is None else jnp.where(mask, tokens, vocab_size), axis=1)
     position = jnp.broadcast_to(jnp.arange(length), ordered.shape)
     first = jnp.concatenate([jnp.ones((sequences, 1), bool), ordered[:, 1:] != ordered[:, :-1]], axis=1)
@@ -369,7 +372,7 @@ def from_draws(
 
 
 def shapes(*, vocab_size: int, num_classes: int = 2) -> Corpus:
-    """Return an abstract corpus of one sequence of shapes and dtypes, as `Model.init` requires."""
+    """Return an abstract corpus with the shapes and dtypes of one sequence, for `Model.init`."""
 
     def draw(ids: Array) -> Corpus:
         return from_draws(ids, ids[:, 0], vocab_size=vocab_size, num_classes=num_classes)

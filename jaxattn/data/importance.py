@@ -1,4 +1,4 @@
-"""Importance of tokens for the label: the statistics that one gradient step writes into E·v."""
+"""Importance of tokens for the label, as the statistics that one gradient step writes into E·v."""
 
 import jax
 import jax.numpy as jnp
@@ -9,19 +9,19 @@ from jaxattn.data.corpus import Corpus
 
 @jax.jit
 def average_signed_frequency(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V K"]:
-    """Return the average signed frequency of every token, (V,) for two classes, else (V, K).
+    """Compute the average signed frequency of each token, (V,) for two classes, else (V, K).
 
     α_s = (1/n) Σ_X y count_s(X) / T(X); for K > 2 classes
     α_{s,k} = (1/n) Σ_X count_s(X)/T(X) ((K-1)/K 1[y=k] - (1/K) 1[y≠k]).
 
-    It is exactly 0 where equally long sequences cancel.
+    It is exactly 0 if contributions from sequences of equal length cancel.
 
     Source:
-        Definition of α_s in arXiv 2505.17282; K classes from its public review thread.
+        Definition of α_s in arXiv 2505.17282; for K classes, its public review thread.
     """
     longest = corpus.lengths.max()
-    # Weights are relative to the longest sequence, so that with equal lengths they are exactly 1 and sums of
-    # counts are exact.
+    # Weights are relative to the longest sequence. With equal lengths they are exactly 1, and sums of counts
+    # are exact.
     weight = longest / corpus.lengths.astype(float)
     scale = 1 / (corpus.num_examples * longest.astype(float))
     if corpus.num_classes == 2:
@@ -33,19 +33,19 @@ def average_signed_frequency(corpus: Corpus) -> Float[Array, " V"] | Float[Array
 
 @jax.jit
 def class_counts(corpus: Corpus) -> Float[Array, "V K"]:
-    """Count the occurrences of every token in every class; for two classes -1 comes first."""
+    """Count the occurrences of each token in each class. For two classes, -1 comes first."""
     return jnp.stack(corpus.occurrences.dot(*_indicators(corpus)), axis=1)
 
 
 @jax.jit
 def token_counts(corpus: Corpus) -> Float[Array, " V"]:
-    """Count the occurrences of every token."""
+    """Count the occurrences of each token."""
     return corpus.occurrences.dot(jnp.ones(corpus.num_examples))[0]
 
 
 @jax.jit
 def posterior_difference(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V K"]:
-    """Return the posterior difference of every token from its occurrences, (V,) for two classes, else (V, K).
+    """Compute the posterior difference of each token from its occurrences, (V,) for two classes, else (V, K).
 
     P(1|s) - P(-1|s) = (n⁺_s - n⁻_s) / (n⁺_s + n⁻_s); for K > 2 classes
     P(k|s) - mean_{j≠k} P(j|s).
@@ -53,7 +53,8 @@ def posterior_difference(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V
     It is NaN for a token that never occurs.
 
     Source:
-        Section on experiments of arXiv 2505.17282, the x-axis of its figures; K classes chosen here.
+        x-axis of the figures in the experiments of arXiv 2505.17282. The extension to K classes is this
+        library's.
     """
     counts = class_counts(corpus)
     classes = corpus.num_classes
@@ -64,14 +65,14 @@ def posterior_difference(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V
 
 @jax.jit
 def completely_relevant(corpus: Corpus) -> Bool[Array, "V K"]:
-    """Return the mask of tokens that occur in one class only; two classes are ordered negative, positive."""
+    """Return a mask of the tokens that occur in a single class. Two classes are ordered -1, +1."""
     counts = class_counts(corpus)
     return (counts > 0) & (counts == counts.sum(axis=1, keepdims=True))
 
 
 @jax.jit
 def irrelevant(corpus: Corpus) -> Bool[Array, " V"]:
-    """Return the mask of tokens whose average signed frequency is exactly 0 for every class."""
+    """Return a mask of the tokens with an average signed frequency of exactly 0 for every class."""
     alpha = average_signed_frequency(corpus)
     return alpha == 0 if alpha.ndim == 1 else (alpha == 0).all(axis=1)
 

@@ -1,6 +1,6 @@
-"""Generators of corpora of two classes whose labels no single token determines, for jit and vmap.
+"""Generators of two-class corpora in which no single token determines the label, for use under jit and vmap.
 
-Tokens that the label depends on come first in the vocabulary; all others are irrelevant.
+Relevant tokens come first in the vocabulary. The label does not depend on the other tokens.
 """
 
 from functools import partial
@@ -16,18 +16,18 @@ from jaxattn.data.synthetic import check_capacity, check_multiple, labelled
 
 
 def check_xor(vocab_size: int, length: int, sequences: int, pairs: int = 1) -> None:
-    """Raise InputError with the size and the remedy if `xor` has no corpus of these sizes."""
+    """Raise InputError, with a remedy, if `xor` cannot generate a corpus of these sizes."""
     check_multiple("pairs", pairs, 1, "1")
     check_multiple("sequences", sequences, 4, "4, one for each choice of the two tokens")
     check_capacity(vocab_size, length, sequences, special=4 * pairs, held=2)
 
 
 def check_negation(vocab_size: int, relevant: int, length: int, sequences: int) -> None:
-    """Raise InputError with the size and the remedy if `negation` has no corpus of these sizes."""
+    """Raise InputError, with a remedy, if `negation` cannot generate a corpus of these sizes."""
     check_multiple("relevant", relevant, 2, "2, the classes")
     check_multiple("sequences", sequences, 4, "4, for both classes with and without negation")
     check_capacity(vocab_size, length, sequences, special=relevant + 1, held=2)
-    # Sequences without the negation have an irrelevant token in its position.
+    # Sequences without the negation token have an irrelevant token at its position.
     check_capacity(vocab_size, length, sequences, special=relevant + 1, held=1)
 
 
@@ -42,15 +42,15 @@ def xor(
     pairs: PositiveInt = 1,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences whose label is the XOR of two tokens, so α_s = 0 for every token.
+    """Sample sequences labelled by the XOR of two tokens, so that α_s = 0 for every token.
 
     Tokens 4j, 4j+1 are a_0, a_1 and tokens 4j+2, 4j+3 are b_0, b_1 of the j-th XOR problem. A sequence
-    contains one a and one b of the same problem, and irrelevant tokens otherwise:
+    contains one a and one b of the same problem, and otherwise irrelevant tokens:
 
     y = +1 if it contains (a_0, b_0) or (a_1, b_1), else -1.
 
-    Sequences come in groups of four, one for each choice of a and b, that share their irrelevant tokens; the
-    problems alternate from group to group.
+    Sequences come in groups of four, one for each choice of a and b, with the same irrelevant tokens.
+    Consecutive groups cycle through the problems.
 
     Args:
         key: PRNG key.
@@ -61,11 +61,10 @@ def xor(
         used: number of tokens to sample from, as in `independent`.
 
     Raises:
-        InputError: no corpus has these sizes; for example, `sequences` is not a multiple of 4.
+        InputError: the sizes are incompatible, for example because `sequences` is not a multiple of 4.
 
     Source:
-        The exclusive or, for which the first-order statistic of arXiv 2505.17282 vanishes; the construction
-        is this library's.
+        This library's construction. The first-order statistic of arXiv 2505.17282 vanishes for XOR.
     """
     check_xor(vocab_size, length, sequences, pairs)
     used = vocab_size if used is None else used
@@ -90,33 +89,35 @@ def negation(
     negated: Share | Array = 0.5,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences with one relevant token, whose class a negation token flips.
+    """Sample sequences with one relevant token and, in some of them, a negation token that flips the label.
 
-    Even tokens below `relevant` are negative, odd ones positive, and token `relevant` is the negation:
+    Even tokens below `relevant` are negative, odd ones are positive, and token `relevant` is the negation
+    token:
 
-    y = sign(relevant token) · (-1)^[the negation is in the sequence].
+    y = sign(relevant token) · (-1)^[the sequence contains the negation token].
 
-    Sequences come in pairs, one with a negative and one with a positive token. Both or none are negated, and
-    they share all other tokens: α_s = 0 holds exactly for the negation and every irrelevant token. Two
-    successive pairs have the same relevant tokens. If `negated` is 1/2, one of the two pairs is negated, and
-    α_s = 0 holds exactly for the relevant tokens too. In general their α is (1 - 2 negated) times its value
-    without negation, up to the rounding of the number of negated pairs.
+    Sequences come in pairs, one with a negative and one with a positive token. Either both or neither are
+    negated, and all their other tokens are the same, so α_s = 0 holds exactly for the negation token and
+    every irrelevant token. Two consecutive pairs have the same relevant tokens. If `negated` is 1/2, one of
+    the two pairs is negated, and α_s = 0 holds exactly for the relevant tokens too. For other values their α
+    is (1 - 2 negated) times its value without negation, up to rounding of the number of negated pairs.
 
     Args:
         key: PRNG key.
         vocab_size: V, number of tokens.
-        relevant: number of relevant tokens without the negation, a multiple of 2.
+        relevant: number of relevant tokens, not counting the negation token; a multiple of 2.
         length: T, tokens per sequence.
         sequences: n, number of sequences.
-        negated: share of the sequences that contain the negation token, in [0, 1], rounded
-            down to an even number of sequences.
+        negated: fraction of the sequences that contain the negation token, in [0, 1], rounded down to an even
+            number of sequences.
         used: number of tokens to sample from, as in `independent`.
 
     Raises:
-        InputError: no corpus has these sizes; for example, `sequences` is not a multiple of 4.
+        InputError: the sizes are incompatible, for example because `sequences` is not a multiple of 4.
 
     Source:
-        Chosen here as the smallest corpus in which one token reverses the meaning of another.
+        This library's construction, as the simplest corpus in which one token reverses the meaning of
+        another.
     """
     check_negation(vocab_size, relevant, length, sequences)
     used = vocab_size if used is None else used
@@ -124,7 +125,7 @@ def negation(
     own_key, shared_key = jax.random.split(key)
     which = jax.random.randint(own_key, (sequences // 4, 2), 0, relevant // 2)
     own = jnp.repeat(2 * which + jnp.arange(2)[None], 2, axis=0).reshape(-1, 1)
-    # floor(i · negated) increases at evenly spaced pairs, for 1/2 at every second pair.
+    # floor(i · negated) increases at evenly spaced pairs, such as every second pair for 1/2.
     full = jnp.floor(jnp.arange(pairs + 1) * negated)
     turned = full[1:] > full[:-1]
     irrelevant = relevant + 1

@@ -1,4 +1,4 @@
-"""Settings classes of data that are made from functions: sampled for every seed, or shared by all seeds."""
+"""Settings classes of data, built from functions: sampled for each seed, or shared by all seeds."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from jaxattn.data.splits import Loaded, Splits, flip_labels, splits_of
 
 
 class Numbered(Sequence[str]):
-    """The numbers 0 to V - 1 as names of tokens, converted to text on access."""
+    """The numbers 0 to V - 1 as token names, converted to text on access."""
 
     def __init__(self, vocab_size: int) -> None:
         self._numbers = range(vocab_size)
@@ -32,17 +32,17 @@ class Numbered(Sequence[str]):
 
 
 class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
-    """Data of each seed from a function `(key, *, settings) -> Dataset`, or `(key, task_key, *, settings)`.
+    """Data sampled per seed by a function `(key, *, settings) -> Dataset`, or `(key, task_key, *, settings)`.
 
-    `key` differs between training, test and validation data and between fresh batches; `task_key` is the same
-    for all samples of a seed. A setting `sequences` is the number of examples to sample. A function with an
-    argument `used` samples from the first `used` tokens, a number that may be traced. Cells of different
-    `vocab_size` then share a program.
+    `key` differs between training, test and validation data and between fresh batches. `task_key` is the same
+    for all samples of a seed. The setting `sequences` is the number of examples to sample. If the function
+    has an argument `used`, which may be traced, it must sample from the first `used` tokens. Cells with
+    different `vocab_size` then share a program.
 
     Attributes:
         test_sequences: number of test sequences, without label noise.
         validation_sequences: number of validation sequences, with label noise.
-        label_noise: probability that a training label is replaced by another class.
+        label_noise: probability of replacing a training label by another class.
         has_task_key: True if the function has the argument `task_key`.
     """
 
@@ -60,13 +60,13 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> Sequence[str]:
-        """Names of the V tokens, which are their ids."""
+        """The V token names, which are the ids."""
         key = jax.random.key(0)
         task_key = key if self.has_task_key else None
         return _numbered(jax.eval_shape(lambda key: self._sample(None, task_key, key, self._sequences), key))
 
     def check(self, *context: Any) -> None:
-        """Raise InputError if the declared check rejects the settings, with the size of some split."""
+        """Raise InputError if the declared check rejects the settings for the size of any split."""
         sizes = {self._sequences, self.test_sequences, self.validation_sequences} - {0}
         for sequences in sorted(sizes) if self.draws_batches else [0]:
             self._check(sequences=sequences)
@@ -79,7 +79,7 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
         return self._noisy(noise_key, self._sample(used, task_key, batch_key, examples))
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
-        """Sample the data of one seed; the content of a split does not depend on the other splits."""
+        """Sample the data of one seed. The content of each split does not depend on the other splits."""
         train_key, test_key = jax.random.split(key)
         validation_key, noise_key, other_noise_key = (jax.random.fold_in(key, place) for place in (2, 3, 4))
         task_key = jax.random.fold_in(key, 5) if self.has_task_key else None
@@ -101,7 +101,7 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
         return _checked(found)
 
     def _noisy(self, key: Array, data: Dataset) -> Dataset:
-        # Without noise, targets need not be classes.
+        # Without label noise, targets need not be classes.
         is_clean = isinstance(self.label_noise, float) and self.label_noise == 0
         if is_clean and data.num_classes is None:
             return data
@@ -109,7 +109,7 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
 
 
 class SharedOfFunction(OfFunction, SharedData, frozen=True, kw_only=True):
-    """Data of all seeds from a function `(*, settings) -> Dataset`, or `-> (training data, test data)`."""
+    """Data that all seeds share, from a function `(*, settings) -> Dataset` or `-> (train, test)`."""
 
     def load(self, progress: Progress = silent) -> Loaded:
         """Call the function."""
@@ -120,7 +120,7 @@ class SharedOfFunction(OfFunction, SharedData, frozen=True, kw_only=True):
 
 def _checked(data: object) -> Dataset:
     if not isinstance(data, Dataset):
-        raise InputError(f"it returns {shown(data)}; return a jaxattn.Dataset, such as a Corpus")
+        raise InputError(f"returned {shown(data)}; return a jaxattn.Dataset, such as a Corpus")
     return data
 
 
@@ -129,21 +129,21 @@ def _numbered(data: Dataset) -> Sequence[str]:
 
 
 def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
-    """Return the class of a data function: sampled if it has a key, shared if it has only settings.
+    """Return the settings class of a data function: sampled per seed if it takes a key, otherwise shared.
 
     Args:
-        function: the function. Its return annotation is the type of the data, if it is a class of data.
+        function: the function. If its return annotation is a dataset class, it is the type of the data.
         attributes: as in `settings_class`.
 
     Raises:
-        InputError: as in `settings_class`; or an argument requires another one.
+        InputError: as in `settings_class`; or an argument is missing that another one requires.
     """
     gives, parameters = hints_of(function).get("return"), inspect.signature(function).parameters
     if isinstance(gives, type) and issubclass(gives, Dataset):
         attributes["gives"] = gives
     place = attributes.get("kind") or function.__name__
     if "used" in parameters and "vocab_size" not in parameters:
-        raise InputError(f"{place}: it has an argument used and no setting vocab_size; add vocab_size")
+        raise InputError(f"{place}: the argument used requires a setting vocab_size; add it")
     if any(p.kind is not p.KEYWORD_ONLY for p in parameters.values()):
         attributes |= {
             "pads_vocabulary": "used" in parameters,
@@ -152,5 +152,5 @@ def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
         }
         return settings_class(function, DrawnOfFunction, **attributes)
     if "task_key" in parameters:
-        raise InputError(f"{place}: it has a task_key and no key; write key as its first argument")
+        raise InputError(f"{place}: the argument task_key requires a key; add key as the first argument")
     return settings_class(function, SharedOfFunction, **attributes)

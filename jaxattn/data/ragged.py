@@ -1,7 +1,7 @@
-"""Sparse matrices as segments of varying length in rows of fixed width, with sums by gathers only.
+"""Sparse matrices, stored as variable-length segments in rows of fixed width and summed by gathers only.
 
-A scatter-add is slow and not deterministic on GPUs. Here a segment of k entries takes ceil(k / W) rows of W
-entries. Each row is reduced separately, and a short tree of gathers adds the rows of a segment. All shapes
+Scatter-adds are slow and not deterministic on GPUs. Here a segment of k entries occupies ceil(k / W) rows of
+W entries. Each row is reduced separately, and a short tree of gathers adds the rows of a segment. All shapes
 are static given the number of entries, so the layout can be built inside jit and under vmap.
 """
 
@@ -24,42 +24,42 @@ from jaxattn.core.pytrees import Brief, Leaf
 MOST_POSITIONS = 2**31 - 1
 WIDTH = 32
 
-# Number of entries from which a matrix is large.
+# A matrix with at least this many entries counts as large.
 LARGE = 1 << 18
-# The same on an accelerator. It has no cache that larger matrices would exceed, so seeds with separate
-# corpora are vmapped as long as their arrays fit in its memory.
+# The same on an accelerator, which has no cache for larger matrices to exceed. Seeds with separate corpora
+# are vmapped as long as their arrays fit in memory.
 LARGE_ON_ACCELERATORS = 1 << 24
 
-# Row lengths of the compressed factors of a large matrix: at most this many entries are added in sequence in
-# the first product, and in the products that add partial sums.
+# Row lengths of the factors of a large matrix: the maximum number of entries added sequentially in the first
+# product, and in the products that add partial sums.
 RUN, FAN = 256, 16
 
-# Number of pairs below which an accelerator compares all pairs faster than it runs a bisection.
+# Below this number of pairs, an accelerator compares all pairs faster than it bisects.
 COMPARED = 1 << 29
 
-# Largest dense matrix in bytes on a TPU, and largest count that bfloat16 represents exactly.
+# Size limit of a dense matrix on a TPU, in bytes, and largest count that bfloat16 represents exactly.
 DENSE, EXACT = 1 << 30, 255
 
-# Eigen's kernel computes columns eight at a time; a remaining column takes as long as eight.
+# Eigen's kernel processes eight columns at a time; a smaller remainder takes as long as eight.
 PACKET = 8
 
 
 @struct.dataclass(repr=False)
 class Ragged(Brief):
-    """A sparse matrix of multiplicities count[segment, index] in rows of fixed width.
+    """Sparse matrix of multiplicities count[segment, index], stored in rows of fixed width.
 
     Attributes:
         index: (R, W) unsigned; index of each entry, 0 where count is 0.
         count: (R, W) int; multiplicity of each entry, 0 for padding.
         owner: (R,) int32; segment of each row, `num_segments` for an unused row.
-        tree: (R_k, W) int32 each; indices of the rows of the level below that make up a row of this level;
-            the number of rows below marks padding. Empty if every segment is one row.
+        tree: (R_k, W) int32 each; for each row of a level, the indices of the rows of the level below that it
+            adds. The number of rows below marks padding. Empty if every segment is a single row.
         num_segments: number of segments S (static).
-        factors: factors of the same matrix as compressed sparse rows, for products with many columns; the
-            first factor is applied first. Each consists of entries, float32 (N,), column indices, int32 (N,),
-            and row starts, int32 (rows + 1,). None unless the matrix is large and was built on the host.
-        dense: the dense matrix, (num_segments, num_indices) uint8, which a TPU multiplies with many columns
-            faster than it gathers them. Empty unless the matrix is large, was built for a TPU, and fits.
+        factors: factors of the matrix in compressed sparse row format, for products with many columns; the
+            first factor is applied first. Each has entries, float32 (N,), column indices, int32 (N,), and row
+            starts, int32 (rows + 1,). None unless the matrix is large and was built on the host.
+        dense: the dense matrix, (num_segments, num_indices) uint8. For many columns, a TPU multiplies by it
+            faster than it gathers. Empty unless the matrix is large, was built for a TPU, and fits.
     """
 
     index: Leaf
@@ -72,17 +72,17 @@ class Ragged(Brief):
 
     @property
     def is_large(self) -> bool:
-        """True if the matrix has so many entries that its method of multiplication matters."""
+        """True if the matrix has so many entries that the choice of the multiplication method matters."""
         own = self.factors is None and backend.platform() != "cpu"
         return self.index.size >= (LARGE_ON_ACCELERATORS if own else LARGE)
 
     def dot(self, *columns: Array) -> tuple[Array, ...]:
-        """Multiply the matrix with vectors (num_indices,), reading it once; one (S,) vector for each."""
+        """Multiply the matrix by vectors (num_indices,) in one pass, and return one vector (S,) for each."""
         index, count = self.index.astype(jnp.int32), self.count.astype(columns[0].dtype)
         return self.sum(*(count * take(x, index) for x in columns))
 
     def matmul(self, dense: Array) -> Array:
-        """Multiply the matrix with a dense matrix (num_indices, C), (S, C)."""
+        """Multiply the matrix by a dense matrix (num_indices, C), (S, C)."""
         if self.factors is None:
             return jnp.stack(self.dot(*dense.T), axis=1)
         return jax.lax.platform_dependent(
@@ -94,7 +94,7 @@ class Ragged(Brief):
         )
 
     def gathered_sums(self, dense: Array) -> Array:
-        """Compute `matmul` by gathers, the best method on most accelerators."""
+        """Compute `matmul` by gathers, which is fastest on most accelerators."""
         return jax.lax.platform_dependent(
             self, dense, cuda=Ragged._matmul_at_once, default=Ragged._matmul_in_rows
         )
@@ -110,14 +110,14 @@ class Ragged(Brief):
         return dense[:, :columns]
 
     def _matmul_at_once(self, dense: Array) -> Array:
-        # A GPU sums the entries while it gathers them, so the array (R, W, C) is never stored.
+        # A GPU sums entries while gathering them, so an (R, W, C) array is never stored.
         entries = self.count[:, :, None].astype(dense.dtype) * take(dense, self.index.astype(jnp.int32))
         return self._climb(entries.sum(axis=1), 0.0, jnp.sum)
 
     def _matmul_dense(self, columns: Array) -> Array:
-        # One pass of bfloat16 is exact for counts up to `EXACT`; columns take three passes for all digits.
+        # One bfloat16 pass is exact for counts up to `EXACT`; columns need three passes for full precision.
         precision = jax.lax.Precision.DEFAULT, jax.lax.Precision.HIGHEST
-        # Without the barrier, a reshape of the columns would turn it into a padded convolution.
+        # Without this barrier, XLA would turn a reshape of the columns into a padded convolution.
         columns = jax.lax.optimization_barrier(columns)
         dense = jnp.asarray(self.dense[0]).astype(columns.dtype)
         return jax.lax.optimization_barrier(jnp.matmul(dense, columns, precision=precision))
@@ -128,20 +128,20 @@ class Ragged(Brief):
             count = jax.lax.dynamic_index_in_dim(self.count, j, 1).astype(dense.dtype)
             return rows + count * take(dense, index)
 
-        # Processing all entries at once would store an array (R, W, C).
+        # Processing all entries at once would store an (R, W, C) array.
         rows = jnp.zeros((len(self.owner), dense.shape[1]), dense.dtype)
         rows = jax.lax.fori_loop(0, self.index.shape[1], add, rows)
         return self._climb(rows, 0.0, jnp.sum)
 
     def sum(self, *entries: Array) -> tuple[Array, ...]:
-        """Sum values per entry, each (R, W), over every segment; one (S,) vector for each."""
+        """Sum per-entry values, each (R, W), over segments, and return one vector (S,) for each."""
         zeros = tuple(jnp.zeros((), x.dtype) for x in entries)
-        # One variadic reduction reads index and count once for all columns, in contrast to separate sums.
+        # One variadic reduction reads index and count once for all columns; separate sums would not.
         rows = jax.lax.reduce(entries, zeros, _add, (1,))
         return tuple(self._climb(x, 0.0, jnp.sum) for x in rows)
 
     def max(self, entries: Array) -> Array:
-        """Return the maximum of entries (R, W) per segment, (S,), ignoring NaN; -inf for an empty segment."""
+        """Compute the maximum of entries (R, W) per segment, (S,), ignoring NaN; -inf if empty."""
         rows = jax.lax.reduce(entries, jnp.array(-jnp.inf, entries.dtype), _larger, (1,))
         return self._climb(rows, -jnp.inf, jnp.max)
 
@@ -153,9 +153,9 @@ class Ragged(Brief):
             columns: values to average, (R, W) each.
 
         Returns:
-            One (S,) average per column; the largest score of every segment, (S,); the sum of its weights
-            relative to it, (S,); and these weights, (R, W). Largest score and sum are separate, because their
-            sum in logarithms would round away the differences of close scores of size 1e4 in float32.
+            One (S,) average per column; the largest score of each segment, (S,); the sum of the weights
+            relative to it, (S,); and the weights, (R, W). The largest score and the sum are not combined into
+            a logsumexp, which in float32 would round away differences between close scores of size 1e4.
         """
         score = jnp.where(self.count > 0, score, -jnp.inf)
         top = self.max(score)
@@ -166,7 +166,7 @@ class Ragged(Brief):
         return tuple(x / normaliser for x in sums), top, normaliser, weight
 
     def spread(self, per_segment: Array) -> Array:
-        """Return the value of its segment for every row: (S,) to (R, 1)."""
+        """Expand per-segment values to rows: (S,) to (R, 1)."""
         return take(per_segment, jnp.minimum(self.owner, self.num_segments - 1))[:, None]
 
     def _climb(self, rows: Array, padding: float, reduce: Callable[..., Array]) -> Array:
@@ -181,12 +181,12 @@ def _add(x: tuple[Array, ...], y: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def _larger(x: Array, y: Array) -> Array:
-    # `maximum` propagates NaN but takes twice as long. NaN scores show in the weights.
+    # `maximum` propagates NaN but takes twice as long. A NaN score still shows up in the weights.
     return jnp.where(x > y, x, y)
 
 
 def take(x: Array, index: Array) -> Array:
-    """Gather x[index] for indices that are in bounds."""
+    """Gather x[index] without bounds checks."""
     if backend.platform() != "gpu":
         return _take(x, index)
     return _take_flat(x, index) if jnp.issubdtype(x.dtype, jnp.inexact) else _take_from_batch(x, index)
@@ -203,7 +203,7 @@ def _take_from_batch(x: Array, index: Array) -> Array:
 
 @_take_from_batch.def_vmap
 def _rule(size: int, batched: list[bool], x: Any, index: Any) -> tuple[Array, bool]:
-    # Gather from the concatenated batch, because XLA would store pairs of batch and index on a GPU.
+    # Gather from the concatenated batch, because XLA would store (batch, index) pairs on a GPU.
     axes = tuple(0 if mapped else None for mapped in batched)
     if not all(batched) or size * x.shape[1] > MOST_POSITIONS:
         return jax.vmap(_take, axes, axis_size=size)(x, index), True
@@ -218,7 +218,7 @@ def _take_flat(x: Array, index: Array) -> Array:
 
 @_take_flat.defjvp
 def _take_derivative(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    # Plain gathers can be transposed.
+    # Use plain gathers, which can be transposed.
     return _take_flat(*primals), _take(tangents[0], primals[1])
 
 
@@ -235,20 +235,20 @@ def ragged(
     """Build a matrix from entries sorted by segment, from NumPy arrays or traced JAX arrays.
 
     Args:
-        segment: (N,) int, sorted; entries with `segments` or more are dropped.
+        segment: (N,) int, sorted; entries with a segment ≥ `segments` are dropped.
         index: (N,) int, each in [0, indices).
-        count: (N,) int, multiplicities. Traced arrays keep their dtype, others get the smallest one.
+        count: (N,) int; multiplicities. Traced arrays keep their dtype; others are cast to the smallest one.
         segments: number of segments S.
         indices: number of possible indices.
-        longest: upper bound on the entries of one segment.
-        width: W, reduced to `longest` if that is smaller.
+        longest: upper bound on the number of entries in a segment.
+        width: W, at most `longest`.
 
     Returns:
-        The matrix, with at most R = ceil(N / W) + S rows, and S rows if `longest` ≤ W. And (R, W) the number
-        of the entry at each position, N for padding.
+        The matrix, with at most R = ceil(N / W) + S rows, and S rows if `longest` ≤ W; and the index of the
+        entry at each position, (R, W), N for padding.
 
     Raises:
-        InputError: there are more entries, including padding, than 32-bit positions.
+        InputError: there are too many entries, including padding, for 32-bit positions.
     """
     xp = segment.__array_namespace__()
     width = max(1, min(width, longest))
@@ -278,16 +278,16 @@ def ragged(
 
 
 def check_positions(name: str, number: int) -> None:
-    """Raise InputError if an array has more entries than 32-bit positions."""
+    """Raise InputError if an array has too many entries for 32-bit positions."""
     if number > MOST_POSITIONS:
         raise InputError(
-            f"{name}: {number:,} entries, but 32-bit positions allow at most {MOST_POSITIONS:,}; use fewer "
-            "or shorter sequences, or a smaller vocabulary"
+            f"{name}: {number:,} entries, more than the {MOST_POSITIONS:,} that 32-bit positions "
+            "allow; use fewer or shorter sequences, or a smaller vocabulary"
         )
 
 
 def positions(ordered: Any, values: Any, side: Literal["left", "right"] = "left") -> Any:
-    """Return the insertion positions of values in an ascending array, as `searchsorted` does."""
+    """Return the insertion positions of values in an ascending array, like `searchsorted`."""
     if isinstance(ordered, np.ndarray):
         return np.searchsorted(ordered, values, side=side)
     every = backend.platform() != "cpu" and ordered.size * values.size <= COMPARED
@@ -300,8 +300,8 @@ def _factors(segment: Any, index: Any, count: Any, segments: int) -> Any:
     start = np.searchsorted(segment, np.arange(segments + 1))
     entries, index = count[: start[-1]].astype(np.float32), index[: start[-1]].astype(np.int32)
     factors = []
-    # The kernel sums a row sequentially: over the 25,000 sequences of a frequent token, float32 would lose
-    # two digits. Sums of partial sums lose none.
+    # The kernel sums each row sequentially. Over 25,000 sequences with a frequent token, float32 would lose
+    # two digits, and sums of partial sums lose none.
     width = RUN
     while (sizes := np.diff(start)).max(initial=0) > width:
         rows = -(-sizes // width)
@@ -326,7 +326,7 @@ def _dense(segment: Any, index: Any, count: Any, shape: tuple[int, int]) -> tupl
 
 
 def _rows(xp: Any, segment: Any, segments: int, width: int, longest: int) -> tuple[Any, Any, Any]:
-    """Cut sorted entries into rows: entry number (R, W), segment (R,), and mask of actual entries (R, W)."""
+    """Split sorted entries into rows: entry index (R, W), segment (R,), and mask of actual entries (R, W)."""
     start = positions(segment, xp.arange(segments + 1))
     if longest <= width:
         owner = xp.arange(segments)

@@ -1,4 +1,4 @@
-"""Ordered sequences: of token ids, and of real vectors with a query for each sequence."""
+"""Ordered sequences of token ids, or of real vectors with one query per sequence."""
 
 from typing import Any
 
@@ -15,15 +15,15 @@ from jaxattn.data.corpus import Corpus, check_classes, from_draws
 
 
 class Sequences(Dataset):
-    """n sequences of at most T tokens in order.
+    """Ordered sequences: n of them, with at most T tokens each.
 
     Attributes:
         ids: (n, T) int32; token ids in [0, V), arbitrary where `mask` is False.
-        mask: (n, T) bool; True for positions that hold a token.
-        targets: (n,) classes as in a `Corpus`, (n,) or (n, T) tokens, or any other targets of a loss.
-        query: (n,) int32; position of the query token, such as the last token. None if there is none.
+        mask: (n, T) bool; True for tokens, False for padding.
+        targets: (n,) classes as in `Corpus`, (n,) or (n, T) tokens, or any other targets of a loss.
+        query: (n,) int32; position of the query token, such as the last one; None without a query.
         vocab_size: V (static).
-        classes: K, if the targets are classes (static).
+        classes: K if the targets are classes, else None (static).
     """
 
     ids: Leaf
@@ -39,7 +39,7 @@ class Sequences(Dataset):
 
     @property
     def lengths(self) -> Array:
-        """Tokens per sequence T(X), (n,) int32."""
+        """Number of tokens T(X) of each sequence, (n,) int32."""
         return self.mask.sum(axis=1, dtype=jnp.int32)
 
     @property
@@ -49,7 +49,7 @@ class Sequences(Dataset):
         return self.mask[:, None, :] & (order[None, :] <= order[:, None])
 
     def bags(self) -> Corpus:
-        """Return the corpus of the same sequences without their order. It works inside jit and under vmap.
+        """Return the corpus of bags of the same sequences. Works inside jit and under vmap.
 
         Raises:
             InputError: the targets are not classes.
@@ -61,18 +61,18 @@ class Sequences(Dataset):
         )
 
     def check(self) -> None:
-        """Raise InputError if rows, token ids or query positions are invalid. Call it on the host."""
+        """Raise InputError if rows, token ids or query positions are invalid. Call this on the host."""
         super().check()
         if self.classes is not None:
             check_classes(self.targets, self.classes)
         ids, mask = np.asarray(self.ids), np.asarray(self.mask)
         if not mask.any(axis=1).all():
-            raise InputError(f"sequence {int(np.argmin(mask.any(axis=1)))}: it has no token; remove it")
+            raise InputError(f"sequence {int(np.argmin(mask.any(axis=1)))}: has no token; remove it")
         outside = mask & ((ids < 0) | (ids >= self.vocab_size))
         if outside.any():
             sequence, position = np.argwhere(outside)[0]
             raise InputError(
-                f"token id {ids[sequence, position]} of sequence {sequence}: ids run from 0 to "
+                f"token id {ids[sequence, position]} of sequence {sequence}: must be in 0 to "
                 f"{self.vocab_size - 1}; raise vocab_size or map the token to a known one"
             )
         if self.query is not None:
@@ -82,7 +82,7 @@ class Sequences(Dataset):
             if not asks.all():
                 where = int(np.argmin(asks))
                 raise InputError(
-                    f"query {query[where]} of sequence {where}: there is no token; use a token's position"
+                    f"query {query[where]} of sequence {where}: is padding; use the position of a token"
                 )
 
 
@@ -98,10 +98,10 @@ def from_flat(
 
     Args:
         tokens: concatenated token ids of all sequences.
-        lengths: tokens per sequence.
-        targets: (n, ...), see `Sequences`.
+        lengths: number of tokens in each sequence.
+        targets: (n, ...); see `Sequences`.
         vocab_size: V.
-        classes: K, if the targets are classes.
+        classes: K if the targets are classes.
 
     Returns:
         The sequences, each with its last token as the query.
@@ -120,14 +120,14 @@ def from_flat(
 
 
 class Vectors(Dataset):
-    """n sequences of T tokens in R^d.
+    """Sequences of real-valued tokens: n of them, with T tokens in R^d.
 
     Attributes:
-        X: (n, T, d) tokens.
-        targets: (n,) -1 or +1, classes 0 .. K-1, numbers, or any other targets (n, ...) of a loss.
-        z: (n, d) query of each sequence; None if there is none.
-        mask: (n, T) bool; True for existing tokens; all if None.
-        classes: K, if the targets are classes (static).
+        X: (n, T, d); tokens.
+        targets: (n,) labels -1 or +1, classes 0 .. K-1, numbers, or any other targets (n, ...) of a loss.
+        z: (n, d); query of each sequence; None without queries.
+        mask: (n, T) bool; True for tokens, False for padding. None if there is no padding.
+        classes: K if the targets are classes, else None (static).
     """
 
     X: Leaf
@@ -146,25 +146,27 @@ class Vectors(Dataset):
         return self.X.shape[-1]
 
     def dot(self, u: Leaf) -> Leaf:
-        """Compute x_nt·u_n, (n, T), with one vector u (d,) for all sequences or one for each, (n, d)."""
-        # Batched products are faster on CPUs than a matrix times a vector, also for derivatives.
+        """Compute x_nt·u_n, (n, T), with one vector u (d,) for all sequences or one per sequence, (n, d)."""
+        # On CPUs, batched products and their derivatives are faster than matrix-vector products.
         u = jnp.broadcast_to(u, (self.X.shape[0], self.X.shape[2]))
         return jnp.einsum("ntd,nd->nt", self.X, u)
 
     def masked(self, scores: Leaf) -> Leaf:
-        """Replace the scores (n, T) of missing tokens by -∞."""
+        """Replace the scores (n, T) of padding by -∞."""
         return scores if self.mask is None else jnp.where(self.mask, scores, -jnp.inf)
 
     def check(self) -> None:
-        """Raise InputError if rows, tokens or the dimension of queries are invalid. Call it on the host."""
+        """Raise InputError if rows, tokens or queries are invalid. Call this on the host."""
         super().check()
         if self.classes is not None:
             check_classes(self.targets, self.classes)
         if np.ndim(self.X) != 3:
-            raise InputError(f"X: {shown(self.X)}; give tokens (n, T, d)")
+            raise InputError(f"X: {shown(self.X)}; expected tokens (n, T, d)")
         if self.z is not None and np.shape(self.z) != (self.num_examples, self.dim):
-            raise InputError(f"z: {shown(self.z)} for tokens of dimension {self.dim}; give queries (n, d)")
+            raise InputError(
+                f"z: {shown(self.z)} for tokens of dimension {self.dim}; expected queries (n, d)"
+            )
         if self.mask is not None and not np.asarray(self.mask).any(axis=1).all():
             raise InputError(
-                f"sequence {int(np.argmin(np.asarray(self.mask).any(axis=1)))}: it has no token; remove it"
+                f"sequence {int(np.argmin(np.asarray(self.mask).any(axis=1)))}: has no token; remove it"
             )

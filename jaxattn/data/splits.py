@@ -1,4 +1,4 @@
-"""Splits of one seed, label noise, and token statistics."""
+"""Data splits of one seed, label noise, and token statistics."""
 
 import jax
 import jax.numpy as jnp
@@ -14,20 +14,20 @@ from jaxattn.data.importance import average_signed_frequency, posterior_differen
 
 
 def flip_labels(key: Array, data: D, label_noise: float | Array) -> D:
-    """Return the data with each label replaced, with some probability, by another class chosen uniformly.
+    """Replace each label, with some probability, by another class chosen uniformly.
 
     P(ỹ = y) = 1 - label_noise,  P(ỹ = k) = label_noise / (K-1) for every k ≠ y.
 
     Args:
         key: PRNG key.
         data: n examples of K classes.
-        label_noise: the probability, in [0, 1]; may be traced. 0 changes no label.
+        label_noise: the probability, in [0, 1]; may be traced.
 
     Raises:
         InputError: the targets are not classes.
 
     Source:
-        Label noise as in Sakamoto & Sato, arXiv 2409.17625; K > 2 classes chosen here.
+        Label noise of Sakamoto & Sato, arXiv 2409.17625. The extension to K > 2 classes is this library's.
     """
     classes, targets = data.num_classes, data.targets
     if classes is None:
@@ -40,7 +40,7 @@ def flip_labels(key: Array, data: D, label_noise: float | Array) -> D:
 
 
 def token_statistics(corpus: Corpus) -> TokenStatistics:
-    """Compute count, α and posterior difference of every token of a corpus."""
+    """Compute the count, α and posterior difference of each token of a corpus."""
 
     def columns(x: Array) -> Array:
         return x[:, None] if x.ndim == 1 else x
@@ -58,7 +58,7 @@ def splits_of(
     validation: Dataset | None = None,
     task_key: Array | None = None,
 ) -> Splits:
-    """Return the splits, with token statistics if the training data are bags."""
+    """Collect the splits, and compute token statistics if the training data are bags."""
     tokens = token_statistics(train) if isinstance(train, Corpus) else None
     shared = None if task_key is None else jax.random.key_data(task_key)
     return Splits(train, tokens, test, validation, shared)

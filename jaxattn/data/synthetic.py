@@ -1,8 +1,8 @@
-"""Generators of synthetic corpora: pure functions of a key, for jit and vmap.
+"""Generators of synthetic corpora: pure functions of a key, for use under jit and vmap.
 
-Tokens 0 .. relevant-1 are relevant and token s belongs to class s mod K (two classes: even tokens are
-negative, odd ones positive); all other tokens are irrelevant. `jaxattn.data.generators` contains the settings
-classes.
+Tokens 0 .. relevant-1 are relevant, and token s belongs to class s mod K. For two classes, even tokens are
+negative and odd ones are positive. All other tokens are irrelevant. `jaxattn.data.generators` contains the
+settings classes.
 """
 
 from functools import partial
@@ -30,12 +30,12 @@ def check_sizes(
     num_classes: int,
     relevant_per_sequence: int = 1,
 ) -> None:
-    """Raise InputError with the size and the remedy if no corpus has these sizes."""
+    """Raise InputError, with a remedy, if no corpus of these sizes exists."""
     _check_classes(relevant, sequences, num_classes)
     if not 1 <= relevant_per_sequence <= relevant // num_classes:
         raise InputError(
-            f"relevant_per_sequence: {relevant_per_sequence} is not between 1 and the "
-            f"{relevant // num_classes} relevant tokens of a class"
+            f"relevant_per_sequence: {relevant_per_sequence}; must be between 1 and "
+            f"{relevant // num_classes}, the number of relevant tokens per class"
         )
     check_capacity(vocab_size, length, sequences, special=relevant, held=relevant_per_sequence)
 
@@ -43,7 +43,7 @@ def check_sizes(
 def check_topics(
     vocab_size: int, relevant: int, topic_words: int, length: int, sequences: int, num_classes: int
 ) -> None:
-    """Raise InputError with the size and the remedy if `topics` has no corpus of these sizes."""
+    """Raise InputError, with a remedy, if `topics` has no corpus of these sizes."""
     _check_classes(relevant, sequences, num_classes)
     check_multiple("topic_words", topic_words, 1, "1")
     check_capacity(vocab_size, length, sequences, special=relevant, held=topic_words)
@@ -51,15 +51,15 @@ def check_topics(
 
 def _check_classes(relevant: int, sequences: int, num_classes: int) -> None:
     if num_classes < 2:
-        raise InputError(f"num_classes: {num_classes}; give at least 2")
+        raise InputError(f"num_classes: {num_classes}; must be at least 2")
     check_multiple("sequences", sequences, num_classes, f"num_classes = {num_classes}")
     check_multiple("relevant", relevant, num_classes, f"num_classes = {num_classes}")
 
 
 def check_multiple(name: str, value: int, of: int, unit: str) -> None:
-    """Raise InputError unless a size is a positive multiple of `of`, which `unit` describes."""
+    """Raise InputError unless a size is a positive multiple of `of`, which the message calls `unit`."""
     if value < of or value % of:
-        raise InputError(f"{name}: {value} is not a positive multiple of {unit}")
+        raise InputError(f"{name}: {value}; must be a positive multiple of {unit}")
 
 
 def check_capacity(vocab_size: int, length: int, sequences: int, special: int, held: int) -> None:
@@ -69,19 +69,20 @@ def check_capacity(vocab_size: int, length: int, sequences: int, special: int, h
         vocab_size: V.
         length: tokens per sequence.
         sequences: number of sequences.
-        special: number of tokens of the vocabulary that the label depends on.
-        held: number of those in a sequence.
+        special: number of relevant tokens in the vocabulary.
+        held: number of relevant tokens per sequence.
     """
     if (tokens := sequences * length) > MOST:
         raise InputError(
-            f"length: {sequences:,} sequences of {length:,} are {tokens:,} tokens, more than {MOST:,}; use "
-            "fewer or shorter sequences"
+            f"length: {sequences:,} sequences of {length:,} tokens make {tokens:,} tokens, more than "
+            f"{MOST:,}; use fewer or shorter sequences"
         )
     if length < held:
-        raise InputError(f"length: {length} is too short for {held} relevant tokens; give at least {held}")
+        raise InputError(f"length: {length} is too short for {held} relevant tokens; must be at least {held}")
     if vocab_size < special or (vocab_size == special and length > held):
         raise InputError(
-            f"vocab_size: {vocab_size} leaves no irrelevant token besides {special} relevant ones; raise it"
+            f"vocab_size: {vocab_size} leaves no irrelevant token in addition to the {special} "
+            "relevant ones; increase it"
         )
 
 
@@ -103,9 +104,9 @@ def independent(
 
     P(s | y) = base_s (1 + δ_s c(s, y)),  c = 1 if s belongs to class y, else -1/(K-1),
 
-    where base is uniform over the relevant tokens and over the irrelevant ones. The j-th of the m relevant
-    tokens of a class has δ = max_posterior_difference · j/m, and irrelevant tokens have δ = 0. For two
-    classes the posterior difference of token s is then ±δ_s in expectation. Labels are balanced.
+    with a base distribution that is uniform over relevant tokens and uniform over irrelevant ones. The j-th
+    of the m relevant tokens of a class has δ = max_posterior_difference · j/m, and irrelevant tokens have δ =
+    0. For two classes the posterior difference of token s is then ±δ_s in expectation. Labels are balanced.
 
     Args:
         key: PRNG key.
@@ -117,14 +118,15 @@ def independent(
         relevant_mass: probability that a token in a sequence is relevant; defaults to `relevant /
             vocab_size`.
         num_classes: K, number of classes.
-        used: number of tokens to sample from, as if V were this number; V by default. It may be traced, so
-            that corpora with different vocabularies have the same shapes.
+        used: number of tokens to sample from, at most V, which is the default. It may be traced, so that
+            corpora with different vocabularies have the same shapes.
 
     Raises:
-        InputError: no corpus has these sizes; for example, `sequences` is not a multiple of K.
+        InputError: the sizes are incompatible, for example because `sequences` is not a multiple of K.
 
     Source:
-        Eq. 15 of arXiv 2505.17282; the values of δ and the base are not published and chosen here.
+        Eq. 15 of arXiv 2505.17282. δ and the base distribution are not published; these are this library's
+        choice.
     """
     check_sizes(vocab_size, relevant, length, sequences, num_classes)
     used = vocab_size if used is None else used
@@ -160,21 +162,21 @@ def topics(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences of topic words, whose topic is the label, and common words.
+    """Sample sequences of common words and of topic words, with the topic as the label.
 
     P(s | y) = (1 - π_s + K π_s 1[s belongs to y]) / relevant   for each topic word.
 
-    That is, with probability π_s, the purity of s, a topic word comes from the topic of the sequence, else
-    from any topic. The posterior difference of a topic word is its purity in expectation for every K; for two
+    With probability π_s, called the purity of s, a topic word comes from the topic of the sequence; otherwise
+    it comes from any topic. In expectation, the posterior difference of a topic word is its purity; for two
     classes it is ±π_s. The purities of a topic's words are evenly spaced from `min_purity` to `max_purity`.
-    Common words are uniform and sampled independently for every sequence, so their α_s is 0 in expectation
-    only. Topics are balanced.
+    Common words are uniform and independent of the label, so α_s = 0 holds for them only in expectation.
+    Topics are balanced.
 
     Args:
         key: PRNG key.
         vocab_size: V, number of tokens.
         relevant: number of topic words in the vocabulary, a multiple of K.
-        topic_words: number of topic words in a sequence, repetitions included.
+        topic_words: number of topic words per sequence, including repetitions.
         length: T, tokens per sequence.
         sequences: n, number of sequences.
         min_purity: smallest purity of a topic word, in [0, 1].
@@ -183,12 +185,11 @@ def topics(
         used: number of tokens to sample from, as in `independent`.
 
     Raises:
-        InputError: no corpus has these sizes; for example, `sequences` is not a multiple of K.
+        InputError: the sizes are incompatible, for example because `sequences` is not a multiple of K.
 
     Source:
-        Topic and common words as in Lu, Mao & Nayak, arXiv 2011.10036, whose task has one pure topic word in
-        a sentence (`topic_words` 1, both purities 1); the distribution of words with other purities is chosen
-        here.
+        Topic and common words of Lu, Mao & Nayak, arXiv 2011.10036, who use one pure topic word per sentence
+        (`topic_words` 1, both purities 1). Purities below 1 are this library's extension.
     """
     check_topics(vocab_size, relevant, topic_words, length, sequences, num_classes)
     used = vocab_size if used is None else used
@@ -205,7 +206,7 @@ def topics(
 
 
 def _invert(cumulative: Array, uniform: Array) -> Array:
-    """Return the quantiles at numbers in [0, 1), (n, N), of one distribution per row, (n, M)."""
+    """Evaluate the quantile function of one distribution per row, (n, M), at numbers in [0, 1), (n, N)."""
     position = uniform * cumulative[:, -1:]
     picked = jax.vmap(lambda row, x: jnp.searchsorted(row, x, side="right"))(cumulative, position)
     return jnp.minimum(picked, cumulative.shape[1] - 1)
@@ -224,24 +225,24 @@ def multi_relevant(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences with r distinct relevant tokens of their class.
+    """Sample sequences that contain r distinct relevant tokens of their class.
 
-    All other tokens are irrelevant. Sequences come in groups of K, one for each class, that share their
-    irrelevant tokens: α_s = 0 holds exactly for every irrelevant token, while relevant tokens occur under one
-    label only.
+    All other tokens are irrelevant. Sequences come in groups of K, one per class, with the same irrelevant
+    tokens. Thus α_s = 0 holds exactly for every irrelevant token, and each relevant token occurs under a
+    single label.
 
     Args:
         key: PRNG key.
         vocab_size: V, number of tokens.
         relevant: number of relevant tokens, a multiple of K.
-        relevant_per_sequence: r, relevant tokens per sequence, at most `relevant / K`.
+        relevant_per_sequence: r, number of relevant tokens per sequence, at most `relevant / K`.
         length: T, tokens per sequence.
         sequences: n, number of sequences.
         num_classes: K, number of classes.
         used: number of tokens to sample from, as in `independent`.
 
     Raises:
-        InputError: no corpus has these sizes; for example, `sequences` is not a multiple of K.
+        InputError: the sizes are incompatible, for example because `sequences` is not a multiple of K.
     """
     check_sizes(vocab_size, relevant, length, sequences, num_classes, relevant_per_sequence)
     used = vocab_size if used is None else used
@@ -267,9 +268,9 @@ def assumption1(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences with exactly one relevant token, which satisfy Assumption 1 exactly.
+    """Sample sequences with one relevant token each, so that Assumption 1 holds exactly.
 
-    The relevant token occurs under one label only. All other tokens are irrelevant with α_s = 0 exactly.
+    Each relevant token occurs under a single label. All other tokens are irrelevant, with α_s = 0 exactly.
 
     Args:
         key: PRNG key.
@@ -281,10 +282,11 @@ def assumption1(
         used: number of tokens to sample from, as in `independent`.
 
     Raises:
-        InputError: no corpus has these sizes; for example, `sequences` is not a multiple of K.
+        InputError: the sizes are incompatible, for example because `sequences` is not a multiple of K.
 
     Source:
-        Assumption 1 of arXiv 2505.17282; the construction by groups that share tokens is this library's.
+        Assumption 1 of arXiv 2505.17282. The construction, with groups that share irrelevant tokens, is this
+        library's.
     """
     return multi_relevant(
         key,
@@ -299,6 +301,6 @@ def assumption1(
 
 
 def labelled(tokens: Array, class_index: Array, vocab_size: int, num_classes: int) -> Corpus:
-    """Build the corpus of sampled sequences (n, T), given the class number of each, (n,)."""
+    """Build a corpus from sampled sequences (n, T) and their class indices, (n,)."""
     labels = class_labels(class_index, num_classes)
     return from_draws(tokens, labels, vocab_size=vocab_size, num_classes=num_classes)

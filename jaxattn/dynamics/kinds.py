@@ -1,4 +1,4 @@
-"""The built-in phases by their `kind` in a sweep file."""
+"""Built-in phases, by their `kind` in a sweep file."""
 
 from jaxattn.base import Phase
 from jaxattn.dynamics.descents.descent_phase import Descent, OneStep

@@ -1,1 +1,4 @@
-"""Studies, from a sweep file or Python to tables, figures and reports; the library does not import it."""
+"""Studies: run from a sweep file or Python, and turned into tables, figures and reports.
+
+The library does not import this package.
+"""

@@ -1,4 +1,4 @@
-"""Studies as Python objects: created or read from a sweep file, planned, run, and loaded."""
+"""Studies as Python objects, which can be read from a sweep file, planned, run and loaded."""
 
 import shlex
 import sys
@@ -38,11 +38,11 @@ class Plan(NamedTuple):
     """Plan of a study.
 
     Attributes:
-        cells: one row per cell: settings, compile group, finished seeds.
-        groups: one row per compile group: vmapped runs, batches, memory, time.
+        cells: one row per cell, with settings, compile group and finished seeds.
+        groups: one row per compile group, with vmapped runs, batches, memory and time.
         sentence: summary in one sentence.
-        metrics: a line for each phase of the first cell with its metrics, and skipped probes with reasons;
-            empty for a quick plan.
+        metrics: one line per phase of the first cell, with its metrics, and skipped probes with reasons.
+            Empty for a quick plan.
     """
 
     cells: pd.DataFrame
@@ -60,9 +60,9 @@ class Plan(NamedTuple):
 
 
 class Study(Definition):
-    """Data × model × phases × probes, for many seeds and settings.
+    """A study: data × model × phases × probes, for many seeds and settings.
 
-    Wherever a sweep file says `kind = ...`, pass an instance of the class, a function, a table or the name of
+    Wherever a sweep file has `kind = ...`, pass an instance of a class, a function, a table or the name of
     the kind. Custom classes and functions are passed in the same way.
     """
 
@@ -79,15 +79,15 @@ class Study(Definition):
         figures: Sequence[Any] = (),
         **rest: Any,
     ) -> None:
-        """Create and check a study.
+        """Create a study and check its settings.
 
         Args:
-            name: name of the study; results are written to results/NAME by default.
+            name: name of the study. Results are written to results/NAME by default.
             data: a generator or reader.
             model: a model.
-            phases: phases of training, in order; at least one.
-            loss: loss of each example, (outputs, targets) -> (n,).
-            init: initial values of parameters by name, which replace those that the model samples.
+            phases: training phases in order, at least one.
+            loss: per-example loss, (outputs, targets) -> (n,).
+            init: initial values of parameters by name, which replace those sampled by the model.
             probes: a `Probes` with all measurements, or a list of probes in addition to the standard ones.
             figures: figures to draw: names, tables, or functions (results, *, settings).
             rest: seeds, hold, dtype, axes, zip, halton, cells, exclude, blocks, description, chunk as in a
@@ -134,7 +134,7 @@ class Study(Definition):
         """Write the study as a sweep file.
 
         Raises:
-            InputError: an object has no import path, such as a class of a notebook.
+            InputError: an object has no import path, such as a class defined in a notebook.
             RunError: the file cannot be written.
         """
         self._check_names("no sweep file")
@@ -148,16 +148,16 @@ class Study(Definition):
         quick: bool = False,
         progress: Progress = _silent,
     ) -> Plan:
-        """Return what the study will run, and which part of it is finished in a results folder.
+        """Plan the study: list cells, compile groups, and the part finished in a results folder.
 
         Args:
-            directory: the results folder, or its address in a bucket; results/NAME by default.
-            max_memory: memory limit in bytes per device; by default that of the device.
-            quick: skip memory and time, which require compiling and running every group.
+            directory: the results folder, or its bucket address; results/NAME by default.
+            max_memory: memory limit in bytes per device; defaults to the device memory.
+            quick: skip the estimates of memory and time, which require compiling and running every group.
             progress: callback with the current compile group and the finished fraction.
 
         Raises:
-            InputError: a cell does not fit in memory, or the folder holds results of another config.
+            InputError: a cell does not fit in memory, or the folder contains results of a different config.
         """
         from jaxattn.lab.engine.plan import plan_study, recorded_lines
 
@@ -183,23 +183,23 @@ class Study(Definition):
         """Run or resume the study, write its report, and return the results.
 
         Args:
-            directory: the results folder, or an address in a bucket, s3://BUCKET/NAME or gs://BUCKET/NAME;
+            directory: the results folder, or a bucket address, s3://BUCKET/NAME or gs://BUCKET/NAME;
                 results/NAME by default.
-            quiet: show no progress.
-            shard: I and N for shard I of N, in a separate folder.
-            max_memory: memory limit in bytes per device; by default that of the device.
-            on_failure: reaction to a batch that ends in NaN or raises an error: "stop", "continue" with the
-                next batch, or "retry" the batch from its start up to twice before continuing.
-            accept_code: resume although custom code has changed since the run started.
+            quiet: do not show progress.
+            shard: (I, N) to run shard I of N in a separate folder.
+            max_memory: memory limit in bytes per device; defaults to the device memory.
+            on_failure: action if a batch ends in NaN or raises an error: "stop", "continue" with the next
+                batch, or "retry" the batch from its start, up to twice, before continuing.
+            accept_code: resume even if custom code has changed since the run started.
             profile: write a JAX trace of the run into the folder, for TensorBoard or Perfetto.
-            log: dashboards that also get every measurement, "tensorboard" or "wandb" (offline).
+            log: dashboards that also receive every measurement, "tensorboard" or "wandb" (offline).
 
         Returns:
             The results; failed seeds are in `.failures`.
 
         Raises:
-            InputError: the data cannot be used, a cell does not fit in memory, or the folder holds results of
-                another config.
+            InputError: the data cannot be used, a cell does not fit in memory, or the folder contains results
+                of a different config.
             RunError: no batch could be run, or the folder cannot be written.
         """
         from jaxattn.lab.engine.progress import Reporter
@@ -222,18 +222,18 @@ class Study(Definition):
         return replace(load(finished.outcome.directory), study=self)
 
     def dataset(self, seed: int = 0, cell: int = 0) -> Splits:
-        """Return the data of one seed of one cell, as in a run.
+        """Return the data of one seed of one cell, exactly as in a run.
 
         Args:
             seed: the seed; ignored if all seeds share the data.
             cell: index of the cell.
 
         Returns:
-            Training, test and validation data (None if there are none), and statistics of the training
-            tokens. If a sweep pads vocabularies to a common size, only the tokens of this cell are included.
+            Training, test and validation data (each may be None), and statistics of the training tokens. If a
+            sweep pads vocabularies to a common size, only the tokens of this cell are included.
 
         Raises:
-            InputError: there is no such cell or seed, or the data cannot be read.
+            InputError: the cell or seed does not exist, or the data cannot be read.
         """
         from jaxattn.lab.study.seed import seed_dataset, swept_settings
 
@@ -256,7 +256,7 @@ class Study(Definition):
 
     @property
     def own_figures(self) -> dict[str, Callable[..., Any]]:
-        """Custom figure functions by their import paths."""
+        """Custom figure functions, by import path."""
         kinds = [figure["kind"] for figure in self.figures]
         return {kind: self.names.load(kind) for kind in kinds if ":" in kind}
 
@@ -295,7 +295,7 @@ class Finished(NamedTuple):
 
     Attributes:
         outcome: result of the run; see `engine.run.Outcome`.
-        report: files of the report; None if no batch could be run, or nothing has changed.
+        report: files of the report; None if no batch could be run or nothing has changed.
     """
 
     outcome: Any
@@ -305,10 +305,10 @@ class Finished(NamedTuple):
 def run(
     study: Study, directory: Path, *, reporter: Any, command: str | None = None, **options: Any
 ) -> Finished:
-    """Run a study in a folder with the options of `engine.run.run`, and write its report.
+    """Run a study in a folder, and write its report. The options are those of `engine.run.run`.
 
     Raises:
-        InputError, RunError, Interrupted: as for `engine.run.run`.
+        InputError, RunError, Interrupted: as in `engine.run.run`.
     """
     from jaxattn.lab.engine import devices
     from jaxattn.lab.engine.run import run_study as execute
@@ -339,5 +339,5 @@ def _probes(probes: Any, names: ImportPaths) -> Any:
 
 def _listed(things: Any, place: str) -> Sequence[Any]:
     if not isinstance(things, list | tuple):
-        raise InputError(f"{place}: expected a list, got {things!r:.60}; put it in brackets")
+        raise InputError(f"{place}: expected a list, got {things!r:.60}; enclose it in brackets")
     return things

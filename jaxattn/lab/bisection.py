@@ -1,14 +1,14 @@
-"""Phase diagrams by bisection: for each value of one key, the value of another where half of the seeds cross.
+"""Phase diagrams by bisection: for each x, find the threshold y at which half of the seeds cross.
 
-A seed has the same random numbers at all values y of the key, so it has a threshold T: it has crossed if
-y ≥ T. With n independent seeds, k(y) of them have crossed at y. The confidence interval of the median of T
-consists of all y for which
+A seed uses the same random numbers at all values y of the key, so it has a threshold T: it has crossed if y ≥
+T. Of n independent seeds, k(y) have crossed at y. The confidence interval for the median of T consists of all
+y for which
 
     the Clopper-Pearson interval for k(y) of n contains 1/2.
 
-This inverts the sign test, so its coverage is at least that of the Clopper-Pearson interval for any
-distribution of T. Since k(y) is known only where seeds were run, the ends of the interval are the nearest
-such values outside it.
+This inverts the sign test, so the coverage is at least that of the Clopper-Pearson interval for any
+distribution of T. Since k(y) is only known at the values that were run, the ends of the interval are rounded
+outwards to the nearest such values.
 """
 
 import hashlib
@@ -52,37 +52,38 @@ def phase_diagram(
     folder: str | Path | None = None,
     quiet: bool = False,
 ) -> PhaseDiagram:
-    """Find by bisection, for each x, the y at which half of the seeds reach a level.
+    """Find, for each x, the y at which half of the seeds reach a level of a metric, by bisection.
 
     A seed has crossed if its metric is at least `level` at the end of a phase (with `falls`, if it is
-    smaller, or not finite). The method assumes that a seed that has crossed also crosses at larger y;
-    `thresholds["turned_back"]` counts the seeds that do not. All seeds are run at both ends of y and at
-    points between, then next to the median threshold and to each end of its interval, until these are located
-    between neighbouring values of y. `jaxattn.lab.bisection` defines the interval, which requires six seeds.
+    smaller, or not finite). The method assumes that a seed that has crossed at y also crosses at larger y;
+    `thresholds["turned_back"]` counts the seeds that violate this. All seeds are run at both ends of y and at
+    points in between, then near the median threshold and each end of its interval, until each of these is
+    located between neighbouring values of y. `jaxattn.lab.bisection` defines the interval, which requires six
+    seeds.
 
     Each round of points is a study in a separate folder. Points and seeds of earlier rounds with the same
-    settings and code are not run again. Hence a call with more seeds, other x or y, another level or another
-    metric runs only missing points, and a killed call resumes.
+    settings and code are not run again. A call with more seeds, or with different x, y, level or metric,
+    therefore only runs missing points, and a killed call resumes.
 
     Args:
-        study: the study without the two keys and without a grid; its seeds are those of each point.
-        x: the key of the horizontal axis and its values.
-        y: the key to bisect and its values, ascending, such as those of `numpy.geomspace`. The threshold is
-            located between neighbouring values.
-        metric: the metric.
+        study: the study without the two keys and without a grid. Its seeds are run at each point.
+        x: key of the horizontal axis and its values.
+        y: key to bisect and its values in ascending order, for example from `numpy.geomspace`. The threshold
+            is located between neighbouring values.
+        metric: name of the metric.
         level: value of the metric at which a seed crosses.
         falls: True if seeds fall below the level as y grows, as at the upper end of a window.
-        parts: number of parts into which a round divides an interval. Every round compiles: 2 requires the
-            fewest points, larger numbers require fewer rounds.
-        phase: name of the phase; by default the last one that recorded the metric.
-        folder: folder of the rounds; results/NAME_phase_diagram by default.
-        quiet: show no progress.
+        parts: number of parts into which a round divides an interval. 2 requires the fewest points, while
+            larger numbers require fewer rounds, each of which compiles.
+        phase: name of the phase; defaults to the last one that records the metric.
+        folder: folder of the rounds; defaults to results/NAME_phase_diagram.
+        quiet: do not show progress.
 
     Returns:
         The thresholds, and the outcomes of all points.
 
     Raises:
-        InputError: the study has a grid, x or y has several keys, values do not ascend, or the metric is
+        InputError: the study has a grid, x or y has several keys, values are not ascending, or the metric is
             unknown.
         RunError: a round could not be run.
         Interrupted: SIGINT or SIGTERM was received; the same call resumes.
@@ -119,7 +120,7 @@ def phase_diagram(
 
 
 class Ranks(NamedTuple):
-    """Numbers of crossed seeds at the median of the threshold and at the ends of its interval.
+    """Number of crossed seeds at the median threshold and at the ends of its interval.
 
     Attributes:
         low: number at the lower end; 0 if there are too few seeds for an interval.
@@ -133,11 +134,12 @@ class Ranks(NamedTuple):
 
 
 class Bracket(NamedTuple):
-    """Two neighbouring values: fewer than k seeds have crossed at `below`, and at least k at `above`.
+    """Neighbouring values, between which the k-th seed crosses the threshold.
 
     Attributes:
-        below: index of the value; -1 if there is no such value.
-        above: index of the value; the number of values if there is no such value.
+        below: index of the largest value at which fewer than k seeds have crossed; -1 if there is none.
+        above: index of the smallest value at which at least k seeds have crossed; the number of values if
+            there is none.
     """
 
     below: int
@@ -146,11 +148,11 @@ class Bracket(NamedTuple):
 
 @lru_cache(maxsize=64)
 def ranks(seeds: int) -> Ranks:
-    """Return the numbers of crossed seeds, of n, at the median and at the ends of its 95 % interval.
+    """Return the number of crossed seeds, out of n, at the median and at the ends of its 95 % interval.
 
     Returns:
-        The smallest k with k ≥ n/2, the smallest k whose interval contains 1/2, and the smallest k whose
-        interval is above 1/2.
+        The smallest k with an interval that contains 1/2, the smallest k ≥ n/2, and the smallest k with an
+        interval above 1/2.
     """
     low, high = clopper_pearson(np.arange(seeds + 1), seeds)
     below, above = np.flatnonzero(high < 0.5), np.flatnonzero(low > 0.5)
@@ -159,10 +161,10 @@ def ranks(seeds: int) -> Ranks:
 
 
 def bracket(crossed: Mapping[int, int], rank: int, number: int) -> Bracket:
-    """Return the lowest value at which k seeds have crossed, and the highest lower value at which fewer have.
+    """Find the lowest value at which k seeds have crossed, and the value below it with fewer.
 
     Args:
-        crossed: number of crossed seeds, by the index of the values that were run.
+        crossed: number of crossed seeds, by index of the value, for values that were run.
         rank: k.
         number: number of values.
     """
@@ -172,10 +174,10 @@ def bracket(crossed: Mapping[int, int], rank: int, number: int) -> Bracket:
 
 
 def wanted(crossed: Mapping[int, int], seeds: int, number: int, parts: int = 2) -> set[int]:
-    """Return the indices of the values to run next: the ends, and points that divide brackets equally.
+    """Return the indices of the values to run next: both ends, then points that divide brackets equally.
 
-    The result is empty if the thresholds are known. `crossed` is that of `bracket`, and `parts` the number of
-    parts of a bracket.
+    The result is empty once the thresholds are known. `crossed` is as in `bracket`, and `parts` is the number
+    of parts into which a bracket is divided.
     """
 
     def cuts(low: int, high: int) -> set[int]:
@@ -197,9 +199,9 @@ def threshold(crossed: Mapping[int, int], seeds: int, values: Sequence[int | flo
         values: ascending values, linear or geometric.
 
     Returns:
-        threshold, the middle of its bracket, geometric for geometric values, NaN outside the values; `above`
-        and `at_most`, the bracket; low and high, the interval, infinite on a side on which it exceeds the
-        values, NaN for too few seeds.
+        A dictionary: `threshold`, the (geometric) midpoint of its bracket, NaN if it is outside the values;
+        `above` and `at_most`, the bracket; `low` and `high`, the interval, infinite on a side that exceeds
+        the values, NaN for too few seeds.
     """
     ends = [-np.inf, *map(float, values), np.inf]
     low, middle, high = (bracket(crossed, rank, len(values)) for rank in ranks(seeds))
@@ -229,36 +231,36 @@ def turned_back(outcomes: pd.DataFrame) -> int:
 
 def _check(study: Study, y_key: str, values: list[Any], parts: int) -> None:
     if len(values) < 2 or any(later <= sooner for sooner, later in itertools.pairwise(values)):
-        raise InputError(f"y: give at least two values of {y_key}, in ascending order")
+        raise InputError(f"y: expected at least two values of {y_key} in ascending order")
     if parts < 2:
-        raise InputError(f"parts: {parts}; give 2 or more")
+        raise InputError(f"parts: {parts}; must be at least 2")
     if grid := [key for key in (*GRID, "blocks") if study.tree.get(key)]:
-        raise InputError(f"study: it has {grid[0]}; remove it, because x and y are the axes")
+        raise InputError(f"study: {grid[0]} cannot be combined with x and y; remove it")
 
 
 def _axis(name: str, given: Values) -> tuple[str, list[Any]]:
     if len(given) != 1:
-        raise InputError(f"{name}: {len(given)} keys; give one key with its values")
+        raise InputError(f"{name}: {len(given)} keys; expected one key with its values")
     ((key, values),) = given.items()
     return key, [value.item() if isinstance(value, np.generic) else value for value in values]
 
 
 class _Measured:
-    """Measured values of seeds by the hash of their settings, from new runs or from earlier rounds."""
+    """Measured values of seeds by the hash of their settings, from new runs and earlier rounds."""
 
     def __init__(self, study: Study, folder: Path, metric: str, phase: str | None) -> None:
         self._study, self._folder = study, folder
         self._metric, self._phase = metric, phase
         self._code = {name: study.names.code_hash(name) for name in study.own_kinds}
         self._values: dict[tuple[str, int], float] = {}
-        # Code without a hash may have changed, so its results are not used.
+        # Code without a hash may have changed, so do not reuse its results.
         known = [] if None in self._code.values() else sorted(folder.glob("round-*/manifest.json"))
         for manifest in known:
             if load(manifest.parent).finished:
                 self._read(manifest.parent)
 
     def outcomes(self, cells: list[dict[str, Any]], reporter: Reporter) -> pd.DataFrame:
-        """Return settings, seed and value for each cell and seed; missing ones are run."""
+        """Return settings, seed and value for each cell and seed, and run those that are missing."""
         made = self._with(cells, self._study.seeds).cells
         missing: dict[tuple[int, ...], list[dict[str, Any]]] = {}
         for cell in made:
@@ -286,7 +288,7 @@ class _Measured:
         outcome = execute(study, folder, command="jaxattn.phase_diagram", reporter=reporter)
         if outcome.errors:
             raise RunError(f"{folder}: {outcome.errors[0]['reason']}")
-        # Only the tables are needed, and the checkpoints of many rounds are large.
+        # Only the tables are needed, and checkpoints of many rounds take a lot of space.
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         self._read(folder)
 

@@ -1,4 +1,4 @@
-"""The explorer: a self-contained page with a slider along the path of p to its max-margin direction."""
+"""Explorer: a self-contained page with a slider along the path of p to its max-margin direction."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,26 +21,26 @@ from jaxattn.theory.selection import one_minus_cosine
 _TEMPLATE = Path(__file__).with_name("explorer.html")
 SEQUENCES, TOKENS, _PAIRS = 12, 10, 24
 HEIGHT = 1350
-# Smallest fraction of its margin that each support pair must have reached at the end of the path.
+# Minimum fraction of its margin that each support pair must have reached at the end of the path.
 HALF = 0.5
-# Attention is rounded to thousandths, which keeps 64 points of 12 sequences small.
+# Round attention to thousandths, which keeps 64 points of 12 sequences small.
 STEPS = 1000
 
 
 @dataclass(frozen=True, repr=False)
 class Explorer:
-    """A page with a slider along a path of p, which a notebook displays.
+    """Interactive page with a slider along a path of p, which notebooks display.
 
     Attributes:
         title: title of the page.
-        data: everything that the page draws.
+        data: the data shown on the page.
     """
 
     title: str
     data: dict[str, Any]
 
     def html(self) -> str:
-        """Return the page as HTML that loads no other file."""
+        """Return the page as self-contained HTML."""
         return layout.fill(_TEMPLATE, title=self.title, data=self.data)
 
     def write(self, path: str | Path) -> Path:
@@ -80,17 +80,17 @@ def explore(
     A slider moves along the path. The page shows
 
         1 - cos(p, p_mm) over log t and over ‖p‖
-        p = a p_mm/‖p_mm‖ + b: a, and the main direction of b
+        p = a p_mm/‖p_mm‖ + b: a, and the principal direction of b
         q = softmax(Φ p) in some sequences
         p·(Φ_s - Φ_s') ‖p_mm‖/‖p‖ for the support pairs, which is 1 for p_mm
 
     Args:
         scores: the keys Φ (m, D) and bags of the path.
-        path: a path of `dynamics.exact_flow` for one seed.
+        path: a path from `dynamics.exact_flow`, for one seed.
         limit: the max-margin direction, `theory.max_margin(scores, path.selection)`. The page reports a
             support pair that is not separated at the end of the path.
-        sequences: indices of at most 40 sequences to show; by default the first six of each label.
-        tokens: m names of the tokens; defaults to their numbers.
+        sequences: indices of at most 40 sequences to show; defaults to the first six of each label.
+        tokens: m token names; defaults to the ids.
         title: title of the page.
 
     Returns:
@@ -139,7 +139,7 @@ def _check(
     size, n = np.shape(scores.keys)[0], scores.corpus.num_examples
     if p.ndim != 2 or p.shape[1:] != np.shape(scores.keys)[1:]:
         raise InputError(
-            f"path: p {p.shape} for keys {np.shape(scores.keys)}; give the path (k, D) of one seed"
+            f"path: p {p.shape} for keys {np.shape(scores.keys)}; expected the path (k, D) of one seed"
         )
     if np.ndim(limit.p) != 1 or not limit.feasible or not np.isfinite(limit.margin):
         raise InputError(
@@ -148,7 +148,7 @@ def _check(
     if tokens and len(tokens) != size:
         raise InputError(f"tokens: {len(tokens)} names for {size} tokens; give one name per token")
     if len(sequences) > 40 or not all(0 <= x < n for x in sequences):
-        raise InputError(f"sequences: give at most 40 numbers from 0 to {n - 1}")
+        raise InputError(f"sequences: expected at most 40 indices from 0 to {n - 1}")
 
 
 def _reached(path: FlowPath) -> NDArray[np.int64]:
@@ -162,7 +162,7 @@ def _curves(path: FlowPath, p: NDArray[np.float64], direction: NDArray[np.float6
     along = p[kept] @ unit
     moved = p[kept] - along[:, None] * unit
     moved = moved - moved[0]
-    # The principal direction of the deviation of p from its ray over the whole path.
+    # Principal direction of the deviation of p from its ray, over the whole path.
     _, _, axes = np.linalg.svd(moved, full_matrices=False)
     off = moved @ axes[0]
     off = off * (1 if off[np.argmax(np.abs(off))] >= 0 else -1)
@@ -185,7 +185,7 @@ def _first_few(scores: Scores) -> list[int]:
 def _row(
     scores: Scores, of_tokens: NDArray[np.float64], sequence: int, names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the attention of one sequence along the path: tokens, most attended first, q in thousandths."""
+    """Return the attention of one sequence along the path, by decreasing attention, q in thousandths."""
     bags = scores.corpus.bags
     own = (np.asarray(bags.owner) == sequence)[:, None] & (np.asarray(bags.count) > 0)
     ids, counts = np.asarray(bags.index)[own].astype(int), np.asarray(bags.count)[own].astype(float)
@@ -236,5 +236,5 @@ def _facts(scores: Scores, limit: MaxMargin) -> dict[str, str]:
 
 
 def _numbers(x: Any) -> list[float | None]:
-    """Round numbers for the page; NaN and infinity become null, because JSON has neither."""
+    """Round numbers for the page, with null for NaN and infinity, which JSON does not support."""
     return [float(f"{value:.5g}") if np.isfinite(value) else None for value in np.asarray(x, np.float64)]

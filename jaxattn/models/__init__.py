@@ -1,4 +1,4 @@
-"""Models: settings classes, and pure functions of parameters and data."""
+"""Models, as settings classes and as pure functions of parameters and data."""
 
 from typing import TYPE_CHECKING
 

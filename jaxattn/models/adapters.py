@@ -1,4 +1,4 @@
-"""Models from modules of Flax and Equinox: pure functions of nested dictionaries of arrays."""
+"""Models built from Flax and Equinox modules: pure functions of nested dictionaries of arrays."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,10 +16,10 @@ _Inputs = Callable[[Any], Any]
 
 
 class Adapted(NamedTuple):
-    """A module as pure functions.
+    """Flax or Equinox module as a pair of pure functions.
 
     Attributes:
-        init: (key, like, *, dtype) -> parameters, for data of the shapes of `like`.
+        init: (key, like, *, dtype) -> parameters, for data with the shapes of `like`.
         outputs: (params, data) -> (n, ...); a last axis of length 1 is removed.
     """
 
@@ -28,34 +28,36 @@ class Adapted(NamedTuple):
 
 
 def first_array(data: Dataset) -> Array:
-    """Return the first array of the data, such as `X` of a dataset with X and targets."""
+    """Return the first array of a dataset, such as `X` for the fields X and targets."""
     return next(x for name, x in data.arrays() if name != "targets")
 
 
 def of_linen(module: Any, *, inputs: _Inputs = first_array, per_example: bool = False) -> Adapted:
-    """Return a module of Flax Linen as a model.
+    """Convert a Flax Linen module to a model.
 
     Args:
-        module: the module; it is called with the inputs alone.
-        inputs: function of the data that returns the argument of the module; the first array by default.
-        per_example: whether the module takes one example; it is then vmapped over the examples.
+        module: the module; it is called with the inputs only.
+        inputs: function that extracts the module's argument from the data; the first array by default.
+        per_example: True if the module takes a single example; it is then vmapped over examples.
 
     Returns:
-        The model. Its parameters are the collection "params", with names such as `Dense_0.kernel`.
+        The model. Its parameters are those in the collection "params", with names such as `Dense_0.kernel`.
 
     Raises:
-        InputError: when the parameters are initialised: the module has other collections, such as batch
-            statistics. When outputs are computed: it asks for random keys, such as those of dropout.
+        InputError: at initialisation, if the module has other collections, such as batch statistics; when
+            computing outputs, if it needs random keys, for example for dropout.
     """
     from flax.errors import InvalidRngError
 
     def init(key: Array, like: Dataset, *, dtype: DTypeLike) -> Any:
-        # Only shapes of the data are known here.
+        # Only the shapes of the data are known here.
         x = inputs(jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), like))
         variables = module.init(key, _first(x) if per_example else x)
         for name in variables:
             if name != "params":
-                raise InputError(f"of_linen: the module has mutable state {name!r}; remove these layers")
+                raise InputError(
+                    f"of_linen: the module has mutable state {name!r}; remove the layers that use it"
+                )
         return _cast(variables["params"], dtype)
 
     def apply(params: Any, x: Any) -> Any:
@@ -70,19 +72,19 @@ def of_linen(module: Any, *, inputs: _Inputs = first_array, per_example: bool = 
 def of_nnx(
     make: Callable[[Any], Any], *, inputs: _Inputs = first_array, per_example: bool = False
 ) -> Adapted:
-    """Return a module of Flax NNX as a model.
+    """Convert a Flax NNX module to a model.
 
     Args:
-        make: function of `nnx.Rngs` that returns the module, which is called with the inputs alone.
-        inputs: function of the data that returns the argument of the module; the first array by default.
-        per_example: whether the module takes one example; it is then vmapped over the examples.
+        make: function of `nnx.Rngs` that returns the module, which is called with the inputs only.
+        inputs: function that extracts the module's argument from the data; the first array by default.
+        per_example: True if the module takes a single example; it is then vmapped over examples.
 
     Returns:
-        The model. Its parameters are the variables `nnx.Param`, with names such as `linear.kernel`.
+        The model. Its parameters are the `nnx.Param` variables, with names such as `linear.kernel`.
 
     Raises:
-        InputError: when the parameters are initialised: the module has other variables, such as batch
-            statistics and the keys of dropout.
+        InputError: at initialisation, if the module has other variables, such as batch statistics or dropout
+            keys.
     """
     from flax import nnx
 
@@ -93,7 +95,9 @@ def of_nnx(
         _, params, others = split(key)
         for path, _ in nnx.to_flat_state(others):
             name = ".".join(map(str, path))
-            raise InputError(f"of_nnx: the module has mutable state or keys, {name}; remove these layers")
+            raise InputError(
+                f"of_nnx: the module has mutable state or keys, {name}; remove the layers that use them"
+            )
         return _cast(nnx.to_pure_dict(params), dtype)
 
     def apply(params: Any, x: Any) -> Any:
@@ -107,19 +111,20 @@ def of_nnx(
 def of_equinox(
     make: Callable[[Array], Any], *, inputs: _Inputs = first_array, per_example: bool = True
 ) -> Adapted:
-    """Return a module of Equinox as a model.
+    """Convert an Equinox module to a model.
 
     Args:
-        make: function of a PRNG key that returns the module, which is called with the inputs alone.
-        inputs: function of the data that returns the argument of the module; the first array by default.
-        per_example: whether the module takes one example, as usual in Equinox; it is vmapped over them.
+        make: function of a PRNG key that returns the module, which is called with the inputs only.
+        inputs: function that extracts the module's argument from the data; the first array by default.
+        per_example: True if the module takes a single example, as usual in Equinox; it is then vmapped over
+            examples.
 
     Returns:
-        The model. Its parameters are the arrays of the module in a dictionary, with names such as
+        The model. Its parameters are the module's arrays in a dictionary, with names such as
         `layers.0.weight`. Other leaves, such as activations, are static.
 
     Raises:
-        InputError: when the parameters are initialised: the module has state or active dropout.
+        InputError: at initialisation, if the module has state or active dropout.
     """
     import equinox as eqx
 
@@ -128,7 +133,7 @@ def of_equinox(
         special: Any = (eqx.nn.Dropout, eqx.nn.StateIndex)
         for part in jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, special)):
             if isinstance(part, eqx.nn.StateIndex):
-                raise InputError("of_equinox: the module has mutable state; remove these layers")
+                raise InputError("of_equinox: the module has mutable state; remove the layers that use it")
             if isinstance(part, eqx.nn.Dropout) and part.p > 0 and not part.inference:
                 raise InputError(_RANDOM.format("of_equinox"))
         return _cast(leaves(eqx.filter(module, eqx.is_array)), dtype)
@@ -143,7 +148,7 @@ def of_equinox(
     return Adapted(init, _outputs(apply, inputs, per_example))
 
 
-_RANDOM = "{}: the module asks for a random key at every call; switch off dropout and noise"
+_RANDOM = "{}: the module requires a random key at every call; disable dropout and noise"
 
 
 def _outputs(
@@ -162,5 +167,5 @@ def _first(x: Any) -> Any:
 
 
 def _cast(params: Any, dtype: DTypeLike) -> Any:
-    """Convert floating-point parameters to a dtype."""
+    """Cast floating-point parameters to a dtype."""
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)

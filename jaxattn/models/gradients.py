@@ -25,11 +25,12 @@ def loss(
     """Return the mean loss of a model on data, a scalar.
 
     Args:
-        params: the model's parameters.
+        params: parameters of the model.
         data: n examples.
         outputs: the model, a function (params, data) -> (n, ...).
-        weights: (n,) weights of the examples; 1/n for each by default.
-        per_sequence: (outputs, targets) -> (n,); logistic for two classes and cross-entropy for K by default.
+        weights: (n,); weights of the examples, 1/n each by default.
+        per_sequence: loss of each example, (outputs, targets) -> (n,). Default: logistic for two classes,
+            cross-entropy for more.
     """
     return losses.mean(per_sequence, outputs(params, data), data.targets, weights)
 
@@ -42,7 +43,7 @@ def loss_and_gradients(
     weights: Array | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> tuple[Array, dict[str, Array]]:
-    """Return the mean loss and its gradient for each of the named parameters.
+    """Return the mean loss and its gradients with respect to the named parameters.
 
     Args:
         params: a frozen dataclass, NamedTuple or dict of arrays.
@@ -53,7 +54,7 @@ def loss_and_gradients(
         per_sequence: see `loss`.
 
     Raises:
-        InputError: no parameter has one of these names.
+        InputError: a name does not belong to any parameter.
     """
 
     def of_params(params: _P) -> Array:

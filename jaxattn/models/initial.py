@@ -1,4 +1,4 @@
-"""Initial values of the parameters that models share."""
+"""Initial values of the parameters that several models have in common."""
 
 from typing import Literal
 
@@ -18,14 +18,15 @@ def embeddings_query_head(
 ) -> tuple[Array, Array, Array]:
     """Sample E (V, d) and p (d,) ~ N(0, I/d) and v, (d,) or (d, K), uniform on the unit sphere.
 
-    All models with one key have the same E, p and v. A model with more parameters samples them with
-    `jax.random.fold_in(key, i)`. A larger V does not change the rows of a smaller one.
+    The same key gives the same E, p and v in all models. A model with more parameters samples them with
+    `jax.random.fold_in(key, i)`. Increasing V does not change the existing rows.
 
     Raises:
         InputError: a size is below 1, or there are fewer than two classes.
 
     Source:
-        Section on the model in arXiv 2505.17282; the direction of v is not published and sampled here.
+        Model section of arXiv 2505.17282. The paper does not specify the direction of v, which is sampled
+        here.
     """
     for name, size, least in (
         ("vocab_size", vocab_size, 1),
@@ -33,11 +34,11 @@ def embeddings_query_head(
         ("num_classes", num_classes, 2),
     ):
         if size < least:
-            raise InputError(f"{name}: {size}; it must be at least {least}")
+            raise InputError(f"{name}: {size}; must be at least {least}")
     e_key, p_key, v_key = jax.random.split(key, 3)
     scale = dim**-0.5
     shape = (dim,) if num_classes == 2 else (dim, num_classes)
-    # With small d, XLA takes very long to compile sampling and division in one float64 kernel for a GPU.
+    # For small d, XLA takes very long to compile sampling and division in one float64 kernel for a GPU.
     v = jax.lax.optimization_barrier(jax.random.normal(v_key, shape, dtype))
     return (
         scale * jax.random.normal(e_key, (vocab_size, dim), dtype),
@@ -47,18 +48,18 @@ def embeddings_query_head(
 
 
 def sizes(like: Corpus) -> dict[str, int]:
-    """Return V and K of a corpus as keyword arguments of `init`."""
+    """Return V and K of a corpus, as keyword arguments for `init`."""
     return {"vocab_size": like.vocab_size, "num_classes": like.num_classes}
 
 
 def square_matrix(key: Array, dim: int, dtype: DTypeLike, weights: SquareInit = "normal") -> Array:
-    """Return a (d, d) matrix: the identity, or entries N(0, 1/d), which preserve length on average.
+    """Return a (d, d) matrix: the identity, or entries N(0, 1/d), which preserve norms on average.
 
     Raises:
         InputError: `weights` is neither "identity" nor "normal".
     """
     if weights not in ("identity", "normal"):
-        raise InputError(f"weights: {weights!r}; it must be 'identity' or 'normal'")
+        raise InputError(f"weights: {weights!r}; must be 'identity' or 'normal'")
     if weights == "identity":
         return jnp.eye(dim, dtype=dtype)
     return dim**-0.5 * jax.random.normal(key, (dim, dim), dtype)

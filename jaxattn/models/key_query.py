@@ -1,4 +1,4 @@
-"""One layer with a trained key-query matrix: scores a = E W p."""
+"""One-layer model with a trained key-query matrix: scores a = E W p."""
 
 from functools import partial
 from typing import ClassVar
@@ -42,9 +42,9 @@ def init(
     dtype: DTypeLike = jnp.float32,
     weights: SquareInit = "identity",
 ) -> Params:
-    """Sample E, p and v as `one_layer.init`; W is the identity or has entries N(0, 1/d).
+    """Sample E, p and v as in `one_layer.init`; W is the identity or has entries N(0, 1/d).
 
-    With `weights` "identity" the model starts as the one-layer model.
+    With `weights="identity"` the model is initially equal to the one-layer model.
 
     Raises:
         InputError: as for `one_layer.init`, or `weights` is neither "identity" nor "normal".
@@ -62,7 +62,8 @@ def outputs(params: Params, data: Corpus) -> Array:
     """Return f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X W p) for every sequence, (n,) or (n, K).
 
     Source:
-        The attention of Tarzanagh et al. (arXiv 2306.13596) with separate W and p, on trained embeddings.
+        Attention of Tarzanagh et al. (arXiv 2306.13596), with W and p trained separately, on trained
+        embeddings.
     """
     scores, values = scores_and_values(params)
     return attend(data, scores, values)
@@ -84,7 +85,7 @@ class KeyQuery(Model[Corpus], frozen=True, kw_only=True):
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W")
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Sample the parameters, see the module's `init`."""
+        """Sample the parameters; see the module's `init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype, weights=self.weights)
 
     outputs = staticmethod(outputs)

@@ -1,4 +1,4 @@
-"""The built-in models by their `kind` in a sweep file."""
+"""Built-in models, by their `kind` in a sweep file."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""One layer with several attention heads: f = (1/H) Σ_h Σ_i q_i^h (E_{x_i}·v_h)."""
+"""One attention layer with several heads: f = (1/H) Σ_h Σ_i q_i^h (E_{x_i}·v_h)."""
 
 from functools import partial
 from typing import ClassVar
@@ -20,12 +20,12 @@ from jaxattn.models.initial import embeddings_query_head, sizes
 
 @struct.dataclass(repr=False)
 class Params(Brief):
-    """Parameters of the one-layer model with H attention heads, each with a separate query and read-out.
+    """Parameters of the one-layer model with H attention heads, each with its own query and read-out vector.
 
     Attributes:
         E: (V, d) embeddings.
         p: (H, d) queries.
-        v: (H, d) read-outs, or (H, d, K) for K > 2 classes; unit norm each at initialisation.
+        v: (H, d) read-out vectors, or (H, d, K) for K > 2 classes; initially of unit norm.
     """
 
     E: Leaf
@@ -43,18 +43,18 @@ def init(
     num_classes: int = 2,
     dtype: DTypeLike = jnp.float32,
 ) -> Params:
-    """Sample E_s, p_h ~ N(0, I/d) and v_h uniform on the unit sphere; E, p_0 and v_0 as `one_layer.init`.
+    """Sample E_s, p_h ~ N(0, I/d) and v_h uniform on the unit sphere; E, p_0 and v_0 as in `one_layer.init`.
 
-    `heads` is H. A larger H does not change the heads of a smaller one.
+    `heads` is H. Increasing H does not change the existing heads.
 
     Raises:
         InputError: as for `one_layer.init`, or `heads` is below 1.
     """
     if heads < 1:
-        raise InputError(f"heads: {heads}; it must be at least 1")
+        raise InputError(f"heads: {heads}; must be at least 1")
     draw = partial(embeddings_query_head, dim=dim, num_classes=num_classes, dtype=dtype)
     E, p, v = draw(key, vocab_size=vocab_size)
-    # Each further head uses only p and v of its sample.
+    # The other heads use only p and v of their samples.
     others = [draw(jax.random.fold_in(key, h), vocab_size=1) for h in range(1, heads)]
     queries, readouts = [p, *(x[1] for x in others)], [v, *(x[2] for x in others)]
     return Params(E=E, p=jnp.stack(queries), v=jnp.stack(readouts))
@@ -63,7 +63,7 @@ def init(
 def scores_and_values(params: Params) -> tuple[Array, Array]:
     """Compute mean scores (1/H) Σ_h E p_h, (V,), and mean values (1/H) Σ_h E v_h, (V,) or (V, K).
 
-    The outputs are not a softmax average of these unless H = 1.
+    Unless H = 1, the outputs are not a softmax average of these values with these scores.
     """
     return params.E @ params.p.mean(axis=0), params.E @ params.v.mean(axis=0)
 
@@ -78,10 +78,10 @@ def outputs(params: Params, data: Corpus) -> Array:
 
 
 class MultiHead(Model[Corpus], frozen=True, kw_only=True):
-    """One attention layer whose output is the average over `heads` heads.
+    """One attention layer that averages the outputs of several heads.
 
     Attributes:
-        heads: H, number of queries p and heads v.
+        heads: number of heads H, each with its own p and v.
     """
 
     takes: ClassVar[type[Corpus]] = Corpus
@@ -92,12 +92,12 @@ class MultiHead(Model[Corpus], frozen=True, kw_only=True):
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v")
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Sample the parameters, see the module's `init`."""
+        """Sample the parameters; see the module's `init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype, heads=self.heads)
 
     outputs = staticmethod(outputs)
     scores_and_values = staticmethod(scores_and_values)
 
     def head_scores(self, params: Params) -> Array:
-        """Compute E p_h of each head, (H, V)."""
+        """Compute the scores E p_h of each head, (H, V)."""
         return params.p @ params.E.T

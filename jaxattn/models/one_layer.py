@@ -1,4 +1,4 @@
-"""The one-layer softmax attention classifier with a `<cls>` query and trained embeddings."""
+"""One-layer softmax attention classifier with a `<cls>` query and trained embeddings."""
 
 from functools import partial
 from typing import Any, ClassVar
@@ -24,12 +24,12 @@ from jaxattn.models.span import Dim, infinite_by_name
 
 
 def project(E: Array | np.ndarray, p: Array | np.ndarray, v: Array | np.ndarray) -> tuple[Array, Array]:
-    """Return E p, (V,), and E v, (V,) or (V, K), for a head v (d,) or heads (d, K).
+    """Return E p, (V,), and E v, (V,) or (V, K), for one read-out vector v (d,) or K vectors (d, K).
 
-    Second derivatives must be computed forward over reverse.
+    Compute second derivatives in forward-over-reverse mode.
     """
     if backend.platform() != "cpu":
-        # Compilers for accelerators fuse the two products with the operations that read them.
+        # On accelerators the compiler fuses the two products with the operations that read them.
         return jnp.matmul(E, p), jnp.matmul(E, v)
     scores, values = _project(E, p, v if v.ndim == 2 else v[:, None])
     return scores, values if v.ndim == 2 else values[:, 0]
@@ -41,7 +41,7 @@ def _product(E: Any, p: Any, heads: Any) -> tuple[Array, Array]:
 
 
 def _forward(E: Any, p: Any, heads: Any) -> tuple[tuple[Array, Array], Any]:
-    # Arguments without a tangent are left out of the product of the backward pass.
+    # Arguments without a tangent are omitted from the product in the backward pass.
     wanted = (() if p.perturbed else None, () if heads.perturbed else None)
     return _product(E.value, p.value, heads.value), (E.value, p.value, heads.value, wanted)
 
@@ -54,7 +54,7 @@ def _backward(residuals: Any, cotangents: Any) -> tuple[Any, Any, Any]:
         jnp.zeros(shape, E.dtype) if isinstance(x, SymbolicZero) else x
         for x, shape in zip(cotangents, shapes, strict=True)
     )
-    # Outer products are fused into the reader of ∂L/∂E; a matrix product would store the result.
+    # Outer products are fused into the consumer of ∂L/∂E; a matrix product would be stored.
     d_E = d_scores[:, None] * p
     d_E = d_E + (d_values * heads[:, 0] if heads.shape[1] == 1 else d_values @ heads.T)
     if wanted == ((), None):
@@ -76,7 +76,7 @@ class Params(Brief):
     Attributes:
         E: (V, d) embeddings.
         p: (d,) embedding of `<cls>`, the only query.
-        v: (d,) head, or (d, K) heads for K > 2 classes; unit norm each at initialisation.
+        v: (d,) read-out vector, or (d, K) for K > 2 classes; initially of unit norm.
     """
 
     E: Leaf
@@ -92,16 +92,17 @@ def init(
 
     Args:
         key: PRNG key.
-        vocab_size: V. A larger V does not change the rows of a smaller one.
-        dim: d; for "inf" the parameters are in span coordinates, see `span.start`.
-        num_classes: K; two classes share one head.
-        dtype: dtype of all parameters.
+        vocab_size: V. Increasing V does not change the existing rows.
+        dim: d. For "inf" the parameters are in span coordinates, see `span.start`.
+        num_classes: K. Two classes have a single read-out vector.
+        dtype: dtype of the parameters.
 
     Raises:
         InputError: a size is below 1, or there are fewer than two classes.
 
     Source:
-        Section on the model in arXiv 2505.17282; the direction of v is not published and sampled here.
+        Model section of arXiv 2505.17282. The paper does not specify the direction of v, which is sampled
+        here.
     """
     given: dict[str, Any] = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
     if dim == "inf":
@@ -118,14 +119,14 @@ def outputs(params: Params, data: Corpus) -> Array:
     """Return f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X p) for every sequence, (n,) or (n, K).
 
     Source:
-        Model of arXiv 2505.17282: no positions, no 1/√d, no key or query matrix.
+        Model of arXiv 2505.17282, without positional encodings, 1/√d scaling, or key and query matrices.
     """
     scores, values = scores_and_values(params)
     return attend(data, scores, values)
 
 
 class OneLayer(Model[Corpus], frozen=True, kw_only=True):
-    """The one-layer attention classifier; `dim` is d."""
+    """One-layer attention classifier with embedding dimension `dim`."""
 
     takes: ClassVar[type[Corpus]] = Corpus
 
@@ -145,29 +146,29 @@ class OneLayer(Model[Corpus], frozen=True, kw_only=True):
 
     @property
     def linear_in(self) -> str | None:
-        """Name of the parameter that `scores` are linear in; None if a subclass redefines the scores."""
+        """Name of the parameter that `scores` is linear in, or None if a subclass redefines the scores."""
         return "p" if self.is_one_layer else None
 
     def scores(self, params: Params, data: Corpus) -> Scores:
-        """Return the scores as E p with values E v, see `theory.scores.one_layer`."""
+        """Return the scores E p with values E v; see `theory.scores.one_layer`."""
         return linear_scores(params, data)
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Sample the parameters, see the module's `init`."""
+        """Sample the parameters; see the module's `init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype)
 
     outputs = staticmethod(outputs)
     scores_and_values = staticmethod(scores_and_values)
 
     def in_span(self) -> "OneLayer":
-        """Return the model expressed in coordinates on the span of its parameters, see `models.span`."""
+        """Return the model in coordinates of the span of its parameters; see `models.span`."""
         # A subclass may depend on the axes of R^d.
         return OneLayerInSpan(dim=self.dim) if type(self) is OneLayer else self
 
 
 class OneLayerInSpan(OneLayer, frozen=True, kw_only=True):
-    """`OneLayer` in coordinates of the span of E, p and v, if these are fewer than d."""
+    """`OneLayer` in coordinates of the span of E, p and v, if there are fewer than d."""
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Sample the parameters, see `span.start`."""
+        """Sample the parameters; see `span.start`."""
         return Params(*span.start(key, **sizes(like), dim=self.dim, dtype=dtype))

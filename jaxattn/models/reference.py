@@ -1,4 +1,4 @@
-"""Reference implementations of the models, with arrays E[x] of (n, T, d) and (n, T, T)."""
+"""Reference implementations of the models, with explicit arrays of shape (n, T, d) and (n, T, T)."""
 
 from functools import partial
 
@@ -15,21 +15,23 @@ from jaxattn.models import one_layer, two_layer_weights
 def padded_sequences(
     corpus: Corpus, longest: int | None = None
 ) -> tuple[Int[Array, "n T"], Bool[Array, "n T"]]:
-    """Return the token ids of every sequence, (n, T), 0 for padding, and a mask (n, T) of actual tokens.
+    """Return padded token ids, (n, T), with 0 for padding, and a mask of the actual tokens, (n, T).
 
-    Repeated tokens are next to each other.
+    The order of tokens is not preserved: repeated tokens are adjacent.
 
     Args:
         corpus: n sequences.
-        longest: T, at least the largest length, which is the default. It is required under jit and vmap.
+        longest: T; the maximum length by default. Required under jit and vmap.
 
     Raises:
         InputError: the lengths are traced, and `longest` is None.
     """
     if longest is None:
         if isinstance(corpus.lengths, jax.core.Tracer):
-            raise InputError("padded_sequences: lengths are traced; give longest=..., the largest of them")
-        # Computed by NumPy, because inside jit JAX would trace even concrete arrays.
+            raise InputError(
+                "padded_sequences: lengths are traced; pass longest=..., at least the maximum length"
+            )
+        # Use NumPy, because JAX would trace even concrete arrays inside jit.
         longest = int(np.asarray(corpus.lengths).max())
     return _padded(corpus, longest)
 
@@ -39,7 +41,8 @@ def _padded(corpus: Corpus, longest: int) -> tuple[Array, Array]:
     bags, lengths = corpus.bags, jnp.asarray(corpus.lengths)
     place = jnp.arange(longest)
     mask = place < lengths[:, None]
-    # Entries are in the order of their sequences; the entry of position j ends after more than j tokens.
+    # Entries are ordered by sequence, and the token at position j belongs to the first entry with a
+    # cumulative count above j.
     ends = jnp.cumsum(bags.count.astype(jnp.int32).ravel())
     first = jnp.cumsum(lengths) - lengths
     entry = jnp.searchsorted(ends, first[:, None] + place, side="right")
@@ -50,12 +53,12 @@ def _padded(corpus: Corpus, longest: int) -> tuple[Array, Array]:
 def outputs(
     params: one_layer.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
 ) -> Float[Array, " n *K"]:
-    """Compute `one_layer.outputs` by position, q = softmax(E[x] p) and f = Σ_i q_i E[x_i] v.
+    """Compute `one_layer.outputs` position by position, q = softmax(E[x] p) and f = Σ_i q_i E[x_i] v.
 
     Args:
         params: as for `one_layer.outputs`.
         ids: token ids, (n, T).
-        mask: actual tokens, (n, T).
+        mask: (n, T) bool; True for tokens, False for padding.
     """
     return _pool(params.E[ids], params.p, mask) @ params.v
 
@@ -67,14 +70,13 @@ def two_layer_outputs(
     *,
     residual: bool = False,
 ) -> Float[Array, " n *K"]:
-    """Compute H = Softmax(E[x] W1 E[x]ᵀ) E[x] (+ E[x]) position by position, and return the outputs, which
-    are read out with W2 p and v.
+    """Compute H = Softmax(E[x] W1 E[x]ᵀ) E[x] (+ E[x]) position by position, and read it out with W2 p and v.
 
     Args:
         params: as for `two_layer.outputs`, where W1 and W2 are the identity, or `two_layer_weights.outputs`.
         ids: token ids, (n, T).
-        mask: actual tokens, (n, T).
-        residual: add E[x].
+        mask: (n, T) bool; True for tokens, False for padding.
+        residual: True to add E[x].
     """
     embedded = params.E[ids]
     keys, query = embedded, params.p

@@ -1,8 +1,8 @@
-"""Coordinates of the span of E, p and v, for training at any d, including infinity, at a cost set by V.
+"""Coordinates of the span of E, p and v, for training at any d at a cost that only depends on V.
 
-A loss of E p and E v depends on E, p and v only by their inner products, and moves them only within the span
-of their initial rows. An isometry onto m = V + 1 + K coordinates (K = 1 for one head) changes no number that
-does not depend on the axes of R^d:
+A loss that depends on E p and E v depends on E, p and v only through their inner products, and its gradients
+stay in the span of the initial rows. Training is therefore equivalent in m = V + 1 + K coordinates of this
+span (K = 1 for two classes), which an isometry Q maps to R^d:
 
     [p; v; E] = L Qᵀ,   L (m, m) lower triangular,   Q (d, m) with orthonormal columns.
 
@@ -22,9 +22,9 @@ from jaxtyping import Array, Float
 from jaxattn.core.settings import PositiveInt
 from jaxattn.models.initial import embeddings_query_head
 
-# Embedding dimension of a model; for "inf" the initial rows of E, p and v are orthonormal.
+# Embedding dimension of a model. For "inf", the initial rows of E, p and v are orthonormal.
 Dim = PositiveInt | Literal["inf"]
-# From this d on, initial values are sampled in span coordinates, because (V, d) numbers cost too much.
+# From this d on, sample initial values in span coordinates, because (V, d) arrays become too expensive.
 LARGE = 16_384
 
 
@@ -37,34 +37,35 @@ class Rows(NamedTuple):
 
 
 def coordinates(vocab_size: int, num_classes: int) -> int:
-    """Return the number of coordinates of the span, m = V + 1 + K; two classes share one head."""
+    """Return the dimension of the span, m = V + 1 + K, with K = 1 for two classes."""
     return vocab_size + 1 + (1 if num_classes == 2 else num_classes)
 
 
 def dimensions(dim: Dim, vocab_size: int, num_classes: int) -> int:
-    """Return the number of coordinates of `start`, min(d, m)."""
+    """Return the number of coordinates that `start` uses, min(d, m)."""
     m = coordinates(vocab_size, num_classes)
     return m if dim == "inf" else min(dim, m)
 
 
 def infinite_by_name(model: Any) -> None:
-    """Replace an infinite float `dim` of a new model by "inf", as in a sweep file."""
+    """Replace an infinite float `dim` of a new model by "inf", the form used in sweep files."""
     if isinstance(model.dim, float) and math.isinf(model.dim):
         msgspec.structs.force_setattr(model, "dim", "inf")
 
 
 def start(key: Array, *, vocab_size: int, dim: Dim, num_classes: int, dtype: DTypeLike) -> Rows:
-    """Sample E, p and v like `embeddings_query_head`, in coordinates of their span if these are fewer.
+    """Sample E, p and v as in `embeddings_query_head`, in span coordinates if these are fewer than d.
 
-    For d < 16,384 they are the same vectors, rotated. For larger d they have the same distribution but other
-    values for the same key, because no array of size d is created. For d = ∞ nothing is random.
+    For d < 16,384 the result is a rotation of the vectors of `embeddings_query_head`. For larger d it has the
+    same distribution but different values for the same key, because no array of size d is created. For d = ∞
+    it is deterministic.
 
     Args:
         key: PRNG key.
-        vocab_size: V. A larger V does not change the inner products of a smaller one.
+        vocab_size: V. Increasing V does not change the existing inner products.
         dim: d, or "inf".
-        num_classes: K; two classes share one head.
-        dtype: dtype of all parameters.
+        num_classes: K. Two classes have a single read-out vector.
+        dtype: dtype of the parameters.
 
     Returns:
         E (V, m), p (m,) and v, (m,) or (m, K); with d coordinates if d ≤ m.
@@ -87,10 +88,10 @@ def in_span(rows: Rows) -> Rows:
 def basis(
     key: Array, *, vocab_size: int, dim: int, num_classes: int, dtype: DTypeLike
 ) -> Float[Array, "d m"]:
-    """Return Q, which maps the parameters of `start`, also after training, to R^d: x = Q x_m.
+    """Return Q, which maps the parameters of `start` to R^d, before or after training: x = Q x_m.
 
-    The arguments are those of `start`, with d > m. For d < 16,384 the mapped initial parameters are the
-    originally sampled vectors; for larger d, Q is a random isometry of the key.
+    The arguments are those of `start`, with d > m. For d < 16,384, Q maps the initial parameters to the
+    vectors of `embeddings_query_head`. For larger d, Q is a random isometry.
     """
     sizes: dict[str, Any] = {"vocab_size": vocab_size, "dim": dim, "num_classes": num_classes, "dtype": dtype}
     Q, R = jnp.linalg.qr(_together(Rows(*embeddings_query_head(key, **sizes))).T)
@@ -101,7 +102,7 @@ def _factor(rows: Float[Array, "m d"]) -> Float[Array, "m m"]:
     """Return the lower triangular L with positive diagonal and L Lᵀ = X Xᵀ, for rows X."""
     m, d = rows.shape
     if 2 * m <= d:
-        # Normal rows are then well conditioned, and a product is ten times as fast as reflections.
+        # Normal rows are then well conditioned, and a matrix product is ten times faster than reflections.
         return jnp.linalg.cholesky(jnp.matmul(rows, rows.T, precision="highest"))
     R = jnp.linalg.qr(rows.T, mode="r")
     return R.T * _signs(R)
@@ -112,7 +113,7 @@ def _signs(R: Float[Array, "m m"]) -> Float[Array, " m"]:
 
 
 def _together(rows: Rows) -> Float[Array, "m d"]:
-    # p and v come first, so that the triangle of a larger V starts with that of a smaller one.
+    # p and v come first, so that increasing V only appends rows to the triangular factor.
     return jnp.concatenate([rows.p[None], jnp.atleast_2d(rows.v.T), rows.E])
 
 
@@ -123,7 +124,7 @@ def _apart(rows: Float[Array, "m k"], num_classes: int) -> Rows:
 
 
 def _bartlett(key: Array, m: int, dim: int, num_classes: int, dtype: DTypeLike) -> Float[Array, "m m"]:
-    """Sample L for rows N(0, I/d): √d L has normal entries below a diagonal of χ_d, χ_(d-1), ..."""
+    """Sample L for rows N(0, I/d): √d L has normal entries below the diagonal χ_d, χ_(d-1), ..."""
 
     def row(i: Array) -> Array:
         below, diagonal = jax.random.split(jax.random.fold_in(key, i))

@@ -1,4 +1,4 @@
-"""Starts: initial values of parameters that a study can choose instead of those of the model."""
+"""Starts: initial parameter values that a study uses instead of those of the model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,18 +17,18 @@ from jaxattn.data.arrays import read_array
 
 @declare(rotation_invariant=True)
 def zero(key: Array, drawn: Array) -> Array:
-    """θ_0 = 0."""
+    """Return θ_0 = 0."""
     return jnp.zeros_like(drawn)
 
 
 @declare(rotation_invariant=True)
 def scaled(key: Array, drawn: Array, *, scale: float | Array) -> Array:
-    """θ_0 = scale · (the model's own initial value).
+    """Return θ_0 = scale · (the initial value sampled by the model).
 
     Args:
-        key: PRNG key, which is not used.
-        drawn: the model's own initial value.
-        scale: the factor.
+        key: PRNG key (unused).
+        drawn: the value sampled by the model.
+        scale: scaling factor.
     """
     return jnp.asarray(scale, drawn.dtype) * drawn
 
@@ -36,20 +36,20 @@ def scaled(key: Array, drawn: Array, *, scale: float | Array) -> Array:
 def from_file(
     key: Array, drawn: Array, *, tokens: Sequence[str], file: FilePath, vocabulary: FilePath | None = None
 ) -> Array:
-    """θ_0 from an array in a file: `.npy`, or `FILE.safetensors:KEY`.
+    """Read θ_0 from a file: `.npy`, or `FILE.safetensors:KEY`.
 
-    With `vocabulary`, a text file with one token per line, row k of the array belongs to the token in line k
-    + 1. Other tokens of the corpus keep the value that the model samples.
+    With `vocabulary`, a text file with one token per line, row k of the array is the row of the token in line
+    k + 1. Tokens of the corpus that are not listed keep the value sampled by the model.
 
     Args:
-        key: PRNG key, which is not used.
-        drawn: the value that the model samples.
-        tokens: names of the V tokens.
+        key: PRNG key (unused).
+        drawn: the value sampled by the model.
+        tokens: the V token names.
         file: path of the file, relative to the sweep file.
         vocabulary: text file with the token of each row; by default, rows follow the corpus vocabulary.
 
     Raises:
-        InputError: a file cannot be read, or its shape or its tokens do not fit.
+        InputError: a file cannot be read, or its shape or tokens do not match the model and corpus.
     """
     rows = read_array(file)
     if vocabulary is None:
@@ -62,7 +62,7 @@ def from_file(
     place = {token: k for k, token in enumerate(lines)}
     index = np.array([place.get(token, -1) for token in tokens])
     if (index < 0).all():
-        raise InputError(f"{vocabulary}: has no token of the corpus; write one token per line")
+        raise InputError(f"{vocabulary}: contains no token of the corpus; write one token per line")
     known = jnp.asarray((index >= 0).reshape(-1, *(1,) * (drawn.ndim - 1)))
     return jnp.where(known, jnp.asarray(rows[np.maximum(index, 0)], drawn.dtype), drawn)
 
@@ -71,11 +71,13 @@ def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as text ({error}); give one token per line") from None
+        raise InputError(
+            f"{path}: cannot be read as text ({error}); write one token per line in UTF-8"
+        ) from None
 
 
 def kind_of(table: dict[str, Any]) -> str | None:
-    """Return the kind of a start whose table has no kind, from its keys."""
+    """Infer the kind of a start from the keys of its table, if it has none."""
     return "file" if "file" in table else "scaled" if "scale" in table else None
 
 

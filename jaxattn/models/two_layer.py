@@ -1,4 +1,4 @@
-"""Two attention layers: first H = Softmax(E_X E_Xᵀ) E_X without parameters, then the read-out of H."""
+"""Two attention layers: H = Softmax(E_X E_Xᵀ) E_X without parameters, then the read-out from H."""
 
 from typing import ClassVar
 
@@ -13,17 +13,18 @@ from jaxattn.models.initial import sizes
 from jaxattn.models.one_layer import Params, init, scores_and_values
 from jaxattn.models.span import Dim, infinite_by_name
 
-# The parameters, their initial values, and the plotted E p and E v are those of the one-layer model.
+# The parameters, their initial values, and E p and E v are those of the one-layer model.
 __all__ = ["Params", "TwoLayer", "init", "outputs", "scores_and_values"]
 
 
 def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     """Return f(X) = Σ_i q_i (H_i·v), q = softmax(H p), H = Softmax(E_X E_Xᵀ) E_X (+ E_X if `residual`).
 
-    The shape is (n,) for two classes and (n, K) for K heads.
+    The shape is (n,) for two classes and (n, K) for K > 2.
 
     Source:
-        The two-layer experiment of arXiv 2505.17282, which does not say whether there is a residual.
+        Two-layer experiment of arXiv 2505.17282, which does not specify whether there is a residual
+        connection.
     """
     scores, values = scores_and_values(params)
     return two_layer_attention(corpus, params.E, None, scores, values, residual=residual)
@@ -33,7 +34,7 @@ class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
     """Self-attention without parameters, then attention with the query p.
 
     Attributes:
-        residual: whether self-attention has a residual connection.
+        residual: True for a residual connection around self-attention.
     """
 
     takes: ClassVar[type[Corpus]] = Corpus
@@ -48,24 +49,24 @@ class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
         infinite_by_name(self)
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Sample the parameters, see the module's `init`."""
+        """Sample the parameters; see the module's `init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype)
 
     def outputs(self, params: Params, data: Corpus) -> Array:
-        """Compute f, (n,) or (n, K), see the module's `outputs`."""
+        """Compute the outputs f, (n,) or (n, K); see the module's `outputs`."""
         return outputs(params, data, residual=self.residual)
 
     scores_and_values = staticmethod(scores_and_values)
 
     def in_span(self) -> "TwoLayer":
-        """Return the model expressed in coordinates on the span of its parameters, see `models.span`."""
+        """Return the model in coordinates of the span of its parameters; see `models.span`."""
         # A subclass may depend on the axes of R^d.
         return TwoLayerInSpan(dim=self.dim, residual=self.residual) if type(self) is TwoLayer else self
 
 
 class TwoLayerInSpan(TwoLayer, frozen=True, kw_only=True):
-    """`TwoLayer` in coordinates of the span of E, p and v, if these are fewer than d."""
+    """`TwoLayer` in coordinates of the span of E, p and v, if there are fewer than d."""
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Sample the parameters, see `span.start`."""
+        """Sample the parameters; see `span.start`."""
         return Params(*span.start(key, **sizes(like), dim=self.dim, dtype=dtype))

@@ -1,4 +1,4 @@
-"""The two-layer model with trained attention weights: H = Softmax(E_X W1 E_Xᵀ) E_X and the query W2 p."""
+"""Two-layer model with trained attention weights: H = Softmax(E_X W1 E_Xᵀ) E_X and the query W2 p."""
 
 from functools import partial
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from jaxattn.models.initial import SquareInit, embeddings_query_head, sizes, squ
 
 @struct.dataclass(repr=False)
 class Params(Brief):
-    """Parameters of the two-layer model with weights.
+    """Parameters of the two-layer model with trained attention weights.
 
     Attributes:
         E, p, v: as in `one_layer.Params`.
@@ -46,15 +46,15 @@ def init(
     dtype: DTypeLike = jnp.float32,
     weights: SquareInit = "identity",
 ) -> Params:
-    """Sample E, p and v as `one_layer.init`; W1 and W2 are the identity or have entries N(0, 1/d).
+    """Sample E, p and v as in `one_layer.init`; W1 and W2 are the identity or have entries N(0, 1/d).
 
-    With `weights` "identity" the model starts as the two-layer model without weights.
+    With `weights="identity"` the model is initially equal to the two-layer model without weights.
 
     Raises:
         InputError: as for `one_layer.init`, or `weights` is neither "identity" nor "normal".
 
     Source:
-        The initial values of W1 and W2 are not published; they are chosen here.
+        The initial W1 and W2 are not published; these are this library's choice.
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
     W1, W2 = (square_matrix(jax.random.fold_in(key, number), dim, dtype, weights) for number in (1, 2))
@@ -69,10 +69,10 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
 def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     """Return f(X) = Σ_i q_i (H_i·v), q = softmax(H W2 p), H = Softmax(E_X W1 E_Xᵀ) E_X (+ E_X if `residual`).
 
-    The shape is (n,) for two classes and (n, K) for K heads.
+    The shape is (n,) for two classes and (n, K) for K > 2.
 
     Source:
-        The two-layer experiment with weight matrices in the public review of arXiv 2505.17282.
+        Two-layer experiment with weight matrices in the public review of arXiv 2505.17282.
     """
     scores, values = scores_and_values(params)
     queries = _embedding_product(corpus, params.E, params.W1)
@@ -83,7 +83,7 @@ class TwoLayerWeights(Model[Corpus], frozen=True, kw_only=True):
     """Self-attention with a trained matrix W1, then attention with the query W2 p.
 
     Attributes:
-        residual: whether self-attention has a residual connection.
+        residual: True for a residual connection around self-attention.
     """
 
     takes: ClassVar[type[Corpus]] = Corpus
@@ -95,26 +95,26 @@ class TwoLayerWeights(Model[Corpus], frozen=True, kw_only=True):
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W1", "W2")
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Sample the parameters, see the module's `init`."""
+        """Sample the parameters; see the module's `init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype)
 
     def outputs(self, params: Params, data: Corpus) -> Array:
-        """Compute f, (n,) or (n, K), see the module's `outputs`."""
+        """Compute the outputs f, (n,) or (n, K); see the module's `outputs`."""
         return outputs(params, data, residual=self.residual)
 
     scores_and_values = staticmethod(scores_and_values)
 
 
-# Number of rows that are multiplied at once.
+# Number of rows multiplied at a time.
 ROWS = 512
 
 
 def _embedding_product(
     corpus: Corpus, table: Float[Array, "V d"], matrix: Float[Array, "d m"]
 ) -> Float[Array, "V m"]:
-    """Return E W, (V, m), with rows of 0 for tokens that a minibatch does not contain.
+    """Compute E W, (V, m), with zero rows for tokens that a minibatch does not contain.
 
-    All rows are computed for other corpora, which contain most tokens, and for small tables.
+    For corpora that are not minibatches, and for small tables, all rows are computed.
     """
     if corpus.mean_entries is None or len(table) <= ROWS:
         return table @ matrix
@@ -158,9 +158,9 @@ _vmappable_product.defvjp(_forward, _backward)
 def _fold(corpus: Corpus, visit: Any, carry: Any) -> Any:
     bags, size = corpus.bags, corpus.vocab_size
     token = jnp.where(bags.count > 0, bags.index.astype(jnp.int32), size)
-    # Integers, because a GPU has no atomic operation on booleans.
+    # Use integers, because GPUs have no atomic operations on booleans.
     is_held = jnp.zeros(size, jnp.int32).at[token].set(1, mode="drop") > 0
-    # Pad with the out-of-range id V, which scatters drop.
+    # Pad with the out-of-range id V, which `mode="drop"` ignores.
     held = jnp.full(-(-size // ROWS) * ROWS, size, jnp.int32)
     place = jnp.where(is_held, jnp.cumsum(is_held, dtype=jnp.int32) - 1, len(held))
     held = held.at[place].set(jnp.arange(size, dtype=jnp.int32), mode="drop", unique_indices=True)

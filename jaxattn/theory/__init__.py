@@ -1,7 +1,7 @@
-"""Theory: limits that the dynamics should reach, and certificates that they reached them.
+"""Theory: predicted limits of training dynamics, and certificates that a run converged to them.
 
 For a custom selection rule, pass `Constraints` to `max_margin_from_constraints`. `certify_max_margin`
-certifies the answer of any other solver.
+certifies the solution of any solver.
 """
 
 from typing import TYPE_CHECKING
@@ -67,7 +67,7 @@ __all__ = [
     "write_certificate",
 ]
 
-# Names of version 0.2 raise an error with the new location.
+# Names that moved since version 0.2 raise an error with their new location.
 __getattr__, _ = lazy(
     __name__,
     dict.fromkeys(("certify_exactly", "write_certificate"), "jaxattn.theory.exact_certificate"),

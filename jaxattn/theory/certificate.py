@@ -1,4 +1,4 @@
-"""Certificates of max-margin problems, computed from E and the multipliers alone."""
+"""Certificates for max-margin problems, computed only from E and the multipliers."""
 
 from dataclasses import replace
 from enum import IntEnum
@@ -13,17 +13,17 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.theory.constraints import Constraints
 from jaxattn.theory.infeasible import proves_infeasible
 
-# Largest relative size of a sum of differences that rounding may turn into nonzero.
+# Relative size below which rounding may have turned a sum of differences from zero into nonzero.
 INFEASIBLE = 1e-14
-# The squares or multipliers of keys outside this range overflow or underflow float64.
+# Outside of this range, squares or multipliers of keys overflow or underflow float64.
 SMALLEST, LARGEST = 1e-140, 1e140
-# Tokens whose embeddings differ by less than this fraction of the longest one count as equal.
+# Embeddings that differ by less than this fraction of the longest one count as equal.
 COINCIDE = 1e-13
-# Rounding unit of float64, and the number of pairs processed at a time in extended precision.
+# Unit roundoff of float64, and the number of pairs processed at a time in extended precision.
 _EPS, _BLOCK = 2.0**-52, 4096
-# A relative duality gap below this may come from rounding in the sum of large multipliers.
+# A relative duality gap below this may come from rounding in a sum with large multipliers.
 _ROUNDING = 1e-5
-# Pairs with required margin 0 must hold up to this cosine.
+# Tolerance, as a cosine, for pairs with required margin 0.
 _LEVEL = 1e-12
 # p is feasible only if ties, and pairs with required margin 0, hold up to this fraction of the margin.
 _UNTIED = 1e-8
@@ -32,13 +32,13 @@ _UNTIED = 1e-8
 class Status(IntEnum):
     """Outcome of a max-margin problem; `MaxMargin.reason` describes it.
 
-    SOLVED: to the tolerance.
+    SOLVED: the duality gap is within the tolerance.
     NOTHING: there is no pair of tokens to separate, and p = 0.
     LOOSE: p meets all constraints, but its duality gap is above the tolerance.
     INFEASIBLE: the multipliers prove that no p meets all constraints.
-    CIRCLE: the pairs contradict each other for any keys, because tokens outrank each other in a cycle.
-    UNDECIDED: the solver found neither a feasible p nor a proof that none exists.
-    INVALID: not attempted, because the input is not valid.
+    CIRCLE: the pairs form a cycle in which each token must outrank the next, which is infeasible for any
+    keys. UNDECIDED: the solver found neither a feasible p nor a proof that none exists. INVALID: not
+    attempted, because the input is not valid.
     """
 
     SOLVED = 0
@@ -71,27 +71,27 @@ class MaxMargin(Brief):
 
         ‖p - p_mm‖² ≤ duality_gap ‖p‖²   and   1 - cos(p, p_mm) ≤ 1 - √(1 - duality_gap).
 
-    In another norm q of `certify_max_margin`, lengths of p are in ℓ_q and those of the sums in its dual norm.
-    The margins are then bounded as here, but the distance to p_mm is not.
+    For another norm q of `certify_max_margin`, the norm of p is ℓ_q and the norm of the sums is its dual. The
+    bounds on the margin still hold, but the bounds on the distance to p_mm do not.
 
-    If it is infeasible, the sum is 0 for multipliers near the given ones with Σ λ = 1: no direction has a
-    positive product with every difference. `dual_residual`, at most 1e-14, is the size of the sum in floating
-    point, relative to the lengths of the differences. An undecided problem is neither `feasible` nor
-    `infeasible`.
+    If the problem is infeasible, some multipliers near the given ones, with Σ λ = 1, make the sum exactly 0,
+    so no direction has a positive product with every difference. `dual_residual`, at most 1e-14, is the norm
+    of the floating-point sum relative to the lengths of the differences. An undecided problem is neither
+    `feasible` nor `infeasible`.
 
     Attributes:
-        p: (d,); the shortest vector with p·(E_s - E_s') ≥ 1 for all pairs; NaN if there is none.
+        p: (d,); the vector of minimum norm with p·(E_s - E_s') ≥ 1 for all pairs; NaN if there is none.
         margin: (); 1 / ‖p‖; 0 if no separating direction was found, inf if there is no pair.
         margin_bound: (); upper bound on the margin, ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ.
-        pairs: (k, 2) int32; the support: pairs (s, s') with positive multiplier.
-        multipliers: (k,); λ of the support; 0 for the padding of a batch.
-        ties: (t, 2) int32; tied tokens, each with the smallest token of its class.
+        pairs: (k, 2) int32; support pairs (s, s'), which have a positive multiplier.
+        multipliers: (k,); λ of the support pairs; 0 for the padding of a batch.
+        ties: (t, 2) int32; tied tokens, each paired with the smallest token of its group.
         tie_multipliers: (t,); μ, of any sign.
         primal_residual: (); largest violation of a pair or tie by p; NaN if not feasible.
-        dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, summed pair by pair. In a norm
-            other than 2: the relative gap in Hölder's inequality between p and the sum. If not feasible: ‖Σ λ
-            (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, rounding included. No direction that keeps
-            the ties has a cosine above it with every difference.
+        dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, summed pair by pair. For a norm
+            other than 2, the relative gap in Hölder's inequality between p and the sum. If not feasible: ‖Σ λ
+            (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, including rounding. No direction that
+            satisfies the ties has a larger cosine with every difference.
         duality_gap: (); 1 - (margin / margin_bound)², the relative gap of ½ ‖p‖²; 1 if not feasible.
         num_pairs: () int; number of distinct pairs of the problem.
         iterations: () int; iterations of the solver.
@@ -114,7 +114,7 @@ class MaxMargin(Brief):
 
     @property
     def feasible(self) -> Leaf:
-        """True if p satisfies all constraints, bool or (S,) bool; False does not prove that none does."""
+        """True if p satisfies all constraints, bool or (S,) bool. False does not prove that no p does."""
         return self._is(Status.SOLVED, Status.NOTHING, Status.LOOSE)
 
     @property
@@ -134,18 +134,18 @@ class MaxMargin(Brief):
 
     @property
     def reason(self) -> str | list[str]:
-        """Outcome in words; a list for a batch."""
+        """Description of the outcome; a list for a batch."""
         if np.ndim(self.status) == 0:
             return _REASONS[Status(int(self.status))]
         return [_REASONS[Status(int(status))] for status in self.status]
 
 
 class Solution(NamedTuple):
-    """Output of a solver, from which the certificate is recomputed.
+    """Output of a solver. The certificate does not rely on it, but is recomputed from the multipliers.
 
     Attributes:
-        multipliers: (m,) float64; λ of every pair, at any scale.
-        iterations: iterations used.
+        multipliers: (m,) float64; λ of every pair, up to a common positive factor.
+        iterations: number of iterations.
     """
 
     multipliers: np.ndarray
@@ -171,25 +171,25 @@ def certify_max_margin(
     q: float = 2.0,
     iterations: int = 0,
 ) -> MaxMargin:
-    """Certify the output of a max-margin solver: a solution, or a proof that there is none.
+    """Certify the output of a max-margin solver: a solution, or a proof of infeasibility.
 
-    p is scaled until it meets all constraints. The multipliers bound the margin of every unit direction, by
-    Hölder's inequality with 1/q + 1/q* = 1:
+    p is scaled until it satisfies all constraints. By Hölder's inequality with 1/q + 1/q* = 1, the
+    multipliers bound the margin of every unit direction:
 
         1 / ‖p‖_q ≤ margin ≤ ‖Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s'')‖_q* / Σ λ b,   b = required.
 
-    If no scale of p meets the constraints, the function checks whether the multipliers prove that no vector
-    does. Errors of the solver can only widen the gap.
+    If no multiple of p satisfies the constraints, the multipliers are checked as a proof that no vector does.
+    Solver errors can only widen the gap.
 
     Args:
         keys: (V, d) float64; Φ.
         constraints: m pairs and t ties.
-        multipliers: (m,) float64; λ at any scale; negative entries count as 0.
-        tie_multipliers: (t,) float64; μ at the same scale, of any sign.
+        multipliers: (m,) float64; λ, up to a positive factor. Negative entries count as 0.
+        tie_multipliers: (t,) float64; μ, of any sign, with the same factor as λ.
         tolerance: largest relative duality gap of a solved problem.
-        p: (d,) float64; the direction, of any length; defaults to the sum with the multipliers.
-        q: the norm of p, 1 to ∞ (`math.inf`).
-        iterations: number of iterations of the solver, copied to the result.
+        p: (d,) float64; the direction, of any length. Default: the sum with the given multipliers.
+        q: order of the norm of p, from 1 to ∞ (`math.inf`).
+        iterations: number of solver iterations, copied to the result.
 
     Returns:
         The certificate. Its `status` is SOLVED, LOOSE, INFEASIBLE or UNDECIDED, or NOTHING if no pair has a
@@ -203,7 +203,7 @@ def certify_max_margin(
     if len(multipliers) != len(better) or len(tie_multipliers) != len(ties):
         raise InputError(
             f"multipliers {np.shape(multipliers)}, tie_multipliers {np.shape(tie_multipliers)} for "
-            f"{len(better)} pairs and {len(ties)} ties; give one for each"
+            f"{len(better)} pairs and {len(ties)} ties; expected one multiplier for each"
         )
     if not required.any():
         return unsolved(Status.NOTHING, E.shape[1], ties=ties)
@@ -217,7 +217,7 @@ def certify_max_margin(
     differences = E[ends[:, 0]] - E[ends[:, 1]]
     summed, sizes = both @ differences, np.abs(both) * lengths(differences)
     dual = dual_norm(q)
-    # Differences and their sum have componentwise relative rounding errors.
+    # Bound componentwise relative rounding errors of the differences and their sum.
     errors = sizes if q == 2 else np.abs(both) * [norm(row, dual) for row in differences]
     length = norm(summed, dual) + _EPS * errors.sum()
     found: dict[str, Any] = {
@@ -232,7 +232,7 @@ def certify_max_margin(
     weight, tie_weight = np.split(both, [len(support)])
     if p is None:
         share = sizes[: len(support)] @ (required[support] > 0)
-        # If both tokens of every pair have equal embeddings, the sum is exactly zero.
+        # If the two tokens of every pair have equal embeddings, the sum is exactly zero.
         same = not differences[both != 0].any()
         residual = length / share if share > 0 else 0.0 if same else np.inf
         proven = residual <= INFEASIBLE and proves_infeasible(E, pairs, ties, weight, tie_weight)
@@ -260,7 +260,7 @@ def certify_max_margin(
 
 
 def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None) -> MaxMargin:
-    """Build the result for a problem that has no constraints or was not solved."""
+    """Build the result of a problem that has no constraints or was not solved."""
     nothing = status == Status.NOTHING
     ties = np.zeros((0, 2), np.int32) if ties is None else ties
     return MaxMargin(
@@ -283,11 +283,11 @@ def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None) -> Max
 def _values(
     E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Compute p·(E_s - E_s') of all pairs, (m,), and an upper bound on |p·(E_s - E_s'')| of the ties.
+    """Compute p·(E_s - E_s') for all pairs, (m,), and an upper bound on |p·(E_s - E_s'')| for the ties.
 
-    Rounding errors of scores are relative to the longest embeddings, which may be far above the margin.
-    Candidates for the smallest value are therefore summed over the difference and, where that cancels too, in
-    extended precision minus their rounding error.
+    Rounding errors of scores are relative to the longest embeddings, which may be much larger than the
+    margin. Candidates for the smallest value are therefore recomputed from the difference. If this cancels
+    too, they are computed in extended precision, minus their rounding error.
     """
     better, worse, _, _, required = constraints
     scores, sizes, strict = E @ p, lengths(E) * np.linalg.norm(p), required > 0
@@ -308,7 +308,7 @@ def _at_least(rows: np.ndarray, p: np.ndarray) -> np.ndarray:
     small = values < 1e-4 * size
     if small.any():
         exactly = rows[small].astype(np.longdouble) @ p.astype(np.longdouble)
-        # The differences are rounded, and scaling will round p.
+        # Include the rounding of the differences, and of p when it is scaled.
         error = len(p) * float(np.finfo(np.longdouble).eps) + _EPS
         values[small] = exactly.astype(float) - error * size[small]
     return values
@@ -322,7 +322,7 @@ def _scaled(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarra
     below = np.flatnonzero((values < 0) & (constraints.required == 0))
     if not (lowest > 0 and max(sunk, untied) <= _UNTIED * lowest):
         return None
-    # A value that is small relative to the margin may be the entire product of a short difference.
+    # A value that is small relative to the margin may be the exact product with a short difference.
     size = lengths(E[constraints.better[below]] - E[constraints.worse[below]]) * np.linalg.norm(p)
     return p / lowest if (values[below] >= -_LEVEL * size).all() else None
 
@@ -347,12 +347,12 @@ def _tightened(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.nda
 
 
 def dual_norm(q: float) -> float:
-    """Return q* with 1/q + 1/q* = 1."""
+    """Return the dual exponent q*, with 1/q + 1/q* = 1."""
     return np.inf if q == 1 else 1.0 if q == np.inf else q / (q - 1)
 
 
 def norm(x: np.ndarray, q: float) -> float:
-    """Compute ‖x‖_q of (D,), scaled by the largest entry so that no power overflows."""
+    """Compute ‖x‖_q of (D,), divided by the largest entry first so that no power overflows."""
     if q in (1, 2, np.inf):
         return float(np.linalg.norm(x, q))
     largest = np.abs(x).max(initial=np.finfo(float).tiny)
@@ -360,7 +360,7 @@ def norm(x: np.ndarray, q: float) -> float:
 
 
 def lengths(rows: np.ndarray) -> np.ndarray:
-    """Compute ‖row‖, (m,)."""
+    """Compute the norm of each row, (m,)."""
     return np.sqrt(np.einsum("ij,ij->i", rows, rows))
 
 
@@ -376,7 +376,7 @@ def bounds(
     Args:
         rows: (m, r); the differences A.
         multipliers: (m,); λ ≥ 0, λ·b > 0.
-        required: b ≥ 0, (m,) or one number for all pairs.
+        required: b ≥ 0, (m,) or a scalar.
     """
     required = np.broadcast_to(required, len(rows))
     w = rows.T @ multipliers
@@ -388,7 +388,7 @@ def bounds(
 
 
 def reached(differences: np.ndarray, required: np.ndarray) -> tuple[float, float]:
-    """Compute the largest m with A w ≥ m b where b > 0, and the largest violation of A w ≥ 0 where b = 0."""
+    """Compute the largest m with A w ≥ m b for b > 0, and the largest violation of A w ≥ 0 for b = 0."""
     strict = required > 0
     lowest = float((differences[strict] / required[strict]).min(initial=np.inf))
     return lowest, -float(differences[~strict].min(initial=0.0))

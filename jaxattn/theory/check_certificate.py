@@ -1,20 +1,21 @@
-"""Check a certificate of a max-margin direction in exact arithmetic, with the standard library alone.
+"""Verify a certificate of a max-margin direction in exact arithmetic, using only the standard library.
 
     python check_certificate.py CERTIFICATE.json
 
-The data are keys K_s (rows of float64 numbers, one per token) and sequences X of distinct tokens, of which
-one is selected. A vector q separates the selection if, for every X with selected token s and other tokens t,
+The data are keys K_s (one float64 vector per token) and sequences X of distinct tokens, with one selected
+token each. A vector q separates the selection if, for every X with selected token s and every other token t,
 
     q·(K_s - K_t) ≥ 1.
 
-"Accepted" means that one of these holds exactly for the data with the printed SHA-256:
+"Accepted" means that one of the following holds exactly for the data with the printed SHA-256:
 
-- With P in the file and p = P / scale: p separates the selection, and no vector that does is shorter than
-  √(1 - gap) ‖p‖. For λ ≥ 0 and w = Σ λ (K_s - K_t) over some of these pairs, a vector q that separates has
-  Σ λ ≤ q·w ≤ ‖q‖ ‖w‖, and the file has λ with 1 - (Σ λ)² / (‖w‖² ‖p‖²) ≤ gap.
-- Without P: no vector separates the selection, because the file has λ > 0 with w = 0, so 0 < Σ λ ≤ q·w = 0.
+- If the file contains P, with p = P / scale: p separates the selection, and no separating vector is shorter
+  than √(1 - gap) ‖p‖. Proof: for λ ≥ 0 and w = Σ λ (K_s - K_t), every separating vector q satisfies Σ λ ≤ q·w
+  ≤ ‖q‖ ‖w‖, and the file contains λ with 1 - (Σ λ)² / (‖w‖² ‖p‖²) ≤ gap.
+- Otherwise: no vector separates the selection. Proof: the file contains λ > 0 with w = 0, and a separating
+  vector q would satisfy 0 < Σ λ ≤ q·w = 0.
 
-It does not mean that the data are those of an experiment, or that training converges to p.
+"Accepted" does not imply that the data come from an experiment, or that training converges to p.
 """
 
 import hashlib
@@ -28,13 +29,13 @@ from typing import Any
 
 
 def require(condition: bool, reason: str) -> None:
-    """Refuse the certificate unless a condition holds."""
+    """Reject the certificate unless a condition holds."""
     if not condition:
         raise ValueError(reason)
 
 
 def read(data: bytes) -> tuple[int, int, list[tuple[int, list[int]]]]:
-    """Return the number of tokens, the dimension, and the selected and the other tokens of every sequence."""
+    """Parse the number of tokens, the dimension, and the selected and other tokens of each sequence."""
     magic, tokens, dim, number = struct.unpack_from("<8s3q", data)
     require(magic == b"MAXMARG1" and min(tokens, dim, number) > 0, "the data are not in the format MAXMARG1")
     begin = 32 + 8 * tokens * dim  # a sequence: its length, then s for the selected token, -1 - t for another
@@ -54,7 +55,7 @@ def read(data: bytes) -> tuple[int, int, list[tuple[int, list[int]]]]:
 
 
 def check(claim: dict[str, Any], data: bytes) -> str:
-    """Return what was proved; raise ValueError if the certificate is refused."""
+    """Return the statement that was proved; raise ValueError if the certificate is rejected."""
     digest = hashlib.sha256(data).hexdigest()
     require(digest == claim["sha256"], "the data are not those that the certificate was written for")
     tokens, dim, sequences = read(data)
@@ -70,7 +71,7 @@ def check(claim: dict[str, Any], data: bytes) -> str:
     p = claim.get("p", [0] * dim)
     require(all(type(x) is int for x in p) and len(p) == dim, f"P is not {dim} integers")
     keys = data[32 : 32 + 8 * tokens * dim]
-    # All keys are integers times one power of two, 2^(1 - places).
+    # All keys are integer multiples of one power of two, 2^(1 - places).
     places = max(x.as_integer_ratio()[1] for (x,) in struct.iter_unpack("<d", keys)).bit_length()
     scores, w = [], [0] * dim
     for token, row in enumerate(struct.iter_unpack(f"<{dim}d", keys)):

@@ -1,4 +1,4 @@
-"""The distinct constraints of a selection: pairs of tokens whose scores must differ, and ties."""
+"""Distinct constraints of a selection: pairs of tokens with a required score difference, and ties."""
 
 from typing import NamedTuple
 
@@ -13,16 +13,16 @@ from jaxattn.theory.selection import Selection
 class Constraints(NamedTuple):
     """Constraints on scores a = Φ p: a[better] ≥ a[worse] + required and a[ties[:, 0]] = a[ties[:, 1]].
 
-    `constraints` builds those of a selection. To build others, compute the `leader` of each token with
-    `tie_classes`. Tied tokens form classes with one score, and `ties` compares each token with the smallest
-    token of its class. Pairs that differ only by tied tokens are one constraint and appear once, so there are
-    at most as many pairs as (sequence, token) entries in the corpus.
+    `constraints` builds the constraints of a selection. To build others, compute `leader` with `tie_classes`.
+    Tied tokens form groups with equal scores, and `ties` pairs each token with the smallest token of its
+    group. Pairs that differ only by tied tokens are the same constraint and appear once, so there are at most
+    as many pairs as (sequence, token) entries in the corpus.
 
     Attributes:
         better: (m,) int32; the selected token of each pair.
         worse: (m,) int32; the unselected token of each pair, from the same sequence.
         ties: (t, 2) int32; pairs of tied tokens.
-        leader: (V,) int32; the smallest token of each token's tie class.
+        leader: (V,) int32; the smallest token of each token's group.
         required: (m,) float64 ≥ 0; the required margin, 1 in the max-margin problem.
     """
 
@@ -34,19 +34,18 @@ class Constraints(NamedTuple):
 
 
 def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | None = None) -> Constraints:
-    """Return the distinct constraints that a selection puts on the scores. NumPy, on the host.
+    """Return the distinct constraints that a selection imposes on the scores, as NumPy arrays.
 
         a_s ≥ a_s' + required,   a_s = a_s''   for all X, s, s'' ∈ S_X, s' ∈ X \\ S_X.
 
     Args:
         corpus: n sequences over V tokens.
         selection: the selected tokens S_X of each sequence, at least one.
-        required: (R, W) float ≥ 0, R rows of bags of W entries; the margin of each unselected entry, 1 by
-            default.
+        required: (R, W) float ≥ 0; the required margin of each unselected bag entry, 1 by default.
 
     Returns:
-        The constraints, sorted by the class of the better token, then by that of the worse one. Constraints
-        that are equal up to ties appear once, with the largest required margin.
+        The constraints, sorted by the group of the better token, then by the group of the worse token.
+        Constraints that are equal up to ties appear once, with the largest required margin.
 
     Raises:
         InputError: the selection is for another corpus, or a sequence has no selected token.
@@ -54,8 +53,8 @@ def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | Non
     vocab, mask = corpus.vocab_size, np.asarray(selection.mask)
     if mask.shape != corpus.bags.index.shape:
         raise InputError(
-            f"selection: made for bags {mask.shape}, not {corpus.bags.index.shape}; "
-            "select again on this corpus"
+            f"selection: made for bags {mask.shape}, not {corpus.bags.index.shape}; recompute the "
+            "selection for this corpus"
         )
     present, sequence, token = distinct_tokens(corpus)
     token, chosen = token.astype(np.int32), mask[present]
@@ -64,7 +63,9 @@ def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | Non
     np.minimum.at(first, sequence[chosen], token[chosen])
     if (first == vocab).any():
         where = int(np.argmax(first == vocab))
-        raise InputError(f"selection: sequence {where} has no selected token; select at least one in each")
+        raise InputError(
+            f"selection: sequence {where} has no selected token; select at least one token per sequence"
+        )
 
     leader = tie_classes(first[sequence[chosen]], token[chosen], vocab)
     tied = np.flatnonzero(leader != np.arange(vocab)).astype(np.int32)
@@ -84,15 +85,15 @@ def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | Non
 def distinct_tokens(
     corpus: Corpus,
 ) -> tuple[Bool[np.ndarray, "R W"], Int[np.ndarray, " N"], Int[np.ndarray, " N"]]:
-    """Return the distinct tokens of every sequence as flat arrays. NumPy, on the host.
+    """Return the distinct tokens of each sequence as flat NumPy arrays.
 
     Args:
-        corpus: n sequences over V tokens, in R rows of bags of W entries.
+        corpus: n sequences over V tokens, with R bag rows of W entries.
 
     Returns:
-        (R, W) bool, True for the N bag entries that hold a token; (N,) int, the sequence of each such entry;
-        and (N,) int, its token. The order is that of indexing with the mask, as in
-        `corpus.bags.count[present]`.
+        A mask of the N bag entries with a token, (R, W) bool, the sequence of each of them, (N,) int, and its
+        token, (N,) int. Boolean indexing with the mask, as in `corpus.bags.count[present]`, gives the same
+        order.
     """
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
@@ -101,9 +102,9 @@ def distinct_tokens(
 
 
 def find_cycle(constraints: Constraints) -> np.ndarray:
-    """Return the indices (k,) of pairs that form a cycle a > b ≥ ... ≥ a up to ties, empty if there is none.
+    """Find pairs that form a cycle a > b ≥ ... ≥ a up to ties; return their indices (k,) or none.
 
-    Such pairs contradict each other for all embeddings.
+    Such pairs are infeasible for any embeddings.
     """
     from scipy.sparse import coo_array, csr_array  # slow to import
     from scipy.sparse.csgraph import breadth_first_order, connected_components
@@ -113,7 +114,7 @@ def find_cycle(constraints: Constraints) -> np.ndarray:
     tail, head = leader[constraints.better], leader[constraints.worse]
     if not np.isin(tail, head).any():
         return np.zeros(0, int)
-    pair = np.arange(1, len(tail) + 1)  # from 1, because a sparse matrix drops zeros
+    pair = np.arange(1, len(tail) + 1)  # from 1, because sparse matrices drop zeros
     graph = csr_array(coo_array((pair, (tail, head)), shape=(vocab, vocab)))
     component = connected_components(graph, directed=True, connection="strong")[1]
     inside = np.flatnonzero((component[tail] == component[head]) & (constraints.required > 0))
@@ -129,7 +130,7 @@ def find_cycle(constraints: Constraints) -> np.ndarray:
 
 
 def find_equal_keys(E: np.ndarray, constraints: Constraints) -> int | None:
-    """Return the index of a pair that contradicts itself, or None.
+    """Return the index of a pair that is infeasible on its own, or None.
 
     Its tokens have equal embeddings and a positive required margin.
     """
@@ -144,13 +145,13 @@ def find_equal_keys(E: np.ndarray, constraints: Constraints) -> int | None:
 def tie_classes(
     one: Int[np.ndarray, " t"], other: Int[np.ndarray, " t"], vocab_size: int
 ) -> Int[np.ndarray, " V"]:
-    """Return the smallest token of the class of each token, (V,) int32, where tied tokens share a class.
+    """Return the smallest token in each token's group of tied tokens, (V,) int32.
 
-    A token without a tie forms its own class.
+    A token without a tie forms its own group.
 
     Args:
-        one: (t,) int; tokens.
-        other: (t,) int; the token that each of them ties with.
+        one: (t,) int; first token of each tie.
+        other: (t,) int; second token of each tie.
         vocab_size: V.
     """
     from scipy.sparse import coo_array  # slow to import

@@ -1,4 +1,4 @@
-"""Certificates of max-margin directions in integers, for `check_certificate.py`, which imports no library."""
+"""Integer certificates of max-margin directions, for `check_certificate.py`, which imports no library."""
 
 import hashlib
 import json
@@ -18,17 +18,17 @@ from jaxattn.theory.constraints import distinct_tokens
 from jaxattn.theory.infeasible import exact_multipliers
 from jaxattn.theory.selection import Selection
 
-# Bits that the largest entry of p and the largest multiplier have as integers.
+# Number of bits of the largest entry of p, and of the largest multiplier, as integers.
 _BITS = 80
 
 
 class ExactCertificate(NamedTuple):
-    """A certificate that `check_certificate.check` verifies.
+    """Exact certificate, which `check_certificate.check` verifies.
 
     Attributes:
-        claim: content of the JSON file: the SHA-256 of the data, multipliers, and p, scale and gap unless the
-            selection is infeasible.
-        data: the keys, the sequences and the selection.
+        claim: content of the JSON file: the SHA-256 of the data, the multipliers and, unless the selection is
+            infeasible, p, scale and gap.
+        data: the keys, the sequences and the selection, as bytes.
         gap: the proven relative gap; NaN for an infeasible selection.
     """
 
@@ -38,17 +38,17 @@ class ExactCertificate(NamedTuple):
 
 
 def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> ExactCertificate:
-    """Return a certificate of a max-margin direction, or of its absence, in exact arithmetic.
+    """Certify a max-margin direction, or that none exists, in exact arithmetic.
 
-        p·(Φ_s - Φ_t) ≥ 1  for all X, selected s and other tokens t of X,
-        ‖q‖² ≥ (1 - gap) ‖p‖²  for every q that meets these constraints;
+        p·(Φ_s - Φ_t) ≥ 1  for every X, its selected token s and its other tokens t,
+        ‖q‖² ≥ (1 - gap) ‖p‖²  for every q that satisfies these constraints;
 
-    or, if no q meets them, Σ λ (Φ_s - Φ_t) = 0 with λ ≥ 0 that are not all zero.
+    or, if no q satisfies them, Σ λ (Φ_s - Φ_t) = 0 with λ ≥ 0, not all zero.
 
     Args:
         scores: the keys Φ (m, D) and bags of the problem.
-        selection: the selection that was separated, one distinct token per sequence.
-        answer: its max-margin direction, `max_margin(scores, selection)`.
+        selection: the selection, with one distinct token per sequence.
+        answer: the result of `max_margin(scores, selection)`.
 
     Raises:
         InputError: `answer` is a batch or undecided, the selection has ties, p does not separate the
@@ -59,10 +59,13 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
         Weak duality and Gordan's theorem.
     """
     if np.ndim(answer.margin) != 0 or len(answer.pairs) == 0 or np.isnan(answer.decided):
-        raise InputError(f"answer: no single direction to certify ({answer.reason})")
+        raise InputError(
+            f"answer: not a single decided problem ({answer.reason}); pass the result of max_margin "
+            "for one problem"
+        )
     if len(answer.ties):
         raise InputError(
-            "selection: several distinct tokens of a sequence tie; there is no exact certificate"
+            "selection: several distinct tokens of a sequence tie; select one token per sequence"
         )
     keys = np.ascontiguousarray(scores.keys, np.float64)
     sequences = _sequences(scores, selection)
@@ -77,7 +80,9 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
     exact, w, unit = _scores_and_sum(keys, p, pairs)
     scale = min(exact[s] - exact[t] for s, others in sequences for t in others)
     if scale <= 0:
-        raise InputError("answer: p does not separate the selection in exact arithmetic")
+        raise InputError(
+            "answer: p does not separate the selection in exact arithmetic; lower the tolerance of max_margin"
+        )
     total = sum(x for *_, x in pairs)
     gap = 1 - Fraction(total**2 * scale**2, sum(x * x for x in w) * sum(x * x for x in p))
     proof = {"gap": str(_rounded_up(gap)), "scale": str(scale * unit), "p": p, "multipliers": pairs}
@@ -89,7 +94,7 @@ def write_certificate(
 ) -> ExactCertificate:
     """Write the certificate of `certify_exactly` to a JSON file, and its data to a `.bin` file next to it.
 
-    `python jaxattn/theory/check_certificate.py PATH` checks them with Python's standard library alone. The
+    `python jaxattn/theory/check_certificate.py PATH` verifies them with Python's standard library only. The
     gap of the returned certificate is exact; `answer.duality_gap` is computed in floating point.
 
     Args:
@@ -119,7 +124,10 @@ def save_certificate(path: str | Path, certificate: ExactCertificate) -> None:
 def _exact_pairs(keys: np.ndarray, answer: MaxMargin) -> list[tuple[int, int, int]]:
     found = exact_multipliers(keys, np.asarray(answer.pairs), np.asarray(answer.multipliers))
     if found is None:
-        raise InputError("answer: infeasible in floating point; no exact multipliers were found")
+        raise InputError(
+            "answer: infeasible in floating point, but no exact multipliers were found; lower the "
+            "tolerance of max_margin"
+        )
     scale = math.lcm(*(x.denominator for x in found))
     return [(int(s), int(t), int(x * scale)) for (s, t), x in zip(answer.pairs, found, strict=True) if x > 0]
 
@@ -143,8 +151,7 @@ def _integers(x: np.ndarray) -> list[int]:
 def _scores_and_sum(
     keys: np.ndarray, p: list[int], pairs: list[tuple[int, int, int]]
 ) -> tuple[list[int], list[int], Fraction]:
-    """Compute K p and Σ λ (K_s - K_t) exactly, as integer multiples of a power of two that is also
-    returned."""
+    """Compute K p and Σ λ (K_s - K_t) exactly, in integer multiples of a power of two; return it too."""
     net = dict.fromkeys(range(len(keys)), 0)
     for s, t, weight in pairs:
         net[s], net[t] = net[s] + weight, net[t] - weight

@@ -1,13 +1,13 @@
-"""Proofs that no direction separates a selection.
+"""Prove that no direction separates a selection.
 
 By Gordan's and Motzkin's theorems the constraints p·D_i > 0, p·T_j = 0 have no solution if and only if Σ λ_i
-D_i + Σ μ_j T_j = 0 for some λ ≥ 0 that is not zero. A sum that is small in floating point is no proof: the
-differences (±1, 1e-16) have one too, but (0, 1) separates them. It counts as a proof only if exact
-multipliers exist nearby:
+D_i + Σ μ_j T_j = 0 for some λ ≥ 0 that is not zero. A sum that is small in floating point does not prove
+this: the differences (±1, 1e-16) have a small sum, but (0, 1) separates them. It counts as a proof only if
+exact multipliers exist nearby:
 
 - If there are more differences than dimensions and they span the whole space, the remainder of the sum is a
   combination of them, with coefficients that are too small to change a sign.
-- Otherwise the multipliers of a basis are solved for in rational numbers, and every coordinate is checked.
+- Otherwise, the multipliers of a basis are computed in rational arithmetic, and every coordinate is checked.
 """
 
 import math
@@ -16,25 +16,25 @@ from operator import mul
 
 import numpy as np
 
-# Singular values below this fraction of the largest one may be rounding.
+# Singular values below this fraction of the largest one may be rounding error.
 _DEPENDENT = 1e-9
-# Largest number of multipliers that are solved for in rational numbers.
+# Maximum number of multipliers to compute in rational arithmetic.
 _MOST = 60
 
 
 def proves_infeasible(
     E: np.ndarray, pairs: np.ndarray, ties: np.ndarray, multipliers: np.ndarray, tie_multipliers: np.ndarray
 ) -> bool:
-    """Return True if exact multipliers with a sum of zero are proven to exist near the given ones.
+    """Return True if it is proven that multipliers near the given ones make the sum exactly zero.
 
     False does not prove the contrary.
 
     Args:
         E: (V, d) float64.
-        pairs: (k, 2) int; pairs (s, s') with a multiplier.
-        ties: (t, 2) int.
-        multipliers: (k,); λ > 0.
-        tie_multipliers: (t,); μ.
+        pairs: (k, 2) int; pairs (s, s').
+        ties: (t, 2) int; pairs of tied tokens.
+        multipliers: (k,); λ > 0 of each pair.
+        tie_multipliers: (t,); μ of each tie.
     """
     ends = np.concatenate([pairs, ties])
     differences = E[ends[:, 0]] - E[ends[:, 1]]
@@ -51,15 +51,15 @@ def proves_infeasible(
 def exact_multipliers(
     E: np.ndarray, pairs: np.ndarray, multipliers: np.ndarray, most: int = 128
 ) -> list[Fraction] | None:
-    """Return multipliers near the given ones whose sum of differences is exactly zero, or None.
+    """Return multipliers near the given ones that make the sum of differences exactly zero, or None.
 
         λ ≥ 0, not all zero, with Σ λ (E_s - E_s') = 0
 
     Args:
         E: (V, d) float64.
-        pairs: (k, 2) int; pairs (s, s') with a multiplier.
-        multipliers: (k,); λ > 0.
-        most: largest k; 100 multipliers take some 10 seconds, and the time grows like k⁵.
+        pairs: (k, 2) int; pairs (s, s').
+        multipliers: (k,); λ > 0 of each pair.
+        most: maximum k. 100 multipliers take about 10 seconds, and the time grows like k⁵.
     """
     differences = E[pairs[:, 0]] - E[pairs[:, 1]]
     size = np.abs(differences).max(axis=1)
@@ -79,7 +79,7 @@ def _proved_by_span(rows: np.ndarray, weight: np.ndarray, pairs: int) -> bool:
     if not size[-1] > _DEPENDENT * size[0]:
         return False
     left = u @ (vt @ (weight @ rows) / size)
-    # Sums over k rows have rounding errors too.
+    # Include the rounding errors of sums over k rows.
     rounding = k * np.finfo(float).eps * np.abs(weight).sum() / size[-1]
     return bool((np.abs(left) + rounding < weight)[:pairs].all())
 
@@ -114,7 +114,7 @@ def _rational_multipliers(
 
 
 def _solve_integers(system: list[list[Fraction]]) -> list[Fraction] | None:
-    """Solve a square system, with the right side in the last column, by Bareiss elimination."""
+    """Solve a square linear system, with the right-hand side in the last column, by Bareiss elimination."""
     rows = []
     for row in system:
         scale = math.lcm(*(x.denominator for x in row))
@@ -128,7 +128,7 @@ def _solve_integers(system: list[list[Fraction]]) -> list[Fraction] | None:
         head = rows[k]
         for i in range(k + 1, size):
             factor, left = rows[i][k], rows[i][k:]
-            # The divisions are exact: all entries are minors of the system.
+            # The divisions are exact, because all entries are minors of the system.
             rows[i][k:] = [(head[k] * x - factor * y) // divisor for x, y in zip(left, head[k:], strict=True)]
         divisor = head[k]
     solution = [0] * size

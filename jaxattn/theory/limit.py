@@ -1,4 +1,4 @@
-"""Certificate of the limit of gradient flow on p, with tied tokens."""
+"""Certificate for the limit of gradient flow on p, including tied tokens."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from jaxattn.theory.selection import Selection, one_minus_cosine, require_finite
 
 
 def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
-    """Return the first and second derivatives of the loss by the outputs.
+    """Compute the first and second derivatives of the loss with respect to the outputs.
 
         Logistic:       -∂ℓ/∂f = y σ(-y f),     ∂²ℓ/∂f² = σ(y f) σ(-y f).
         Cross-entropy:  -∂ℓ/∂f = e_y - π = (1 - π_y) (e_y - π'),   ∂²ℓ/∂f² = Σ_k π_k (e_k - π)(e_k - π)ᵀ,
@@ -39,51 +39,53 @@ def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
     log_pi = f - np.logaddexp.reduce(f, axis=1, keepdims=True)
     log_size = np.logaddexp.reduce(np.where(own > 0, -np.inf, log_pi), axis=1)
     others = np.where(own > 0, 0, np.exp(log_pi - log_size[:, None]))
-    # e_k - π, with 1 - π_y computed without cancellation.
+    # Compute e_k - π, with 1 - π_y free of cancellation.
     missing = np.where(own > 0, np.exp(log_size)[:, None], 1 - np.exp(log_pi))
     identity = np.eye(num_classes)
     modes = np.where(identity > 0, missing[:, :, None], -np.exp(log_pi)[:, None, :])
     return Residual(own - others, log_size, modes, log_pi)
 
 
-# Squared singular values below this fraction of the largest one are rounding.
+# Squared singular values below this fraction of the largest one are rounding error.
 _DEPENDENT = 1e-12
-# Scores at ‖p‖ = 1e6 are accurate to 1e-10, and so are the forces, relative to their sizes.
+# At ‖p‖ = 1e6 scores are accurate to 1e-10, and forces have the same relative accuracy.
 _ZERO = 1e-8
-# Replaces a zero denominator.
+# Used instead of a zero denominator.
 _TINY = np.finfo(float).tiny
-# Relative size of a zero force that a duality gap of 1e-10 may leave.
+# A zero force may have up to this relative size at a duality gap of 1e-10.
 _NO_FORCE = 1e-5
-# Largest 1 - cos between p and the limit for which p counts as on course.
+# p counts as on course if 1 - cos between p and the limit is at most this.
 _ON_COURSE = 1e-3
 
 
 @struct.dataclass(repr=False)
 class Limit(Brief):
-    """Limit of p under gradient flow, with the certificate that the flow converges to it. NumPy, float64.
+    """Limit of p under gradient flow, with a certificate that the flow converges to it. NumPy, float64.
 
-    The rate of a pair is p_*·(E_s - E_s') for s on top of a sequence and s' below it. The force between them
-    decays like e^(-order · rate · ‖p‖/‖p_*‖).
+    The tokens on top of a sequence are those that attention selects in the limit. The rate of a pair is
+    p_*·(E_s - E_s') for s on top of a sequence and s' below the top. The force between them decays like
+    e^(-order · rate · ‖p‖/‖p_*‖).
 
     Attributes:
-        direction: solution of the max-margin problem of the limit; "nothing" if no force moves p, whose limit
-            is then finite.
+        direction: solution of the max-margin problem of the limit. Its status is NOTHING if no force moves p,
+            so that the limit is finite.
         away: (); 1 - cos between the score differences a_top - a_s, over all tokens s below the top, at p and
-            at p_*. Components of p that change no score difference do not count. 0 if no force moves p.
+            at p_*. Components of p that do not affect score differences are ignored. 0 if no force moves p.
         gradient: (); norm of the gradient of the tied part of the loss on 𝒯, the span of the differences of
             tied tokens, relative to the forces that cancel in it. 0 without ties.
         curvature: (); smallest eigenvalue of its Hessian on 𝒯, relative to the largest; inf without ties.
             Eigenvalues that are zero relative to the cancelling forces are excluded, and their eigenvectors
             are called loose directions.
-        loose: (); component of the tie multipliers' force along loose directions, relative to the length of
-            p_*. No force restores tied tokens in these directions, so p_* must exert none there either.
-        drawn: (); smallest rate of the attracting terms, inf without any. A second-order term has the sum of
-            the rates of its two pairs.
+        loose: (); component along the loose directions of the force that the tie multipliers represent,
+            relative to ‖p_*‖. It must be zero, because no other force acts on tied tokens in these
+            directions.
+        drawn: (); smallest rate of the attracting terms, inf if there are none. The rate of a second-order
+            term is the sum of the rates of its two pairs.
         level: (); for attracting terms at rate 1, the largest component of their difference outside the span
-            of the active pairs, relative to its length; 0 without any.
-        idle: (); smallest rate of the pairs whose forces cancel; inf without any.
-        unknown: (); smallest rate of the pairs whose forces also cancel to second order without a response of
-            the tied tokens; inf without any.
+            of the active pairs, relative to its length; 0 if there are none.
+        idle: (); smallest rate of the pairs with forces that cancel; inf if there are none.
+        unknown: (); smallest rate of the pairs with forces that also cancel to second order, although the
+            tied tokens do not respond; inf if there are none.
     """
 
     direction: MaxMargin
@@ -103,11 +105,11 @@ class Limit(Brief):
 
     @property
     def reason(self) -> str:
-        """The first condition that fails, with its value; "" if the certificate holds."""
+        """First condition that fails, with its value; "" if the certificate holds."""
         return next((text for holds, text in self._conditions() if not holds), "")
 
     def brief(self) -> str:
-        """Return a summary of the certificate, or the condition that fails."""
+        """Summarise the certificate, or return the condition that fails."""
         return self.reason or f"certified, 1 - cos {float(self.away):.3g}, {self.direction.brief()}"
 
     def _conditions(self) -> list[tuple[Any, str]]:
@@ -138,28 +140,30 @@ def certify_limit(
     *,
     tolerance: float = 1e-10,
 ) -> Limit:
-    """Certify the limit of gradient flow on p, keys and values fixed, from a point far along its path.
+    """Certify the limit of gradient flow on p, with fixed keys and values, from a point far along the path.
 
         p_* = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s'') = 0  for tokens that tie,
-                                 p·(Φ_s - Φ_s') ≥ 1  for s on top of X, s' of X pushed away.
+                                 p·(Φ_s - Φ_s') ≥ 1  for s on top of X and s' repelled from it.
 
-    For each token below the top, the forces of all sequences with the same class of tied tokens on top add
-    up. The sum repels the token, attracts it, or cancels.
+    The tokens on top of a sequence are those that attention selects in the limit. For each token below the
+    top, add the forces of all sequences with the same group of tied tokens on top. The sum repels the token,
+    attracts it, or cancels.
 
     - Repelled: a rate of 1 is required.
-    - Attracted: the token stays away if p_* moves it away at a rate of 1 or more without this constraint.
-    - Cancelled to first order: the force decays like e^(-2 gap). Where it repels, a rate of 1/2 is required.
-      Where the response of tied tokens cancels it there is no force, and any rate above 0 is sufficient.
+    - Attracted: the token stays below the top if its rate is at least 1 without this constraint.
+    - Cancelled to first order: the force decays like e^(-2 gap). If it repels, a rate of 1/2 is required. If
+      the response of tied tokens cancels it, there is no force, and any positive rate is sufficient.
 
-    The max-margin problem requires ≥ 0 for pairs without a required rate. The differences of tied tokens
-    converge to the minimum of the tied part of the loss, which is the loss of the tokens on top alone. The
-    flow returns to it if it is a strict minimum on 𝒯, except along loose directions, where the forces have no
-    derivative. All of this is local because the loss is not convex, so p must be on course to p_*.
+    The max-margin problem requires ≥ 0 for pairs without a required rate. The score differences of tied
+    tokens converge to the minimum of the tied part of the loss, which is the loss with attention to the
+    tokens on top only. The flow returns to this minimum if it is strict on 𝒯, except along loose directions,
+    where the derivative of the forces is zero. All of this is local because the loss is not convex, so p must
+    already be close to the direction of p_*.
 
     Args:
         scores: keys Φ (m, D), values γ, and bags of n sequences; two classes and the logistic loss, or K > 2
             classes and cross-entropy.
-        p: (D,); a point of the path, from which the finite differences of tied scores are taken.
+        p: (D,); a point on the path, which determines the score differences of tied tokens.
         selection: tokens on top of every sequence in the limit, `Path.selection`.
         tolerance: largest relative duality gap of a solved problem.
 
@@ -175,16 +179,17 @@ def certify_limit(
     require_finite(keys=scores.keys, p=p, values=scores.values)
     E, p, values = (np.asarray(x, np.float64) for x in (scores.keys, p, scores.values))
     if E.shape != (corpus.vocab_size, len(p)):
-        raise InputError(f"shapes do not match: keys {E.shape}, p {p.shape}; give (m, D) and (D,)")
+        raise InputError(f"shapes do not match: keys {E.shape}, p {p.shape}; expected (m, D) and (D,)")
     values = values.reshape(len(E), -1)
     found = constraints(corpus, selection)
     entries = _entries(corpus, selection, E @ p, values)
-    # Sequences that are classified correctly by a wide margin have weights e^(-y f) below float64's range.
+    # Sequences that are correctly classified by a wide margin have weights e^(-y f) below the range of
+    # float64.
     loss = residual(entries.f, np.asarray(corpus.targets), corpus.num_classes)
     gradient, curvature, slack, tied = _balance(E, found.leader, entries, loss)
     order = orders(E, entries, loss, tied)
     rate = _required(order)
-    # A token that ties with the selected ones, but is not selected, makes the problem infeasible.
+    # A token that ties with the selected ones without being selected makes the problem infeasible.
     rate[~entries.chosen & (found.leader[entries.token] == found.leader[entries.top])] = 1
     required = np.zeros(np.shape(selection.mask))
     required[np.asarray(corpus.bags.count) > 0] = rate
@@ -215,7 +220,7 @@ def _entries(corpus: Corpus, selection: Selection, scores: np.ndarray, values: n
     top = first[sequence]
     times = np.asarray(corpus.bags.count)[present].astype(float)
     log_weight = np.log(times) + scores[token] - scores[top]
-    # Outputs that differ by one constant in all classes are equivalent.
+    # Outputs that differ by the same constant in all classes are equivalent.
     value = values[token] if values.shape[1] == 1 else (values - values[:, -1:])[token]
     highest = np.full(n, -np.inf)
     np.maximum.at(highest, sequence[chosen], log_weight[chosen])
@@ -246,7 +251,7 @@ def _attracting(
     place = np.flatnonzero(order.group >= 0)[number]
     pairs = E[entries.top[place]] - E[entries.token[place]]
     i, j = np.nonzero(np.triu(order.second))
-    # A mixed term whose two squares both repel follows from them; other terms are separate conditions.
+    # A mixed term is implied if both of its squares repel; other terms are separate conditions.
     square = np.diag(order.second)
     own = (order.second[i, j] < 0) | (square[i] <= 0) | (square[j] <= 0)
     first = order.first < 0
@@ -273,7 +278,7 @@ def _summed(index: np.ndarray, columns: np.ndarray, size: int) -> np.ndarray:
 def _balance(
     E: np.ndarray, leader: np.ndarray, entries: Entries, loss: Residual
 ) -> tuple[float, float, np.ndarray, TiedPart]:
-    """Return the gradient and curvature of the tied loss on 𝒯, the loose directions, and its Hessian."""
+    """Compute the gradient and curvature of the tied loss on 𝒯, the loose directions, and the Hessian."""
     nothing = np.zeros((0, E.shape[1]))
     alone = 0.0, np.inf, nothing, TiedPart(nothing, 0.0, np.zeros((0, 0)))
     tied = np.flatnonzero(np.bincount(leader, minlength=len(E))[leader] > 1)
@@ -309,7 +314,8 @@ def _balance(
         hessian += (heavy[:, None] * steered).T @ steered
     hessian = lift.T @ hessian @ lift
     size, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-    # Each direction is compared with the forces that cancel in it, because scales of keys and weights differ.
+    # Compare each direction with the forces that cancel in it, because keys and weights have different
+    # scales.
     loose = np.abs(size) <= _ZERO * (gross @ np.square((E[tied] - E[leader[tied]]) @ normals.T @ vectors))
     longest = np.sqrt(np.square(E).sum(axis=1).max())
     gradient = float(np.linalg.norm(force @ lift) / max(gross.sum() * longest, _TINY))

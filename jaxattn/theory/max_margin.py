@@ -1,4 +1,4 @@
-"""Max-margin directions of selections, for one problem or a batch."""
+"""Max-margin directions of selections, for a single problem or a batch."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,17 +26,18 @@ from jaxattn.theory.constraints import Constraints, constraints, find_cycle, fin
 from jaxattn.theory.normalised import solve_normalised
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
-# Largest number of entries of the difference matrix for which the normalised problem is tried too.
+# Up to this number of entries of the difference matrix, the normalised problem is also tried.
 _MOST_NORMALISED = 10_000_000
 
 
 class _Problem(NamedTuple):
-    """One problem in the form that its solver takes.
+    """Max-margin problem in the form that the solver requires.
 
     Attributes:
         E: (V, d) float64; the keys.
         constraints: the constraints.
-        rows: (V, r); E in r = min(V, d) coordinates, longest row 1, orthogonal to the differences of ties.
+        rows: (V, r); E in r = min(V, d) coordinates, projected orthogonally to the differences of ties and
+            scaled to a maximum row norm of 1.
     """
 
     E: np.ndarray
@@ -44,7 +45,7 @@ class _Problem(NamedTuple):
     rows: np.ndarray
 
     def solve(self, tolerance: float) -> MaxMargin:
-        """Return the shortest p and its certificate; retry with normalised differences if undecided."""
+        """Return the minimum-norm p and its certificate; retry with normalised differences if undecided."""
         better, worse, _, _, required = self.constraints
         dim = self.rows.shape[1]
         limits = {"tolerance": tolerance, "max_steps": 100 * dim + 1000}
@@ -64,15 +65,15 @@ def max_margin(
     *,
     tolerance: float = 1e-10,
 ) -> MaxMargin:
-    """Find the shortest p that scores selected tokens higher by 1 than the others of their sequence.
+    """Find the minimum-norm p that scores selected tokens at least 1 above the others of their sequence.
 
         p_mm = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s') ≥ 1  for all X, s ∈ S_X, s' ∈ X \\ S_X,
                                   p·(Φ_s - Φ_s'') = 0  for s, s'' ∈ S_X.
 
-    A selection that no direction separates raises no error: `infeasible` is True, `reason` gives the cause,
-    and the multipliers prove it. If rounding prevents a decision, both `feasible` and `infeasible` are False.
-    The certificate is computed from Φ, p and the multipliers alone, in float64 even if x64 is disabled in
-    JAX.
+    If no direction separates the selection, no error is raised: `infeasible` is True, `reason` gives the
+    cause, and the multipliers prove it. If rounding prevents a decision, both `feasible` and `infeasible` are
+    False. The certificate is computed only from Φ, p and the multipliers, in float64 even if x64 is disabled
+    in JAX.
 
     Args:
         scores: keys Φ (m, D), and bags of n sequences; `Scores(E, corpus)` for embeddings.
@@ -96,11 +97,11 @@ def max_margin(
 def max_margin_from_constraints(
     keys: Float[Array | np.ndarray, "V d"], constraints: Constraints, *, tolerance: float = 1e-10
 ) -> MaxMargin:
-    """Find the shortest p whose scores Φ p meet given constraints, with its certificate.
+    """Find the minimum-norm p with scores Φ p that satisfy given constraints, and certify it.
 
         p = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s') ≥ required for all pairs,  p·(Φ_s - Φ_s'') = 0 for all ties.
 
-    `max_margin` is this problem with the constraints of a selection.
+    `max_margin` solves this problem for the constraints of a selection.
 
     Args:
         keys: (V, d) float; Φ.
@@ -112,7 +113,7 @@ def max_margin_from_constraints(
     """
     keys, tokens = np.asarray(keys, np.float64), len(constraints.leader)
     if keys.ndim != 2 or len(keys) != tokens:
-        raise InputError(f"keys: shape {keys.shape} for {tokens} tokens; give (V, d)")
+        raise InputError(f"keys: shape {keys.shape} for {tokens} tokens; expected (V, d)")
     require_finite(keys=keys)
     problem = _problem(keys, constraints)
     return problem if isinstance(problem, MaxMargin) else problem.solve(tolerance)
@@ -124,19 +125,19 @@ def max_margin_batch(
     *,
     tolerance: float = 1e-10,
 ) -> MaxMargin:
-    """Solve one max-margin problem per seed, all at once.
+    """Solve one max-margin problem per seed.
 
-    `status` and `reason` report seeds with NaN, with a sequence without selected token, or with an infeasible
-    selection; these do not affect the other seeds.
+    `status` and `reason` report seeds with NaN, without a selected token in some sequence, or with an
+    infeasible selection. Other seeds are not affected.
 
     Args:
-        scores: keys (S, m, D) of each seed; one corpus for all seeds, or one for each: arrays with a leading
-            axis S.
-        selection: the selection of each seed, mask (S, R, W).
+        scores: keys (S, m, D), one set per seed; and one corpus for all seeds, or a stack of corpora with a
+            leading axis S.
+        selection: the selection of each seed, with mask (S, R, W).
         tolerance: largest relative duality gap of a solved problem.
 
     Returns:
-        The results; each array has a leading axis S. Supports and ties are padded with multiplier 0.
+        The results, with a leading axis S for each array. Supports and ties are padded with multipliers 0.
 
     Raises:
         InputError: shapes do not match.
@@ -145,8 +146,8 @@ def max_margin_batch(
     shared = corpus.targets.ndim == 1
     if mask.ndim != 3 or not 0 < len(E) == len(mask) or not (shared or len(corpus.targets) == len(E)):
         raise InputError(
-            f"keys {E.shape}, selection {mask.shape}, labels {corpus.targets.shape}: "
-            "give one of each per seed"
+            f"keys {E.shape}, selection {mask.shape}, labels {corpus.targets.shape}: expected one of "
+            "each per seed"
         )
     corpus = jax.tree.map(np.asarray, corpus)
 
@@ -183,7 +184,7 @@ def _problem(E: np.ndarray, found: Constraints) -> _Problem | MaxMargin:
     if len(around):
         multipliers = np.zeros(len(better))
         multipliers[around] = 1
-        # Moving the weight of each tied token to its leader makes the sum vanish exactly.
+        # Moving the weight of each tied token to the first token of its group makes the sum vanish exactly.
         weight = np.bincount(better[around], minlength=len(E)) - np.bincount(worse[around], minlength=len(E))
         answer = certify_max_margin(E, found, multipliers, 1.0 * weight[ties[:, 1]], tolerance=0.0)
         return replace(answer, status=np.int8(Status.CIRCLE))
@@ -249,7 +250,7 @@ def _stack(answers: list[MaxMargin]) -> MaxMargin:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
 
 
-# Normalised differences with smaller singular values, relative to the largest, are linearly dependent.
+# Normalised differences count as linearly dependent at smaller relative singular values.
 _DEPENDENT = 1e-10
 
 
@@ -258,44 +259,46 @@ def differentiable_direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMar
 
         p(E) = N⁺ b,   N = (E_s - E_s' of the support, E_s - E_s'' of the ties),   b = (1, ..., 1, 0, ..., 0)
 
-    Near the E of the answer the same pairs are tight, and by the implicit function theorem p(E) is the
-    max-margin direction there too:
+    Near the E of the answer the same pairs are active, and by the implicit function theorem p(E) is also the
+    max-margin direction there:
 
         dp = -N⁺ dN p + (1 - N⁺ N) dNᵀ (λ, μ).
 
-    `jax.jacobian(differentiable_direction)(E, answer)` is therefore the derivative of the limit of gradient
-    flow on p, `certify_limit(...).direction`, by the embeddings. Where a tight pair has multiplier 0 the
-    direction has a kink, and the result is its one-sided derivative.
+    `jax.jacobian(differentiable_direction)(E, answer)` is therefore the derivative of
+    `certify_limit(...).direction`, the limit of gradient flow on p, with respect to the embeddings. If an
+    active pair has multiplier 0, the direction is not differentiable, and the result is a one-sided
+    derivative.
 
     Args:
         E: (V, d) float64; embeddings, equal or close to those of the answer.
         answer: one solved problem in which every pair has required margin 1.
 
     Raises:
-        InputError: `answer` is a batch, has no solution, has required margins other than 1, or has another
-            number of tokens than E.
+        InputError: `answer` is a batch, has no solution, has required margins other than 1, or does not have
+            the same number of tokens as E.
 
     Source: Fiacco, Introduction to Sensitivity and Stability Analysis in Nonlinear Programming (1983).
     """
     if np.ndim(answer.margin) != 0:
         raise InputError("answer: a batch; select one seed with jax.tree.map(lambda x: x[seed], answer)")
     if not answer.feasible or len(answer.pairs) == 0:
-        raise InputError(f"answer: it has no direction ({answer.reason})")
-    # λ·b = ‖p‖² for any b.
+        raise InputError(f"answer: has no direction ({answer.reason}); pass a feasible problem")
+    # λ·b = ‖p‖² holds for any b.
     if not np.isclose(answer.multipliers.sum(), answer.p @ answer.p, rtol=1e-6):
         raise InputError(
-            "answer: some of its pairs have a required margin below 1, and it does not record which; pass an "
-            "answer whose pairs all require 1"
+            "answer: some pairs have a required margin below 1; pass an answer with a required "
+            "margin of 1 for all pairs"
         )
     ends = np.concatenate([answer.pairs, answer.ties])
     if ends.max() >= E.shape[0]:
         raise InputError(
-            f"E: {E.shape[0]} tokens, but the answer has more; pass the E that it was computed from"
+            f"E: {E.shape[0]} tokens, but the answer has more; pass the E that the answer was computed from"
         )
     required = np.repeat([1.0, 0.0], [len(answer.pairs), len(answer.ties)])
     E = jnp.asarray(E)
     rows = E[ends[:, 0]] - E[ends[:, 1]]
-    # Normalised rows have equal influence on the pseudoinverse; their lengths cancel and have no derivative.
+    # Normalised rows have equal influence on the pseudoinverse. Their norms cancel, so they need no
+    # derivative.
     size = jax.lax.stop_gradient(jnp.linalg.norm(rows, axis=1))
     size = jnp.where(size > 0, size, 1.0)
     return jnp.linalg.pinv(rows / size[:, None], rtol=_DEPENDENT) @ (required / size)

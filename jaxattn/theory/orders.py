@@ -1,40 +1,41 @@
-"""Order of the force between every token and the top of its sequence, with tied tokens in balance.
+"""Order of the force between each token and the top of its sequence, with tied tokens in equilibrium.
 
-With x = e^(a_s - a_top) for a token s below the tokens on top of sequence X, the loss is a power series in x,
-as derived in docs/notes/exact_flow_ties.md:
+The tokens on top of a sequence X are those that attention selects in the limit. With x = e^(a_s - a_top) for
+a token s below the top, the loss is a power series in x (derived in docs/notes/exact_flow_ties.md):
 
     L = L₀ + Σ_i g_i x_i + ½ Σ_ij M_ij x_i x_j + ...,    M = H - G K⁻¹ Gᵀ,
 
     g_i = -mean_X r·V_i,    H_ij = mean_X [V_i·S V_j + r·(V_i U_j + V_j U_i)],    G = ∂g/∂y.
 
 U is the weight of s relative to the tokens on top, V = U (γ_s - f), r = -∂ℓ/∂f, S = ∂²ℓ/∂f², and K the
-Hessian of the tied part of the loss in coordinates y of 𝒯. Entries whose key differences are equal up to 𝒯
-share one x.
+Hessian of the tied part of the loss in coordinates y of 𝒯. Entries with equal key differences, up to 𝒯, share
+one x.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
-# Relative tolerances, first and second order: a smaller force that is left after cancellation counts as zero.
+# Relative tolerances at first and second order: a force that is smaller than this after cancellation counts
+# as zero.
 _CANCELS, _CANCELS_TWICE = 1e-7, 1e-6
-# A value and an output that differ by less than this, relative to their sizes, are equal.
+# A value and an output are equal if they differ by less than this, relative to their sizes.
 _EQUAL = 1e-8
-# Largest exponent, so that exp does not overflow; the other factor of the product vanishes faster.
+# Cap exponents here so that exp does not overflow; the other factor of the product vanishes faster.
 _LARGE = 300.0
-# Two θ that differ by less than this, relative to the longest, are equal.
+# Differences θ are equal if they differ by less than this, relative to the longest one.
 _SAME = 1e-11
 
 
 class Residual(NamedTuple):
-    """First and second derivatives of the loss ℓ(f) of n sequences with C columns of outputs.
+    """First and second derivatives of the loss ℓ(f) for n sequences with C output columns.
 
         -∂ℓ/∂f = e^log_size · direction,    ∂²ℓ/∂f² = Σ_j e^log_weight_j modes_j modes_jᵀ.
 
-    C is 1 for two classes, logistic loss, and K for K > 2, cross-entropy.
+    C = 1 for two classes with the logistic loss, and C = K for K > 2 classes with cross-entropy.
 
     Attributes:
-        direction: (n, C); sizes of order one.
+        direction: (n, C); of order one.
         log_size: (n,).
         modes: (n, M, C).
         log_weight: (n, M).
@@ -47,16 +48,16 @@ class Residual(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """The tokens of all sequences as flat arrays, (N,), and the outputs from the tokens on top alone.
+    """Tokens of all sequences as flat arrays, (N,), and outputs with attention only to the tokens on top.
 
     Attributes:
         sequence: (N,) int.
         token: (N,) int.
         top: (N,) int; a token on top of its sequence.
-        chosen: (N,) bool; whether the token is on top.
+        chosen: (N,) bool; True if the token is on top.
         log_weight: (N,); log of count e^(a_s - a_top).
         value: (N, C); γ.
-        f: (n, C).
+        f: (n, C); outputs.
         log_total: (n,); log of the weight of all tokens on top.
     """
 
@@ -71,7 +72,7 @@ class Entries(NamedTuple):
 
     @property
     def attention(self) -> np.ndarray:
-        """Attention among the tokens on top, (N,), 0 for others."""
+        """Attention within the tokens on top, (N,), 0 for other tokens."""
         log_share = self.log_weight - self.log_total[self.sequence]
         return np.exp(np.where(self.chosen, log_share, -np.inf))
 
@@ -80,9 +81,9 @@ class TiedPart(NamedTuple):
     """The tied part of the loss near its minimum.
 
     Attributes:
-        normals: (k, D); an orthonormal basis of 𝒯 without its loose directions.
+        normals: (k, D); orthonormal basis of 𝒯, without loose directions.
         log_unit: () float; log of the unit of the Hessian.
-        hessian: (k, k); the second derivative of the mean loss by p along the normals, in that unit.
+        hessian: (k, k); second derivative of the mean loss with respect to p along the normals, in this unit.
     """
 
     normals: np.ndarray
@@ -91,14 +92,14 @@ class TiedPart(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """Order of the lowest nonzero term of the force on every entry below the top.
+    """Order of the lowest nonzero term of the force on each entry below the top.
 
     Attributes:
         first: (N,) int; 1 if the first-order force repels the token from the top, -1 if it attracts it, 0 if
             the force cancels or the token is on top.
-        group: (N,) int; index of the pair among those that cancel, -1 for other entries.
-        second: (m, m); M of the pairs that cancel, with one unit per row and column.
-        unknown: (m,) bool; True if the second order cancels too, without a response of the tied tokens.
+        group: (N,) int; index among the pairs that cancel, -1 for other entries.
+        second: (m, m); M for the pairs that cancel, with one unit per row and column.
+        unknown: (m,) bool; True if the second order also cancels, although the tied tokens do not respond.
     """
 
     first: np.ndarray
@@ -108,26 +109,27 @@ class Orders(NamedTuple):
 
 
 def orders(E: np.ndarray, entries: Entries, loss: Residual, tied: TiedPart) -> Orders:
-    """Return the order of the force on every entry, given the derivatives of the loss at `entries.f`."""
+    """Compute the order of the force on each entry, given the loss derivatives at `entries.f`."""
     below = entries.value - entries.f[entries.sequence]
-    # Cancelling values leave a rounding error relative to their sizes.
+    # Cancelling values leave a rounding error that is relative to their sizes.
     sizes = np.zeros_like(entries.f)
     np.add.at(sizes, entries.sequence, entries.attention[:, None] * np.abs(entries.value))
     size = np.abs(entries.value) + sizes[entries.sequence]
     below = np.where(np.abs(below) <= _EQUAL * size, 0, below)
     flat = E - E @ tied.normals.T @ tied.normals
     group = _groups(flat[entries.token] - flat[entries.top])
-    # Members of a group differ by finite scores of tied tokens; U is that of the highest one at x = 1.
+    # Members of a group differ by finite scores of tied tokens. Evaluate U at x = 1 for the highest one.
     rest = ~entries.chosen
     log_share = entries.log_weight - _largest(group, entries.log_weight, rest)[group]
     log_share = np.where(rest, log_share - entries.log_total[entries.sequence], -np.inf)
-    # Weights of sequences are relative to the largest weight in the group.
+    # Sequence weights are relative to the largest weight in the group.
     log_own = loss.log_size[entries.sequence]
     log_own = log_own - _largest(group, log_own, rest)[group]
     parts = np.exp(np.where(rest, log_share + log_own, -np.inf))[:, None]
     parts = parts * loss.direction[entries.sequence] * below
     pull, gross = parts.sum(axis=1), np.abs(parts).sum(axis=1)
-    # Cancelling terms of one sequence leave rounding, which counts as zero even if other forces are small.
+    # Cancelling terms within a sequence leave a rounding error, which counts as zero even if other forces are
+    # small.
     pull[np.abs(pull) <= _EQUAL * gross] = 0
     net, gross = np.bincount(group, pull)[group], np.bincount(group, gross)[group]
     first = np.where(rest & (np.abs(net) > _CANCELS * gross), -np.sign(net), 0).astype(int)
@@ -180,7 +182,7 @@ def _second_order(
     along = sum(_scaled(r, x) for r, x in zip(columns, deviation, strict=True))
     size = sum(_scaled(np.abs(r), abs(x)) for r, x in zip(columns, deviation, strict=True))
     cross = (along.T @ weight).toarray()
-    # The second derivative of the loss, in units of the first.
+    # Second derivative of the loss, in units of the first.
     heavy = np.exp(np.minimum(loss.log_weight - loss.log_size[:, None], _LARGE))
     steered = [
         sum(_scaled(mode[:, c], x) for c, x in enumerate(deviation)) for mode in np.moveaxis(loss.modes, 1, 0)
@@ -212,12 +214,12 @@ def _response(
     heavy: np.ndarray,
     below: np.ndarray,
 ) -> np.ndarray:
-    """Compute n ∂g/∂y of all pairs, (m, k), in the unit of the pair and of the tied part."""
+    """Compute n ∂g/∂y for all pairs, (m, k), in units of the pair and of the tied part."""
     (place, number, share), (weight, along, steered) = idle, of_pairs
     lift, shape = E @ tied.normals.T, (len(loss.log_size), len(E))
-    # Combines both units and the weight of a sequence: e^(log_size - pair unit/2 - tied unit/2).
+    # Combine both units and the sequence weight: e^(log_size - pair unit/2 - tied unit/2).
     unit = np.exp(np.minimum((loss.log_size - tied.log_unit) / 2, _LARGE))
-    moved = entries.attention[:, None] * below  # ∂f_X/∂a of every entry on top
+    moved = entries.attention[:, None] * below  # ∂f_X/∂a of each entry on top
 
     def by_token(x: np.ndarray) -> Any:
         return _scaled(unit, _sparse(x, entries.sequence, entries.token, shape))
@@ -237,7 +239,7 @@ def _response(
     total, size = (np.asarray(_scaled(unit, x).sum(axis=0)).ravel()[:, None] for x in (along, abs(along)))
     apart = lift[low] - lift[top]
     turning = on_tokens @ lift + total * apart
-    # Terms that cancel leave a rounding error, which counts as zero even if other terms of M are small.
+    # Cancelling terms leave a rounding error, which counts as zero even if other terms of M are small.
     gross = sizes @ np.abs(lift) + size * np.abs(apart)
     return np.where(np.abs(turning) <= _CANCELS_TWICE * gross, 0, turning)
 

@@ -1,4 +1,4 @@
-"""Joint limit of p and v: the max-margin head, and the relaxed max-margin direction of the query."""
+"""Joint limit of p and v: the max-margin v, and the relaxed max-margin p."""
 
 import numpy as np
 from flax import struct
@@ -13,20 +13,20 @@ from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens
 from jaxattn.theory.max_margin import max_margin_from_constraints
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
-# A selected token is on the margin of v if y x_s·v ≤ 1 + this tolerance, which exceeds rounding.
+# A selected token is on the margin of v if y x_s·v ≤ 1 + this tolerance, which is above rounding errors.
 _ON_MARGIN = 1e-8
 
 
 @struct.dataclass(repr=False)
 class RelaxedMaxMargin(Brief):
-    """Limit directions of p and v, each with its certificate. NumPy arrays, float64.
+    """Limit directions of p and v, with a certificate for each. NumPy arrays, float64.
 
     Attributes:
-        query: the problem of p; its `pairs` are (s, s') with positive multiplier and required margin ≤ 1.
-        head: the problem of v. Its `pairs` are (s, V) for a token s selected under y = 1 and (V, s) under y =
-            -1. V is an extra token whose point is 0. The multipliers are those of v = Σ λ y x_s.
-        support: (n,) bool; the sequences on which the margin of v is tight, y x_{s(X)}·v = 1.
-        clearance: (); smallest y x_{s(X)}·v - 1 of the other sequences, inf if there are none.
+        query: the problem for p, with support pairs (s, s') of required margin at most 1.
+        head: the problem for v. Its pairs are (s, V) for a token s selected under y = 1, and (V, s) under y =
+            -1, where V is an extra token with point 0. The multipliers satisfy v = Σ λ y x_s.
+        support: (n,) bool; True for sequences on the margin of v, y x_{s(X)}·v = 1.
+        clearance: (); smallest y x_{s(X)}·v - 1 over the other sequences, inf if there are none.
     """
 
     query: MaxMargin
@@ -35,39 +35,39 @@ class RelaxedMaxMargin(Brief):
     clearance: Leaf
 
     def brief(self) -> str:
-        """Return a summary of both problems, with their margins."""
+        """Summarise both problems with their margins."""
         tight = f"support {int(np.sum(self.support))} of {np.size(self.support)} sequences"
         margins = f"margins {float(self.head.margin):.4g} and {float(self.query.margin):.4g}"
         return f"{self.reason}; {margins} of v and p, duality_gap {self.duality_gap:.4g}, {tight}"
 
     @property
     def p(self) -> Leaf:
-        """The relaxed max-margin vector, (D,); NaN if there is none."""
+        """Relaxed max-margin vector, (D,); NaN if there is none."""
         return self.query.p
 
     @property
     def v(self) -> Leaf:
-        """The shortest v with y x_{s(X)}·v ≥ 1 for all X, (e,); NaN if there is none."""
+        """Minimum-norm v with y x_{s(X)}·v ≥ 1 for all X, (e,); NaN if there is none."""
         return self.head.p
 
     @property
     def multipliers(self) -> Leaf:
-        """The multipliers of p, (k,), those of `query.pairs`."""
+        """Multipliers for p, (k,), in the order of `query.pairs`."""
         return self.query.multipliers
 
     @property
     def duality_gap(self) -> float:
-        """The larger one of the two relative duality gaps; 1 if not feasible."""
+        """Larger of the two relative duality gaps; 1 if not feasible."""
         return float(max(self.query.duality_gap, self.head.duality_gap))
 
     @property
     def feasible(self) -> bool:
-        """True if both problems have a solution. False does not prove that one has none."""
+        """True if both problems have a solution. False does not prove that one of them has none."""
         return bool(self.head.feasible and self.query.feasible)
 
     @property
     def infeasible(self) -> bool:
-        """True if one of the problems is proven to have no solution."""
+        """True if one of the problems is proven infeasible."""
         return bool(self.head.infeasible or self.query.infeasible)
 
     @property
@@ -77,7 +77,7 @@ class RelaxedMaxMargin(Brief):
 
     @property
     def reason(self) -> str:
-        """Outcome of both problems in words."""
+        """Description of the outcome of both problems."""
         return f"v: {self.head.reason}" + (f"; p: {self.query.reason}" if self.head.feasible else "")
 
 
@@ -89,46 +89,48 @@ def relaxed_max_margin(
     tied: float = 1.0,
     tolerance: float = 1e-10,
 ) -> RelaxedMaxMargin:
-    """Return the directions to which p and v converge when trained jointly with a fixed selection.
+    """Compute the directions to which p and v converge when they are trained jointly with a fixed selection.
 
         v_mm    = argmin ‖v‖²  s.t.  y x_{s(X)}·v ≥ 1  for all X,
         p_relax = argmin ‖p‖²  s.t.  p·(Φ_{s(X)} - Φ_s') ≥ 1  for X in the support of v_mm,
                                      p·(Φ_{s(X)} - Φ_s') ≥ 0  for the other X,
 
-    with values γ_s = x_s·v of points x, which default to the keys Φ; for embeddings x = Φ = E.
+    with values γ_s = x_s·v at points x, which default to the keys Φ. For embeddings, x = Φ = E.
 
-    Only sequences on which v_mm is tight keep moving p; p_relax only has to keep the selection of the other
-    sequences. If no tight sequence has another token, p_relax = 0. A problem without solution raises no
-    error: `infeasible` is True and `reason` names v or p.
+    Only the support of v_mm keeps moving p. For the other sequences p_relax only has to preserve the
+    selection. If no sequence of the support has an unselected token, p_relax = 0. An infeasible problem does
+    not raise an error: `infeasible` is True, and `reason` says whether p or v has no solution.
 
     Args:
         scores: keys Φ (m, D), and bags of n sequences of two classes; `Scores(E, corpus)` for embeddings.
-        chosen: the selected token s(X) of each sequence, exactly one.
-        points: (m, e) float; x; defaults to the keys.
-        tied: required margin of a pair whose other token s' is on the margin of v_mm too, y x_s'·v_mm = 1,
-            for X in the support. The regularisation path and Assumption 1 exclude such pairs. For gradient
-            flow, where v separates s(X) from s' by a bounded amount only, it is 1/2: see
-            docs/notes/joint_flow.md.
+        chosen: the selection, with exactly one token s(X) per sequence.
+        points: x, (m, e) float; defaults to the keys.
+        tied: required margin of a pair with X in the support if s' is also on the margin of v_mm, y x_s'·v_mm
+            = 1. Such pairs do not occur on the regularisation path or under Assumption 1. For gradient flow,
+            in which v separates s(X) from s' only by a bounded amount, use 1/2; see docs/notes/joint_flow.md.
         tolerance: largest relative duality gap of a solved problem.
 
     Raises:
-        InputError: there are more than two classes, keys or points hold NaN or inf, a sequence does not have
-            exactly one selected token, shapes do not match, or `tied` is below 0.
+        InputError: there are more than two classes, keys or points contain NaN or inf, a sequence does not
+            have exactly one selected token, shapes do not match, or `tied` is negative.
 
     Source:
-        Tarzanagh et al. 2023 (arXiv 2306.13596), the limit of the regularisation path of p and v.
+        Tarzanagh et al. 2023 (arXiv 2306.13596), limit of the regularisation path of p and v.
     """
     corpus = scores.corpus
     if corpus.num_classes != 2:
-        raise InputError(f"corpus: {corpus.num_classes} classes; a max-margin head is defined for two")
+        raise InputError(
+            f"corpus: {corpus.num_classes} classes; use a corpus with two, for which the max-margin v "
+            "is defined"
+        )
     if not tied >= 0:
-        raise InputError(f"tied: {tied}; give a number of 0 or more")
+        raise InputError(f"tied: {tied}; must be at least 0")
     require_keys(scores.keys, corpus)
     keys = np.asarray(scores.keys, np.float64)
     points = keys if points is None else np.asarray(points, np.float64)
     require_finite(keys=keys, points=points)
     if points.ndim != 2 or len(points) != len(keys):
-        raise InputError(f"points: shape {points.shape} for {len(keys)} tokens; give (m, e)")
+        raise InputError(f"points: shape {points.shape} for {len(keys)} tokens; expected (m, e)")
     token, labels = _selected_tokens(corpus, chosen), np.asarray(corpus.targets)
     head = max_margin_head(points, token, labels, tolerance=tolerance)
     if not head.feasible:
@@ -148,10 +150,10 @@ def relaxed_max_margin(
 
 
 def max_margin_head(E: np.ndarray, token: np.ndarray, labels: np.ndarray, *, tolerance: float) -> MaxMargin:
-    """Return the shortest v with y E_s·v ≥ 1 for given tokens and labels.
+    """Find the minimum-norm v with y E_s·v ≥ 1 for given tokens and labels.
 
-    It solves the max-margin problem with one extra token V of embedding 0: pairs (s, V) for y = 1, (V, s) for
-    y = -1.
+    This is the max-margin problem with an extra token V of embedding 0, and pairs (s, V) for y = 1 and (V, s)
+    for y = -1.
 
     Args:
         E: (V, d) float64.
@@ -178,14 +180,15 @@ def _selected_tokens(corpus: Corpus, chosen: Selection) -> np.ndarray:
     (present, sequence, held), mask = distinct_tokens(corpus), np.asarray(chosen.mask)
     if mask.shape != present.shape:
         raise InputError(
-            f"chosen: made for bags {mask.shape}, not {present.shape}; select again on this corpus"
+            f"chosen: made for bags {mask.shape}, not {present.shape}; recompute the selection for "
+            "this corpus"
         )
     picked = mask[present]
     count = np.bincount(sequence[picked], minlength=corpus.num_examples)
     if (count != 1).any():
         where = int(np.argmax(count != 1))
         raise InputError(
-            f"chosen: sequence {where} has {count[where]} selected tokens; select exactly one in each"
+            f"chosen: sequence {where} has {count[where]} selected tokens; select exactly one per sequence"
         )
     token = np.zeros(corpus.num_examples, np.int64)
     token[sequence[picked]] = held[picked]

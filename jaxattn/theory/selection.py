@@ -1,4 +1,4 @@
-"""Selections of tokens, the margin of a direction, and angles without cancellation in 1 - cos."""
+"""Selections of tokens, the margin of a direction, and angles with 1 - cos free of cancellation."""
 
 from typing import Any
 
@@ -19,52 +19,53 @@ from jaxattn.data.ragged import take
 
 @struct.dataclass(repr=False)
 class Selection(Brief):
-    """The selected tokens S_X of every sequence X of one corpus. A pytree with the shape of the bags.
+    """Selected tokens S_X of each sequence X of a corpus. A pytree.
 
     Attributes:
-        mask: (R, W) bool; True where an entry of `corpus.bags` is selected, False for padding.
+        mask: (R, W) bool, with the shape of `corpus.bags`; True for selected entries, False for padding.
     """
 
     mask: Leaf
 
     def counts(self, corpus: Corpus) -> Int[Array, " n"]:
-        """Return the number of distinct selected tokens of each sequence, (n,) int32."""
+        """Count the distinct selected tokens of each sequence, (n,) int32."""
         return _count(corpus, self.mask)
 
     def important_counts(self, corpus: Corpus, important: Bool[Array | np.ndarray, " V"]) -> Int[Array, " n"]:
-        """Return the number of distinct important tokens that are selected in each sequence, (n,) int32.
+        """Count the distinct important tokens among the selected ones in each sequence, (n,) int32.
 
         Args:
-            corpus: the corpus the selection was made on.
-            important: (V,) bool; which tokens are important.
+            corpus: the corpus of the selection.
+            important: (V,) bool; True for important tokens.
         """
         return _count(corpus, self.mask, jnp.asarray(important))
 
     def selects(
         self, corpus: Corpus, important: Bool[Array | np.ndarray, " V"]
     ) -> tuple[Bool[Array, " n"], Bool[Array, " n"]]:
-        """Return in which sequences attention separates important tokens from others, and which have a tie.
+        """Return masks of the sequences that select an important token, and of those with a tie.
 
         A sequence selects an important token if all tokens of S_X are important and S_X ≠ X. It has a tie if
-        S_X contains both important and other tokens, or important tokens and S_X = X. It never does both.
+        S_X contains both important and other tokens, or if S_X contains important tokens and S_X = X. The two
+        masks are disjoint.
 
         Args:
-            corpus: the corpus the selection was made on.
-            important: (V,) bool; which tokens are important.
+            corpus: the corpus of the selection.
+            important: (V,) bool; True for important tokens.
 
         Returns:
-            (n,) bool, whether each sequence selects one; (n,) bool, whether it has such a tie.
+            Two (n,) bool masks: sequences that select an important token, and sequences with a tie.
         """
         on_top = self.important_counts(corpus, important)
         alone = (on_top > 0) & (on_top == self.counts(corpus)) & self.decided(corpus)
         return alone, (on_top > 0) & ~alone
 
     def decided(self, corpus: Corpus) -> Bool[Array, " n"]:
-        """Return the sequences in which some token is not selected, S_X ≠ X, (n,) bool."""
+        """Return a mask of the sequences with an unselected token, S_X ≠ X, (n,) bool."""
         return self.counts(corpus) < _count(corpus, corpus.bags.count > 0)
 
     def tokens(self, corpus: Corpus) -> Bool[Array | np.ndarray, " V"]:
-        """Return the tokens that are selected in at least one sequence, (V,) bool."""
+        """Return a mask of the tokens that are selected in at least one sequence, (V,) bool."""
         nowhere = jnp.zeros(corpus.vocab_size, bool)
         return nowhere.at[corpus.bags.index.astype(jnp.int32)].max(self.mask)
 
@@ -77,16 +78,16 @@ def selection(
 ) -> Selection:
     """Select the tokens with the highest score in each sequence: S_X(p) = argmax_{s ∈ X} p·Φ_s.
 
-    Tokens tie with the best one if their score is lower by at most `tie` times the spread of all scores, max
+    A token ties with the best one if its score is lower by at most `tie` times the spread of all scores, max
     - min over the tokens of the corpus. The selection is therefore invariant under positive scaling of p and
     under adding a constant to all scores. p = 0 selects every token.
 
     The default `tie` is 1e-9, or 64 eps if p has less than double precision (8e-6 in single). This is ten
-    times the effect on the scores of a direction with error 1e-10, and far below the gaps between tokens that
-    do not tie. Tokens that tie in the limit of a gradient flow differ by O(1/‖p‖) of the spread. To obtain
-    the selection of the limit at a finite ‖p‖, pass a `tie` of that size.
+    times the change in scores caused by an error of 1e-10 in the direction, and far below the gaps between
+    tokens that do not tie. On the path of a gradient flow, the scores of tokens that tie in the limit differ
+    by O(1/‖p‖) of the spread. Pass a `tie` of this size to obtain the selection of the limit.
 
-    Supports jit and vmap. Outside of them the scores are computed in float64 even if x64 is disabled in JAX.
+    Works under jit and vmap. Otherwise the scores are computed in float64 even if x64 is disabled in JAX.
 
     Args:
         p: (D,) float; the parameter or its direction, of any length.
@@ -102,9 +103,9 @@ def selection(
     traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((p, keys, corpus, tie)))
     require_keys(keys, corpus)
     if np.shape(p) != np.shape(keys)[1:]:
-        raise InputError(f"p: shape {np.shape(p)} for keys {np.shape(keys)}; give (D,) for keys (m, D)")
+        raise InputError(f"p: shape {np.shape(p)} for keys {np.shape(keys)}; expected (D,) for keys (m, D)")
     if tie is not None and not traced and not tie >= 0:
-        raise InputError(f"tie: {tie}; give a tolerance of 0 or more")
+        raise InputError(f"tie: {tie}; must be at least 0")
     if traced:
         of_tokens = jnp.matmul(keys, p, precision="highest")
         return _select(corpus, of_tokens, _tie(of_tokens.dtype) if tie is None else tie, 0.0)
@@ -135,12 +136,12 @@ def selection_from_scores(
 
 
 def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Selection:
-    """Select given tokens, such as the important ones, wherever they occur.
+    """Select all occurrences of given tokens, such as the important ones.
 
     The selection is empty for a sequence that contains none of the tokens.
 
     Args:
-        tokens: (V,) bool; which tokens to select.
+        tokens: (V,) bool; True for tokens to select.
         corpus: n sequences over V tokens.
     """
     chosen = take(jnp.asarray(tokens), corpus.bags.index.astype(jnp.int32))
@@ -148,16 +149,16 @@ def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Sele
 
 
 def require_keys(keys: Any, corpus: Corpus) -> None:
-    """Raise InputError unless there is a key for every token."""
+    """Raise InputError unless each token has a key."""
     if np.ndim(keys) != 2 or np.shape(keys)[0] != corpus.vocab_size:
-        raise InputError(f"keys: shape {np.shape(keys)} for {corpus.vocab_size} tokens; give (m, D)")
+        raise InputError(f"keys: shape {np.shape(keys)} for {corpus.vocab_size} tokens; expected (m, D)")
 
 
 def require_finite(**arrays: Any) -> None:
-    """Raise InputError if an array contains NaN or inf, with the name of the first one."""
+    """Raise InputError with the name of the first array that contains NaN or inf, if any."""
     for name, x in arrays.items():
         if not np.isfinite(x).all():
-            raise InputError(f"{name} contains NaN or inf; lower the step size or drop this run")
+            raise InputError(f"{name} contains NaN or inf; lower the step size or exclude this run")
 
 
 def _tie(dtype: Any) -> float:
@@ -191,7 +192,7 @@ def cosine(a: Any, b: Any) -> Any:
         b: (..., d) float, broadcast against `a`.
 
     Returns:
-        (...) in [-1, 1], NaN if a vector is zero; float64 NumPy, or a JAX array under a trace.
+        (...) in [-1, 1], NaN if a vector is zero; a float64 NumPy array, or a JAX array if traced.
     """
     return 1.0 - one_minus_cosine(a, b)
 
@@ -204,7 +205,7 @@ def one_minus_cosine(a: Any, b: Any) -> Any:
         b: (..., d) float, broadcast against `a`.
 
     Returns:
-        (...) in [0, 2], NaN if a vector is zero; float64 NumPy, or a JAX array under a trace.
+        (...) in [0, 2], NaN if a vector is zero; a float64 NumPy array, or a JAX array if traced.
     """
     a, b = _unit(a), _unit(b)
     # Rounding could push opposite vectors slightly beyond 2.
@@ -216,7 +217,8 @@ def margin(p: Float[Array, " D"], scores: Scores, selection: Selection) -> Float
 
         min over X, s ∈ S_X, s' ∈ X \\ S_X of  p·(Φ_s - Φ_s') / ‖p‖
 
-    The max-margin direction has the largest margin. The margin is negative if p does not separate.
+    The max-margin direction has the largest margin. The margin is negative if p does not separate the
+    selection.
 
     Args:
         p: (D,) float.
@@ -235,11 +237,11 @@ def margin(p: Float[Array, " D"], scores: Scores, selection: Selection) -> Float
 
 
 def _unit(x: Any) -> Any:
-    # Float64 even if x64 is disabled in JAX: float32 cannot resolve angles below 1e-4.
+    # Use float64 even if x64 is disabled in JAX: float32 cannot resolve angles below 1e-4.
     traced = isinstance(x, jax.core.Tracer)
     x = jnp.asarray(x) if traced else np.asarray(x, np.float64)
     xp = jnp if traced else np
-    # Divide by the largest entry first, because the squares of a norm of 1e-200 would underflow.
+    # Divide by the largest entry first, because the squares of a vector of norm 1e-200 would underflow.
     largest = xp.abs(x).max(-1, keepdims=True)
     x = x / xp.where(largest > 0, largest, xp.nan)
     return x / xp.sqrt((x**2).sum(-1, keepdims=True))

@@ -21,7 +21,8 @@ from jaxattn.theory import (
     max_margin_from_constraints,
 )
 
-# Largest ratio of two weights of a reweighted problem, whose solver is accurate to 1e-16 of the largest.
+# Maximum ratio of two weights of a reweighted problem, because the solver is accurate to 1e-16 of the largest
+# one.
 _SPREAD = 1e12
 _MOST_PROBLEMS = 400
 

@@ -35,7 +35,7 @@ class Params(NamedTuple):
 
     E: Array  # (V, d) embeddings
     p: Array  # (d,) query
-    v: Array  # (d,) head
+    v: Array  # (d,) read-out vector
     log_temperature: Array  # () log τ
 
 

@@ -43,7 +43,7 @@ class Params(NamedTuple):
 
     E: Array  # (V, d) embeddings
     P: Array  # (T, d) positions
-    W: Array  # (d, d) keys against queries
+    W: Array  # (d, d) key-query matrix
     U: Array  # (d, V) outputs
 
 

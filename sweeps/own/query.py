@@ -25,8 +25,8 @@ def signal(key: Array, *, dim: int, length: int, sequences: int, strength: float
 class Params(NamedTuple):
     """Parameters of the model."""
 
-    W: Array  # (d, d), keys against queries
-    v: Array  # (d,) head
+    W: Array  # (d, d) key-query matrix
+    v: Array  # (d,) read-out vector
 
 
 class Bilinear(ja.Model[Vectors]):

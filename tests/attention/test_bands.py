@@ -34,7 +34,7 @@ def test_each_ceiling_is_the_smallest_above_the_score(scores):
 
 
 @pytest.mark.parametrize("spread", [1.0, 100.0, 1e4, 1e7])
-def test_ceilings_of_random_scores(rng, spread):
+def test_ceilings_of_random_scores_match_the_definition(rng, spread):
     scores = jnp.asarray(spread * rng.normal(size=5_000), jnp.float32)
     ceiling, _ = jax.jit(bands.split)(scores)
     offset = {h % (64 * 2**80) for h in exactly(ceiling)}

@@ -77,7 +77,7 @@ def test_float32_does_not_underflow(rng, corpus, spread):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=5e-6)
 
 
-def test_a_batch_with_scores_too_large_for_bands(rng, corpus):
+def test_scores_too_large_for_bands_are_computed_separately(rng, corpus):
     scores, columns = batch_of(rng, [0, 150], 1, np.float32)
     scores[0] = 2.0**31
     weights = np.asarray(rng.normal(size=(2, 1, corpus.num_examples)), np.float32)
@@ -110,7 +110,7 @@ def test_first_derivatives_match_the_reference(rng, x64, corpus):
     np.testing.assert_allclose(slope(scores, along), (d_scores * along).sum(), rtol=1e-11)
 
 
-def test_derivatives_of_a_normaliser_whose_square_underflows(rng, corpus):
+def test_derivatives_are_accurate_if_the_squared_normaliser_underflows(rng, corpus):
     scores, columns = batch_of(rng, [62, 60], 1, np.float32)
     along = np.asarray(rng.normal(size=scores.shape), np.float32)
     call = lambda a: batched.banded_forward(corpus, a, jnp.asarray(columns), 1)[0].sum()  # noqa: E731

@@ -27,7 +27,7 @@ def entries(corpus, x):
                 yield int(owner), int(bags.index[row, column]), int(count), float(x[row, column])
 
 
-def test_below_top_with_ties_and_padding(corpus):
+def test_below_top_handles_ties_and_padding(corpus):
     scores = jnp.asarray([1.0, 7.0, -3.0, 7.0, 2.0, 1.0])
     below = below_top(corpus, scores)
     for sequence, token, _, x in entries(corpus, below):

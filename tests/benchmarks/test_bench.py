@@ -68,7 +68,7 @@ def test_every_number_of_seeds_is_measured(rows):
         assert one.peak_mib is None or one.peak_mib > 0
 
 
-def test_different_bits_are_detected(monkeypatch):
+def test_bitwise_differences_are_detected(monkeypatch):
     numbers = iter(range(100))
     seen = bench._timed
 
@@ -107,7 +107,7 @@ def row(name="small", seeds=1, us=10.0, peak=None):
     return Measured(name, seeds, 1.0, us, 3, True, 5.0, peak)
 
 
-def test_report_round_trip(tmp_path):
+def test_reports_round_trip_through_files(tmp_path):
     one = report(row(), row(seeds=4, peak=17.0))
     path = write(one, tmp_path / "deep" / "bench.json")
     assert read(path) == one

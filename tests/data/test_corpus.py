@@ -83,20 +83,20 @@ def test_padded_sequences_recover_the_tokens(rng):
     ("sequences", "labels", "sizes", "message"),
     [
         ([], [], {}, "the corpus is empty"),
-        ([[0], []], [1, -1], {}, "sequence 1: it has no token"),
-        ([[0], [3]], [1, -1], {}, "token id 3 of sequence 1: ids run from 0 to 2"),
+        ([[0], []], [1, -1], {}, "sequence 1: has no token"),
+        ([[0], [3]], [1, -1], {}, "token id 3 of sequence 1: must be in 0 to 2"),
         ([[0], [-1]], [1, -1], {}, "token id -1 of sequence 1"),
-        ([[0], [1]], [1, 0], {}, r"label 0 of sequence 1: expected one of \[-1, 1\]"),
-        ([[0], [1]], [0, 3], {"num_classes": 3}, r"label 3 of sequence 1: expected one of \[0, 1, 2\]"),
+        ([[0], [1]], [1, 0], {}, r"label 0 of sequence 1: must be one of \[-1, 1\]"),
+        ([[0], [1]], [0, 3], {"num_classes": 3}, r"label 3 of sequence 1: must be one of \[0, 1, 2\]"),
         ([[0]], [1, 1], {}, "2 labels for 1 sequences"),
         ([[0], [1]], [1], {}, "1 labels for 2 sequences"),
-        ([[0, 1.7]], [1], {}, r"token ids: float64\[2\]; give a list of whole numbers"),
+        ([[0, 1.7]], [1], {}, r"token ids: float64\[2\]; expected a list of integers"),
         ([[0], ["1"]], [1, 1], {}, "token ids: <U"),
         ([[0], [2**70]], [1, 1], {}, "token ids: object"),
         ([[0], [1]], [[1], [1]], {}, r"labels: int64\[2, 1\]"),
         ([[0], [1]], [1, "a"], {}, "label 1 of sequence 0"),
-        ([[0]], [1], {"num_classes": 1}, "give at least 2"),
-        ([[0]], [1], {"vocab_size": 0}, "vocab_size: 0; give at least 1"),
+        ([[0]], [1], {"num_classes": 1}, "num_classes: 1; must be at least 2"),
+        ([[0]], [1], {"vocab_size": 0}, "vocab_size: 0; must be at least 1"),
         ([[0]], [1], {"vocab_size": 10**30}, "32-bit positions"),
     ],
 )
@@ -109,8 +109,8 @@ def test_invalid_sequences_are_rejected(sequences, labels, sizes, message):
     ("tokens", "lengths", "labels", "message"),
     [
         ([0, 1], [1, 1], [1], "1 labels for 2 sequences"),
-        ([0], [1, 1], [1, 1], "their sum is 2 for 1 tokens"),
-        ([0, 1], [3, -1], [1, 1], "sequence 1: it has no token"),
+        ([0], [1, 1], [1, 1], "the sum is 2, but there are 1 tokens"),
+        ([0, 1], [3, -1], [1, 1], "sequence 1: has no token"),
         ([0, 1], [1.0, 1.0], [1, 1], "lengths: float64"),
         ([[0, 1]], [1, 1], [1, 1], r"token ids: int64\[1, 2\]"),
     ],
@@ -156,7 +156,7 @@ def test_a_sequence_may_repeat_one_token(x64, length):
 )
 def test_corpora_beyond_32_bit_positions_are_rejected(sequences, length, vocab_size):
     tokens, labels = (jax.ShapeDtypeStruct(shape, "int32") for shape in ((sequences, length), (sequences,)))
-    with pytest.raises(InputError, match="32-bit positions allow at most 2,147,483,647; use fewer"):
+    with pytest.raises(InputError, match="more than the 2,147,483,647 that 32-bit positions allow; use"):
         jax.eval_shape(partial(from_draws, vocab_size=vocab_size, num_classes=2), tokens, labels)
 
 

@@ -57,9 +57,9 @@ def test_batch_matches_the_generator_function(kind, generator):
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("xor", {"sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
-        ("xor", {"validation_sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
-        ("negation", {"test_sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
+        ("xor", {"sequences": 6}, "sequences: 6; must be a positive multiple of 4"),
+        ("xor", {"validation_sequences": 6}, "sequences: 6; must be a positive multiple of 4"),
+        ("negation", {"test_sequences": 6}, "sequences: 6; must be a positive multiple of 4"),
         ("negation", {"vocab_size": 7}, "vocab_size: 7"),
         ("topics", {"topic_words": 6}, "length: 5 is too short for 6"),
         ("multi_relevant", {"relevant_per_sequence": 4}, "relevant_per_sequence: 4"),

@@ -74,7 +74,7 @@ def test_negation_flips_the_label(negated):
 
 
 @pytest.mark.parametrize("negated", [0.0, 0.1, 0.25, 0.7, 1.0])
-def test_average_signed_frequency_shrinks_with_the_negated_share(negated):
+def test_average_signed_frequency_decreases_with_the_negated_fraction(negated):
     sizes = NEGATION | {"relevant": 2, "sequences": 400}
     corpus = ja.data.negation(jax.random.key(3), **sizes, negated=negated)
     found = alpha(corpus)
@@ -84,7 +84,7 @@ def test_average_signed_frequency_shrinks_with_the_negated_share(negated):
 
 
 @kinds
-def test_vmap_matches_a_loop_and_samples_depend_on_the_key_alone(kind):
+def test_vmap_matches_a_loop_and_samples_depend_only_on_the_key(kind):
     generate, sizes = KINDS[kind]
     keys = jax.random.split(jax.random.key(0), 3)
     batch = jax.jit(jax.vmap(lambda key: generate(key, **sizes)))(keys)
@@ -104,7 +104,7 @@ def test_a_padded_vocabulary_does_not_change_samples(kind):
     np.testing.assert_array_equal(ja.data.token_counts(wide)[40:], 0)
 
 
-def test_the_negated_share_can_be_vmapped():
+def test_the_negated_fraction_can_be_vmapped():
     shares = jnp.array([0.0, 0.25, 0.5])
     key = jax.random.key(5)
     batch = jax.vmap(lambda share: ja.data.negation(key, **NEGATION, negated=share))(shares)
@@ -116,14 +116,14 @@ def test_the_negated_share_can_be_vmapped():
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("xor", {"sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
+        ("xor", {"sequences": 6}, "sequences: 6; must be a positive multiple of 4"),
         ("xor", {"sequences": 0}, "sequences: 0"),
         ("xor", {"pairs": 0}, "pairs: 0"),
         ("xor", {"length": 1}, "length: 1 is too short for 2"),
         ("xor", {"vocab_size": 12}, "vocab_size: 12 leaves no irrelevant token"),
         ("xor", {"vocab_size": 11, "length": 2}, "vocab_size: 11"),
-        ("negation", {"sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
-        ("negation", {"relevant": 5}, "relevant: 5 is not a positive multiple of 2"),
+        ("negation", {"sequences": 6}, "sequences: 6; must be a positive multiple of 4"),
+        ("negation", {"relevant": 5}, "relevant: 5; must be a positive multiple of 2"),
         ("negation", {"length": 1}, "length: 1 is too short for 2"),
         ("negation", {"vocab_size": 7, "length": 2}, "vocab_size: 7 leaves no irrelevant token"),
     ],
@@ -134,6 +134,6 @@ def test_impossible_sizes_are_rejected(kind, change, message):
         generate(jax.random.key(0), **sizes | change)
 
 
-def test_xor_without_irrelevant_tokens():
+def test_xor_works_without_irrelevant_tokens():
     corpus = ja.data.xor(jax.random.key(0), vocab_size=4, length=2, sequences=4)
     assert sequences(corpus) == ([[0, 2], [0, 3], [1, 2], [1, 3]], [1, -1, -1, 1])

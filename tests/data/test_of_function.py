@@ -78,12 +78,12 @@ def test_a_task_key_requires_a_key():
     def keyless(*, task_key, sequences: int = 3):
         raise NotImplementedError
 
-    with pytest.raises(InputError, match=r"keyless: it has a task_key and no key; write key as its first"):
+    with pytest.raises(InputError, match=r"keyless: the argument task_key requires a key; add key as the"):
         data_class(keyless)
 
 
 @pytest.mark.more
-def test_every_split_has_a_separate_size(study):
+def test_splits_can_have_different_sizes(study):
     data = study("own").base.data
     splits = data.draw(jax.random.key(0))
     assert (splits.train.num_examples, splits.test.num_examples, splits.validation) == (12, 8, None)

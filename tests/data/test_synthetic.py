@@ -67,9 +67,9 @@ def test_generators_are_pure_functions_of_the_key():
     ("change", "message"),
     [
         ({"num_classes": 1}, "num_classes: 1"),
-        ({"sequences": 241}, "sequences: 241 is not a positive multiple"),
+        ({"sequences": 241}, "sequences: 241; must be a positive multiple"),
         ({"sequences": 0}, "sequences: 0"),
-        ({"relevant": 5}, "relevant: 5 is not a positive multiple"),
+        ({"relevant": 5}, "relevant: 5; must be a positive multiple"),
         ({"vocab_size": 12}, "leaves no irrelevant token"),
         ({"vocab_size": 3}, "leaves no irrelevant token"),
     ],
@@ -132,7 +132,7 @@ def test_vmapped_and_padded_topics_match_a_loop():
     [
         ({"topic_words": 11}, "length: 10 is too short for 11"),
         ({"topic_words": 0}, "topic_words: 0"),
-        ({"relevant": 13}, "relevant: 13 is not a positive multiple"),
+        ({"relevant": 13}, "relevant: 13; must be a positive multiple"),
         ({"vocab_size": 12}, "leaves no irrelevant token"),
     ],
 )
@@ -141,6 +141,6 @@ def test_impossible_sizes_of_topics_are_rejected(change, message):
         ja.data.topics(jax.random.key(0), **TOPICS | change)
 
 
-def test_topics_without_common_words():
+def test_topics_work_without_common_words():
     corpus = ja.data.topics(jax.random.key(0), **TOPICS | {"vocab_size": 12, "topic_words": 10})
     assert (np.asarray(corpus.lengths) == 10).all()

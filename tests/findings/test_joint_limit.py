@@ -35,7 +35,7 @@ def test_two_sided_matches_clarabel(shortest, seed):
         assert (found.multipliers >= 0).all()
 
 
-def test_two_sided_without_requirements_and_infeasible():
+def test_two_sided_handles_no_constraints_and_infeasible_ones():
     rows = np.array([[1.0, 0], [-1, 0]])
     assert (two_sided(rows, np.array([-0.5, 0])).p == 0).all()
     assert not two_sided(rows, np.array([0.5, 0.5])).feasible
@@ -117,7 +117,7 @@ def test_both_programs_match_loops(problems, shortest, seed):
     np.testing.assert_allclose(np.linalg.norm(found.p), np.linalg.norm(expected), rtol=1e-6)
 
 
-def test_mixture_in_closed_form():
+def test_mixture_matches_the_closed_form():
     """Token 0 occurs 20 times under the other label, so the margin is largest at a_0 - a_1 = -½ log 20."""
     corpus = ja.data.from_sequences([[0, 1], [0] * 20 + [1], [2], [3]], [1, -1, 1, -1], vocab_size=4)
     half = 1 / (1 - 2 / (1 + np.sqrt(20)))
@@ -163,7 +163,7 @@ def test_reason_names_failed_condition():
     assert np.isnan(found.p).all()
 
 
-def test_bad_input():
+def test_invalid_input_is_rejected():
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, -1], vocab_size=4)
     three = ja.data.from_sequences([[0, 1]], [2], vocab_size=4, num_classes=3)
     with pytest.raises(ja.InputError, match="3 classes"):

@@ -95,7 +95,7 @@ def test_short_run_is_measured(tmp_path):
     ]  # fmt: skip
 
 
-def test_note_contains_the_tables():
+def test_the_note_contains_the_tables():
     page = (ROOT / "docs" / "notes" / "which_label.md").read_text(encoding="utf-8")
     tables = sorted(PUBLISHED.glob("*.md"))
     assert tables

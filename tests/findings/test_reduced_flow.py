@@ -93,7 +93,7 @@ def test_reduced_flow_is_exact_for_identical_irrelevant_tokens():
     assert abs(ours).min() > 1e-3
 
 
-def test_asymmetry_of_labels_grows_like_power_kappa():
+def test_asymmetry_of_labels_grows_like_a_power_kappa():
     """δ(x) = δ(0) (h(x)/h(0))^κ, κ = (1 + R g²)(1 - R/V): the linear part of the reduced flow."""
     R, T, V, g = 20, 8, 50, 1.5
     made = reduced_flow(g * 2 * R * T, relevant=R, length=T, vocab_size=V, dim=np.inf)
@@ -184,7 +184,7 @@ def test_random_counts_lose_a_label_if_the_leading_label_has_the_rarest_token():
     ("dim", "length", "lost"),
     [(64, 8, True), (128, 8, True), (256, 8, False), (1024, 8, False), (256, 16, True), (1024, 16, False)],
 )
-def test_ten_times_the_noise_relative_to_the_window(dim, length, lost):
+def test_recommended_step_is_compared_with_the_window(dim, length, lost):
     """η0 = 10 · 2 R T / √d, the recommendation under Assumption 1."""
     sizes = {"relevant": 20, "length": length, "vocab_size": 50, "sequences": 200, "dim": dim}
     assert follow(reduced_flow(10 * 2 * 20 * length / dim**0.5, **sizes)).lost == lost
@@ -198,7 +198,7 @@ def test_given_equal_counts_match_the_default():
         np.testing.assert_allclose(x, y, rtol=1e-12)
 
 
-def test_longest_run():
+def test_longest_run_of_true_values_is_found():
     assert longest_run([False, True, True, False, True]) == (1, 3)
     assert longest_run([False]) == (0, 0)
     assert longest_run([True, True]) == (0, 2)
@@ -213,7 +213,7 @@ def test_longest_run():
         ({"counts": np.ones(8)}, "counts: give 8"),
     ],
 )
-def test_bad_input(changes, why):
+def test_invalid_input_is_rejected(changes, why):
     with pytest.raises(ja.InputError, match=why):
         label_window(**SIZES | {"dim": 64} | changes)
 

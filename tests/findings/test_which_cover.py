@@ -37,7 +37,7 @@ def test_broad_tokens_are_the_shortest_cover(code, narrow, halving, shortest, gr
     assert code("cover.py:greedy_cover")(corpus).size == greedy
 
 
-def test_orders_by_alpha_of_a_small_example(code):
+def test_orders_by_alpha_match_a_small_example(code):
     """α is 1/4, -1/8, -1/8, 0: both lead by size; -α puts token 3 (α = 0) above token 0."""
     corpus = ja.data.from_sequences([[0, 3], [1, 3], [0, 3], [2, 3]], [1, -1, 1, -1], vocab_size=4)
     scores = np.array(

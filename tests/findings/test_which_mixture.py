@@ -23,7 +23,7 @@ def code(monkeypatch):
 
 
 @pytest.mark.parametrize("c", [1.0, 0.3])
-def test_two_mirrored_pairs_in_closed_form(code, c):
+def test_two_mirrored_pairs_match_the_closed_form(code, c):
     """w² - s/c - e^(2cs)/(2c²) is conserved, so 2 c s = 2 log w + log(2 c²) asymptotically."""
     E = np.array([[1.0, c, 0, 0], [0, -c, 0, 0], [-1, c, 0, 0], [0, -c, 0, 0]])
     corpus = ja.data.from_sequences([[0, 1], [2, 3]] * 2, [1, -1] * 2, vocab_size=4)
@@ -79,7 +79,7 @@ def test_velocity_matches_loops(code):
     np.testing.assert_allclose(far(log_r, p), expected, rtol=1e-4)
 
 
-def test_shared_corpus_gives_same_measurements(code):
+def test_a_shared_corpus_gives_the_same_measurements(code):
     E = np.array([[1.0, 1, 0, 0], [0, -1, 0, 0], [-1, 1, 0, 0], [0, -1, 0, 0]])
     corpus = ja.data.from_sequences([[0, 1], [2, 3]] * 2, [1, -1] * 2, vocab_size=4)
     history = np.stack([18 * np.eye(4)[1], np.exp(18) * np.eye(4)[0]])[None, None]

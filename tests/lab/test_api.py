@@ -44,7 +44,7 @@ def small(**changes):
     return ja.Study(**settings | changes)
 
 
-def test_a_study_in_python_is_the_study_of_the_sweep_file(study):
+def test_a_study_in_python_equals_the_study_of_the_sweep_file(study):
     assert small().config_hash == study().config_hash
     assert small().config == study().config
     axes = {"model.dim": [8, 16], "phases.query.step_size": [0.1, 0.2]}
@@ -53,7 +53,7 @@ def test_a_study_in_python_is_the_study_of_the_sweep_file(study):
     assert small(axes={"model": {"dim": [8, 16]}}).cells[0].settings == {"model.dim": 8}
 
 
-def test_names_tables_instances_and_classes_mean_the_same():
+def test_names_tables_instances_and_classes_are_equivalent():
     hashes = {
         small(loss=loss).config_hash
         for loss in ("logistic", {"kind": "logistic"}, ja.losses.Logistic(), ja.losses.Logistic)
@@ -101,7 +101,7 @@ def ran(mine, tmp_path_factory):
     return own(mine).run(tmp_path_factory.mktemp("own") / "run", quiet=True)
 
 
-def test_own_code_given_as_objects_is_named_by_its_import_path(mine):
+def test_custom_objects_are_stored_by_import_path(mine):
     wanted = own(mine)
     assert {name for name in wanted.own_kinds if name.startswith("code_of_users:")} == {
         f"code_of_users:{name}"
@@ -118,7 +118,7 @@ def test_own_code_given_as_objects_is_named_by_its_import_path(mine):
 
 
 @pytest.mark.more
-def test_own_code_runs_from_python_as_from_a_sweep_file(ran, study, tmp_path):
+def test_custom_code_runs_from_python_and_from_a_sweep_file(ran, study, tmp_path):
     """The same tables, whether code is given as objects or named beside a sweep file."""
     tables = study("own").tree
     probes = tables["probes"] | {"own": ["mine.py:spread", "mine.py:Travelled", "mine.py:Longest"]}
@@ -130,7 +130,7 @@ def test_own_code_runs_from_python_as_from_a_sweep_file(ran, study, tmp_path):
 
 
 @pytest.mark.more
-def test_a_run_has_its_figures_and_is_read_back_without_the_code(ran):
+def test_a_run_has_figures_and_loads_without_the_custom_code(ran):
     folder = ran.directory
     assert (folder / "figures" / "last_losses.png").stat().st_size > 0
     code = (
@@ -145,7 +145,7 @@ def test_a_run_has_its_figures_and_is_read_back_without_the_code(ran):
     assert done.returncode == 0, done.stderr
 
 
-def test_what_is_written_is_read_back(mine, tmp_path):
+def test_a_written_study_is_read_back(mine, tmp_path):
     for number, wanted in enumerate(
         (
             small(axes={"model.dim": [8, 16]}),
@@ -161,7 +161,7 @@ def test_what_is_written_is_read_back(mine, tmp_path):
         assert again.figures == wanted.figures
 
 
-def test_code_that_no_file_can_import_is_not_written(tmp_path):
+def test_code_without_an_import_path_cannot_be_written(tmp_path):
     class Local(ja.Model):
         dim: int = 3
 
@@ -193,13 +193,13 @@ def test_code_that_no_file_can_import_is_not_written(tmp_path):
         ({"figures": [{"kind": f"{SWEEPS / 'mine.py'}:last_losses", "metri": "x"}]}, "did you mean 'metric'"),
     ],
 )
-def test_mistakes_are_one_line(changes, message):
+def test_invalid_arguments_raise_one_line_errors(changes, message):
     with pytest.raises(InputError, match=message) as caught:
         small(**changes)
     assert "\n" not in str(caught.value)
 
 
-def test_a_plan_says_what_will_be_done_and_what_is_there(tmp_path):
+def test_a_plan_lists_remaining_and_finished_work(tmp_path):
     wanted = small(axes={"model.dim": [8, 16]})
     cells, groups, sentence, _ = wanted.plan(tmp_path, quick=True)
     assert cells["model.dim"].tolist() == [8, 16]
@@ -209,7 +209,7 @@ def test_a_plan_says_what_will_be_done_and_what_is_there(tmp_path):
     assert "2 cells × 2 seeds" in wanted._repr_html_()
 
 
-def test_a_run_that_nothing_came_of_raises(mine, tmp_path):
+def test_a_run_without_results_raises(mine, tmp_path):
     broken = small(loss={"kind": f"{SWEEPS / 'mine.py'}:broken"})
     with pytest.raises(RunError, match=r"ZeroDivisionError in broken, line .* of .*mine.py"):
         broken.run(tmp_path / "run", quiet=True)
@@ -217,7 +217,7 @@ def test_a_run_that_nothing_came_of_raises(mine, tmp_path):
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
-def test_load_is_what_run_returns(tmp_path):
+def test_load_returns_the_results_of_run(tmp_path):
     ran = small().run(tmp_path / "run", quiet=True)
     again = ja.load(ran.directory)
     pd.testing.assert_frame_equal(again.records, ran.records)
@@ -226,7 +226,7 @@ def test_load_is_what_run_returns(tmp_path):
 
 
 @pytest.mark.more
-def test_parameters_of_a_run_in_its_span_are_those_of_the_full_space(study, tables, tmp_path):
+def test_parameters_in_span_coordinates_match_the_full_space(study, tables, tmp_path):
     data = tables()["data"] | {"vocab_size": 10}
     sizes = {"dtype": "float64", "data": data, "model": {"kind": "one_layer", "dim": 64}}
     own = study(**sizes, phases=tables()["phases"][:1])

@@ -71,7 +71,7 @@ def diagram(folder, seeds=8, metric="p_norm", level=LEVEL, **options):
 
 
 @pytest.mark.more
-def test_thresholds_are_order_statistics_of_those_of_the_seeds(folder, thresholds, runs):
+def test_thresholds_are_order_statistics_over_seeds(folder, thresholds, runs):
     found = diagram(folder)
     factor = RATES[1] / RATES[0]
     assert found.thresholds["x"].tolist() == NOISES
@@ -89,7 +89,7 @@ def test_thresholds_are_order_statistics_of_those_of_the_seeds(folder, threshold
 
 
 @pytest.mark.more
-def test_nothing_is_run_twice(folder, thresholds, runs):
+def test_no_point_is_run_twice(folder, thresholds, runs):
     """Again, for another level, and with more seeds, of which only the new ones are run."""
     diagram(folder)
     runs.clear()
@@ -107,7 +107,7 @@ def test_nothing_is_run_twice(folder, thresholds, runs):
 
 
 @pytest.mark.more
-def test_what_falls_has_its_threshold_at_the_upper_end(folder, runs):
+def test_falling_metrics_have_a_threshold_at_the_upper_end(folder, runs):
     """-log ‖∇L‖ is below any level; a p that is short at a small η is not at a large one."""
     rises = diagram(folder)
     runs.clear()
@@ -128,12 +128,12 @@ def test_what_falls_has_its_threshold_at_the_upper_end(folder, runs):
         ({"x": {"data.lenght": [4]}}, "lenght"),
     ],
 )
-def test_bad_input(folder, changes, why):
+def test_invalid_input_is_rejected(folder, changes, why):
     with pytest.raises(InputError, match=why):
         diagram(folder, **changes)
 
 
-def test_a_study_with_a_grid_is_refused(folder):
+def test_a_study_with_a_grid_is_rejected(folder):
     with pytest.raises(InputError, match="it has axes"):
         ja.phase_diagram(make(axes={"model.dim": [4, 8]}), **AXES, metric="p_norm", folder=folder, quiet=True)
 
@@ -148,7 +148,7 @@ def search(thresholds, values, parts=2):
 
 
 @pytest.mark.parametrize("n", [1, 5, 6, 7, 16, 40, 64])
-def test_the_ranks_are_those_of_the_sign_test(n):
+def test_ranks_match_the_sign_test(n):
     """P(T_(low) ≤ median ≤ T_(high)) is at least 95 %, and no narrower interval of the kind has that."""
     low, middle, high = ranks(n)
     assert middle == math.ceil(n / 2)
@@ -179,7 +179,7 @@ def test_the_search_finds_order_statistics_in_a_few_points(rng, parts):
 
 @pytest.mark.more
 @pytest.mark.parametrize("law", ["cauchy", "exponential", "three points"])
-def test_the_interval_covers_the_median_of_any_law(rng, law):
+def test_the_interval_covers_the_median_of_any_distribution(rng, law):
     """Of 400 studies of 12 seeds; 92 % is four standard errors below the 96 % that the sign test covers."""
     draws, median = {
         "cauchy": (rng.standard_cauchy((400, 12)), 0.0),
@@ -192,7 +192,7 @@ def test_the_interval_covers_the_median_of_any_law(rng, law):
     assert covered > 0.92
 
 
-def test_what_lies_outside_of_the_values_is_said(rng):
+def test_thresholds_outside_of_the_values_are_reported(rng):
     values = [1.0, 2.0, 3.0]
     none, _ = search(np.full(8, 9.0), values)
     assert np.isnan(none["threshold"])
@@ -207,7 +207,7 @@ def test_what_lies_outside_of_the_values_is_said(rng):
     assert np.isnan(few["high"])
 
 
-def test_brackets_counts_and_seeds_that_turn_back():
+def test_seeds_that_turn_back_are_counted():
     assert bracket({0: 0, 4: 9, 2: 3}, 4, 5) == (2, 4)
     assert bracket({0: 0, 4: 1}, 4, 5) == (4, 5)
     rows = [(1.0, 0, False), (2.0, 0, True), (3.0, 0, False), (1.0, 1, False), (3.0, 1, True)]

@@ -35,7 +35,7 @@ def page(solved):
     return ja.explore(*solved, sequences=[3, 0, 11], tokens=names, title="A path & its limit")
 
 
-def test_attention_is_that_of_a_loop_over_the_tokens_of_each_sequence(solved, page):
+def test_attention_matches_a_loop_over_tokens(solved, page):
     scores, path, _ = solved
     ids, mask = map(np.asarray, ja.models.reference.padded_sequences(scores.corpus))
     E = np.asarray(scores.keys, np.float64)
@@ -52,7 +52,7 @@ def test_attention_is_that_of_a_loop_over_the_tokens_of_each_sequence(solved, pa
         assert row["more"] == 0
 
 
-def test_curves_and_pairs_are_those_of_plain_arithmetic(solved, page):
+def test_curves_and_pairs_match_explicit_formulas(solved, page):
     scores, path, limit = solved
     p, unit = np.asarray(path.p, np.float64), limit.p / np.linalg.norm(limit.p)
     norm = np.linalg.norm(p, axis=1)
@@ -78,7 +78,7 @@ def test_curves_and_pairs_are_those_of_plain_arithmetic(solved, page):
         assert pair["margin"][-1] == pytest.approx(1, abs=0.05)
 
 
-def test_the_page_holds_its_data_and_loads_nothing(page, tmp_path):
+def test_the_page_is_self_contained(page, tmp_path):
     text = page.write(tmp_path / "page.html").read_text(encoding="utf-8")
     (data,) = re.findall(r"const D = (.*), N = ", text)
     assert json.loads(data) == page.data
@@ -94,7 +94,7 @@ def test_a_notebook_shows_the_same_page_in_a_frame(page):
     assert repr(page) == "Explorer('A path & its limit', 16 points of the path)"
 
 
-def test_long_sequences_and_rows_that_were_not_reached_are_cut(solved):
+def test_long_sequences_and_unreached_rows_are_truncated(solved):
     scores, path, limit = solved
     again = path.replace(
         **{
@@ -110,7 +110,7 @@ def test_long_sequences_and_rows_that_were_not_reached_are_cut(solved):
     assert (len(row["tokens"]), row["more"]) == (10, V - 10)
 
 
-def test_what_does_not_fit_is_said_in_one_line(solved, page, tmp_path):
+def test_incompatible_arguments_raise_one_line_errors(solved, page, tmp_path):
     scores, path, limit = solved
     for change, said in (
         ({"path": path.replace(p=np.stack([path.p] * 2))}, "path: p"),
@@ -161,7 +161,7 @@ def test_the_slider_moves_attention_plane_and_curves_together(page, tmp_path):
     assert all(early != late for early, late in zip(seen[2][0], seen[POINTS][0], strict=True))
 
 
-def test_a_limit_of_other_pairs_than_the_path_s_is_named():
+def test_a_limit_with_different_pairs_is_reported():
     """Two sequences of one bag balance 0 and 1 at a finite difference, where `selection` sees 0 alone."""
     corpus = ja.data.from_sequences([[0, 1, 2], [0, 1, 2], [3, 4]], [1, -1, 1], vocab_size=5)
     scores = ja.theory.Scores(np.eye(5), corpus, np.array([1.0, -1.2, -3, 1, -1]))

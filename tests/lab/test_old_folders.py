@@ -19,14 +19,14 @@ def old(tmp_path):
     return tmp_path / "of_version_0_2"
 
 
-def test_it_loads_with_its_parameters(old):
+def test_old_folder_loads_with_its_parameters(old):
     results = ja.load(old)
     assert results.finished
     assert set(results.records["seed"]) == {0, 1}
     assert results.params(seed=1).E.shape == (12, 8)
 
 
-def test_it_is_aggregated_reported_and_verified(old, call):
+def test_old_folder_is_aggregated_reported_and_verified(old, call):
     status, printed, _ = call("aggregate", old)
     assert status == 0
     assert "loss" in printed
@@ -35,7 +35,7 @@ def test_it_is_aggregated_reported_and_verified(old, call):
     assert call("status", old, "--verify")[0] == 0
 
 
-def test_it_is_topped_up_and_keeps_what_it_had(old):
+def test_old_folder_accepts_more_seeds_and_keeps_its_results(old):
     before = ja.load(old).records
     after = ja.Study.read(old.with_suffix(".toml"), ["seeds=3"]).run(old, quiet=True).records
     assert set(after["seed"]) == {0, 1, 2}
@@ -43,6 +43,6 @@ def test_it_is_topped_up_and_keeps_what_it_had(old):
     pd.testing.assert_frame_equal(kept, before.reset_index(drop=True))
 
 
-def test_other_settings_are_refused(old):
+def test_old_folder_rejects_different_settings(old):
     with pytest.raises(ja.InputError, match=r"model\.dim: 8 -> 9"):
         ja.Study.read(old.with_suffix(".toml"), ["model.dim=9"]).run(old, quiet=True)

@@ -50,7 +50,7 @@ def points(rng):
 
 
 @pytest.mark.parametrize("library", ADAPTED)
-def test_outputs_are_those_of_the_function_written_out(library, points):
+def test_outputs_match_an_explicit_formula(library, points):
     model = ADAPTED[library]
     params = model.init(jax.random.key(0), points, dtype=jnp.float32)
     assert set(pytrees.names(params)) == set(NAMES[library])
@@ -63,7 +63,7 @@ def test_outputs_are_those_of_the_function_written_out(library, points):
 
 
 @pytest.mark.parametrize("library", ADAPTED)
-def test_seeds_differ_and_vmap_equals_a_loop(library, points):
+def test_seeds_differ_and_vmap_matches_a_loop(library, points):
     model = ADAPTED[library]
     keys = jax.random.split(jax.random.key(1), 3)
     params = jax.vmap(lambda key: model.init(key, points, dtype=jnp.float32))(keys)
@@ -75,7 +75,7 @@ def test_seeds_differ_and_vmap_equals_a_loop(library, points):
 
 
 @pytest.mark.parametrize("library", ADAPTED)
-def test_gradients_of_some_parameters(library, points):
+def test_gradients_of_selected_parameters_match_differences(library, points):
     model = ADAPTED[library]
     params = model.init(jax.random.key(0), points, dtype=jnp.float32)
     pattern = NAMES[library][0].rpartition(".")[0]
@@ -92,7 +92,7 @@ def test_gradients_of_some_parameters(library, points):
     np.testing.assert_allclose(slope, jnp.linalg.norm(gradients[name]), rtol=1e-2)
 
 
-def test_floats_have_the_precision_of_the_study(points):
+def test_parameters_have_the_dtype_of_the_study(points):
     with jax.enable_x64(True):
         for model in ADAPTED.values():
             params = model.init(jax.random.key(0), points, dtype=jnp.float64)
@@ -130,22 +130,22 @@ def normalised(key):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (of_linen(Normalised()), "of_linen: the module has mutable state 'batch_stats'; remove these layers"),
+        (of_linen(Normalised()), "of_linen: the module has mutable state 'batch_stats'; remove the layers"),
         (
             of_linen(Dropping()),
-            "of_linen: the module asks for a random key at every call; switch",
+            "of_linen: the module requires a random key at every call; disable",
         ),
         (of_nnx(NnxDropping), r"of_nnx: the module has mutable state or keys, dropout.rngs.\w+; remove"),
-        (of_equinox(dropping), "of_equinox: the module asks for a random key at every call; switch off"),
-        (of_equinox(normalised), "of_equinox: the module has mutable state; remove these layers"),
+        (of_equinox(dropping), "of_equinox: the module requires a random key at every call; disable"),
+        (of_equinox(normalised), "of_equinox: the module has mutable state; remove the layers"),
     ],
 )
-def test_modules_with_state_or_keys_are_refused_in_one_line(model, words, points):
+def test_modules_with_state_or_keys_raise_one_line_errors(model, words, points):
     with pytest.raises(InputError, match=words):
         model.outputs(model.init(jax.random.key(0), points, dtype=jnp.float32), points)
 
 
-def test_inputs_and_single_examples(points):
+def test_inputs_and_per_example_modules_are_supported(points):
     doubled = of_linen(Linen(), inputs=lambda data: 2 * data.X)
     params = doubled.init(jax.random.key(0), points, dtype=jnp.float32)
     twice = points.replace(X=2 * points.X)

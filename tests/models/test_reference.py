@@ -44,5 +44,5 @@ def test_padded_sequences_under_jit_and_vmap_require_the_longest_length():
         alone, real = padded_sequences(draw(key))
         np.testing.assert_array_equal(ids[k, :, :6], alone)
         np.testing.assert_array_equal(mask[k], jnp.pad(real, ((0, 0), (0, 1))))
-    with pytest.raises(InputError, match="lengths are traced; give longest="):
+    with pytest.raises(InputError, match="lengths are traced; pass longest="):
         jax.jit(padded_sequences)(jax.tree.map(lambda x: x[0], corpora))

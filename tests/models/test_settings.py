@@ -48,7 +48,7 @@ def test_a_model_class_matches_the_functions_of_its_module(ragged, name, classes
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_declared_abilities_of_models_are_correct(ragged, name):
+def test_declared_attributes_of_models_are_correct(ragged, name):
     """Attention does not depend on the values, and parameters in `token_rows` have one row per token."""
     model = SETTINGS[name][0]
     corpus = ragged(3)

@@ -20,7 +20,7 @@ def test_attention_converges_to_svm(run):
     assert (at("largest_attention", cell=1) > 0.999).all()
 
 
-def test_both_forms_agree(read):
+def test_both_forms_of_the_problem_agree(read):
     """Outputs and gradients agree before attention saturates."""
     study = read("attention_svm", "seeds=1", "dtype=float32")
     data = study.dataset(0).train

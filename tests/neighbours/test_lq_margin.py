@@ -116,7 +116,7 @@ def test_margin_for_q_2_matches_max_margin(rng):
         np.testing.assert_allclose(answer.margin_bound, bound, rtol=1e-12)
 
 
-def test_one_pair_in_closed_form(rng):
+def test_one_pair_matches_the_closed_form(rng):
     """For a difference x, ‖p‖_∞ is smallest for p = sign(x)/‖x‖_1, and ‖p‖_1 for the largest entry alone."""
     x = np.array([0.5, -2.0, 1.0])
     scores = of_query(np.stack([x, 0 * x])[None], np.ones((1, 1)), np.ones(1, int))
@@ -152,7 +152,7 @@ def test_margin_below_rounding_is_bounded(small):
     assert found.margin <= found.margin_bound
 
 
-def test_nothing_to_separate_and_bad_input(rng):
+def test_empty_and_invalid_problems_are_handled(rng):
     scores = of_query(rng.normal(size=(2, 1, 3)), np.ones((2, 1)), np.ones(2, int))
     chosen = selection(np.ones(3), scores)
     assert not lq_max_margin(scores, chosen, q=3.0).p.any()

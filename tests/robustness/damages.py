@@ -141,7 +141,7 @@ def _suffer(folder: Path, path: Path, before: Reading, after: Reading, content: 
         refused = _refused(folder)
         if refused:
             # Another run's manifest or commit record is intact. It is detected by its config.
-            assert "another config" in refused or path.name in refused, refused
+            assert "different config" in refused or path.name in refused, refused
             path.unlink()
             _run(folder)
         if resealed and not damaged and not refused:
@@ -182,7 +182,7 @@ def _compare(folder: Path, path: Path, expected: Reading) -> None:
     # A manifest refers to tables and commit records that another manifest lacks.
     apart = (
         "records.parquet", "tokens.parquet", "has another config than in the manifest",
-        "differs from the manifest", "it has no measurements yet", "that are not in the manifest",
+        "differs from the manifest", "has no measurements yet", "that are not in the manifest",
         "that the manifest lacks",
     )  # fmt: skip
     batch = path.name.partition(".")[0] if path.parent.name == "parts" else path.name

@@ -165,7 +165,7 @@ def _suffer(folder: Path, expected: Found) -> str:
     """Read, verify and run a folder; return the outcome."""
     named = bool(verify(folder)) + sum(_refused(read, folder, expected) for read in (_tables, _params))
     if reason := _refused_run(folder):
-        assert "another config" in reason, reason
+        assert "different config" in reason, reason
         assert named, "refused by the run alone"
         return "refused as another config"
     _compare(_tables(folder), expected, whole=True)

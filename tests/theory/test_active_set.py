@@ -43,7 +43,7 @@ def test_active_set_proves_infeasibility():
 
 
 @pytest.mark.usefixtures("pricing")
-def test_more_tight_pairs_than_dimensions():
+def test_more_active_pairs_than_dimensions_are_solved():
     """Differences (1, ±1, ±1, ±1): all eight are tight at p = (1, 0, 0, 0)."""
     signs = np.array(np.meshgrid(*[[-1.0, 1.0]] * 3)).reshape(3, -1).T
     rows = np.vstack([np.zeros(4), np.c_[np.ones(8), signs]]) / 2

@@ -156,11 +156,11 @@ def test_rounded_multipliers_prove_the_margin_of_nearly_opposite_differences():
 def test_a_wrong_number_of_multipliers_is_rejected(feasible):
     E, found, multipliers, _ = feasible[0]
     for pairs, ties in ((multipliers[:-1], len(found.ties)), (multipliers, len(found.ties) + 1)):
-        with pytest.raises(ja.InputError, match=r"give one for each"):
+        with pytest.raises(ja.InputError, match=r"expected one multiplier for each"):
             certify_max_margin(E, found, pairs, np.zeros(ties))
 
 
-def test_custom_constraints_have_a_certified_answer(shortest, rng):
+def test_custom_constraints_have_a_certified_solution(shortest, rng):
     """Required margins 1 and 2, and a tie with a token of both pairs."""
     E = rng.normal(size=(5, 4))
     leader = ja.theory.tie_classes(np.array([3]), np.array([1]), 5)

@@ -80,7 +80,7 @@ def test_a_cycle_is_found_if_there_is_one(arbitrary):
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
-def test_a_cycle_of_known_length(length):
+def test_a_cycle_of_known_length_is_found(length):
     """A cycle of sequences (k, k+1) that select their first token, and chains outside of the cycle."""
     around = [[k, (k + 1) % length] for k in range(length)] if length > 1 else []
     lists = [*around, [5, 6], [6, 7], [0, 8]]
@@ -127,7 +127,7 @@ def test_invalid_selections_are_rejected():
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, -1], vocab_size=4)
     with pytest.raises(InputError, match="sequence 1 has no selected token"):
         constraints(corpus, selection_of(np.array([True, False, False, False]), corpus))
-    with pytest.raises(InputError, match="select again on this corpus"):
+    with pytest.raises(InputError, match="recompute the selection for this corpus"):
         constraints(corpus, Selection(np.ones((3, 2), bool)))
 
 

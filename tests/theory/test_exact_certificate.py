@@ -85,7 +85,7 @@ def test_claims_of_certificates_hold_in_rational_arithmetic(instances, separable
         assert check(path) == ""
 
 
-def test_the_checker_needs_the_standard_library_only(separable, tmp_path):
+def test_the_checker_needs_only_the_standard_library(separable, tmp_path):
     ja.theory.write_certificate(tmp_path / "a.json", *separable[0])
     run = [sys.executable, "-I", "-S", CHECKER, "a.json"]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
@@ -252,7 +252,7 @@ def test_forged_certificates_are_rejected(separable, tmp_path):
 
 
 @pytest.mark.parametrize("scale", [1e-100, 1e-12, 1.0, 1e12, 1e100])
-def test_keys_of_any_scale_and_of_float32(separable, scale, tmp_path):
+def test_keys_of_any_scale_and_dtype_are_certified(separable, scale, tmp_path):
     scores, chosen, _ = separable[0]
     rounded = scores.keys.astype(np.float32).astype(float)
     for keys in (scale * scores.keys, scale * rounded):
@@ -273,7 +273,7 @@ def test_problems_without_an_exact_certificate_are_rejected(instances, separable
         ja.theory.write_certificate(path, scores, chosen, ja.theory.max_margin(scores, chosen))
     scores, chosen, answer = separable[0]
     batch = jax.tree.map(lambda x: np.stack([x, x]), answer)
-    with pytest.raises(InputError, match="no single direction"):
+    with pytest.raises(InputError, match="not a single decided problem"):
         ja.theory.write_certificate(path, scores, chosen, batch)
     with pytest.raises(InputError, match="does not separate the selection in exact arithmetic"):
         ja.theory.write_certificate(path, scores, chosen, answer.replace(p=-answer.p))
@@ -356,7 +356,7 @@ def test_an_infeasibility_certificate_is_rejected_for_a_separable_selection(sepa
         assert "is not 0" in check(forger.written())
 
 
-def test_equal_keys_of_a_selected_and_an_unselected_token(tmp_path):
+def test_equal_keys_of_selected_and_unselected_tokens_are_infeasible(tmp_path):
     corpus = ja.data.from_sequences([[0, 1], [1, 2]], [1, -1], vocab_size=3)
     scores = ja.theory.Scores(np.array([[1.0, 0.3], [1.0, 0.3], [0.0, 1.0]]), corpus)
     chosen = ja.theory.selection_of(jax.numpy.asarray([True, False, True]), corpus)
@@ -378,7 +378,7 @@ def test_inexact_multipliers_of_an_infeasible_selection_are_rejected(rng, tmp_pa
 @pytest.mark.parametrize(
     "change", [{"scale": 0.99999999999999999}, {"gap": -1e-400}, {"gap": False}, {"gap": "0.\u0669"}]
 )
-def test_scale_and_gap_have_to_be_plain_texts(separable, tmp_path, change):
+def test_scale_and_gap_must_be_strings(separable, tmp_path, change):
     path = tmp_path / "a.json"
     ja.theory.write_certificate(path, *separable[0])
     path.write_text(json.dumps(json.loads(path.read_text()) | change))

@@ -141,7 +141,7 @@ def test_a_batch_may_share_its_corpus(instances):
         assert length(batch.p[seed] - alone.p) < 1e-10 * length(alone.p)
 
 
-def test_a_batch_without_pairs(instances):
+def test_a_batch_may_have_no_pairs(instances):
     corpus, E, _, _ = instances[0]
     everything = np.asarray(corpus.bags.count) > 0
     mask = np.stack([everything, np.zeros_like(everything)])
@@ -317,7 +317,7 @@ def test_invalid_input_is_rejected(instances):
         max_margin(Scores(E, corpus), selection_of(np.arange(12) == 0, corpus))
     with pytest.raises(InputError, match="12 tokens"):
         max_margin(Scores(E[:11], corpus), chosen)
-    with pytest.raises(InputError, match="select again on this corpus"):
+    with pytest.raises(InputError, match="recompute the selection for this corpus"):
         max_margin(Scores(E, corpus), Selection(np.ones((3, 3), bool)))
     with pytest.raises(InputError, match="one of each per seed"):
         max_margin_batch(Scores(np.stack([E, E]), corpus), Selection(np.asarray(chosen.mask)[None]))

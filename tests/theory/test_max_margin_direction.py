@@ -116,5 +116,5 @@ def test_invalid_answers_are_rejected(rng):
         differentiable_direction(E, weaker)
     apart = E.copy()
     apart[:4] = apart[4:8]
-    with pytest.raises(InputError, match="answer: it has no direction"):
+    with pytest.raises(InputError, match="answer: has no direction"):
         differentiable_direction(apart, max_margin(Scores(apart, corpus), chosen))

@@ -120,7 +120,7 @@ def draw(rng):
 @pytest.mark.more
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_answers_are_correct_for_differences_of_any_length(way, dtype):
+def test_solutions_are_correct_for_differences_of_any_length(way, dtype):
     count = 150
     settled = 0
     for seed in range(count):
@@ -158,7 +158,7 @@ def test_the_normalised_problem_matches_an_independent_solver(rng):
 
 
 @pytest.mark.parametrize("way", WAYS[:2])
-def test_orthogonal_differences_of_very_different_lengths(way, rng):
+def test_orthogonal_differences_of_very_different_lengths_are_solved(way, rng):
     """a_1 = 1e8 p_1 ≥ 1 and a_2 = 1e-3 p_2 ≥ 1."""
     problem = posed(np.diag([1e8, 1e-3]))
     answer, _ = solve(*problem, way, rng)

@@ -69,7 +69,7 @@ def test_both_problems_match_an_independent_solver(rng, shortest, dim):
     assert relaxed > 5
 
 
-def test_two_directions_match_a_manual_calculation():
+def test_both_directions_match_a_manual_calculation():
     """v = (1, 0): token 0 is on its margin, token 1 is not.
 
     So a_0 ≥ a_2 + 1 and a_1 ≥ a_3: in the second coordinate p alone has 1 at least, in the third p_1 ≥ 2 p_2.
@@ -97,7 +97,7 @@ def test_full_support_gives_the_max_margin_problem(rng):
     np.testing.assert_array_equal(answer.p, max_margin(Scores(E, problem[0]), problem[1]).p)
 
 
-def test_pairs_with_both_tokens_on_the_margin(shortest):
+def test_pairs_with_both_tokens_on_the_margin_have_margin_tied(shortest):
     """Tokens 0 and 1 support v = (1, 0, 0); one sequence contains both."""
     E = np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [0.0, 0.0, -2.0]])
     lists, labels = [[0, 1], [1, 2], [0, 2]], [1, 1, 1]
@@ -134,7 +134,7 @@ def test_cycles_are_ties_without_required_margins_and_infeasible_with_them(short
     assert "in a cycle" in answer.reason
 
 
-def test_an_infeasible_head_is_reported():
+def test_an_infeasible_v_is_reported():
     """The same token with both labels, and points that are not separable."""
     E = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
     for lists, labels, status in (
@@ -163,7 +163,7 @@ def test_invalid_input_is_rejected(rng):
         relaxed_max_margin(Scores(E, corpus), Selection(np.asarray(corpus.bags.count) > 0))
     with pytest.raises(InputError, match="sequence 0 has 0 selected"):
         relaxed_max_margin(Scores(E, corpus), selection_of(np.zeros(12, bool), corpus))
-    with pytest.raises(InputError, match="select again on this corpus"):
+    with pytest.raises(InputError, match="recompute the selection for this corpus"):
         relaxed_max_margin(Scores(E, corpus), Selection(np.ones((2, 2), bool)))
     with pytest.raises(InputError, match="12 tokens"):
         relaxed_max_margin(Scores(E[:4], corpus), chosen)

@@ -175,7 +175,7 @@ def test_float32_vectors_outside_jit_are_computed_in_float64(rng):
     assert one_minus_cosine(jnp.asarray(a), jnp.asarray(b)) == expected
 
 
-def test_angles_under_jit_and_vmap(x64, rng):
+def test_angles_under_jit_and_vmap_match_single_calls(x64, rng):
     a, b = jnp.asarray(rng.normal(size=(2, 4, 3)))
     inside = jax.jit(jax.vmap(lambda a, b: (cosine(a, b), one_minus_cosine(a, b))))(a, b)
     np.testing.assert_allclose(inside, (cosine(a, b), one_minus_cosine(a, b)), rtol=1e-14)

@@ -1,4 +1,4 @@
-"""Descent on any subset of the parameters: an (init, step) pair of pure functions, and the loop over steps.
+"""Descent on any subset of the parameters, as a pair of pure functions (init, step), and a loop over steps.
 
 One full-batch step on E writes token importance into the embeddings. On p alone, sgd with small steps
 approximates gradient flow.
@@ -36,9 +36,9 @@ class Info:
 
 
 class Algorithm(NamedTuple):
-    """A dynamics: `init(params) -> state` and `step(state, corpus) -> (state, Info)`, both pure.
+    """Training algorithm: pure functions `init(params) -> state` and `step(state, corpus) -> (state, Info)`.
 
-    A state has `params`, `step` and `failed_at`, as `State` does. With random batches, the signature is
+    A state has `params`, `step` and `failed_at`, like `State`. With random batches, the signature is
     `init(params, key)`. The optional `advance(state, data, steps) -> state` takes several steps at once.
     """
 
@@ -48,7 +48,7 @@ class Algorithm(NamedTuple):
 
 
 def loop(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
-    """Return the state after some steps inside a traced function; see `run`."""
+    """Take a number of steps inside a traced function; see `run`."""
     if algorithm.advance is not None:
         return algorithm.advance(state, data, steps)
     return jax.lax.fori_loop(0, steps, lambda _, s: algorithm.step(s, data)[0], state)
@@ -56,10 +56,10 @@ def loop(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any
 
 @partial(jax.jit, static_argnames="algorithm")
 def run(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
-    """Return the state after some steps of one loop, compiled once per algorithm for any number of steps.
+    """Take a number of steps in one loop, which is compiled once per algorithm for any number of steps.
 
-    Pass the same `algorithm` object in every call, since a new one is recompiled. `data` is the second
-    argument of its step. One call with k + l steps equals two calls with k and l.
+    Pass the same `algorithm` object in every call, since a new object is compiled again. `data` is the second
+    argument of `algorithm.step`. One call with k + l steps is equivalent to two calls with k and l steps.
     """
     return loop(algorithm, state, data, steps)
 
@@ -74,23 +74,24 @@ def descent(
     fresh: Callable[[Array], Dataset] | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> Algorithm:
-    """Build a descent of the mean loss on some of the parameters.
+    """Build a descent on the mean loss for some of the parameters.
 
     Args:
-        optimizer: any optax transformation. If it takes `value` (a Polyak step), `grad` or `value_fn` (a line
-            search), it receives the loss, its gradient, and the loss as a function of the trained parameters.
+        optimizer: any optax transformation. If it takes `value` (Polyak steps), `grad` or `value_fn` (line
+            searches), these are the loss, its gradient, and the loss as a function of the trained parameters.
         train: names or patterns of the trained parameters, see `ja.Phase.train`.
         outputs: the model.
-        batch_size: examples per step; reshuffled in every epoch, and an incomplete last batch is dropped.
-            Defaults to the full batch.
-        cuts_batches: slice the batch out of the data in every step. By default a minibatch is the full data
-            with weights, which requires a loss that is a sum over single sequences. A step then costs as much
-            as a full-batch step, which in token space is less than building the bags of a new corpus.
-        fresh: samples a new batch for each step, key -> data; no other data are used.
-        per_sequence: (outputs, targets) -> (n,); defaults to logistic for two classes, cross-entropy for K.
+        batch_size: examples per step; defaults to the full batch. Examples are reshuffled in every epoch, and
+            an incomplete last batch is dropped.
+        cuts_batches: True to slice the batch out of the data in every step. By default a minibatch is the
+            full data with weights on the examples, which requires a loss that is a sum over examples. Such a
+            step costs as much as a full-batch step, which in token space is less than building a new corpus.
+        fresh: function (key -> data) that samples a new batch for each step and replaces the training data.
+        per_sequence: loss of each example, (outputs, targets) -> (n,). Default: logistic for two classes,
+            cross-entropy for more.
 
     Returns:
-        The (init, step) pair; both raise InputError for the name of a parameter that does not exist.
+        The pair (init, step). Both raise InputError if a trained parameter does not exist.
     """
     transformation = optax.with_extra_args_support(optimizer)
     is_full = batch_size is None and fresh is None
@@ -142,7 +143,7 @@ def one_step(
     outputs: Outputs = one_layer.outputs,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> _P:
-    """Return the parameters after one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, by default on E alone.
+    """Take one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, by default on E only.
 
     Args:
         params: E (V, d), p (d,), v (d,) or (d, K), or the parameters of another model.
@@ -165,13 +166,13 @@ def one_step(
 
 @struct.dataclass
 class EarlyStopped:
-    """State of an early-stopped descent, with its best held-out loss.
+    """State of a descent with early stopping.
 
     Attributes:
-        inner: the state of the descent.
+        inner: state of the descent.
         best: the parameters with the smallest held-out loss so far.
-        best_loss: () float; that loss.
-        waited: () int32; number of checks since then.
+        best_loss: () float; the smallest held-out loss so far.
+        waited: () int32; number of checks since the smallest loss.
     """
 
     inner: State
@@ -181,17 +182,17 @@ class EarlyStopped:
 
     @property
     def params(self) -> Any:
-        """The current parameters, or the best ones once the descent has stopped."""
+        """Current parameters, or the best ones after the descent has stopped."""
         return self.inner.params
 
     @property
     def step(self) -> Array:
-        """Number of steps, including those without effect after the stop."""
+        """Number of steps, including those after the stop, which have no effect."""
         return self.inner.step
 
     @property
     def failed_at(self) -> Array:
-        """The first step that was not finite, -1 if none."""
+        """First step with a non-finite loss or gradient, -1 if none."""
         return self.inner.failed_at
 
 
@@ -215,9 +216,9 @@ def early_stop(
         per_sequence: (outputs, targets) -> (n,); its mean on the held-out corpus is monitored.
 
     Returns:
-        A descent whose steps take (training corpus, held-out corpus); after the stop, steps have no effect.
-        Its `advance` evaluates the held-out loss only between blocks of steps; a vmapped `step` evaluates it
-        in every step.
+        The descent. Its steps take a pair (training corpus, held-out corpus) and have no effect after the
+        stop. `advance` evaluates the held-out loss only between blocks of steps; a vmapped `step` evaluates
+        it in every step.
     """
 
     def init(params: Any, *key: Array) -> EarlyStopped:
@@ -280,10 +281,11 @@ def _minibatch(
 
 
 def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[Any, Array]:
-    """Return the updates, and whether the step fails because its loss or gradient is not finite.
+    """Return the updates, and whether the loss or gradient of the step is not finite.
 
-    Gradients of matrices are checked only if no vector is trained, because their norm would require ∂L/∂E in
-    memory. On a CPU, XLA copies E in every step unless its update waits for the gradients of p and v.
+    Gradients of matrices are only checked if no vector is trained, because their norm would require ∂L/∂E in
+    memory. The update of E waits for the gradients of p and v, because XLA would otherwise copy E in every
+    step on a CPU.
     """
     leaves = jax.tree.leaves(gradients)
     vectors = [leaf for leaf in leaves if leaf.ndim < 2]
@@ -296,12 +298,12 @@ def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[A
 
 
 def assign_minibatches(key: Array, step: Array, size: int, sequences: int) -> Array:
-    """Assign the n sequences to the minibatches of one epoch, starting from the minibatch of a step.
+    """Assign the n sequences to the minibatches of an epoch, numbered from the minibatch of the given step.
 
-    Every epoch of n // size steps has its own random order.
+    Each epoch of n // size steps has a new random order.
 
     Returns:
-        (n,) int32, distinct; below `size` for the sequences of the step's minibatch.
+        (n,) int32, distinct; values below `size` belong to the minibatch of this step.
     """
     epoch, number = jnp.divmod(step, sequences // size)
     position = jax.random.permutation(jax.random.fold_in(key, epoch), sequences)
@@ -314,7 +316,7 @@ def _where(condition: Array, new: Any, old: Any) -> Any:
 
 @custom_vmap
 def _of_members(number: Any) -> Any:
-    """Return the minimum over the axis of `jax.vmap`, so that a loop with this bound stays one loop."""
+    """Return the minimum over the vmapped axis, so that a loop with this bound remains a single loop."""
     return number
 
 

@@ -1,13 +1,14 @@
-"""First-order methods on p whose gradient never cancels or underflows, for comparison with the exact flow.
+"""First-order methods for p with a gradient that never cancels or underflows, to compare with the exact flow.
 
-Every method moves p along u = -∂L/∂p / ‖∂L/∂p‖, computed in the log domain. They differ in the step length:
+Every method moves p along u = -∂L/∂p / ‖∂L/∂p‖, which is computed in the log domain. The methods differ in
+the step length:
 
     normalized         Δp = η u
     polyak             Δp = min(η, (L - L*) / ‖∂L/∂p‖) u
     dual_acceleration  h = ‖∂L/∂p‖ / (L - L*) u,   g ← k/(k+1) (g + h),   Δp = η (g + h)
     log_time           Δp = h t ‖∂L/∂p‖ u,   t ← e^h t,   h = η / (1 + t ‖∂L/∂p‖)
 
-L* is the loss with all attention of each sequence on its best token; L(p) > L* for every p.
+L* is the loss if each sequence attends only to its best token; L(p) > L* for every p.
 """
 
 from typing import Any, ClassVar, Literal, get_args
@@ -34,11 +35,11 @@ Method = Literal["normalized", "polyak", "dual_acceleration", "log_time"]
 
 @struct.dataclass
 class Carry:
-    """State that a method carries from step to step.
+    """Additional state of a method.
 
     Attributes:
-        momentum: g of dual acceleration, (d,).
-        log_time: log t of log-time descent, ().
+        momentum: g in dual acceleration, (d,).
+        log_time: log t in log-time descent, ().
     """
 
     momentum: Leaf
@@ -49,12 +50,12 @@ class Carry:
 def log_excess_loss(
     corpus: Corpus, scores: Float[Array, " V"], values: Float[Array, " V"]
 ) -> Float[Array, ""]:
-    """Compute log(L - L*), the loss above its value with all attention on the best token of each sequence.
+    """Compute log(L - L*), where L* is the loss if each sequence attends only to its best token.
 
         L - L* = (1/n) Σ_X log(1 + σ(-y γ*) (e^D - 1)),   D = y (γ* - f) = Σ_s q_s y (γ* - γ_s) ≥ 0,
 
-    where γ* is the value of X that agrees most with its label. All terms are nonnegative, so none cancel. The
-    corpus has two classes, scores a = E p and values γ = E v. Returns -inf if all attention is on best
+    where γ* is the token value in X that agrees most with the label. All terms are nonnegative, so none
+    cancel. The corpus has two classes, a = E p, and γ = E v. The result is -inf if all attention is on best
     tokens.
     """
     bags, present = corpus.bags, corpus.bags.count > 0
@@ -63,7 +64,7 @@ def log_excess_loss(
     below = jnp.where(present, bags.spread(best) - agreement, 0)
     found = averages(bags, -below_top(corpus, scores), [below])
     log_distance = jnp.where(found.idle, -jnp.inf, found.gap + jnp.log(found.mean[0]))
-    # log(1 + σ (e^D - 1)) = σ D to first order; if D underflows, only its order of magnitude matters.
+    # log(1 + σ (e^D - 1)) = σ D to first order. If D underflows, only its order of magnitude matters.
     distance = jnp.exp(log_distance)
     sigma = jnp.exp(-jnp.logaddexp(0, best))
     tiny = distance < 1e-9
@@ -75,28 +76,27 @@ def log_excess_loss(
 
 
 def log_descent(method: str, step_size: float | Array) -> Algorithm:
-    """Build one of the methods of this module; run it with `descent.run` as any other descent.
+    """Build one of the methods of this module, which runs like any other descent, with `descent.run`.
 
     Args:
         method: name of the method, a `Method`.
-        step_size: η. For normalized: the step length. For polyak: the longest step (on a plateau the full
-            Polyak step diverges). For dual_acceleration: 1 / max ‖E_s - E_s'‖². For log_time: the step of
-            the clock log t + arc length, which starts at t = 1.
+        step_size: η. For normalized: the step length. For polyak: the maximum step length (on a plateau the
+            full Polyak step diverges). For dual_acceleration: 1 / max ‖E_s - E_s'‖². For log_time: the step
+            of log t + arc length, starting at t = 1.
 
     Returns:
-        The (init, step) pair. Only p moves.
+        The pair (init, step). Only p is trained.
 
     Raises:
-        InputError: an unknown method.
+        InputError: the method is unknown.
 
     Source:
-        Normalised and Polyak steps of Vasudeva et al. 2024 (arXiv 2402.05738); dual acceleration of Ji,
-        Srebro and Telgarsky 2021 (arXiv 2107.00595, Algorithm 1) with L - L* in place of their loss, whose
-        infimum is 0; log_time is Euler's method for gradient flow in log t, with shorter steps where p moves
-        far.
+        Normalised and Polyak steps: Vasudeva et al. 2024 (arXiv 2402.05738). Dual acceleration: Ji, Srebro
+        and Telgarsky 2021 (arXiv 2107.00595, Algorithm 1), with L - L* instead of their loss, which has
+        infimum 0. log_time is Euler's method for gradient flow in log t, with shorter steps if p moves far.
     """
     if method not in get_args(Method):
-        raise InputError(f"method: {method!r}; give one of {', '.join(get_args(Method))}")
+        raise InputError(f"method: {method!r}; must be one of {', '.join(get_args(Method))}")
 
     def init(params: Any) -> State:
         carry = Carry(jnp.zeros_like(params.p), jnp.zeros((), params.p.dtype))
@@ -120,7 +120,7 @@ def log_descent(method: str, step_size: float | Array) -> Algorithm:
                 rate = log_time + log_norm
                 move = step_size * jax.nn.sigmoid(rate) * u
                 log_time = log_time + step_size * jax.nn.sigmoid(-rate)
-        # A gradient of exactly zero has no direction, so p stays.
+        # A gradient of exactly zero has no direction, so p stays unchanged.
         move = jnp.where(log_norm == -jnp.inf, 0, move)
         p = params.p + move
         fails = ~jnp.isfinite(p).all()
@@ -136,7 +136,7 @@ def log_descent(method: str, step_size: float | Array) -> Algorithm:
 
 
 class LogDescent(Phase, frozen=True, kw_only=True):
-    """A first-order method on p whose gradient is formed in the log domain.
+    """First-order method for p, with the gradient computed in the log domain.
 
     Attributes:
         method: "normalized", "polyak", "dual_acceleration" or "log_time".
@@ -152,7 +152,7 @@ class LogDescent(Phase, frozen=True, kw_only=True):
     steps: PositiveInt
 
     def check(self, *context: Any) -> None:
-        """Raise InputError unless the model and loss are those of the theory."""
+        """Raise InputError unless the model and the loss are those of the theory."""
         require_one_layer(*context)
 
     def init(self, task: Task, params: Any, key: Array) -> State:

@@ -1,1 +1,1 @@
-"""Exact gradient flows, without cancellation or underflow, over distances that no step loop reaches."""
+"""Exact gradient flows, free of cancellation and underflow, over distances that step loops cannot reach."""

@@ -1,4 +1,4 @@
-"""Integration of a flow by arc length up to its first stopping condition."""
+"""Integration of a flow by arc length until the first stopping condition holds."""
 
 import enum
 import math
@@ -17,14 +17,14 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.coordinates import Local
 
-# Log time after which errors of the time are negligible. ODE solvers in double precision end earlier.
+# Log time after which errors of the time are negligible. ODE solvers in double precision stop earlier.
 _CLOCKED = 45.0
-# Largest relative error of ‖∂L/∂p‖ that the error of a step may cause.
+# Maximum relative error of ‖∂L/∂p‖ that the error of a step may cause.
 GRADIENT_RTOL = 0.01
 
 
 class Stop(enum.IntEnum):
-    """The status of a path; `FlowPath.reason` describes it in words."""
+    """Status of a path, which `FlowPath.reason` describes."""
 
     RUNNING = 0
     NORM = 1
@@ -63,7 +63,7 @@ _REASONS = {
 
 
 class FlowPath(Brief):
-    """Path of a flow, with a row for each recorded point; base class of the paths that flows return.
+    """Base class of the paths that flows return, with one row per recorded point.
 
     Row 0 is the start, and the last row is the end. With several seeds, all arrays have a leading axis.
 
@@ -75,12 +75,12 @@ class FlowPath(Brief):
 
     @property
     def rows(self) -> Any:
-        """Object whose arrays have a row for each recorded point."""
+        """Object with arrays that have one row per recorded point."""
         return self
 
     @property
     def reached(self) -> Array:
-        """Row at which the path ended, or up to which it was computed, (). Later rows repeat it."""
+        """Index of the last row, or of the last computed row, (). Later rows repeat it."""
         return (self.rows.steps < self.rows.steps[-1]).sum()
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
@@ -111,11 +111,11 @@ class FlowPath(Brief):
 
 @runtime_checkable
 class Flow(Protocol):
-    """A flow dz/ds = u(z) of unit speed, from z = 0.
+    """Flow dz/ds = u(z) of unit speed, starting at z = 0.
 
     Attributes:
         zero: the initial point, zeros (r,).
-        unit: a length over which the flow may change completely, ().
+        unit: length scale on which the flow may change completely, ().
     """
 
     @property
@@ -132,7 +132,7 @@ class Flow(Protocol):
         ...
 
     def solver(self, jacobian: Any, c: Array) -> stiff.Solver:
-        """Prepare to solve (1 - c J) x = b, with the Jacobian of `at`."""
+        """Return a solver of (1 - c J) x = b, for the Jacobian J from `at`."""
         ...
 
     def inner(self, x: Array, y: Array) -> Array:
@@ -144,15 +144,15 @@ class Flow(Protocol):
         ...
 
     def error(self, start: Array, end: Array, error: Array, rtol: Array) -> Array:
-        """Compute the error of a step relative to the tolerance, ()."""
+        """Compute the error of a step, divided by the tolerance, ()."""
         ...
 
     def norm(self, x: Array) -> Array:
-        """Compute the length of a difference of two points, ()."""
+        """Compute the norm of a difference of two points, ()."""
         ...
 
     def ended(self, z: Array, until_norm: Array) -> Array:
-        """Return whether the point has reached `until_norm`, () bool."""
+        """Return True if the point has reached `until_norm`, () bool."""
         ...
 
     def to_end(self, z: Array, velocity: Array, until_norm: Array) -> Array:
@@ -161,7 +161,7 @@ class Flow(Protocol):
 
 
 class Ends(NamedTuple):
-    """Stopping conditions of a path, as in `exact_flow`, and its error tolerances."""
+    """Stopping conditions and error tolerances of a path; see `exact_flow`."""
 
     norm: Leaf
     arc_length: Leaf
@@ -172,14 +172,14 @@ class Ends(NamedTuple):
 
 @struct.dataclass
 class Row:
-    """Recorded quantities of a point.
+    """Quantities recorded at a point.
 
     Attributes:
         z: coordinates, (r,).
         arc_length: s, ().
-        log_gradient_norm: log of the size of the gradient, ().
-        log_time: log t of the flow whose speed is that size, -inf at the start, ().
-        steps: number of attempted steps so far, () int32.
+        log_gradient_norm: log of the gradient norm, ().
+        log_time: log t of the flow with this speed, -inf at the start, ().
+        steps: number of steps attempted so far, () int32.
     """
 
     z: Leaf
@@ -191,15 +191,16 @@ class Row:
 
 @struct.dataclass
 class Integration:
-    """State of an integration, from which it can be resumed.
+    """State of an integration, which can be resumed from it.
 
     Attributes:
         here: the current point.
-        local: the flow at that point; zeros before the first step, which has length 0 and evaluates the flow.
+        local: the flow at the current point; zeros before the first step, which has length 0 and evaluates
+            the flow.
         h: length of the next step, ().
-        rows: recorded points, with a leading axis k; rows that were not reached repeat the last point.
+        rows: recorded points, with a leading axis k. Rows that were not reached repeat the last point.
         reached: number of rows reached, () int32.
-        status: () int32; the stopping condition, a `Stop`; RUNNING if none holds yet.
+        status: () int32; the stopping condition, a `Stop`, or RUNNING.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
     """
@@ -224,12 +225,12 @@ def begin(
         ends: the stopping conditions.
         reach: approximate length of the path.
         points: number of rows k ≥ 3: the start, log-spaced arc lengths up to `reach`, the end.
-        log_gradient_norm: log of the gradient norm at the start. It is needed only if row 0 is read before
-            the first step.
+        log_gradient_norm: log of the gradient norm at the start. Only needed if row 0 is read before the
+            first step.
     """
     z = flow.zero
     zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
-    # Shapes only: compiling one evaluation here and one in a step takes twice as long.
+    # Use only shapes: compiling one evaluation here and one in a step would take twice as long.
     local = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(flow.at, z))
     here = Row(
         z=z,
@@ -252,12 +253,12 @@ def begin(
 
 
 def first_step(unit: Array, ends: Ends, reach: Array) -> Array:
-    """Return the length of the first step of nonzero length, ()."""
+    """Return the length of the first step with nonzero length, ()."""
     return jnp.minimum(unit, reach) * ends.rtol ** (1 / stiff.ORDER)
 
 
 def restart(integration: Integration, h: Array) -> Integration:
-    """Return the integration in new coordinates whose zero is the current point; earlier rows are unchanged.
+    """Restart an integration in new coordinates with the current point as origin; earlier rows are unchanged.
 
     The next step has length 0: it evaluates the flow, and may reach the first row. The step after it has
     length h.
@@ -281,17 +282,18 @@ def integrate(
     rows: int | Array | float = math.inf,
     clock: float = math.inf,
 ) -> Integration:
-    """Integrate one path to its first stopping condition.
+    """Integrate one path until the first stopping condition holds.
 
     Args:
         flow: the flow, in the coordinates of `integration.here`.
         ends: the stopping conditions.
         reach: approximate length of the path.
         max_steps: maximum number of steps, accepted or rejected.
-        integration: the path so far; see `begin`.
-        rows: return with status RUNNING once this many rows are reached; unlimited by default.
-        clock: largest difference between two rules for the log of the time of a step, up to a time of e^45.
-            The result uses the better rule. Pass a finite value if the time is needed, not only the path.
+        integration: state of the integration; see `begin`.
+        rows: number of rows after which to return with status RUNNING; unlimited by default.
+        clock: maximum difference between two quadrature rules for the log duration of a step, up to time
+            e^45. The more accurate rule is used. Pass a finite value if the time is needed in addition to the
+            path.
     """
     points = len(integration.rows.steps)
     first = jnp.minimum(flow.unit, reach / 100)
@@ -332,11 +334,11 @@ def _step(
     if clock < math.inf:
         error = jnp.where(there.log_time < _CLOCKED, jnp.maximum(error, doubt / clock), error)
     error = jnp.where(arrived.finite & ~jnp.isnan(error), error, jnp.inf)
-    # If a path of unit speed turns back within a step, it has passed a stationary point.
+    # A path of unit speed that turns back within a step has passed a stationary point.
     turns = flow.inner(local.velocity, arrived.velocity) < 0
     ok = (error <= 1) & ~turns
     h_free = h * jnp.where(turns, 0.2, jnp.clip(0.8 * error ** (-1 / stiff.ORDER), 0.2, 5.0))
-    # A step shortened to land on a row gives no reason to reduce the planned length.
+    # A step that was shortened to land on a row is no reason to reduce the planned length.
     h_next = jnp.where(ok & (h < state.h), jnp.maximum(h_free, state.h), h_free)
     here, local = jax.tree.map(partial(jnp.where, ok), (there, arrived), (here, local))
     record = ok & (h == to_mark)
@@ -370,19 +372,20 @@ def _status(
         Stop.STEP_BUDGET: state.accepted + state.rejected >= max_steps,
     }
     status = jnp.asarray(Stop.RUNNING, jnp.int32)
-    # Selects the first that holds. jnp.select has int64 indices, which do not lower in a jit without float64.
+    # Select the first condition that holds. jnp.select has int64 indices, which a jit without float64 cannot
+    # lower.
     for stop, holds in reversed(stops.items()):
         status = jnp.where(holds, jnp.int32(stop), status)
     return status
 
 
 def _log_mean_time(h: Array, start: Local, end: Local) -> tuple[Array, Array]:
-    """Compute log of the mean of exp(-ℓ) over a step, ℓ = log ‖∂L/∂p‖, from ℓ and ℓ' at both ends.
+    """Compute the log of the mean of exp(-ℓ) over a step, ℓ = log ‖∂L/∂p‖, from ℓ and ℓ' at both ends.
 
-    The integral of exp over a straight line is exact. One extrapolation from the halves of the step raises
-    the order to 4. Also returns the difference from the rule without halves.
+    The rule is exact if ℓ is linear. One extrapolation from the two halves of the step raises the order to 4.
+    The difference from the rule without halves is also returned.
     """
-    # Where the gradient is exactly zero, time is infinite; a finite exponent prevents NaN.
+    # Time is infinite if the gradient is exactly zero; a finite exponent prevents NaN.
     x, y = (-jnp.maximum(at.log_gradient_norm, -1e300) for at in (start, end))
     bend = jnp.clip(h / 8 * (end.log_slope - start.log_slope), -1, 1)
     middle = (x + y) / 2 + bend

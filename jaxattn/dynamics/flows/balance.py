@@ -1,4 +1,4 @@
-"""Detection of tied tokens, and of the point where the forces on them balance."""
+"""Detection of tied tokens, and of the point at which the forces on them balance."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,32 +27,33 @@ from jaxattn.dynamics.flows.ties import (
     with_counts,
 )
 
-# Tokens whose scores are lower than the top by more than this do not tie with it.
+# Tokens with scores lower than the top by more than this do not tie with it.
 _BEHIND = 30.0
-# Number of gaps in the sorted distances to the top that are tried as the boundary of the ties.
+# Number of gaps in the sorted distances to the top to try as the boundary of the ties.
 _MAX_GAPS = 16
-# Shift of tied scores that neglected forces may cause before the ties are dissolved, and a safety factor.
+# Shift of tied scores due to neglected forces at which the ties are dissolved, and a safety factor.
 _SHIFT, _MORE = 1e-2, 100.0
-# Squared singular values of differences of tied tokens below this fraction of the largest are rounding.
+# Squared singular values of differences of tied tokens below this fraction of the largest are rounding error.
 _DEPENDENT = 1e-12
-# Newton iterations; they start within _SHIFT of the balance if one exists.
+# Number of Newton iterations, which start within _SHIFT of the balance if one exists.
 _NEWTON = 12
-# Shift of tied scores that is attributed to rounding of the force.
+# A shift of tied scores up to this is attributed to rounding of the force.
 _ZERO = 1e-6
-# Derivatives of the force below this fraction of the largest count as zero, since the residual force is as
-# large. And fraction of a step along such a direction that moves the scores of two tokens apart.
+# Derivatives of the force below this fraction of the largest count as zero, because the residual force is as
+# large. A step along such a direction separates two tokens if it changes their score difference by the second
+# fraction.
 _LOOSE, _APART = 1e-6, 0.03
 
 
 class Balance(NamedTuple):
-    """Detected ties, and the point where the forces on them balance.
+    """Detected ties, and the point at which the forces on them balance.
 
     Attributes:
-        ties: the ties; none if no balance was found.
-        p: (d,).
-        settled: () bool; True if the force on every tied difference is zero and restoring there, or would be
-            without sliding along a curve of balances.
-        undecided: () bool; True if that holds, but the order of the force of a cancelling pair is unknown.
+        ties: the ties; empty if no balance was found.
+        p: (d,); the point.
+        settled: () bool; True if the force on every difference of tied tokens is zero and restoring there,
+            except for sliding along a curve of balanced points.
+        undecided: () bool; True if this holds, but the order of the force of a pair that cancels is unknown.
     """
 
     ties: Ties
@@ -62,22 +63,23 @@ class Balance(NamedTuple):
 
 
 def no_balance(E: Array, p: Array, values: Array, corpus: Corpus) -> Balance:
-    """Return a `Balance` without ties, not settled."""
+    """Return an unsettled `Balance` without ties."""
     return Balance(no_ties(E, values, corpus), p, jnp.asarray(False), jnp.asarray(False))
 
 
 class _Rest(NamedTuple):
-    """Stationary point of the loss of the attended tokens alone, the tied part of the loss.
+    """Stationary point of the tied part of the loss, with attention only to the attended tokens.
 
     Attributes:
-        p: (d,).
-        moved: largest change of a difference of tied scores, ().
-        left: norm of the remaining gradient, in units of the force, ().
-        stiffness: smallest derivative of the force by tied scores, in units of the force, ().
+        p: (d,); the point.
+        moved: largest change in a difference of tied scores, ().
+        left: norm of the residual gradient, in units of the force, ().
+        stiffness: smallest derivative of the force with respect to tied scores, in units of the force, ().
         log_limit: log of the force that would shift the balance by _SHIFT, ().
         inverse: (r, r); inverse Hessian of the mean loss in coordinates of the normals; 0 in zero rows.
         normals: (r, d); orthonormal basis of the directions with a nonzero derivative, padded with zero rows.
-        loose: (V,) bool; tokens whose score differs from their leader's along a direction without derivative.
+        loose: (V,) bool; True for tokens that move relative to their leader along a direction in which the
+            derivative of the force is zero.
     """
 
     p: Array
@@ -99,24 +101,25 @@ def find_ties(
     slides: Bool[Array, ""] | bool = False,
     wanted: Bool[Array, ""] | bool = True,
 ) -> tuple[Float[Array, " d"], Balance]:
-    """Find tokens that tie, and pairs whose forces cancel, at a point where forces balance up to rounding.
+    """Find tied tokens, and pairs with forces that cancel, at a point where all forces balance.
 
     Tokens tie if a sequence attends to them together. Tied tokens stay close to the top of their sequence,
-    and the others have fallen behind by the logarithm of the float64 resolution. This leaves a gap in the
-    sorted distances to the top, usually the widest one; the next widest gaps are tried too.
+    while all others have fallen behind by the logarithm of the float64 resolution. This leaves a gap in the
+    sorted distances to the top, usually the widest one. The next widest gaps are also tried.
 
     Args:
         E: (V, d).
-        p: (d,); end point of the flow.
+        p: (d,); the current point of the flow.
         values: γ, (V,), or (V, K) for K > 2 classes.
         corpus: n sequences over V tokens.
         before: the previous ties.
-        slides: whether to move p back to their balance first, (), after a straight piece of a curve.
-        wanted: whether to search for ties, ().
+        slides: () bool; True to first move p back to the balance, after a straight piece of a curve.
+        wanted: () bool; True to search for ties.
 
     Returns:
-        p (d,), moved back if `slides`; and the balance. It is settled if Newton's method finds a zero of the
-        gradient of the tied part of the loss nearby, with a positive definite Hessian on 𝒯.
+        p (d,), moved back if `slides` is True, and the balance. The balance is settled if Newton's method
+        finds a nearby zero of the gradient of the tied part of the loss, with a positive definite Hessian on
+        𝒯.
     """
 
     def attempt(state: tuple[Array, Array, Balance]) -> tuple[Array, Array, Balance]:
@@ -148,9 +151,9 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
     attended = top_class(E, p, corpus, leader)
     rest = _rest(E, p, values, corpus, normals, attended, leader)
     hidden = coordinates(E, p, values, corpus)
-    # The sum of all forces, which may hide smaller ones in rounding.
+    # Sum of all forces, which may hide smaller forces in its rounding error.
     log_hidden = hidden.log_gross(hidden.zero)
-    # As numbers: GPUs have no atomic operation on booleans and would use compare-and-swap.
+    # Use integers, because GPUs have no atomic operations on booleans and would use compare-and-swap.
     loose = take(jnp.zeros_like(leader).at[leader].max(rest.loose.astype(leader.dtype)), leader) > 0
     merged = jnp.where(loose, vocab, leader)
     scores = E @ rest.p
@@ -179,13 +182,13 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
         log_limit=rest.log_limit,
         pairs=known.pairs,
     )
-    # The neglected forces have shifted the balance by that much, and may grow until the shift is _SHIFT.
-    # Forces from other tokens may reach a hundred times that size, and are not assumed to shift it as little.
+    # The neglected forces have shifted the balance by this much, and may grow until the shift is _SHIFT.
+    # Forces from other tokens may become a hundred times larger, and may shift the balance more.
     others = tied_coordinates(E, rest.p, corpus, ties)
     left_out = others.log_gross(others.zero)
     more = jnp.log(jnp.clip(_SHIFT / jnp.maximum(rest.moved, _SHIFT / _MORE), 1, _MORE))
     log_limit = jnp.maximum(rest.log_limit, left_out + more)
-    # Neglected forces as large as the balancing ones would have to be in the balance too.
+    # Neglected forces as large as the balancing ones would have to be part of the balance.
     ties_some = (leader != vocab).any()
     log_limit = jnp.where(ties_some, log_limit, log_hidden - jnp.log(_MORE))
     some = (ties_some | idle.any()) & (left_out < log_hidden - jnp.log(_MORE))
@@ -204,12 +207,12 @@ def _most_classes(E: Array) -> int:
 def _rest(
     E: Array, p: Array, values: Array, corpus: Corpus, normals: Array, attended: Array, leader: Array
 ) -> _Rest:
-    # In units in which the longest embedding has length 1, which makes unspanned directions comparable.
+    # Scale the longest embedding to length 1, so that directions outside of the span are comparable.
     unit = 1 / jnp.sqrt(jnp.square(E).sum(axis=1).max())
     scores, lift = E @ p, (unit * E) @ normals.T
     tied = with_counts(corpus, jnp.where(attended, corpus.bags.count, 0))
     spans = jnp.square(normals).sum(axis=1) > 0
-    # No other tokens exert a force; the factor 2 covers the members of classes with several tokens.
+    # No other tokens exert a force. The factor 2 accounts for the members of groups with several tokens.
     involved = first_of(sharing(leader), 2 * room(E))
 
     def at(y: Array) -> tuple[Force, Array]:
@@ -222,7 +225,8 @@ def _rest(
 
     force, curvature = at(jnp.zeros(len(normals)))
     size, vectors = jnp.linalg.eigh(curvature)
-    # Each direction is compared with the forces that cancel in it, because scales of keys and weights differ.
+    # Compare each direction with the forces that cancel in it, because keys and weights have different
+    # scales.
     apart = lift - take(lift, leader)
     sizes = by_token(tied, force.pull)[1] @ jnp.square(apart @ vectors)
     free = jnp.abs(size) <= _LOOSE * sizes
@@ -266,19 +270,19 @@ def _orthogonal(E: Array, normals: Array) -> Array:
 
 
 def _widest_gaps(below: Float[Array, "R W"]) -> Float[Array, " k"]:
-    """Return the upper ends of the widest gaps in the sorted distances to the top, widest first."""
+    """Return the upper ends of the widest gaps in the sorted distances to the top, the widest first."""
     ends = jnp.append(jnp.sort(below.ravel()), jnp.inf)
-    # A gap does not count as wider because it extends below _BEHIND.
+    # Clip the gaps, so that the part beyond _BEHIND does not make a gap wider.
     width = jnp.diff(jnp.minimum(ends, _BEHIND))
-    # A token beyond LEFT ties with no other, so no gap starts there.
+    # A token beyond LEFT does not tie with any other, so no gap starts there.
     near = ends[:-1] <= LEFT
     end, width = jnp.where(near, ends[:-1], -1), jnp.where(near, width, -1)
-    # Not argsort: its int64 indices do not lower in a caller's jit with float64 disabled.
+    # argsort has int64 indices, which a caller's jit without float64 cannot lower.
     return jax.lax.sort((-width, end), num_keys=1)[1][:_MAX_GAPS]
 
 
 def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, " V"]:
-    """Merge tokens that sequences attend to together, and return the smallest token of each class."""
+    """Merge tokens that a sequence attends to together, and return the smallest token of each group."""
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
     vocab = corpus.vocab_size

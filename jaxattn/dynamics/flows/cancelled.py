@@ -1,22 +1,23 @@
-"""Detection of token pairs whose forces cancel, and the order of the remaining force.
+"""Detection of token pairs with forces that cancel, and the order of the remaining force.
 
-Let class C be on top and class D below it, with x = e^(a_D - a_C). In a sequence X that attends to C,
+Let a group C of tied tokens be on top and a group D below it, with x = e^(a_D - a_C). In a sequence X that
+attends to C,
 
     f = f_X + Σ_i x_i V_i - Σ_ij x_i x_j U_i V_j + ...,    V = U (Γ_D - f_X),
 
-where U is the weight of D at x = 1 relative to all of C. With r = -∂ℓ/∂f and S = ∂²ℓ/∂f² at f_X the loss is
-L₀ + Σ_i g_i x_i + ½ Σ_ij H_ij x_i x_j + ..., and
+where U is the weight of D at x = 1, relative to the total weight of C. With r = -∂ℓ/∂f and S = ∂²ℓ/∂f² at f_X
+the loss is L₀ + Σ_i g_i x_i + ½ Σ_ij H_ij x_i x_j + ..., and
 
     g_i = -mean_X r·V_i,    H_ij = mean_X [V_i·S V_j + r·(V_i U_j + V_j U_i)].
 
-Given x, the scores of tied tokens settle at the minimum of the tied part of the loss. The second-order terms
-that act on p are therefore those of
+For given x, the scores of tied tokens settle at the minimum of the tied part of the loss. The second-order
+terms that act on p are therefore
 
-    M = H - G K⁻¹ Gᵀ,    G = ∂g/∂y,    K the Hessian of the tied part in coordinates y of 𝒯.
+    M = H - G K⁻¹ Gᵀ,    G = ∂g/∂y,    K: Hessian of the tied part in coordinates y of 𝒯.
 
 A pair with g ≠ 0 has a force of order e^(-gap). A pair with g = 0 is called idle. If M has a nonzero entry
-for it, a force of order e^(-2 gap) remains. If H is nonzero but M is zero, the response of the tied tokens
-cancels the force at every order. If H itself is zero, the order is higher than two and unknown.
+for the pair, a force of order e^(-2 gap) remains. If H is nonzero but M is zero, the response of the tied
+tokens cancels the force at every order. If H itself is zero, the order is higher than two and unknown.
 """
 
 from typing import Any, NamedTuple
@@ -33,22 +34,23 @@ from jaxattn.dynamics.flows.force import LOGISTIC, dense, residual
 from jaxattn.dynamics.flows.pairs import MOST_PAIRS, Pairs
 from jaxattn.dynamics.flows.ties import first_of
 
-# Largest number of idle pairs whose second order is computed.
+# Maximum number of idle pairs for which the second order is computed.
 _MOST_IDLE = 32
-# Sums that remain after cancellation below this fraction are zero: first order, second order.
+# Relative tolerances at first and second order: a sum that is smaller than this after cancellation counts as
+# zero.
 _CANCELS, _CANCELS_TWICE = 1e-9, 1e-8
-# Two values that differ by less than this, relative to their sizes, are equal.
+# Two values are equal if they differ by less than this, relative to their sizes.
 _EQUAL = 1e-11
-# Two θ that differ by less than this, relative to the longest, are equal.
+# Differences θ are equal if they differ by less than this, relative to the longest one.
 _SAME = 1e-13
 
 
 class Cancelled(NamedTuple):
-    """Entries of the bags whose forces cancel to first order.
+    """Bag entries with forces that cancel to first order.
 
     Attributes:
-        idle: (R, W) bool.
-        pairs: second-order terms of their force.
+        idle: (R, W) bool; True for these entries.
+        pairs: second-order terms of their forces.
         undecided: () bool; True if the order of a pair is unknown, or there are too many pairs.
     """
 
@@ -58,14 +60,14 @@ class Cancelled(NamedTuple):
 
 
 class Tied(NamedTuple):
-    """Tied tokens, and the dependence of scores on coordinates of 𝒯.
+    """Tied tokens, and the dependence of scores on the coordinates y of 𝒯.
 
     Attributes:
-        attended: (R, W) bool; the top class of every sequence.
+        attended: (R, W) bool; True for the top group of each sequence.
         scores: (V,); a at the minimum of the tied part of the loss.
         embeddings: (V, d); Q E.
-        lift: (V, k); derivative of the scores by coordinates y of 𝒯.
-        inverse: (k, k); K⁻¹, of the Hessian of the tied part of the mean loss by y; 0 in unused rows.
+        lift: (V, k); derivative of the scores with respect to y.
+        inverse: (k, k); inverse of the Hessian K of the tied part of the mean loss in y; 0 in unused rows.
     """
 
     attended: Array
@@ -76,16 +78,16 @@ class Tied(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """Contribution of every entry of the bags, (R, W) or (R, W, C) with C columns of outputs.
+    """Contribution of each bag entry, (R, W), or (R, W, C) with C output columns.
 
     Attributes:
-        low: its token.
-        top: a token of the top class of its sequence.
+        low: token of the entry.
+        top: a token of the top group of its sequence.
         group: entries with equal θ = Q (E_low - E_top) form one pair.
-        weight: U at x = e^(a_low - a_top) of the first entry of the group.
-        below: γ - f_X, set to 0 where it is rounding.
-        attention: q among the attended tokens, 0 for others.
-        f: (n, C).
+        weight: U at x = e^(a_low - a_top) for the first entry of the group.
+        below: γ - f_X, set to 0 if it is only rounding error.
+        attention: q within the attended tokens, 0 for others.
+        f: (n, C); outputs.
     """
 
     low: Array
@@ -98,7 +100,7 @@ class _Entries(NamedTuple):
 
 
 class _Loss(NamedTuple):
-    """Derivatives of the loss by outputs: r (n, C), and S = diag(w) - π πᵀ, with w (n, C) and π (n, C)."""
+    """Loss derivatives with respect to the outputs: r (n, C), and S = diag(w) - π πᵀ with w and π (n, C)."""
 
     r: Array
     weight: Array
@@ -110,7 +112,7 @@ class _Loss(NamedTuple):
 
 
 def cancelled(corpus: Corpus, values: Float[Array, " V *K"], tied: Tied) -> Cancelled:
-    """Find entries whose forces on the top class cancel, and the second-order terms that remain."""
+    """Find entries with forces on the top group that cancel, and the second-order terms that remain."""
     entries = _entries(corpus, values, tied)
     idle = _idle(corpus, entries, tied.attended)
     number, tokens, many = _numbered(idle, entries)
@@ -122,7 +124,7 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
     bags = corpus.bags
     low, present = bags.index.astype(jnp.int32), bags.count > 0
     value = take(values, low)
-    # Outputs that differ by one constant in all classes are equivalent.
+    # Outputs that differ by the same constant in all classes are equivalent.
     value = value[..., None] if value.ndim == 2 else value - value[..., -1:]
     own = take(tied.scores, low)
     token = first_tokens(corpus, tied.attended, low)
@@ -149,7 +151,7 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
 
 
 def _groups(theta: Float[Array, "R W d"], present: Bool[Array, "R W"]) -> tuple[Array, Array]:
-    """Group entries by θ, up to rounding: the index of each group, and its first entry, (R, W) each."""
+    """Group entries by θ, up to rounding; return the index of each group and its first entry, (R, W) each."""
     dim, size = theta.shape[-1], present.size
     # Two projections distinguish the vectors, because sines of integers satisfy no simple relation.
     along = jnp.sin(jnp.arange(1.0, 2 * dim + 1)).reshape(2, dim).astype(theta.dtype)
@@ -169,7 +171,8 @@ def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> Bool[Array, "R 
     r = corpus.bags.spread(_loss(corpus, entries.f).r)
     terms = entries.weight[..., None] * r * entries.below
     product, size = terms.sum(axis=-1), jnp.abs(terms).sum(axis=-1)
-    # Cancelling terms of one sequence leave rounding, which counts as zero even if other forces are small.
+    # Cancelling terms within a sequence leave a rounding error, which counts as zero even if other forces are
+    # small.
     product = jnp.where(jnp.abs(product) <= _EQUAL * size, 0, product)
     rest = (corpus.bags.count > 0) & ~attended
     empty = jnp.zeros(rest.size, product.dtype)
@@ -179,7 +182,7 @@ def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> Bool[Array, "R 
 
 
 def _numbered(idle: Array, entries: _Entries) -> tuple[Array, tuple[Array, Array], Array]:
-    """Number the pairs of idle entries: index per entry (R, W), top and low (m,), whether there are more."""
+    """Number the pairs of idle entries; return indices (R, W), tokens (m,), and whether there are more."""
     size = idle.size
     number = jnp.arange(size, dtype=jnp.int32)
     group = entries.group.ravel()
@@ -201,7 +204,7 @@ def _second_order(
     tokens: tuple[Array, Array],
     tied: Tied,
 ) -> tuple[Pairs, Array]:
-    """Compute M of numbered pairs, and whether H is zero for any of them."""
+    """Compute M for the numbered pairs, and whether H is zero for any of them."""
     bags, n = corpus.bags, corpus.num_examples
     loss = _loss(corpus, entries.f)
     owner = jnp.broadcast_to(jnp.minimum(bags.owner, n - 1)[:, None], number.shape)
@@ -242,10 +245,10 @@ def _turning(
     loss: _Loss,
     of_pairs: tuple[Array, Array, Array],
 ) -> Float[Array, "m k"]:
-    """Compute n ∂g/∂y of all pairs, from U, r·V and S V of every sequence and pair."""
+    """Compute n ∂g/∂y for all pairs, from U, r·V and S V of each sequence and pair."""
     weight, along, steered = of_pairs
     top, low = tokens
-    moved = entries.attention[..., None] * entries.below  # ∂f_X/∂a of every entry
+    moved = entries.attention[..., None] * entries.below  # ∂f_X/∂a of each entry
     r = corpus.bags.spread(loss.r)
     pairs = [
         (weight, (r * moved).sum(axis=-1)),
@@ -258,11 +261,11 @@ def _turning(
     own = entries.weight * (r * entries.below).sum(axis=-1)
     by_token = by_token.at[number, entries.low].add(-own, mode="drop")
     sizes = sizes.at[number, entries.low].add(jnp.abs(own), mode="drop")
-    # Scores are relative to those of the leaders of both classes.
+    # Scores are relative to the leaders of both groups.
     total, apart = along.sum(axis=0)[:, None], lift[low] - lift[top]
     turning = by_token @ lift + total * apart
     gross = sizes @ jnp.abs(lift) + jnp.abs(along).sum(axis=0)[:, None] * jnp.abs(apart)
-    # Terms that cancel leave a rounding error, which counts as zero even if other terms of M are small.
+    # Cancelling terms leave a rounding error, which counts as zero even if other terms of M are small.
     return jnp.where(jnp.abs(turning) <= _CANCELS_TWICE * gross, 0, turning)
 
 

@@ -1,4 +1,4 @@
-"""Conditional computation under vmap, and safe divisors."""
+"""Conditional computation under vmap, and divisors that are never zero."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +11,12 @@ from jaxtyping import Array
 def cond_under_vmap(condition: Array, compute: Callable[..., Any], otherwise: Any, *given: Any) -> Any:
     """Return `compute(otherwise, *given)` if a condition holds, else `otherwise`.
 
-    Under vmap, `lax.cond` computes both branches; this loop of at most one step computes only if necessary.
-    `given` must have all arrays that `compute` uses, since XLA may compute with closed-over arrays before the
-    loop.
+    Under vmap, `lax.cond` computes both branches. A loop of at most one step avoids this. Pass all arrays
+    that `compute` uses as `given`, since XLA may compute with closed-over arrays before the loop.
     """
 
     def once(state: tuple[Array, Any]) -> tuple[Array, Any]:
-        # The flag of the loop is unknown before the loop; the barrier makes `given` depend on it.
+        # The loop flag is not known before the loop, and the barrier makes `given` depend on it.
         _, inside = jax.lax.optimization_barrier((state[0], given))
         return jnp.asarray(False), compute(state[1], *inside)
 

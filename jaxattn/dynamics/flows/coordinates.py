@@ -5,7 +5,7 @@ The path stays in p_0 + span{E_s}, so r = min(V, d) coordinates z represent it, 
     V ≤ d:  B = E,  a = a_0 + E Eᵀ z,  dz/ds = F / ‖EᵀF‖;
     V > d:  B = 1,  a = a_0 + E z,     dz/ds = EᵀF / ‖EᵀF‖,
 
-with F = -∂L/∂a. Neither requires a factorisation of E, and both are defined if rows of E coincide.
+with F = -∂L/∂a. Neither form requires a factorisation of E, and both remain valid if rows of E coincide.
 """
 
 import math
@@ -31,27 +31,28 @@ from jaxattn.dynamics.flows.force import (
 )
 from jaxattn.dynamics.flows.stiff import Solver, by_factors
 
-# Rounding changes scores by ε ‖a‖ and the forces by the same relative amount. The flow is not followed where
-# the forces cancel so far that the relative error of the direction of their sum exceeds this.
+# Rounding changes scores by ε ‖a‖ and forces by the same relative amount. The flow stops when the forces
+# cancel so much that the relative error of the direction of their sum exceeds this.
 RESOLUTION = 1e-3
-# Distance to the top at which an idle token comes too close: it would have e^-7 of its sequence's attention.
+# Distance to the top below which an idle token is too close: it would have e^-7 of its sequence's attention.
 NEAR = 7.0
-# Distance to the top at which a token no longer ties with those on top.
+# Distance to the top from which a token no longer ties with the tokens on top.
 LEFT = 10.0
-# A token that was this far below the top and is this far above it after a step has leapt over the top.
+# A token leaps if it is this far below the top before a step and this far above the former top after it.
 _LEAP = 2.0
-# Change of attention up to which a curve of balances counts as straight.
+# Maximum change of attention along a piece of a curve of balanced points that counts as straight.
 _STRAIGHT = 0.05
 
 
 @struct.dataclass
 class Watch:
-    """Conditions on entries of the bags under which the coordinates describe the flow.
+    """Conditions on bag entries under which the coordinates describe the flow.
 
     Attributes:
-        idle: (R, W) bool; tokens without a force, which must stay away from the top of their sequence.
-        attention: (R, W); initial attention to tokens that slide along a curve of balances, which must stay
-            near this value; -1 for other entries.
+        idle: (R, W) bool; True for tokens without a force, which must stay away from the top of their
+            sequence.
+        attention: (R, W); initial attention to tokens that slide along a curve of balanced points. The
+            attention must stay near this value. -1 for other entries.
     """
 
     idle: Leaf
@@ -83,11 +84,11 @@ def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) 
     """Compute how far tokens leap over the top of their sequence between scores `before` and `after`.
 
     A token exerts its full force only near the top. A step from far below to far above the top misses this
-    force at both of its ends.
+    force at both ends.
 
     Returns:
-        The largest over tokens of the smaller of two distances: below the top before, and above the former
-        top after. 1 is the largest allowed value; 0 or less if no top changes.
+        The maximum over tokens of min(distance below the top before, distance above the former top after), in
+        units of the maximum allowed leap. 0 or less if no top changes.
     """
     bags = corpus.bags
     token, present = bags.index.astype(jnp.int32), bags.count > 0
@@ -99,7 +100,7 @@ def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) 
 
 
 def _below_top(corpus: Corpus, scores: Array) -> Array:
-    """Compute how far every entry is below the top of its sequence, also of entries without a count."""
+    """Return each entry's score gap to the top of its sequence, including entries without a count."""
     bags = corpus.bags
     top = top_scores(bags, score_entries(corpus, scores))
     return bags.spread(top) - take(scores, bags.index.astype(jnp.int32))
@@ -107,13 +108,13 @@ def _below_top(corpus: Corpus, scores: Array) -> Array:
 
 @struct.dataclass
 class Local:
-    """The flow at a point.
+    """Flow evaluated at a point.
 
     Attributes:
-        velocity: u = dz/ds, (r,); zeros where the gradient is exactly zero.
+        velocity: u = dz/ds, (r,); zeros if the gradient is exactly zero.
         jacobian: ∂u/∂z, (r, r), or the factors of products with it if r is large.
         log_gradient_norm: log ‖∂L/∂p‖, ().
-        log_slope: its derivative by arc length, ().
+        log_slope: derivative of log ‖∂L/∂p‖ with respect to arc length, ().
         balanced: True if the forces cancel up to rounding, ().
     """
 
@@ -125,30 +126,31 @@ class Local:
 
     @property
     def finite(self) -> Bool[Array, ""]:
-        """True if the Jacobian holds no NaN and no infinity."""
+        """True if the Jacobian contains no NaN or infinity."""
         jacobian = self.jacobian
         return jacobian.finite if isinstance(jacobian, stiff.Curved) else jnp.isfinite(jacobian).all()
 
 
 @struct.dataclass
 class Coordinates:
-    """The flow on p for one corpus, one E (the keys of all tokens) and their values, from one start.
+    """Flow on p for one corpus, keys E, values and starting point.
 
     Attributes:
         corpus: n sequences.
-        values: γ, (V,), or of every entry of the bags, (R, W); with a last axis of K for K > 2 classes.
+        values: γ per token, (V,), or per bag entry, (R, W); with a last axis of size K for K > 2 classes.
         start: p_0, (d,).
         scores: a_0 = E p_0, (V,).
         basis: B, (r, d), or None for the identity.
         lift: E Bᵀ, (V, r).
         offset: B p_0, (r,).
         lengths: ‖E_s‖, (V,).
-        unit: 1 / max ‖E_s‖, (); a step of this length in p changes no score by more than 1.
-        weigh: weights of the sequences, see `score_force`; a pytree.
-        steepest: upper bound on the slope of the log gradient norm; larger slopes are numerical error, ().
-        log_limit: the path ends as balanced once log Σ |∂L/∂a_s| of single sequences exceeds this value.
-        watch: conditions on tokens; the path also ends as balanced if one is violated.
-        pairs: second-order terms of the loss where first-order terms cancel.
+        unit: 1 / max ‖E_s‖, (). A step of this length in p changes scores by at most 1.
+        weigh: weights of the sequences, a pytree; see `score_force`.
+        steepest: upper bound on the slope of the log gradient norm, (); larger slopes are numerical errors.
+        log_limit: the path ends as balanced once log Σ |∂L/∂a_s|, summed over sequences and tokens, exceeds
+            this value.
+        watch: conditions on tokens. The path also ends as balanced if one of them is violated.
+        pairs: second-order terms of the loss for pairs with first-order terms that cancel.
     """
 
     corpus: Corpus
@@ -206,24 +208,25 @@ class Coordinates:
         error: Float[Array, " r"],
         rtol: Float[Array, ""],
     ) -> Float[Array, ""]:
-        """Compute ‖Bᵀ error‖ relative to rtol (‖p‖ + 1 / max ‖E_s‖), or to a tenth of the step if it is less.
+        """Compute ‖Bᵀ error‖ relative to rtol (‖p‖ + 1 / max ‖E_s‖), or a tenth of the step if smaller.
 
-        If a later stage meets a force that no earlier stage has met, its error is of the order of the step.
+        If a late stage encounters a force that earlier stages did not, the error is of the order of the step.
         """
         tenth = 0.1 * (self.norm(end - start) + rtol * self.unit)
         relative = self.norm(error) / jnp.minimum(rtol * (self.norm(end, 1.0) + self.unit), tenth)
-        # Tokens may reach the end of a straight piece of a curve of balances, but not go far beyond it.
+        # Tokens may reach the end of a straight piece of a curve of balanced points, but not go far beyond
+        # it.
         far = jnp.maximum(self._slid(end) / 2, self._leapt(start, end))
         return jnp.maximum(relative, far)
 
     def ended(self, z: Float[Array, " r"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
-        """Return whether ‖p‖ has reached `until_norm`."""
+        """Return True if ‖p‖ has reached `until_norm`."""
         return self.norm(z, 1.0) >= until_norm
 
     def to_end(
         self, z: Float[Array, " r"], velocity: Float[Array, " r"], until_norm: Float[Array, ""]
     ) -> Float[Array, ""]:
-        """Compute the distance in a straight line to ‖p‖ = until_norm; `velocity` may be shorter than 1."""
+        """Compute the straight-line distance to ‖p‖ = until_norm. `velocity` may be shorter than 1."""
         norm, ahead = self.norm(z, 1.0), self.ahead(z, velocity)
         # An infinite radius would make the quotient below NaN.
         radius = jnp.minimum(until_norm, 1e150)
@@ -239,7 +242,7 @@ class Coordinates:
         return velocity @ (self.metric(z) + self.offset)
 
     def sine(self, z: Float[Array, " r"], velocity: Float[Array, " r"]) -> Float[Array, ""]:
-        """Compute the sine of the angle between p and dp/ds, without cancellation where it is small."""
+        """Compute the sine of the angle between p and dp/ds, free of cancellation at small angles."""
         along = self.ahead(z, velocity) / jnp.square(self.norm(z, 1.0))
         return self.norm(velocity - along * z, -along)
 
@@ -249,7 +252,7 @@ class Coordinates:
         return pull / nonzero(self.norm(pull))
 
     def at(self, z: Float[Array, " r"]) -> Local:
-        """Compute dz/ds, its Jacobian (1 - u (B Bᵀ u)ᵀ) (∂F/∂z) / ‖BᵀF‖, and the size of the gradient."""
+        """Compute dz/ds, its Jacobian (1 - u (B Bᵀ u)ᵀ) (∂F/∂z) / ‖BᵀF‖, and the gradient norm."""
         pull, force = self._pull(z)
         size = self.norm(pull)
         velocity = pull / nonzero(size)
@@ -268,34 +271,34 @@ class Coordinates:
         )
 
     def solver(self, jacobian: Array | stiff.Curved, c: Float[Array, ""]) -> Solver:
-        """Prepare to solve (1 - c J) x = b, with the Jacobian of `at`."""
+        """Return a solver of (1 - c J) x = b, for the Jacobian J from `at`."""
         if isinstance(jacobian, stiff.Curved):
             return stiff.solver(self, jacobian, c)
         return by_factors(jacobian, c)
 
     def pulled(self, force: Float[Array, " V"]) -> Float[Array, " r"]:
-        """Convert a force on the scores into the force on z, up to its length."""
+        """Convert a force on the scores into the force on z, up to a positive factor."""
         return force if self.basis is not None else force @ self.lift
 
     def pulled_by(
         self, tokens: Int[Array, " k"], rows: Float[Array, "k r"], force: Float[Array, " k"]
     ) -> Float[Array, " r"]:
-        """Convert a force on the scores of some tokens into the force on z, given their rows of the lift."""
+        """Convert a force on the scores of some tokens into the force on z, given their rows of `lift`."""
         return jnp.zeros_like(self.offset).at[tokens].set(force) if self.basis is not None else force @ rows
 
     def gram(self, tokens: Int[Array, " k"], rows: Float[Array, "k r"]) -> Float[Array, "k k"]:
-        """Compute the Gram matrix of the embeddings of some tokens, given their rows of the lift."""
+        """Compute the Gram matrix of the embeddings of some tokens, given their rows of `lift`."""
         return rows[:, tokens] if self.basis is not None else rows @ rows.T
 
     def _matrix(self, velocity: Array, size: Array, force: Force) -> tuple[Array, Array]:
-        """Compute the Jacobian, and the slope of the log of the gradient norm."""
+        """Compute the Jacobian, and the slope of the log gradient norm."""
         curvature = token_curvature(self.corpus, force) @ self.lift
         curvature = (curvature if self.basis is not None else self.lift.T @ curvature) / nonzero(size)
         along = self.metric(velocity) @ curvature
         return curvature - jnp.outer(velocity, along), along @ velocity
 
     def _products(self, velocity: Array, size: Array, force: Force) -> tuple[stiff.Curved, Array]:
-        """Return the factors of products with the Jacobian, and the slope of the log of the gradient norm."""
+        """Return the factors of products with the Jacobian, and the slope of the log gradient norm."""
         size = nonzero(size)
         bound = curvature_bound(self.corpus, force, self.lengths) / size
         moved = self.lift @ velocity
@@ -330,7 +333,7 @@ class Coordinates:
         return cond_under_vmap(jnp.isfinite(self.log_limit), from_how_far, nothing, self, start, end)
 
     def log_gross(self, z: Float[Array, " r"]) -> Float[Array, ""]:
-        """Compute log of the sum of all |∂L/∂a_s| of single sequences."""
+        """Compute the log of the sum of all |∂L/∂a_s| over sequences and tokens."""
         return self._pull(z)[1].log_gross
 
     def _pull(self, z: Array) -> tuple[Array, Force]:

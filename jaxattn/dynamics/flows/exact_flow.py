@@ -1,10 +1,11 @@
-"""Gradient flow on p, integrated by arc length: the path of dp/dt = -∂L/∂p with another parametrisation.
+"""Gradient flow dp/dt = -∂L/∂p, with its path parametrised by arc length.
 
 The flow slows down like e^(-margin ‖p‖), but its path does not depend on the parametrisation:
 
     dp/ds = -∂L/∂p / ‖∂L/∂p‖,   t(s) = ∫ ds / ‖∂L/∂p‖.
 
-For large ‖p‖ the path is almost straight, so the steps grow like ‖p‖ and the last factor of 100 is cheap.
+For large ‖p‖ the path is almost straight, so the steps grow like ‖p‖, and another factor of 100 in ‖p‖ is
+cheap.
 """
 
 import math
@@ -54,12 +55,12 @@ from jaxattn.dynamics.flows.seeds import (
 from jaxattn.dynamics.flows.ties import Ties, no_ties, selected, tied_coordinates
 from jaxattn.theory.selection import Selection
 
-# Largest number of times that ties are found or dissolved.
+# Maximum number of times that ties are found or dissolved.
 _STAGES = 256
 
 
 class _LinearPath(FlowPath):
-    """Path of one parameter, complete or so far."""
+    """Path of a single parameter, which may not have been computed to its end."""
 
     p: Leaf
     norm: Leaf
@@ -70,31 +71,32 @@ class _LinearPath(FlowPath):
 
     def metrics_at(self, row: Array) -> dict[str, Array]:
         found = self.at(row, "arc_length", "log_gradient_norm", "log_time")
-        # Six evaluations per step, plus one for each column of the Jacobian.
+        # Six evaluations per step, plus one per column of the Jacobian.
         evaluations = self.rows.steps[row] * (6 + self.columns)
         return {"p_norm": self.norm[row], **found, "evaluations": evaluations}
 
 
 @struct.dataclass(repr=False)
 class Path(_LinearPath):
-    """Points along gradient flow on p, float64; with a leading axis B for B seeds.
+    """Points on a path of gradient flow on p, float64; with a leading axis B for B seeds.
 
-    Row 0 is the start, the last row is the end, and the rows between are at log-spaced arc lengths. Rows that
-    were not reached repeat the last state.
+    Row 0 is the start, the last row is the end, and the rows in between are at log-spaced arc lengths. Rows
+    that were not reached repeat the last state.
 
     Attributes:
-        p: (k, d).
-        arc_length: (k,); s, length of the path so far.
+        p: (k, d); the points.
+        arc_length: (k,); s, length of the path up to each row.
         norm: (k,); ‖p‖.
-        log_gradient_norm: (k,); log ‖∂L/∂p‖, -inf where the gradient is exactly zero.
+        log_gradient_norm: (k,); log ‖∂L/∂p‖, -inf if the gradient is exactly zero.
         log_time: (k,); log t, -inf at the start.
-        steps: (k,) int32; number of attempted steps so far.
+        steps: (k,) int32; number of steps attempted up to each row.
         status: () int32; the stopping condition, a `Stop`.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
-        columns: () int; columns of the Jacobian, each of which costs one gradient evaluation per step.
-        selection: the highest token of every sequence at the end, and the tokens that tie with it in the
-            limit: their scores differ by a bounded amount while ‖p‖ grows.
+        columns: () int; number of columns of the Jacobian, each at the cost of one gradient evaluation per
+            step.
+        selection: the token with the highest score in each sequence at the end, and the tokens that tie with
+            it in the limit, with scores that differ by a bounded amount while ‖p‖ grows.
     """
 
     p: Leaf
@@ -129,26 +131,26 @@ def exact_flow(
 
         L = (1/n) Σ_X ℓ(f(X), y_X),   f(X) = Σ_s q_s γ_s,   q = softmax of a = Φ p over X.
 
-    All computations are in float64. The sine of the angle between p and dp/dt is the change of p/‖p‖ per
+    All computations are in float64. The sine of the angle between p and dp/dt is the change in p/‖p‖ per
     e-fold of ‖p‖, and approximately the distance of p/‖p‖ to its limit.
 
     Args:
-        scores: keys (m, D), values (m,), or (m, K) for K > 2 classes, and bags of n sequences; any of them
-            may have a leading axis of B seeds. `theory.scores.one_layer` builds them from E and v.
-        p: (D,), or (B, D); the start.
-        until_norm: stop at this ‖p‖.
-        until_arc_length: stop at this arc length; required if `until_norm` is infinite.
-        until_direction: stop when the sine of the angle between p and dp/dt is at most this.
-        max_steps: stop after this many steps, accepted or rejected.
+        scores: keys (m, D), values (m,) for two classes or (m, K) for K > 2, and bags of n sequences. Any of
+            them may have a leading axis of B seeds. `theory.scores.one_layer` builds them from E and v.
+        p: (D,), or (B, D); the starting point.
+        until_norm: ‖p‖ at which to stop.
+        until_arc_length: arc length at which to stop; required if `until_norm` is infinite.
+        until_direction: sine of the angle between p and dp/dt at or below which to stop.
+        max_steps: maximum number of steps, accepted or rejected.
         rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
-        gradient_rtol: relative error of ‖∂L/∂p‖ that the error of a step may cause, which keeps `log_time`
-            accurate. Pass infinity if only the path is needed; this saves steps.
+        gradient_rtol: maximum relative error of ‖∂L/∂p‖ per step, which keeps `log_time` accurate. Pass
+            infinity to save steps if only the path is needed.
         points: number of recorded points k ≥ 3.
-        width: number of seeds integrated at once with vmap; defaults to a value for the backend.
+        width: number of seeds to vmap; the default depends on the backend.
 
     Returns:
-        The path. A seed that fails (NaN, or a step too short for float64) reports it in `status`, keeps its
-        last state, and does not affect the other seeds.
+        The path. If a seed fails (NaN, or a step too short for float64), `status` records it, its last state
+        is kept, and other seeds are not affected.
 
     Raises:
         InputError: the scores have no values, shapes do not match, or no stopping condition is finite.
@@ -175,10 +177,10 @@ def ends_of(
     """
     arc_length = math.inf if until_arc_length is None else until_arc_length
     if not (math.isfinite(until_norm) or math.isfinite(arc_length)):
-        raise InputError("until_norm and until_arc_length are both infinite; give one of them")
+        raise InputError("until_norm and until_arc_length are both infinite; set one of them")
     check_ends(until_norm=until_norm, until_arc_length=arc_length)
     if not gradient_rtol > 0:
-        raise InputError(f"gradient_rtol: {gradient_rtol}; give a relative error above 0")
+        raise InputError(f"gradient_rtol: {gradient_rtol}; must be above 0")
     return Ends(until_norm, arc_length, until_direction, rtol, gradient_rtol)
 
 
@@ -191,18 +193,18 @@ def _inputs(scores: Scores, p: Array | np.ndarray) -> Inputs:
 
 @struct.dataclass(repr=False)
 class PathSoFar(_LinearPath):
-    """State of a path so far, across successive descriptions of the flow (stages).
+    """Path computed so far, across stages with different ties.
 
     Attributes:
-        p: (k, d); rows as in `Path`.
+        p: (k, d); with rows as in `Path`.
         norm: (k,); ‖p‖.
-        integration: the integration, in coordinates of the last stage.
-        start: p at the start of that stage, (d,).
-        ties: the tied tokens in that stage.
-        tied: True if there are any, () bool.
-        left: number of stages that may follow, () int32; 0 once the path has ended.
-        accepted_before: number of accepted steps before that stage, () int32.
-        columns: columns of the Jacobian, () int.
+        integration: state of the integration, in coordinates of the current stage.
+        start: p at the start of the current stage, (d,).
+        ties: tied tokens of the current stage.
+        tied: True if there are any tied tokens, () bool.
+        left: maximum number of further stages, () int32; 0 once the path has ended.
+        accepted_before: number of accepted steps before the current stage, () int32.
+        columns: number of columns of the Jacobian, () int.
     """
 
     p: Leaf
@@ -217,12 +219,12 @@ class PathSoFar(_LinearPath):
 
     @property
     def rows(self) -> Row:
-        """The recorded quantities."""
+        """Recorded quantities."""
         return self.integration.rows
 
     @property
     def status(self) -> Array:
-        """The stopping condition, a `Stop`, () int32."""
+        """Stopping condition, a `Stop`, () int32."""
         return self.integration.status
 
 
@@ -237,7 +239,7 @@ def begin_path(scores: Scores, p: Array, ends: Ends, points: int) -> PathSoFar:
 def continue_path(
     scores: Scores, path: PathSoFar, ends: Ends, max_steps: int | Array, row: int | Array
 ) -> PathSoFar:
-    """Return a path of `begin_path`, for the same scores, continued until it reaches a row or ends."""
+    """Continue a path of `begin_path`, for the same scores, until it reaches a row or ends."""
     with backend.float64():
         arrays = *doubled((scores.keys, scores.values)), scores.corpus, path, doubled(ends)
         return _continued(*arrays, jnp.asarray(max_steps, jnp.int32), row + 1)
@@ -328,7 +330,7 @@ def _reach(ends: Ends) -> Array:
 
 
 def _points(flow: Coordinates, z: Array, path: PathSoFar) -> Array:
-    """Return p at points z; coordinates of p itself would add rounding to differences of tied tokens."""
+    """Return p at points z, without adding rounding errors to differences of tied tokens."""
     p = flow.p(z)
     if flow.basis is not None:
         return p
@@ -353,7 +355,7 @@ def _next_stage(
     lost = balances & ~before.tied & ~found.settled
     status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, integration.status)
     status = jnp.where(lost & found.undecided, Stop.UNDECIDED, status)
-    # Only tied scores could still move, and they are balanced, so p stays where it is.
+    # Only tied scores could still move, and they are balanced, so p stays at this point.
     status = jnp.where(before.tied & (status == Stop.STATIONARY), Stop.BALANCED, status)
     goes_on = balances & ~stuck & ~lost & (before.left > 1)
     choose = partial(jnp.where, goes_on)

@@ -1,4 +1,4 @@
-"""Flows as phases: a flow computes a whole path, whose rows are the steps of its phase."""
+"""Flows as phases: a flow computes a whole path, and its rows are the steps of the phase."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from jaxattn.dynamics.flows.joint_flow import joint_flow
 
 # Stopping conditions that the caller sets.
 _ASKED_FOR = (Stop.NORM, Stop.ARC_LENGTH, Stop.DIRECTION, Stop.LOSS, Stop.TIME)
-# Settings that end a path: the metric that approaches each, and its printed name.
+# For each setting that ends a path, the metric that approaches it, and its printed name.
 _GOALS = {
     "until_norm": ("p_norm", "‖p‖"),
     "until_arc_length": ("arc_length", "arc length"),
@@ -35,10 +35,10 @@ class FlowState(Brief):
     """Position of a seed on its path.
 
     Attributes:
-        params: the parameters at this row, in the precision of the study.
-        path: the path, complete or as far as it was computed.
-        step: () int32; the row.
-        failed_at: () int32; the row at which the integration failed, -1 if it has not.
+        params: the parameters at the current row, in the precision of the study.
+        path: the path, as far as it has been computed.
+        step: () int32; the current row.
+        failed_at: () int32; the row at which the integration failed, or -1.
     """
 
     params: Leaf
@@ -49,13 +49,13 @@ class FlowState(Brief):
 
 @struct.dataclass(repr=False)
 class RecordedPath(FlowPath):
-    """Path of a custom flow, with k rows.
+    """Path returned by a custom flow, with k rows.
 
     Attributes:
         params: trained parameters by name, (k, ...) each.
-        metrics: recorded numbers by name, (k,) each.
+        metrics: recorded metrics by name, (k,) each.
         status: () int32; the stopping condition, a `ja.dynamics.Stop`.
-        last: () int32; the row at which the path ended, which later rows repeat; None for row k - 1.
+        last: () int32; the row at which the path ended, which later rows repeat. None if it is row k - 1.
     """
 
     params: dict[str, Leaf]
@@ -73,15 +73,15 @@ class RecordedPath(FlowPath):
         return {name: self.params[name][row] for name in train}
 
     def metrics_at(self, row: Array) -> dict[str, Array]:
-        """Return the recorded numbers at a row."""
+        """Return the recorded metrics at a row."""
         return {name: x[row] for name, x in self.metrics.items()}
 
 
 class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
-    """Phase of a flow, from a function `(params, task, *, points, settings) -> FlowPath`.
+    """Phase that runs a flow, built from a function `(params, task, *, points, settings) -> FlowPath`.
 
-    The function computes the path of one seed, with `points` rows, and is traced with float64 enabled. The
-    trained parameters are declared by `@ja.declare(train=["p"])`, or are a setting `train`.
+    The function computes the path of one seed, with `points` rows. It is traced with float64 enabled. Declare
+    the trained parameters with `@ja.declare(train=["p"])` or as a setting `train`.
     """
 
     failure: ClassVar[str] = "the flow met NaN or a step too short to represent"
@@ -141,13 +141,12 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return FlowState(replaced(params, **moved), path, row, failed_at)
 
     def parameter(self, state: FlowState, name: str) -> Array:
-        """Return a parameter at the state's row; trained ones in full precision, as one row."""
+        """Return a parameter at the current row; trained parameters in full precision, as one row."""
         moved = state.path.params_at(state.step, tuple(selected(state.params, self.train)))
         return moved[name] if name in moved else super().parameter(state, name)
 
     def metrics(self, state: FlowState) -> dict[str, Array]:
-        """Return the metrics at the current row of the path, including whether a requested stopping condition
-        was met."""
+        """Return the metrics at the current row, including whether a requested stopping condition holds."""
         path = state.path
         asked_for = jnp.isin(path.status, jnp.array(_ASKED_FOR, path.status.dtype))
         came = asked_for & (state.step >= path.reached)
@@ -155,34 +154,36 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
 
     def _checked(self, path: Any, params: Params) -> FlowPath:
         if not isinstance(path, FlowPath):
-            raise InputError(f"it returns {shown(path)}; return a ja.dynamics.RecordedPath")
+            raise InputError(f"returned {shown(path)}; return a ja.dynamics.RecordedPath")
         if not isinstance(path, RecordedPath):
             return path
         trained = selected(params, self.train)
         if path.params.keys() != trained.keys():
             names = ", ".join(path.params) or "no parameters"
-            raise InputError(f"it returns a path of {names}; train has {', '.join(trained)}")
+            raise InputError(
+                f"returned a path of {names}, but train is {', '.join(trained)}; return these parameters"
+            )
         wanted = [(name, path.params[name], np.shape(x)) for name, x in trained.items()]
         for name, x, shape in [*wanted, *((name, x, ()) for name, x in path.metrics.items())]:
             if np.shape(x) != (rows := (self.points, *shape)):
                 raise InputError(
-                    f"{name} of the path has shape {np.shape(x)}; return {rows}, one row per point"
+                    f"{name} of the path has shape {np.shape(x)}; expected {rows}, one row per point"
                 )
         made: FlowPath = path.replace(status=jnp.asarray(path.status, jnp.int32))  # type: ignore[attr-defined]
         return made
 
 
 def of_function(function: Function, kind: str) -> type[FlowPhase]:
-    """Return the settings class of a custom flow, from its function.
+    """Build the settings class of a custom flow from its function.
 
     Raises:
         InputError: the function does not declare the trained parameters, or has no setting `points`.
     """
     made: type[FlowPhase] = settings_class(function, FlowPhase, kind=kind)
     if made.train is Phase.train:
-        raise InputError(f"{kind}: it declares no trained parameters; add @ja.declare(train=['p']) above it")
+        raise InputError(f"{kind}: declares no trained parameters; add @ja.declare(train=['p']) above it")
     if "points" not in made.arguments:
-        raise InputError(f"{kind}: it has no setting points, the number of rows; add points: int = 64")
+        raise InputError(f"{kind}: has no setting points, the number of rows; add points: int = 64")
     return made
 
 
@@ -192,10 +193,10 @@ class _TheoryFlow(FlowPhase, frozen=True, kw_only=True):
 
 
 class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
-    """Flow of one parameter, in which the scores of the model are linear.
+    """Flow on one parameter, for a model with scores that are linear in it.
 
     Attributes:
-        linear_in: name of the trained parameter, in which the scores must be linear; defaults to p.
+        linear_in: name of the trained parameter; the scores must be linear in it. Defaults to p.
     """
 
     not_settings: ClassVar[frozenset[str]] = frozenset({"gradient_rtol", "width"})
@@ -239,7 +240,7 @@ class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
 
 
 class _OneLayerFlow(_TheoryFlow, frozen=True, kw_only=True):
-    """Flow of several parameters of the one-layer model."""
+    """Flow on several parameters of the one-layer model."""
 
     not_settings: ClassVar[frozenset[str]] = frozenset({"width"})
 
@@ -262,7 +263,7 @@ def _scores(task: Task, params: Params) -> Scores:
 
 
 def require_one_layer(*context: Any) -> None:
-    """Raise InputError unless the model is one-layer, the loss logistic and classes are two."""
+    """Raise InputError unless the model is one-layer, the loss is logistic, and there are two classes."""
     for setting in context:
         if not setting.model.is_one_layer:
             raise InputError("this phase requires model.kind = 'one_layer'; use kind = 'descent'")

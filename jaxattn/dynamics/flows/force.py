@@ -1,20 +1,20 @@
-"""The direction of -∂L/∂p and its derivative, without cancellation or underflow.
+"""Direction of -∂L/∂p and its derivative, free of cancellation and underflow.
 
 For large ‖p‖ every sequence attends to its top token, and the other weights are as small as e^(-3000), so
-f - γ_top computed by subtraction is zero in floating point. Here each sequence's top value is subtracted
-first and its largest remaining exponent factored out: with δ_s = γ_s - γ_top,
+f - γ_top computed by subtraction is zero in floating point. Here the value of each sequence's top token is
+subtracted first, and the largest remaining exponent is factored out. With δ_s = γ_s - γ_top,
 
     f - γ_top = e^m φ,   q_s (γ_s - f) = e^m c_s,   c_s = q_s δ_s e^(-m) - q_s φ,
 
-where m is the largest score, relative to the top, among the tokens with δ ≠ 0. The largest exponent over
-all sequences is factored out next, so every number is of order one or stored as its logarithm.
+where m is the largest score, relative to the top, among the tokens with δ ≠ 0. The largest exponent over all
+sequences is factored out next, so that every number is either of order one or stored as a logarithm.
 
 With outputs f ∈ R^K, π = softmax(f) and the residual r = e_y - π for K > 2 classes, the force of a sequence
 on its scores is
 
     -∂ℓ/∂a_s = q_s r·(γ_s - f),
 
-as for two classes with values r·γ_s. For large ‖p‖ r keeps its relative precision if its size is factored
+as for two classes with the values r·γ_s. For large ‖p‖ r keeps its relative precision if its size is factored
 out, r = (1 - π_y) (e_y - π') with π' the softmax over the other classes.
 """
 
@@ -37,21 +37,21 @@ from jaxattn.data.ragged import Ragged, take
 
 @struct.dataclass
 class Force:
-    """The force on the scores, -∂L/∂a = exp(log_scale) · force, and the terms of its derivative.
+    """Force on the scores, -∂L/∂a = exp(log_scale) · force, and the terms of its derivative.
 
     Attributes:
-        force: (V,); of order one, sums to zero.
+        force: (V,); of order one, with sum zero.
         log_scale: (); -inf if no sequence exerts a force.
         gross: (); Σ_s |force_s| without cancellation between sequences.
-        pull: (R, W); w c of every entry of the bags, w = y g/n in units of exp(log_scale - m).
-        turn: (R, W); q - k e^m c/2 of every entry, k = ∂ log g/∂f.
-        attention: (R, W); q of every entry, 0 for padding.
+        pull: (R, W); w c of each bag entry, w = y g/n in units of exp(log_scale - m).
+        turn: (R, W); q - k e^m c/2 of each bag entry, k = ∂ log g/∂f.
+        attention: (R, W); q of each bag entry, 0 for padding.
         log_weight: (n,); log g.
         slope: (n,); k.
-        modes: (R, W, K); replaces k c cᵀ for K > 2 classes, whose `turn` is q; see `token_curvature`. None
-            for two classes.
+        modes: (R, W, K); terms that replace k c cᵀ for K > 2 classes, for which `turn` is q; see
+            `token_curvature`. None for two classes.
         pairs: the force of pairs of tokens that cancel to first order, a `PairForce`, not included in
-            `force`; None without any.
+            `force`; None if there are no such pairs.
     """
 
     force: Leaf
@@ -67,7 +67,7 @@ class Force:
 
     @property
     def total(self) -> Float[Array, " V"]:
-        """Force on the scores including that of pairs, (V,)."""
+        """Force on the scores, including the force of pairs, (V,)."""
         return self.force if self.pairs is None else self.force + self.pairs.on_tokens(len(self.force))
 
     @property
@@ -78,7 +78,7 @@ class Force:
 
 @struct.dataclass
 class Logistic:
-    """The weight of sequences in the gradient of the logistic loss, g = sigmoid(-m) for m = y f."""
+    """Weights of the sequences in the gradient of the logistic loss, g = sigmoid(-m) for m = y f."""
 
     def __call__(self, agreement: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         """Compute log g and -∂ log g/∂m."""
@@ -101,12 +101,12 @@ def score_force(
     Args:
         corpus: n sequences over V tokens.
         scores: a = E p; any spread.
-        values: γ of every token, or of every entry of the bags.
-        weigh: function of m = y f that returns log g and -∂ log g/∂m, for another g; ignored for K > 2.
+        values: γ per token, or per bag entry.
+        weigh: function of m = y f that returns log g and -∂ log g/∂m, to use another g; ignored for K > 2.
 
     Returns:
-        The force; each sequence's term has full relative precision for two classes. `gross` sums the K terms
-        of r·(γ_s - f) separately, because they may cancel too.
+        The force. For two classes, the term of each sequence has full relative precision. `gross` sums the K
+        terms of r·(γ_s - f) separately, because they may also cancel.
     """
     bags, two = corpus.bags, corpus.num_classes == 2
     present = bags.count > 0
@@ -115,7 +115,7 @@ def score_force(
     of_token = values.ndim == (1 if two else 2)
     value = take(values, bags.index.astype(jnp.int32)) if of_token else values
     columns = [value] if two else list(jnp.moveaxis(value, -1, 0))
-    # Several tokens may tie for the top; the value of any of them can be subtracted.
+    # Several tokens may tie for the top, so subtract the value of any of them.
     reference = [bags.max(jnp.where(relative == 0, column, -jnp.inf)) for column in columns]
     below = [column - bags.spread(x) for column, x in zip(columns, reference, strict=True)]
     near = averages(bags, relative, below)
@@ -133,7 +133,7 @@ def score_force(
     c = [jnp.where(present, column, 0) for column in near.deviation]
     parts = [bags.spread(jnp.exp(log_share) * r) * x for r, x in zip(direction, c, strict=True)]
     pull = sum(parts[1:], parts[0])
-    # One pass sums the force and its size.
+    # One pass sums both the force and its absolute value.
     on_tokens, gross = by_token(corpus, pull)
     force = Force(
         force=on_tokens,
@@ -164,14 +164,14 @@ def token_curvature(
 
     -(1/n) Σ_X Σ_k π_k m_k m_kᵀ,   m_k = q (e_k - π)·(γ - f).
 
-    With `place`, the result has `size` rows and columns, and token s is at index place_s, or omitted if this
-    is `size` or more.
+    With `place`, the result has `size` rows and columns. Token s is at index place_s, and is omitted if
+    place_s ≥ `size`.
 
     Returns:
-        (V, V), symmetric with rows that sum to zero, or (size, size) of it. Temporary memory: two arrays of
-        (n, V) or (n, size).
+        A symmetric matrix (V, V) with rows that sum to zero, or (size, size) of its entries. Two temporary
+        arrays (n, V) or (n, size) are required.
     """
-    # Both cross terms and the square in one product: H = diag - M - Mᵀ, M = Σ_X (w c)(q - k c/2)ᵀ.
+    # Both cross terms and the square in a single product: H = diag - M - Mᵀ, M = Σ_X (w c)(q - k c/2)ᵀ.
     spread = partial(dense, corpus, place=place, size=size)
     product = sum_of_outer_products(spread(force.pull), spread(force.turn))
     own = force.force
@@ -186,7 +186,7 @@ def token_curvature(
 
 
 def curvature_product(corpus: Corpus, force: Force, x: Float[Array, " V"]) -> Float[Array, " V"]:
-    """Multiply `token_curvature` with a vector, in two passes over the entries of the bags."""
+    """Multiply `token_curvature` by a vector, in two passes over the bag entries."""
     bags = corpus.bags
     there = jnp.where(bags.count > 0, take(x, bags.index.astype(jnp.int32)), 0)
     pull, turn = force.pull, jnp.where(bags.count > 0, force.turn, 0)
@@ -200,7 +200,7 @@ def curvature_product(corpus: Corpus, force: Force, x: Float[Array, " V"]) -> Fl
 
 
 def curvature_bound(corpus: Corpus, force: Force, lengths: Float[Array, " V"]) -> Float[Array, " V"]:
-    """Compute upper bounds on the row sums of |H_st| ‖E_s‖ ‖E_t‖, with H of `token_curvature`."""
+    """Compute upper bounds on the row sums of |H_st| ‖E_s‖ ‖E_t‖, with H from `token_curvature`."""
     bags = corpus.bags
     length = take(lengths, bags.index.astype(jnp.int32))
     pull, turn = jnp.abs(force.pull), jnp.where(bags.count > 0, jnp.abs(force.turn), 0)
@@ -220,7 +220,7 @@ def _each(modes: Array | None) -> list[Array]:
 def direction(params: Any, corpus: Corpus) -> tuple[Float[Array, " d"], Float[Array, ""]]:
     """Compute the unit vector along -∂L/∂p and log ‖∂L/∂p‖, accurate even for gradients like e^(-10000).
 
-    They are zeros and -inf where the gradient is exactly zero. `corpus` has two classes.
+    The result is zeros and -inf if the gradient is exactly zero. `corpus` must have two classes.
     """
     force, log_scale = _force(corpus, params.E @ params.p, params.E @ params.v)
     vector = force @ params.E
@@ -235,7 +235,7 @@ def _force(corpus: Corpus, scores: Array, values: Array) -> tuple[Array, Array]:
 
 
 def by_token(corpus: Corpus, entries: Float[Array, "R W"]) -> tuple[Float[Array, " V"], Float[Array, " V"]]:
-    """Sum the entries of all bags, and their absolute values, by token."""
+    """Sum bag entries, and their absolute values, by token."""
     gathered = _gathered(corpus, entries)
     total, gross = corpus.occurrences.sum(gathered, jnp.abs(gathered))
     return total, gross
@@ -252,9 +252,9 @@ def _gathered(corpus: Corpus, entries: Array) -> Array:
 def dense(
     corpus: Corpus, entries: Float[Array, "R W"], place: Int[Array, " V"] | None = None, size: int = 0
 ) -> Float[Array, "n k"]:
-    """Scatter the entries of all bags into an (n, V) array.
+    """Scatter the bag entries into a dense array, (n, V).
 
-    With `place` and `size` as in `token_curvature`, it is (n, size).
+    With `place` and `size` as in `token_curvature`, the result has shape (n, size).
     """
     bags = corpus.bags
     index, columns = bags.index.astype(jnp.int32), corpus.vocab_size
@@ -283,13 +283,13 @@ def residual(
 def _modes(
     bags: Ragged, c: list[Array], direction: Array, log_pi: Array, log_size: Array, log_unit: Array
 ) -> Float[Array, "R W K"]:
-    """Compute √(π_k) (e_k - π)·(γ_s - f) q_s of all classes k in the unit of the force, e^log_unit squared.
+    """Compute √(π_k) (e_k - π)·(γ_s - f) q_s for all classes k, in units of √(e^log_unit).
 
     The curvature contains the sum of their squares, from -∂r/∂f = Σ_k π_k (e_k - π)(e_k - π)ᵀ.
     """
     own = direction > 0
     mean = sum(bags.spread(jnp.exp(log_k)) * x for log_k, x in zip(log_pi, c, strict=True))
-    # (e_y - π)·c = (1 - π_y) direction·c, without cancellation.
+    # (e_y - π)·c = (1 - π_y) direction·c, free of cancellation.
     steered = sum(bags.spread(r) * x for r, x in zip(direction, c, strict=True))
     log_factor = (log_pi + log_unit) / 2 + jnp.where(own, log_size, 0)
     factor = jnp.where(jnp.isfinite(log_unit), jnp.exp(log_factor), 0)

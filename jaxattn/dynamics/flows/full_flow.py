@@ -1,7 +1,7 @@
 """Gradient flow on E, p and v together, parametrised by the loss.
 
-As the loss L goes to zero the flow slows down in proportion to L, so neither time nor the number of steps
-measures progress. Parametrised by ℓ = -log L it is the same path:
+As the loss L goes to zero, the flow slows down in proportion to L, so neither time nor the number of steps is
+a useful measure of progress. The same path, parametrised by ℓ = -log L, satisfies
 
     dθ/dℓ = -L ∇L / ‖∇L‖²,   ds/dℓ = L / ‖∇L‖,   dt/dℓ = L / ‖∇L‖².
 """
@@ -32,20 +32,20 @@ _UNTIL_LOG_LOSS = math.log(1e-12)
 
 @struct.dataclass(repr=False)
 class FullPath(FlowPath):
-    """Points along gradient flow on E, p and v, float64; with a leading axis B for B seeds.
+    """Points on a path of gradient flow on E, p and v, float64; with a leading axis B for B seeds.
 
-    E, p and v are in r coordinates, x = basis · x_r: those of their span if V + 2 < d, else of R^d itself.
-    The rows are at log-spaced losses. Rows that were not reached repeat the last state.
+    E, p and v are expressed in r coordinates, x = basis · x_r: coordinates of their span if V + 2 < d,
+    otherwise of R^d. The rows are at log-spaced losses. Rows that were not reached repeat the last state.
 
     Attributes:
         E: (k, V, r).
         p: (k, r).
         v: (k, r).
-        basis: (d, r), orthonormal columns.
+        basis: (d, r), with orthonormal columns.
         log_loss: (k,); log L.
-        arc_length: (k,); s, length of the path so far.
+        arc_length: (k,); s, length of the path up to each row.
         log_time: (k,); log t, -inf at the start.
-        drift: (k,); ‖Q - Q_0‖ / ‖Q_0‖ for Q = EᵀE - p pᵀ - v vᵀ, which the flow conserves; estimates the
+        drift: (k,); ‖Q - Q_0‖ / ‖Q_0‖ for the conserved quantity Q = EᵀE - p pᵀ - v vᵀ, an estimate of the
             integration error.
         status: () int32; the stopping condition, a `Stop`: LOSS, STEP_BUDGET or FAILED.
     """
@@ -106,34 +106,34 @@ def full_flow(
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
         corpus: n sequences of two classes over V tokens; one, or B with a leading axis.
-        until_log_loss: stop at this value of log L.
-        max_steps: stop after this many steps, accepted or rejected.
-        rtol: error tolerance per step, relative to each number, or to 1/100 for smaller numbers.
+        until_log_loss: log L at which to stop.
+        max_steps: maximum number of steps, accepted or rejected.
+        rtol: error tolerance per step, relative to max(|x|, 1/100) for each coordinate x.
         points: number of recorded points k ≥ 3.
-        width: number of seeds integrated at once with vmap; defaults to a value for the backend.
+        width: number of seeds to vmap; the default depends on the backend.
 
     Returns:
-        The path. A seed whose loss stays above the target, such as one whose labels no parameters fit, ends
-        with status STEP_BUDGET or FAILED at the last row it reached, and does not affect the other seeds.
+        The path. A seed with a loss that stays above the target, for example because its labels cannot be
+        fitted, ends with status STEP_BUDGET or FAILED at its last row. Other seeds are not affected.
 
     Raises:
-        InputError: there are more than two classes, shapes do not match, or the target loss is not finite; or
-            a caller's jit has float64 disabled, in which the integrator of diffrax does not lower.
+        InputError: there are more than two classes, shapes do not match, the target loss is not finite, or
+            the function is called inside a jit with float64 disabled, in which diffrax does not lower.
 
     Source:
-        The gradients of arXiv 2505.17282; the conserved quantity as for layers of a linear network
-        (Du, Hu, Lee 2018, arXiv 1806.00900).
+        Gradients of arXiv 2505.17282; conserved quantity as for the layers of a linear network (Du, Hu, Lee
+        2018, arXiv 1806.00900).
     """
     check_settings(rtol, points)
     if not math.isfinite(until_log_loss):
-        raise InputError(f"until_log_loss: {until_log_loss}; give a finite number")
+        raise InputError(f"until_log_loss: {until_log_loss}; must be finite")
     if max_steps < 1:
-        raise InputError(f"max_steps: {max_steps}; give at least 1")
+        raise InputError(f"max_steps: {max_steps}; must be at least 1")
     traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, corpus)))
     if traced and jnp.result_type(float) != jnp.float64:
         raise InputError(
-            "full_flow inside jit or vmap needs float64: call jax.config.update('jax_enable_x64', True) "
-            "first, or call it outside jit and vmap, where it accepts many seeds"
+            "full_flow requires float64 inside jit or vmap; call jax.config.update('jax_enable_x64', "
+            "True) first, or call full_flow outside of them, for one or many seeds"
         )
     inputs, settings = of_seeds(of_params(params, corpus), corpus), (until_log_loss, rtol)
     return over_seeds(_follower(max_steps), inputs, settings, max_steps, points=points, width=width)
@@ -141,7 +141,7 @@ def full_flow(
 
 @functools.cache
 def _follower(max_steps: int) -> Callable[..., FullPath]:
-    """Build the function that integrates one seed; diffrax needs the number of steps at compile time."""
+    """Build the function that integrates one seed. diffrax needs the number of steps at compile time."""
     return functools.partial(_follow, max_steps)
 
 
@@ -155,7 +155,7 @@ def _follow(
     _: Array,
     points: int,
 ) -> FullPath:
-    import diffrax  # The import takes half a second, and only this flow uses it.
+    import diffrax  # The import takes half a second, and only this flow needs it.
 
     until_log_loss, rtol = settings
     V, d = E.shape
@@ -167,7 +167,7 @@ def _follow(
         basis = jnp.eye(d)
     start = _Point(rows[:V], rows[V], rows[V + 1], jnp.zeros(()), jnp.zeros(()))
     begin = -_log_loss(start, corpus)
-    # If the initial loss is already below the target, the path consists of the start alone.
+    # If the initial loss is already below the target, the path consists of the start only.
     left = jnp.maximum(-until_log_loss - begin, 0)
     clock = jnp.append(0, jnp.geomspace(jnp.minimum(_FIRST, left / 2), left, points - 1))
     clock = jnp.where(left > 0, clock, 0).at[-1].set(left)
@@ -216,7 +216,7 @@ def _velocity(point: _Point, corpus: Corpus) -> _Point:
         p=factor * of_p,
         v=factor * of_v,
         arc_length=factor * jnp.sqrt(square),
-        # Stages of a step that is too long may overshoot to t < 0, whose exponential overflows.
+        # Stages of a step that is too long may overshoot to t < 0, for which the exponential overflows.
         log_time=jnp.exp(log_rate - jnp.maximum(point.log_time, 0)),
     )
 

@@ -1,4 +1,4 @@
-"""Gradient flow of any model and loss, dθ/dt = -∂L/∂θ, by the solvers of diffrax."""
+"""Gradient flow dθ/dt = -∂L/∂θ of any model and loss, integrated by diffrax."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -42,7 +42,7 @@ def gradient_flow(
     max_steps: PositiveInt = 100_000,
     points: Annotated[int, msgspec.Meta(ge=2)] = 64,
 ) -> RecordedPath:
-    """Follow gradient flow on the parameters in `train`, for any model and loss.
+    """Integrate gradient flow on the parameters in `train`, for any model and loss.
 
         dθ/dt = -∂L/∂θ,   integrated in log(1 + t)
 
@@ -52,15 +52,15 @@ def gradient_flow(
         params: the initial parameters.
         task: the model, the loss and the data of one seed.
         train: names or patterns of the trained parameters.
-        until_time: stop at this time t.
-        until_norm: stop when the norm of all trained parameters together reaches this value.
-        until_log_loss: stop when log L falls to this value.
+        until_time: time t at which to stop.
+        until_norm: joint norm of all trained parameters at which to stop.
+        until_log_loss: log L at which to stop.
         solver: "explicit" (Tsit5), or "implicit" (Kvaerno5) for stiff problems, such as a loss near its
-            minimum. An implicit step solves a linear system of the size of the trained parameters.
-        rtol: relative error tolerance of a step.
-        atol: absolute error tolerance of a step.
-        max_steps: largest number of steps, accepted or rejected.
-        points: number of rows of the path, including its start.
+            minimum. An implicit step solves a linear system with one unknown per trained number.
+        rtol: relative error tolerance per step.
+        atol: absolute error tolerance per step.
+        max_steps: maximum number of steps, accepted or rejected.
+        points: number of rows of the path, including the start.
 
     Returns:
         The path, with the metrics time, log_time, log_loss, log_gradient_norm, trained_norm and solver_steps.
@@ -74,7 +74,7 @@ def gradient_flow(
     import diffrax  # slow to import
 
     if not math.isfinite(until_time):
-        raise InputError(f"until_time: {until_time}; give a finite time")
+        raise InputError(f"until_time: {until_time}; must be finite")
     params, data = _in_float64(params), _in_float64(task.data.train)
     start, unravel = ravel_pytree(selected(params, train))
 
@@ -112,7 +112,7 @@ def gradient_flow(
 
 
 def _recorded(solution: Any, marks: Array, evaluate: Any, unravel: Any, until_norm: float | None) -> Any:
-    """Return the rows of a solution; rows after its end repeat the last state."""
+    """Return the rows of a solution. Rows after its end repeat the last state."""
     import diffrax
 
     (times, rows), (last_time, last_row) = zip(solution.ts, solution.ys, strict=True)

@@ -1,10 +1,10 @@
-"""Gradient flow on p and v together, E fixed, in coordinates of span(E), parametrised by arc length.
+"""Joint gradient flow on p and v with fixed E, in coordinates of span(E) and parametrised by arc length.
 
-With a = E p, γ = E v, the forces F = -∂L/∂a and G = -∂L/∂γ move both in the span of the embeddings,
+With a = E p and γ = E v, the forces F = -∂L/∂a and G = -∂L/∂γ move p and v within the span of the embeddings,
 
     dp/dt = EᵀF,   F_s = (1/n) Σ_X y g q_s (γ_s - f),       dv/dt = EᵀG,   G_s = (1/n) Σ_X y g q_s,
 
-so z = (z_p, z_v) has twice as many coordinates as in `coordinates`.
+so z = (z_p, z_v) has twice as many coordinates as the flow on p in `coordinates`.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ from jaxattn.dynamics.flows.stiff import Solver, by_factors
 
 @struct.dataclass
 class Forces:
-    """F and G, both in units of exp(log_scale).
+    """The forces F and G on scores and values, both in units of exp(log_scale).
 
     Attributes:
-        of_scores: F as returned by `score_force`, in its own unit.
-        shift: log of that unit over exp(log_scale), ().
+        of_scores: F as returned by `score_force`, in a separate unit.
+        shift: log of the ratio of this unit to exp(log_scale), ().
         head: G, (V,).
-        head_pull: (R, W); w q of every entry of the bags, w = y g/n.
-        log_scale: ().
+        head_pull: (R, W); w q of each bag entry, w = y g/n.
+        log_scale: (); log of the common unit.
         gross: Σ |F_s| + Σ |G_s| without cancellation between sequences, ().
     """
 
@@ -44,14 +44,14 @@ class Forces:
 
     @property
     def scores(self) -> Float[Array, " V"]:
-        """The force F on the scores."""
+        """Force F on the scores."""
         return jnp.exp(self.shift) * self.of_scores.force
 
 
 def joint_force(corpus: Corpus, scores: Float[Array, " V"], values: Float[Array, " V"]) -> Forces:
     """Compute F and G, with the exponent of the largest sequence weight factored out.
 
-    The corpus has two classes, a = E p, and γ = E v. Each sequence's term has full relative precision.
+    The corpus has two classes, a = E p, and γ = E v. The term of each sequence has full relative precision.
     """
     force = score_force(corpus, scores, values)
     largest = force.log_weight.max()
@@ -90,12 +90,12 @@ def joint_curvature(corpus: Corpus, forces: Forces) -> Float[Array, "2 V 2 V"]:
 
 @struct.dataclass
 class JointCoordinates:
-    """The flow on p and v for one corpus and one E, from one start; a `Flow` that ends at a norm of p or v.
+    """`Flow` on p and v for one corpus, E and starting point, which ends at a given norm of p or v.
 
     Attributes:
         query: coordinates of p.
-        head: coordinates of v, which takes the place of p in them.
-        far: ‖v‖ at which the path ends, unless ‖p‖ ends it earlier, ().
+        head: coordinates of v, in an object in which v takes the role of p.
+        far: ‖v‖ at which the path ends, unless ‖p‖ reaches its limit earlier, ().
     """
 
     query: Coordinates
@@ -109,7 +109,7 @@ class JointCoordinates:
 
     @property
     def unit(self) -> Float[Array, ""]:
-        """The length 1 / max ‖E_s‖, ()."""
+        """The length scale 1 / max ‖E_s‖, ()."""
         return self.query.unit
 
     def inner(self, x: Float[Array, " m"], y: Float[Array, " m"]) -> Float[Array, ""]:
@@ -118,7 +118,7 @@ class JointCoordinates:
         return self.query.inner(x_p, y_p) + self.head.inner(x_v, y_v)
 
     def norm(self, x: Float[Array, " m"]) -> Float[Array, ""]:
-        """Compute the length of a displacement of (p, v)."""
+        """Compute the norm of a displacement of (p, v)."""
         return jnp.hypot(*self._each(lambda part, x: part.norm(x), x))
 
     def sine(self, z: Float[Array, " m"], velocity: Float[Array, " m"]) -> Float[Array, ""]:
@@ -133,18 +133,18 @@ class JointCoordinates:
         error: Float[Array, " m"],
         rtol: Float[Array, ""],
     ) -> Float[Array, ""]:
-        """Compute the larger of the relative errors of p and of v, see `Coordinates.error`."""
+        """Compute the larger of the relative errors of p and v; see `Coordinates.error`."""
         return jnp.maximum(*self._each(lambda part, *x: part.error(*x, rtol), start, end, error))
 
     def ended(self, z: Float[Array, " m"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
-        """Return whether ‖p‖ has reached `until_norm`, or ‖v‖ has reached `far`."""
+        """Return True if ‖p‖ has reached `until_norm` or ‖v‖ has reached `far`."""
         z_p, z_v = jnp.split(z, 2)
         return self.query.ended(z_p, until_norm) | self.head.ended(z_v, self.far)
 
     def to_end(
         self, z: Float[Array, " m"], velocity: Float[Array, " m"], until_norm: Float[Array, ""]
     ) -> Float[Array, ""]:
-        """Compute the distance along a straight line to the end defined by `ended`, ()."""
+        """Compute the straight-line distance to the point at which `ended` becomes True, ()."""
         (z_p, z_v), (u_p, u_v) = jnp.split(z, 2), jnp.split(velocity, 2)
         return jnp.minimum(self.query.to_end(z_p, u_p, until_norm), self.head.to_end(z_v, u_v, self.far))
 
@@ -154,7 +154,7 @@ class JointCoordinates:
         return pull / nonzero(self.norm(pull))
 
     def at(self, z: Float[Array, " m"]) -> Local:
-        """Compute dz/ds, its Jacobian and the size of the gradient, as `Coordinates.at`."""
+        """Compute dz/ds, its Jacobian and the gradient norm, like `Coordinates.at`."""
         pull, forces = self._pull(z)
         size = self.norm(pull)
         velocity = pull / nonzero(size)
@@ -176,7 +176,7 @@ class JointCoordinates:
         )
 
     def solver(self, jacobian: Array, c: Float[Array, ""]) -> Solver:
-        """Prepare to solve (1 - c J) x = b, with the Jacobian of `at`."""
+        """Return a solver of (1 - c J) x = b, for the Jacobian J from `at`."""
         return by_factors(jacobian, c)
 
     def _rests(self, z: Array, pull: Array, forces: Forces) -> Array:
@@ -200,7 +200,7 @@ class JointCoordinates:
 def joint_coordinates(
     E: Float[Array, "V d"], p: Float[Array, " d"], v: Float[Array, " d"], corpus: Corpus, far: float
 ) -> JointCoordinates:
-    """Build the flow that starts at p and v, and ends at ‖v‖ max ‖E_s‖ = far."""
+    """Build the flow that starts at (p, v) and ends at ‖v‖ max ‖E_s‖ = far."""
     query = coordinates(E, p, E @ v, corpus)
     head = query.replace(  # type: ignore[attr-defined]
         start=v, scores=query.values, offset=v if query.basis is None else query.values

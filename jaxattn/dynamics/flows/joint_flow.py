@@ -1,4 +1,4 @@
-"""Gradient flow on p and v together, E fixed: integrated jointly while ‖v‖ is moderate, with v slaved beyond.
+"""Joint gradient flow on p and v with fixed E, in which v is slaved once ‖v‖ is large.
 
 "Slaved" means that v is computed as a function of p. On separable data ‖v‖ grows like exp(margin ‖p‖ / 2);
 see docs/notes/joint_flow.md.
@@ -34,39 +34,39 @@ from jaxattn.dynamics.flows.seeds import (
 )
 from jaxattn.theory.selection import Selection
 
-# ‖v‖ max ‖E_s‖ at which v is slaved. The neglected terms fall like its inverse, and rounding of v changes
-# weights by 1e-8; at ten times this value the flow takes twice as many steps because of rounding.
+# ‖v‖ max ‖E_s‖ from which v is slaved. The neglected terms decrease like its inverse, and rounding of v
+# changes weights by 1e-8. At ten times this value, rounding doubles the number of steps.
 FAR = 1e8
-# Largest error of the velocity of p with v slaved, at the transition and after it.
+# Maximum error of the velocity of p with v slaved, at the transition and after it.
 _MISMATCH = 1e-3
-# `params_at` returns a longer v with this length, because its square would overflow float32.
+# `params_at` scales a longer v to this length, because its square would overflow float32.
 _LONGEST = 1e15
-# log ‖v‖ is half the log of the time of p with v slaved: two rules for it may differ by this in a step.
+# With v slaved, log ‖v‖ is half the log of the time of p. Maximum difference per step between two rules for
+# it.
 _CLOCK = 1e-3
 
 
 @struct.dataclass(repr=False)
 class JointPath(FlowPath):
-    """Points along gradient flow on p and v, float64; with a leading axis B for B seeds.
+    """Points on a path of gradient flow on p and v, float64; with a leading axis B for B seeds.
 
-    The first half of the rows is at log-spaced arc lengths of (p, v), the second half at log-spaced arc
-    lengths of p. Rows that were not reached repeat the last state.
+    The first half of the rows is at log-spaced arc lengths of (p, v), and the second half at log-spaced arc
+    lengths of p with v slaved. Rows that were not reached repeat the last state.
 
     Attributes:
-        p: (k, d).
+        p: (k, d); the points.
         v: (k, d); v/‖v‖.
         norm: (k,); ‖p‖.
         log_v_norm: (k,); log ‖v‖.
-        steps: (k,) int32; number of attempted steps so far.
+        steps: (k,) int32; number of steps attempted up to each row.
         status: () int32; the stopping condition, a `Stop`.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
-        selection: the token of every sequence whose max-margin head is v_mm; defined only if the path has
-            reached the second half.
-        mismatch: (); error of dp/dt with v slaved: the sine of the angle between the two dp/dt at the
-            transition, or the largest relative error of a weight after it, whichever is larger. NaN before
-            the transition.
-        columns: () int; columns of the Jacobian, as in `Path`.
+        selection: the token of each sequence that v_mm separates; only defined if the path has reached the
+            second half.
+        mismatch: (); error of dp/dt with v slaved: the maximum of the sine of the angle between the two dp/dt
+            at the transition and the largest relative error of a weight after it. NaN before the transition.
+        columns: () int; number of columns of the Jacobian, as in `Path`.
     """
 
     p: Leaf
@@ -82,7 +82,7 @@ class JointPath(FlowPath):
     columns: Leaf
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
-        """Return p, and v with a length of at most 1e15."""
+        """Return p, and v scaled to a length of at most 1e15."""
         length = jnp.exp(jnp.minimum(self.log_v_norm[row], math.log(_LONGEST)))
         return {"p": self.p[row], "v": self.v[row] * length}
 
@@ -107,35 +107,35 @@ def joint_flow(
 
         dp/dt = -∂L/∂p,   dv/dt = -∂L/∂v.
 
-    The loss is logistic. The path is integrated by arc length until ‖v‖ max ‖E_s‖ = 1e8. Beyond, v is slaved:
-    v/‖v‖ is the max-margin head of the attended tokens, its multipliers are the weights of the sequences, and
-    log ‖v‖ is integrated separately. The path ends with status UNSETTLED at the transition if the two
-    velocities of p differ there, and after it at the last row where the multipliers equal the weights.
+    The loss is logistic. The path is integrated by arc length until ‖v‖ max ‖E_s‖ = 1e8. Beyond this, v is
+    slaved: v/‖v‖ is the max-margin direction for the attended tokens, its multipliers are the weights of the
+    sequences, and log ‖v‖ is integrated separately. The path ends with status UNSETTLED at the transition if
+    the two velocities of p differ there, or later at the last row at which the multipliers equal the weights.
 
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
         corpus: n sequences of two classes over V tokens; one, or B with a leading axis.
-        until_norm: stop at this ‖p‖, at most 1e4; beyond, scores have too few digits.
-        max_steps: stop after this many steps, accepted or rejected, in either half.
+        until_norm: ‖p‖ at which to stop, at most 1e4 because scores have too few digits beyond it.
+        max_steps: maximum number of steps in each half, accepted or rejected.
         rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
         points: number of recorded points k ≥ 5.
-        width: number of seeds integrated at once with vmap; defaults to a value for the backend.
+        width: number of seeds to vmap; the default depends on the backend.
 
     Returns:
-        The path. NORM: ‖p‖ reached `until_norm`. UNSETTLED: ‖v‖ grows, but p does not converge to one token
-        in every sequence on which v is tight; the path up to there is valid. BALANCED: the forces cancel up
+        The path. NORM: ‖p‖ reached `until_norm`. UNSETTLED: ‖v‖ grows, but p does not select a single token
+        in every sequence on the margin of v; the path is valid up to its end. BALANCED: the forces cancel up
         to rounding, so p converges to a mixture of tokens while v may grow, or no v separates the attended
-        tokens. A seed that fails reports it in `status` and does not affect the other seeds.
+        tokens. If a seed fails, `status` records it, and other seeds are not affected.
 
     Raises:
         InputError: there are more than two classes, shapes do not match, or `until_norm` is infinite.
 
     Source:
-        Conjectured by this library from the regularisation path of arXiv 2306.13596.
+        This library's conjecture, based on the regularisation path of arXiv 2306.13596.
     """
     check_settings(rtol, points, least=5)
     if not math.isfinite(until_norm):
-        raise InputError(f"until_norm: {until_norm}; give a finite number")
+        raise InputError(f"until_norm: {until_norm}; must be finite")
     check_ends(until_norm=until_norm)
     inputs, settings = of_seeds(of_params(params, corpus), corpus), (until_norm, rtol)
     return over_seeds(_follow, inputs, settings, max_steps, points=points, width=width)
@@ -153,7 +153,7 @@ def _follow(
     handover = hand_over(flow, near.here.z, until_norm)
     arrived = (near.status == Stop.NORM) & ~handover.flow.ended(handover.flow.zero, until_norm)
     goes_on = arrived & (handover.mismatch <= _MISMATCH)
-    # Seeds that have ended are not integrated further.
+    # Do not integrate seeds that have ended.
     ends = ends._replace(norm=jnp.where(goes_on, until_norm, 0))
     initial = begin(handover.flow, ends, until_norm, points - half + 1)
     far = integrate(handover.flow, ends, until_norm, max_steps, initial, clock=_CLOCK)
@@ -164,7 +164,7 @@ def _follow(
     kept = jax.tree.map(lambda x: x[jnp.minimum(jnp.arange(len(good)), last)], second)
     rows = jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.where(goes_on, y[1:], x[-1])]), first, kept)
     settled = goes_on & (good[-1] > 0)
-    # Rows after the first rejected one carry no error of their own.
+    # Rows after the first rejected one do not count towards the error.
     errors = jnp.where(jnp.arange(len(good)) <= last + 1, errors, 0)
     return JointPath(
         **rows,
@@ -190,7 +190,7 @@ def _directly(flow: JointCoordinates, rows: Row) -> dict[str, Array]:
 
 
 def _slaved(handover: Handover, rows: Row, before: Array) -> dict[str, Array]:
-    """Return the rows with v slaved, r² = r_0² + 2 τ; `before` is the number of earlier steps."""
+    """Return the rows with v slaved, r² = r_0² + 2 τ. `before` is the number of earlier steps."""
     log_scale = jnp.logaddexp(2 * handover.log_scale, math.log(2) + rows.log_time) / 2
     head = handover.head
     v = head.coefficients @ handover.flow.embeddings / jnp.exp(head.log_norm)

@@ -1,4 +1,4 @@
-"""The point of a convex hull that is nearest to zero, by a traceable interior-point method."""
+"""Nearest point to zero in a convex hull, by a traceable interior-point method."""
 
 from typing import NamedTuple
 
@@ -25,22 +25,22 @@ class _State(NamedTuple):
 def nearest_point(
     rows: Float[Array, "m r"],
 ) -> tuple[Float[Array, " m"], Int[Array, ""]]:
-    """Find the point of the convex hull of the rows that is nearest to zero; supports vmap and jit.
+    """Find the point of the convex hull of the rows that is nearest to zero. Works under vmap and jit.
 
         min_{w, ρ} ½ ‖w‖² - ρ  s.t.  A w - ρ = s ≥ 0,  with multipliers λ:  w = Aᵀ λ,  Σ λ = 1.
 
     p_mm = w / ‖w‖², the margin is ‖w‖ = √ρ, and w = 0 if and only if no direction separates the selection.
-    Infeasible seeds of a vmapped batch converge too. An iteration costs O(m r²).
+    Infeasible seeds of a vmapped batch also converge. An iteration costs O(m r²).
 
     Args:
-        rows: (m, r) float64; the differences A, longest about 1. Repeated rows are allowed.
+        rows: (m, r) float64; the differences A, scaled to a maximum norm of about 1. Rows may repeat.
 
     Returns:
-        λ (m,) at any scale; the number of iterations.
+        λ (m,), up to a positive factor, and the number of iterations.
 
     Source: Mehrotra, On the implementation of a primal-dual interior point method, SIAM J. Optim. 2 (1992).
     """
-    # In the unknowns z = (w, ρ) the objective is ½ zᵀ diag(curvature) z + linear·z.
+    # In the unknowns z = (w, ρ), the objective is ½ zᵀ diag(curvature) z + linear·z.
     matrix = jnp.concatenate([rows, -jnp.ones((len(rows), 1))], axis=1)
     linear = jnp.zeros(matrix.shape[1]).at[-1].set(-1.0)
     curvature = 1.0 + linear
@@ -85,7 +85,8 @@ def nearest_point(
     rho = (rows @ w).min() - 1.0
     state = _State(jnp.append(w, rho), rows @ w - rho, multipliers, jnp.zeros((), int), jnp.zeros((), bool))
     state = jax.lax.while_loop(lambda s: ~s.done & (s.iteration < _MAX_ITERATIONS), body, state)
-    # Relative to their sums, tight pairs have large multipliers and small slack; the other pairs the reverse.
+    # Relative to their sums, active pairs have large multipliers and small slack, and other pairs the
+    # reverse.
     tight = state.multipliers * jnp.square(state.z[:-1]).sum() > state.slack
     return _polish(rows, state.multipliers, tight), state.iteration
 
@@ -98,10 +99,10 @@ def _longest_step(x: Array, change: Array) -> Array:
 def _polish(
     rows: Float[Array, "m r"], multipliers: Float[Array, " m"], tight: Bool[Array, " m"]
 ) -> Float[Array, " m"]:
-    """Solve with the tight pairs as equalities, and return the result where it is better.
+    """Solve with the active pairs as equalities, and return the result if it is more accurate.
 
-    The pseudoinverse of M = Aᵀ A over the tight pairs is accurate to half the digits. Each refinement of
-    A p = 1 and of Aᵀ λ = p doubles them.
+    The pseudoinverse of M = Aᵀ A over the active pairs is accurate to half the digits. Each refinement of A p
+    = 1 and of Aᵀ λ = p doubles them.
     """
     active = jnp.where(tight[:, None], rows, 0.0)
     size, basis = jnp.linalg.eigh(sum_of_outer_products(active, active))

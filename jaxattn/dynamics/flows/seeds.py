@@ -1,4 +1,4 @@
-"""Flows of many seeds: checks of their inputs, and integration in chunks of vmapped seeds."""
+"""Flows of many seeds: input checks, and integration in chunks of vmapped seeds."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ from jaxattn.data.corpus import Corpus
 
 _T = TypeVar("_T")
 
-# Relative error of a step.
+# Relative error tolerance of a step.
 Tolerance = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
@@ -26,8 +26,8 @@ class Inputs(NamedTuple):
 
     Attributes:
         arrays: the arrays, the corpus last.
-        batched: whether each of them has the axis.
-        seeds: number of seeds, None without the axis.
+        batched: True for each array with this axis.
+        seeds: number of seeds; None if no array has this axis.
     """
 
     arrays: tuple[Any, ...]
@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
 
 
 def of_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
-    """Return E, p and v by name with their numbers of axes, as input for `of_seeds`.
+    """Return E, p and v by name with their number of axes, as the first argument of `of_seeds`.
 
     Raises:
         InputError: there are more than two classes, or shapes do not match.
@@ -50,12 +50,12 @@ def of_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
 
 
 def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
-    """Check shapes, and determine which arrays have a leading axis of seeds; raises InputError.
+    """Check shapes, and determine which arrays have a leading axis of seeds.
 
     Args:
-        parts: arrays by name, each with its number of axes for one seed; first the embeddings or keys of all
-            tokens, then p.
-        corpus: n sequences over as many tokens.
+        parts: arrays by name, each with its number of axes for one seed. The embeddings or keys come first,
+            then p.
+        corpus: n sequences over the same tokens.
     """
     shapes = {name: np.shape(x) for name, (x, _) in parts.items()}
     (rows, p), names = list(shapes.values())[:2], ", ".join([*parts, "corpus"])
@@ -69,9 +69,9 @@ def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
         jax.tree.leaves(x)[0].shape[0] for x, has_seeds in zip(arrays, batched, strict=True) if has_seeds
     }
     if len(sizes) > 1:
-        raise InputError(f"{names} have leading axes of {sorted(sizes)} seeds; give each the same")
+        raise InputError(f"{names} have leading axes of {sorted(sizes)} seeds; use the same number for all")
     if sizes == {0}:
-        raise InputError(f"{names} have leading axes of 0 seeds; give at least one")
+        raise InputError(f"{names} have leading axes of 0 seeds; use at least one seed")
     return Inputs(arrays, batched, sizes.pop() if sizes else None)
 
 
@@ -84,27 +84,28 @@ def over_seeds(
     points: int,
     width: int | None,
 ) -> Any:
-    """Integrate chunks of seeds one after the other, so that a slow seed delays only its chunk.
+    """Integrate chunks of seeds one after another, so that a slow seed only delays its chunk.
 
     Args:
-        follow: (arrays, corpus, numbers, max_steps, points) -> a pytree; integrates one seed in float64.
+        follow: function (arrays, corpus, numbers, max_steps, points) -> pytree that integrates one seed in
+            float64.
         inputs: inputs of all seeds.
-        numbers: settings that all seeds share, a pytree of floats.
+        numbers: pytree of float settings that all seeds share.
         max_steps: maximum number of steps.
         points: number of rows, static.
-        width: number of seeds integrated at once with vmap; None selects a value for the backend.
+        width: number of seeds to vmap; None for a value that depends on the backend.
 
     Returns:
         The output of `follow`, with a leading axis of seeds.
 
     Raises:
-        InputError: `max_steps` or `width` is too small, or the function is differentiated.
+        InputError: `max_steps` or `width` is too small, or the flow is differentiated.
     """
     for name, number, least in (("max_steps", max_steps, 0), ("width", 1 if width is None else width, 1)):
         if not isinstance(number, jax.core.Tracer) and number < least:
-            raise InputError(f"{name}: {number}; give at least {least}")
+            raise InputError(f"{name}: {number}; must be at least {least}")
     *given, corpus = inputs.arrays
-    # On a CPU the arrays of one seed fit into a core's cache, and a slow seed does not delay others.
+    # On a CPU, the arrays of one seed fit into a core's cache, and a slow seed does not delay others.
     width = width or (1 if backend.platform() == "cpu" else inputs.seeds or 1)
     with backend.float64():
         arrays = *doubled(tuple(given)), corpus
@@ -113,33 +114,33 @@ def over_seeds(
 
 
 def check_ends(**ends: float) -> None:
-    """Raise InputError unless stopping conditions are lengths of 0 or more."""
+    """Raise InputError unless all stopping conditions are nonnegative."""
     for name, end in ends.items():
         if not isinstance(end, jax.core.Tracer) and not end >= 0:
-            raise InputError(f"{name}: {end}; give a length of 0 or more")
+            raise InputError(f"{name}: {end}; must be at least 0")
 
 
 def check_settings(rtol: float, points: int, least: int = 3) -> None:
-    """Raise InputError if a path cannot have this number of points or this error tolerance."""
+    """Raise InputError unless the error tolerance and the number of points are valid."""
     if points < least:
-        raise InputError(f"points: {points}; a path has at least {least}")
+        raise InputError(f"points: {points}; must be at least {least}")
     if not 0 < rtol < 1:
-        raise InputError(f"rtol: {rtol}; give a relative error between 0 and 1")
+        raise InputError(f"rtol: {rtol}; must be between 0 and 1")
 
 
 def doubled(tree: _T) -> _T:
-    """Convert the arrays of a pytree to float64."""
+    """Cast the arrays of a pytree to float64."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), tree)
 
 
 def jacobian_columns(keys: Array) -> Array:
-    """Return the number of columns of the Jacobian of a step, each of which costs one gradient, ()."""
+    """Return the number of columns of the Jacobian, each at the cost of one gradient per step, ()."""
     # Rows of zeros are padding of the vocabulary.
     return jnp.minimum((keys != 0).any(axis=1).sum(), keys.shape[1])
 
 
 def refuse_derivative(*_: Any) -> NoReturn:
-    """Raise InputError because a flow has no derivative; for `jax.custom_jvp`."""
+    """Raise InputError, because a flow has no derivative; for `jax.custom_jvp`."""
     raise InputError(
         "an exact flow has no derivative, because its adaptive steps do not depend smoothly on the initial "
         "parameters; put jax.lax.stop_gradient around params, differentiate ja.dynamics.descent, or "

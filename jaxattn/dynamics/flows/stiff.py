@@ -1,8 +1,8 @@
-"""Steps of a stiff flow by a Rosenbrock pair of orders 4 and 3, and their linear systems.
+"""Integrate stiff flows with a Rosenbrock pair of orders 4 and 3, and solve the linear systems of a step.
 
-A step solves (1 - c J) x = b several times: with LU factors for few coordinates, and without forming the
-Jacobian for many. In coordinates z with scores a = a_0 + L z, forces F on scores, forces R F on z and
-u = R F / ‖·‖,
+A step solves (1 - c J) x = b several times. For few coordinates it uses LU factors; for many it does not form
+the Jacobian. In coordinates z with scores a = a_0 + L z, forces F on scores, forces R F on z and u = R F /
+‖·‖,
 
     J = (1 - u mᵀ) R H L / ‖·‖,   H = ∂F/∂a,   m = B Bᵀ u.
 
@@ -11,9 +11,9 @@ rows are not small relative to 1/c,
 
     P = 1 - c (1 - u mᵀ) R_S H_SS L_S / ‖·‖
 
-has an inverse by factors of an |S| × |S| matrix (Woodbury's identity), and P⁻¹ (1 - c J) differs from 1 only
-by the neglected rows. Conjugate residuals with P⁻¹ converge in few products. All systems of a step have the
-same matrix, so each solve starts with the directions of the previous ones.
+can be inverted with an |S| × |S| matrix (Woodbury's identity), and P⁻¹ (1 - c J) differs from 1 only by the
+neglected rows. Conjugate residuals, preconditioned with P, converge in a few products. All systems of a step
+have the same matrix, so each solve starts with the directions of the previous ones.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from jaxattn.dynamics.flows.force import Force, curvature_product, token_curvatu
 
 ORDER = 4
 GAMMA = 0.25
-# Row i holds the coefficients of stages 0 .. i-1 in stage i; the result uses A[5] and all of stage 5.
+# Row i contains the coefficients of stages 0 .. i-1 in stage i. The result uses A[5] and all of stage 5.
 # fmt: off
 A = (
     (0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
@@ -54,11 +54,11 @@ C = (
 
 
 class Solver(NamedTuple):
-    """Solver of (1 - c J) x = b for several b.
+    """Solver for systems (1 - c J) x = b with several b.
 
     Attributes:
         solve: maps b (r,) and `known` to x (r,) and the updated `known`.
-        known: initial value of the information that speeds up further solves; any pytree.
+        known: initial value of `known`, a pytree of information that speeds up further solves.
     """
 
     solve: Callable[[Array, Any], tuple[Array, Any]]
@@ -66,7 +66,7 @@ class Solver(NamedTuple):
 
 
 def by_factors(jacobian: Float[Array, "r r"], c: Float[Array, ""]) -> Solver:
-    """Prepare to solve (1 - c J) x = b by LU factors."""
+    """Return a solver of (1 - c J) x = b that uses LU factors."""
     factors = jax.scipy.linalg.lu_factor(jnp.eye(len(jacobian), dtype=jacobian.dtype) - c * jacobian)
     return Solver(lambda b, known: (jax.scipy.linalg.lu_solve(factors, b), known))
 
@@ -78,7 +78,7 @@ def step(
     solver: Callable[[Array], Solver],
     h: Float[Array, ""],
 ) -> tuple[Float[Array, " r"], Float[Array, " r"]]:
-    """Step dy/ds = f(y) from y to y(s + h): five new evaluations, six solves with one matrix.
+    """Take one step of dy/ds = f(y), with five new evaluations and six solves with the same matrix.
 
     (1 - h γ J) u_i = γ (h f(y_i) + Σ_{j<i} C_ij u_j),   y_i = y + Σ_{j<i} A_ij u_j,   i = 0 .. 5;
 
@@ -88,11 +88,12 @@ def step(
         field: f.
         y: the current point.
         f: f(y).
-        solver: maps c to the solver of (1 - c J) x = b, with J = ∂f/∂y at y.
+        solver: maps c to a solver of (1 - c J) x = b, with J = ∂f/∂y at y.
         h: step length.
 
     Returns:
-        y(s + h), of order 4, L-stable and stiffly accurate; and its error by the embedded order 3.
+        y(s + h), of order 4, L-stable and stiffly accurate; and an error estimate from the embedded method of
+        order 3.
 
     Source:
         RODAS of Hairer & Wanner, Solving Ordinary Differential Equations II, section IV.7.
@@ -107,26 +108,26 @@ def step(
         return stages.at[i].set(found), known
 
     first, known = solve(GAMMA * h * f, known)
-    # A loop instead of six copies, because the field dominates compile time.
+    # Use a loop instead of six copies, because evaluations of the field dominate compile time.
     empty = jnp.zeros((len(A), y.shape[0]), y.dtype)
     stages, _ = jax.lax.fori_loop(1, len(A), stage, (empty.at[0].set(first), known))
     return y + a[-1] @ stages + stages[-1], stages[-1]
 
 
-# Largest number of coordinates for which the Jacobian is formed: docs/notes/flow_on_texts.md.
+# Maximum number of coordinates for which the Jacobian is formed; see docs/notes/flow_on_texts.md.
 MANY_DIMS = 512
-# Numbers of tokens for which factors are computed. All shapes are static, so each size is compiled
-# separately.
+# Numbers of tokens for which factors are computed. Shapes are static, so each size is compiled separately.
 SIZES = (64, 128, 256, 512)
-# Smallest bound on a row sum of c J that counts as stiff. Bounds are loose: reviews need only five products.
+# Smallest bound on a row sum of c J that counts as stiff. The bounds are loose: reviews need only five
+# products.
 _STIFF = 1.0
-# Relative residual tolerance of a solution, and the maximum number of products in a step.
+# Relative residual tolerance of a solution, and maximum number of products per step.
 _TOLERANCE, _MOST = 1e-8, 60
 
 
 @runtime_checkable
 class Space(Protocol):
-    """Interface that this module requires of coordinates; `lift` is L."""
+    """Interface that `solver` requires of coordinates; `lift` is L."""
 
     corpus: Corpus
     lift: Array
@@ -150,7 +151,7 @@ class Space(Protocol):
 
 @struct.dataclass
 class Curved:
-    """The Jacobian at a point, as the factors of its products.
+    """Jacobian at a point, stored as factors.
 
     Attributes:
         force: the force on the scores.
@@ -166,12 +167,12 @@ class Curved:
 
     @property
     def finite(self) -> Bool[Array, ""]:
-        """True if it has no NaN and no infinity."""
+        """True if it contains no NaN or infinity."""
         return jnp.isfinite(self.stiffness).all() & jnp.isfinite(self.velocity).all()
 
 
 class _Factors(NamedTuple):
-    """Factors of 1 - c L_S (1 - u mᵀ) R_S H_SS / ‖·‖, H_SS and L_S, in the upper left corners."""
+    """Factors of 1 - c L_S (1 - u mᵀ) R_S H_SS / ‖·‖, and H_SS and L_S, each in the upper left corner."""
 
     lu: Array
     pivots: Array
@@ -180,11 +181,11 @@ class _Factors(NamedTuple):
 
 
 def solver(space: Space, at: Curved, c: Float[Array, ""]) -> Solver:
-    """Prepare to solve (1 - c J) x = b for c ≥ 0; x is NaN if the iteration does not converge."""
+    """Return a solver of (1 - c J) x = b for c ≥ 0; x is NaN if the iteration does not converge."""
     vocab = space.lift.shape[0]
     sizes = (*(size for size in SIZES if size < vocab), min(vocab, SIZES[-1]))
     stiffness = c * at.stiffness
-    # Not argsort: its int64 indices do not lower in a caller's jit with float64 disabled.
+    # argsort has int64 indices, which a caller's jit without float64 cannot lower.
     order = jax.lax.sort((-stiffness, jnp.arange(vocab, dtype=jnp.int32)), num_keys=1)[1]
     chosen = (jnp.asarray(sizes[:-1], jnp.int32) < (stiffness > _STIFF).sum(dtype=jnp.int32)).sum(
         dtype=jnp.int32
@@ -228,7 +229,7 @@ def _of_size(
 def _factor(
     size: int, empty: _Factors, space: Space, at: Curved, shift: Array, order: Int[Array, " V"]
 ) -> _Factors:
-    """Compute factors for the stiffest tokens; L_S (1 - u mᵀ) R_S = E_S E_Sᵀ - (L u)_S (L u)_Sᵀ."""
+    """Compute the factors for the stiffest tokens, with L_S (1 - u mᵀ) R_S = E_S E_Sᵀ - (L u)_S (L u)_Sᵀ."""
     tokens = order[:size]
     place = jnp.full(len(order), size, jnp.int32).at[tokens].set(jnp.arange(size, dtype=jnp.int32))
     curvature = token_curvature(space.corpus, at.force, place, size)
@@ -253,7 +254,7 @@ def _divide(
     order: Int[Array, " V"],
     factors: _Factors,
 ) -> Float[Array, " r"]:
-    """Compute P⁻¹ b = b + c (1 - u mᵀ) R_S H_SS y / ‖·‖, where y solves the system of the factors."""
+    """Compute P⁻¹ b = b + c (1 - u mᵀ) R_S H_SS y / ‖·‖, where y solves the small system of the factors."""
     rows = factors.rows[:size]
     y = jax.scipy.linalg.lu_solve((factors.lu[:size, :size], factors.pivots[:size]), rows @ b)
     pulled = shift * space.pulled_by(order[:size], rows, factors.curvature[:size, :size] @ y)
@@ -262,10 +263,10 @@ def _divide(
 
 @struct.dataclass
 class Directions:
-    """Directions whose images under A are orthonormal, in the first `count` rows.
+    """Search directions with orthonormal images under A, in the first `count` rows.
 
     Attributes:
-        directions: (k, r).
+        directions: (k, r); zeros in the other rows.
         images: (k, r); zeros in the other rows.
         count: () int32.
     """
@@ -276,7 +277,7 @@ class Directions:
 
 
 def no_directions(size: int, dtype: Any) -> Directions:
-    """Return empty `Directions` with room for the maximum number."""
+    """Return empty `Directions` with space for the maximum number."""
     room = jnp.zeros((_MOST, size), dtype)
     return Directions(room, room, jnp.zeros((), jnp.int32))
 
@@ -287,7 +288,7 @@ def conjugate_residuals(
     b: Float[Array, " r"],
     known: Directions,
 ) -> tuple[Float[Array, " r"], Directions]:
-    """Solve A x = b by directions P⁻¹ r whose images under A are orthogonal, starting from known ones.
+    """Solve A x = b with search directions P⁻¹ r that have orthogonal images under A.
 
     Args:
         product: maps x to A x; A need not be symmetric.
@@ -296,9 +297,9 @@ def conjugate_residuals(
         known: directions of previous systems with the same A.
 
     Returns:
-        x (r,), NaN if it requires more directions than fit; and all directions.
+        x (r,), NaN if more directions would be needed than fit; and all directions.
 
-    Source: Eisenstat, Elman and Schultz, SIAM Journal on Numerical Analysis 20 (1983), the method GCR.
+    Source: Eisenstat, Elman and Schultz, SIAM Journal on Numerical Analysis 20 (1983), method GCR.
     """
     goal = _TOLERANCE * jnp.linalg.norm(b)
 

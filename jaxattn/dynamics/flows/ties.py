@@ -1,17 +1,17 @@
-"""Tokens that tie in the limit of gradient flow on p: kept in balance and eliminated from the flow.
+"""Tokens that tie in the limit of gradient flow on p, kept in balance and eliminated from the flow.
 
-If sequences exert opposite forces on the difference of two tokens' scores, it settles at a finite value while
-‖p‖ keeps growing. With 𝒯 = span{E_s - E_s' : s, s' tie} and Q the projection onto its complement,
+If sequences exert opposite forces on the score difference of two tokens, this difference settles at a finite
+value while ‖p‖ keeps growing. With 𝒯 = span{E_s - E_s' : s, s' tie} and Q the projection onto its complement,
 
     p = (1 - Q) p + Q p,    ∂L/∂((1 - Q) p) = 0,    d(Q p)/dt = -Q ∂L/∂p.
 
-Within a sequence tied tokens have the same Q E_s, so they act on Q p as one token, whose value is their mean:
-Γ = Σ q_s γ_s / Σ q_s over the tokens of the sequence in one class. The mean and the logarithm of
-Σ count e^(offset) are fixed by (1 - Q) p, and the balancing forces are eliminated without a subtraction.
+Within a sequence, tied tokens have the same Q E_s, so they act on Q p as one token with their mean value Γ =
+Σ q_s γ_s / Σ q_s, summed over the tied tokens of the sequence. (1 - Q) p determines Γ and the logarithm of Σ
+count e^(offset), and the balancing forces are eliminated without a subtraction.
 
-A class may instead be balanced along a curve, on which no f_X of its sequences changes. Then the class
-contributes only the span of the ∂f_X/∂p to 𝒯, its tokens slide along the curve, and their value is f_X.
-docs/notes/exact_flow_ties.md contains the derivation.
+A group may instead be balanced along a curve on which the outputs f_X of its sequences are constant. It then
+contributes only the span of the ∂f_X/∂p to 𝒯, its tokens slide along the curve, and their value is f_X. See
+docs/notes/exact_flow_ties.md for the derivation.
 """
 
 import dataclasses
@@ -29,29 +29,30 @@ from jaxattn.dynamics.flows.conditions import nonzero
 from jaxattn.dynamics.flows.coordinates import Coordinates, Watch, coordinates
 from jaxattn.dynamics.flows.pairs import Pairs, no_pairs
 
-# Largest number of tied tokens for large vocabularies: all arrays have static shapes.
+# Maximum number of tied tokens for large vocabularies, because all arrays have static shapes.
 MOST_TIED = 256
-# Two tokens are level if their scores differ by at most this number of rounding errors.
+# Two tokens are level if their scores differ by at most this multiple of the rounding error.
 _LEVEL = 16
 
 
 @struct.dataclass
 class Ties:
-    """Groups of tied tokens, and their effect on the other tokens. 𝒯 is the span of the differences of tied
-    embeddings, and Q projects onto its complement. A group slides if it is balanced along a curve. An entry
-    is idle if the tied tokens cancel its force.
+    """Groups of tied tokens, and their effect on the other tokens.
+
+    𝒯 is the span of the differences of tied embeddings, and Q projects onto its complement. A group slides if
+    it is balanced along a curve. An entry is idle if the tied tokens cancel its force.
 
     Attributes:
         leader: (V,) int32; the smallest token of each token's group; the token itself if it does not tie.
-        merged: (V,) int32; the same, but the token itself if its group slides.
-        normals: an orthonormal basis of 𝒯, padded with zero rows, (`room`, d).
+        merged: (V,) int32; like `leader`, but the token itself if its group slides.
+        normals: orthonormal basis of 𝒯, padded with zero rows, (`room`, d).
         embeddings: Q E, (V, d); equal for merged tokens.
-        values: (R, W), or (R, W, K) for K > 2 classes; mean value Γ of the group of every bag entry in its
-            sequence; the token's own value γ if it slides and has no attention.
-        counts: (R, W); count e^(a_s - a_merged) of every entry, 0 for idle entries.
+        values: (R, W), or (R, W, K) for K > 2 classes; mean value Γ of the group of each bag entry in its
+            sequence, or the token's value γ if it slides and has no attention.
+        counts: (R, W); count e^(a_s - a_merged) of each bag entry, 0 for idle entries.
         watch: idle and sliding entries.
-        log_limit: log of the total force of other tokens above which the balance of tied tokens shifts, ().
-        pairs: the second-order terms of idle entries.
+        log_limit: (); log of the total force of other tokens above which the balance of tied tokens shifts.
+        pairs: second-order terms of idle entries.
     """
 
     leader: Leaf
@@ -66,32 +67,32 @@ class Ties:
 
 
 def room(E: Float[Array, "V d"]) -> int:
-    """Return the largest dimension of 𝒯: the full dimension, or MOST_TIED if that is large."""
+    """Return the maximum dimension of 𝒯: the full dimension, or MOST_TIED if that is smaller."""
     return min(E.shape) if min(E.shape) <= stiff.MANY_DIMS else MOST_TIED
 
 
 def first_of(holds: Bool[Array, " V"], count: int) -> Int[Array, " k"]:
-    """Return `count` tokens, those for which `holds` is True first."""
+    """Return `count` tokens, with those for which `holds` is True first."""
     token, holders = jnp.arange(len(holds), dtype=jnp.int32), jnp.cumsum(holds, dtype=jnp.int32)
     place = jnp.where(holds, holders - 1, holders[-1] + token - holders)
     return jnp.zeros_like(token).at[place].set(token, unique_indices=True)[:count]
 
 
 def placed(tokens: Int[Array, " k"], vocab: int) -> Int[Array, " V"]:
-    """Return the position of every token in a list of k tokens, k for tokens that are not in it."""
+    """Return the position of each token in a list of k tokens, or k if it is not in the list."""
     size = len(tokens)
     return jnp.full(vocab, size, jnp.int32).at[tokens].set(jnp.arange(size, dtype=jnp.int32))
 
 
 def sharing(leader: Int[Array, " V"]) -> Bool[Array, " V"]:
-    """Return which tokens are in a class with several tokens."""
+    """Return a mask of the tokens in groups with several tokens."""
     tied = leader != jnp.arange(len(leader), dtype=jnp.int32)
-    # As numbers: GPUs have no atomic operation on booleans and would use compare-and-swap.
+    # Use integers, because GPUs have no atomic operations on booleans and would use compare-and-swap.
     return tied | (jnp.zeros_like(leader).at[leader].max(tied.astype(leader.dtype)) > 0)
 
 
 def no_ties(E: Float[Array, "V d"], values: Float[Array, " V *K"], corpus: Corpus) -> Ties:
-    """Return a `Ties` in which every token forms its own class."""
+    """Return a `Ties` in which every token forms its own group."""
     token, count = corpus.bags.index.astype(jnp.int32), corpus.bags.count
     alone = jnp.arange(len(E), dtype=jnp.int32)
     return Ties(
@@ -125,7 +126,7 @@ def tied_coordinates(
 def top_class(
     E: Float[Array, "V d"], p: Float[Array, " d"], corpus: Corpus, leader: Int[Array, " V"]
 ) -> Bool[Array, "R W"]:
-    """Return which tokens of every sequence tie with its highest one, including that token."""
+    """Return a mask of the tokens in each sequence that tie with its highest-scoring token, including it."""
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
     below = below_top(corpus, E @ p)
@@ -136,14 +137,14 @@ def top_class(
 def selected(
     E: Float[Array, "V d"], p: Float[Array, " d"], corpus: Corpus, leader: Int[Array, " V"]
 ) -> Bool[Array, "R W"]:
-    """Return `top_class` and tokens whose scores equal the highest up to rounding, such as equal keys."""
+    """Return the tokens of `top_class` and those with scores equal to the highest up to rounding."""
     longest = jnp.sqrt(jnp.square(E).sum(axis=1).max())
     rounding = _LEVEL * jnp.finfo(E.dtype).eps * (1 + longest * jnp.linalg.norm(p))
     return top_class(E, p, corpus, leader) | (below_top(corpus, E @ p) <= rounding)
 
 
 def with_counts(corpus: Corpus, counts: Num[Array, "R W"]) -> Corpus:
-    """Return the corpus with other counts in its bags, which need not be integers."""
+    """Replace the counts in the bags of a corpus; they need not be integers."""
     bags = dataclasses.replace(corpus.bags, count=counts, factors=None, dense=())
     return dataclasses.replace(corpus, bags=bags)
 
@@ -155,9 +156,9 @@ def class_values(
     values: Float[Array, " V *K"],
     most: int,
 ) -> Float[Array, "R W *K"]:
-    """Compute Γ of every entry, the same for all entries of one class in one sequence.
+    """Compute Γ for each bag entry, which is the same for all entries of a group in a sequence.
 
-    If `most` is less than V, at most that many classes have several tokens.
+    If `most` is less than V, at most `most` groups have several tokens.
     """
     if values.ndim > 1:
         each = [class_values(corpus, leader, counts, column, most) for column in values.T]

@@ -1,4 +1,4 @@
-"""Books: collections of items, each a folder with a published result or a claim that can be re-run.
+"""Books: collections of items, where each item is a folder with a published result or a claim to re-run.
 
     BOOK/book.toml         title and introduction of the page; order of the items; phrases, data sets and
                            curves that items share
@@ -7,10 +7,10 @@
     BOOK/NAME/item.toml    reported results, choices, comparison; measures and their criteria
     BOOK/NAME/study.toml   a sweep file, as for `jaxattn run`; there may be several with any name
     BOOK/NAME/mine.py      code that the files refer to as "mine.py:NAME"; optional
-    BOOK/NAME/README.md    for readers of the folder; optional, not loaded
+    BOOK/NAME/README.md    notes for readers; optional, not loaded
 
-`tables` defines the keys of both TOML files. Criteria are matched with the findings of a measure by name,
-where `*` matches any text.
+`tables` defines the keys of both TOML files. A measure computes findings from runs, and a criterion is the
+range that a finding should have. Criteria are matched to findings by name, and `*` matches any text.
 """
 
 import difflib
@@ -33,7 +33,7 @@ from jaxattn.lab.study import toml
 
 RunScale = Literal["laptop", "full"]
 PACKAGED = Path(__file__).parent
-# Root of the checkout that contains this package, if there is one.
+# Root of the checkout that contains this package, if any.
 CHECKOUT = Path(__file__).parents[3]
 PROSE = ("reports", "chosen", "compared", "reason", "flat")
 _T = TypeVar("_T", bound=BookTable)
@@ -41,7 +41,7 @@ _T = TypeVar("_T", bound=BookTable)
 
 @dataclass(frozen=True)
 class _Source:
-    """A study of an item, before its sweep file is read."""
+    """Study of an item before its sweep file is read."""
 
     path: Path
     run: str
@@ -49,12 +49,12 @@ class _Source:
 
 
 class Item(About, frozen=True, kw_only=True):
-    """One figure, table, number or claim: the contents of its files.
+    """Item of a book: a figure, table, number or claim, with the contents of its files.
 
     Attributes:
-        folder: folder with its files.
-        book: the book that it is in.
-        measured: its `measures`.
+        folder: folder of the item.
+        book: the book that contains the item.
+        measured: the `measures` of item.toml.
     """
 
     folder: Path
@@ -74,10 +74,10 @@ class Item(About, frozen=True, kw_only=True):
 
     @property
     def absent(self) -> str:
-        """Reason why the item cannot be run: its studies are in a checkout, and there is none; else empty.
+        """Reason why the item cannot be run without a checkout; empty if it can.
 
         Raises:
-            InputError: its studies belong to a book that does not exist.
+            InputError: a study belongs to a book that does not exist.
         """
         for name in dict.fromkeys(name for measure in self.measured for name in measure.books):
             try:
@@ -89,19 +89,23 @@ class Item(About, frozen=True, kw_only=True):
         return ""
 
     def label(self, name: str) -> str:
-        """Return the text that the page shows for the name of a finding or a table entry."""
+        """Return the display text for the name of a finding or a table entry."""
         for part, text in {**self.labels, **self.book.shared.labels}.items():
-            # Only whole words match: "nu" is not a part of "number".
+            # Match whole words only: "nu" is not part of "number".
             before, after = ("\\b" if letter.isalnum() else "" for letter in (part[0], part[-1]))
             name = re.sub(f"{before}{re.escape(part)}{after}", text.replace("\\", r"\\"), name)
         return name
 
     def published(self, quantity: str) -> Curve:
-        """Return the published curve of a quantity; raise InputError if item.toml lists none."""
+        """Return the published curve of a quantity.
+
+        Raises:
+            InputError: item.toml does not list one.
+        """
         if quantity not in self.curves:
             raise InputError(
-                f"{self.folder / 'item.toml'}: curves: there is no curve of {quantity}; add one that "
-                "book.toml defines"
+                f"{self.folder / 'item.toml'}: curves: no curve of {quantity}; add one that is defined in "
+                "book.toml"
             )
         return self.book.shared.curves[self.curves[quantity]]
 
@@ -109,7 +113,7 @@ class Item(About, frozen=True, kw_only=True):
         """Return the source of a study that a measure refers to.
 
         Raises:
-            InputError: neither the item nor the book has the study.
+            InputError: the study exists neither in the item nor in the book.
         """
         other, separator, place = name.rpartition(":")
         if separator:
@@ -120,13 +124,13 @@ class Item(About, frozen=True, kw_only=True):
             return _Source(here, self.folder.name + ("" if name == "study" else f".{name}"), True)
         if shared.is_file():
             if (self.book.folder / name / "item.toml").is_file():
-                raise InputError(f"{shared}: an item is also called {name}; give the study another name")
+                raise InputError(f"{shared}: an item has the same name {name}; rename the study")
             return _Source(shared, name, False)
         have = sorted(path.stem for path in [*self.folder.glob("*.toml"), *self.book.folder.glob("*.toml")])
         known = [stem for stem in have if stem not in ("item", "book")]
         raise InputError(
-            f"{self.folder / 'item.toml'}: studies: neither the item nor the book has {name}.toml"
-            f"{nearest(name, known)}"
+            f"{self.folder / 'item.toml'}: studies: {name}.toml exists neither in the item nor in the "
+            f"book{nearest(name, known)}"
         )
 
     def study(
@@ -138,13 +142,13 @@ class Item(About, frozen=True, kw_only=True):
         overrides: Sequence[str] = (),
         seeds: int | None = None,
     ) -> Study:
-        """Read one of the item's studies.
+        """Read a study of the item.
 
         Args:
-            scale: "full" for the study without overrides, "laptop" with the item's overrides.
-            name: name of a study that a measure refers to.
+            scale: "full" for the study as written, "laptop" to apply the item's overrides.
+            name: name of the study, as a measure refers to it.
             data_dir: folder of the data sets.
-            overrides: further overrides `key=value`.
+            overrides: additional overrides `key=value`.
             seeds: number of seeds, at most `most_seeds`; defaults to that of the sweep file.
         """
         source = self.source(name)
@@ -171,11 +175,11 @@ class Item(About, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Book:
-    """A folder of items.
+    """A book: a folder of items.
 
     Attributes:
         folder: the folder.
-        place: the folder as the page displays it, independent of the machine.
+        place: display name of the folder, independent of the machine.
         shared: contents of book.toml.
     """
 
@@ -185,22 +189,22 @@ class Book:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
+        """Name of the folder."""
         return self.folder.name
 
     @property
     def promises(self) -> bool:
-        """True if a theory promises any finding in it."""
+        """True if theory promises any finding of the book."""
         return any(measure.basis == "promised" for item in self.items for measure in item.measured)
 
     def other(self, name: str) -> Path:
-        """Return the folder of another book whose studies or measures an item uses.
+        """Return the folder of another book with studies or measures that an item uses.
 
-        The folder is searched next to this book, in this package and in its checkout, but not in the working
+        The book is searched for next to this one, in the package and in its checkout, but not in the working
         directory.
 
         Raises:
-            InputError: the book does not exist there.
+            InputError: the book is not found.
         """
         roots = (self.folder.parent, *_checkout_roots())
         for root in roots:
@@ -210,7 +214,7 @@ class Book:
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
-        """All items in their order."""
+        """All items in order."""
         given = [name for part in self.shared.parts for name in part.items]
         folders = (
             self.shared.items or given or sorted(path.parent.name for path in self.folder.glob("*/item.toml"))
@@ -219,11 +223,11 @@ class Book:
         names = [item.name for item in items]
         for name in names:
             if names.count(name) > 1:
-                raise InputError(f"{self.folder}: two items are called {name!r}; rename one of them")
+                raise InputError(f"{self.folder}: two items are named {name!r}; rename one of them")
         return items
 
     def item(self, name: str) -> Item:
-        """Return an item; raise InputError if there is none with that name."""
+        """Return an item by name; raise InputError if it does not exist."""
         for item in self.items:
             if item.name == name:
                 return item
@@ -252,8 +256,8 @@ def read_book(book: str | Path) -> Book:
     """Read a book and its items.
 
     Args:
-        book: a folder with a book.toml, or the name of a book in this package, in sweeps/ of the working
-            directory, or in sweeps/ of the checkout that contains this package.
+        book: a folder with a book.toml; or the name of a book in the package, in sweeps/ of the working
+            directory, or in sweeps/ of the checkout that contains the package.
 
     Raises:
         InputError: the book does not exist, or a file is malformed or refers to an undefined name.
@@ -292,9 +296,11 @@ def _checkout_roots() -> tuple[Path, ...]:
 
 def _missing_book(name: str, roots: Sequence[Path]) -> InputError:
     if name in IN_CHECKOUTS:
-        return InputError(f"{name}: this book is in sweeps/ of a checkout of jaxattn; run the command there")
+        return InputError(
+            f"{name}: this book requires a checkout of jaxattn, where it is in sweeps/; run the command there"
+        )
     known = sorted({path.parent.name for root in roots for path in root.glob("*/book.toml")})
-    return InputError(f"{name}: no such book, because there is no book.toml{nearest(name, known)}")
+    return InputError(f"{name}: no such book (no book.toml){nearest(name, known)}")
 
 
 def _place(folder: Path) -> str:
@@ -324,7 +330,7 @@ def _read(path: Path, kind: type[_T], phrases: Mapping[str, str]) -> _T:
     tree = toml.tables(path)
     with at(str(path)):
         if kind is About and (old := next((key for key in KEYS if key in tree), None)):
-            raise InputError(f"{old}: version 0.3 moved it to {KEYS[old]}")
+            raise InputError(f"{old}: moved to {KEYS[old]} in version 0.3; rename the key")
         tree |= {key: _with_phrases(tree[key], phrases) for key in PROSE if isinstance(tree.get(key), str)}
         try:
             return msgspec.convert(tree, kind)
@@ -339,4 +345,4 @@ def _with_phrases(text: str, phrases: Mapping[str, str]) -> str:
         known = ", ".join(phrases) or "none"
         raise InputError(f"{{{error.args[0]}}}: no such phrase; book.toml defines {known}") from None
     except (ValueError, IndexError, AttributeError) as error:
-        raise InputError(f"{text!r:.60}: {error}; double each literal brace") from None
+        raise InputError(f"{text!r:.60}: {error}; write literal braces twice") from None

@@ -1,4 +1,4 @@
-"""Cells of a finished run as the input of a measure: settings, metrics of all seeds, certificates."""
+"""Cells of a finished run, as input for measures: settings, metrics of all seeds, and certificates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from jaxattn.lab.texts.readers import READERS
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a run; its phase `limit`, if there is one, is an exact flow on p.
+    """Cell of a run. If it has a phase `limit`, this is an exact flow on p.
 
     Attributes:
         run: the run.
@@ -33,7 +33,7 @@ class Cell:
         return self.run.lookup(self.cell, key)
 
     def path(self, metric: str, phase: str = "limit") -> np.ndarray:
-        """Return a metric at all of its steps, (S, k) float64."""
+        """Return a metric at all steps, (S, k) float64."""
         return self._paths[phase, metric]
 
     def last(self, metric: str, phase: str = "limit") -> np.ndarray:
@@ -54,11 +54,11 @@ class Cell:
 
     @cached_property
     def data(self) -> str:
-        """Description of the data and their sizes; texts are read for it."""
+        """Description of the data and their sizes, for which texts are read."""
         kind = self["data.kind"]
         if self.of_texts:
             return _texts(self.run.config(self.cell)["data"])
-        # For data from a function the config contains only the settings that were given.
+        # For data from a function, the config only contains settings that were set explicitly.
         classes = 2 if ":" in kind else self["data.num_classes"]
         kind = kind.rpartition(":")[2]
         if kind == "multi_relevant":
@@ -79,12 +79,12 @@ class Cell:
 
     @property
     def reached(self) -> np.ndarray:
-        """True for each flow that reached `until_norm`, (S,) bool."""
+        """Mask of the flows that reached `until_norm`, (S,) bool."""
         return self.last("p_norm") >= self.until_norm
 
     @property
     def ends(self) -> str:
-        """Description of the points where the flows end."""
+        """Description of the points at which the flows end."""
         there, norm = self.reached, self.last("p_norm")
         before, total = norm[~there & np.isfinite(norm)], len(norm)
         texts = []
@@ -105,7 +105,7 @@ class Cell:
         return " or ".join(failed["reason"][failed["cell"] == self.cell].unique())
 
     def certificate(self, prefix: str = "", phase: str = "limit") -> str:
-        """Format the worst certificate of all seeds: duality gap, primal residual, number certified."""
+        """Format the worst certificate of all seeds: duality gap, primal residual, and number certified."""
         names = ("feasible", "duality_gap", "primal_residual")
         feasible, *bounds = (self.last(prefix + name, phase) for name in names)
         certified = feasible == 1
@@ -126,18 +126,18 @@ def _texts(table: Mapping[str, Any]) -> str:
     assert isinstance(source, SharedData)
     corpus = source.load().splits.train
     if corpus.num_classes != 2:
-        raise InputError(f"data: {corpus.num_classes} classes; use texts with two labels")
+        raise InputError(f"data: {corpus.num_classes} classes; use texts with two classes")
     return f"{table.get('dataset', 'texts')}, V = {corpus.vocab_size}, n = {corpus.num_examples}"
 
 
 def worst(away: np.ndarray) -> str:
-    """Format the largest finite 1 - cos as a prefix of a certificate; empty if there is none."""
+    """Format the largest finite 1 - cos as the prefix of a certificate; empty if there is none."""
     found = away[np.isfinite(away)]
     return f"1 - cos ≤ {round_up(found.max())}, " if found.size else ""
 
 
 def round_up(x: float) -> str:
-    """Format an upper bound with one digit, rounded up."""
+    """Format an upper bound with one significant digit, rounded up."""
     if x == 0 or not np.isfinite(x):
         return f"{x:g}"
     digit, _, exponent = f"{x:.0e}".partition("e")

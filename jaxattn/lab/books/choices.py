@@ -1,4 +1,4 @@
-"""Share of random settings for which a published shape appears, where the settings are not published."""
+"""Fraction of random settings in which a published shape appears, if the settings are not published."""
 
 import math
 from collections.abc import Mapping
@@ -15,23 +15,23 @@ from jaxattn.lab.results.judge import share
 from jaxattn.lab.results.labels import format_number
 from jaxattn.lab.results.run import Run, find_cell
 
-# The findings of `shapes` whose share is measured: name in a table, and the shape in words.
+# Findings of `shapes` for which the fraction is measured: name in a table, and description of the shape.
 SHAPES = {
     RISE: ("rise of E·v", "E·v rises"),
     U: ("U of E·p", "E·p is U-shaped"),
     LOWEST: ("E·p lowest at", "E·p is lowest near 0"),
 }
 ALL = "all three"
-# Scores that are correlated with the choices: the first two are 1 for the published shape.
+# Scores to correlate with the settings. The first two are 1 for the published shape.
 _SCORES = ("rise of E·v", "U of E·p", "test accuracy")
 
 
 def choices(results: Run, item: Item, *, shown: str) -> Measured:
-    """Measure the share of random choices in which each shape appears, and its correlation with each choice.
+    """Measure the fraction of random choices in which each shape appears, and correlations with each choice.
 
-    A shape appears if the mean over the seeds of a choice meets the criterion of the figure, and does not
-    appear if all seeds diverged. Intervals are Clopper-Pearson intervals. The run has one cell per choice;
-    `shown` is the item of the figure.
+    A shape appears if the mean over the seeds of a choice satisfies the criterion of the figure. It does not
+    appear if all seeds diverged. Intervals are Clopper-Pearson intervals. The run has one cell per choice,
+    and `shown` is the name of the figure's item.
     """
     figure = item.book.item(shown)
     draws = _draws(results, figure)

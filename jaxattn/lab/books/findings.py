@@ -1,7 +1,7 @@
 """Findings: measured numbers of finished runs, with the criteria of an item and their verdicts.
 
-A measure is a function `(results, item, *, settings) -> Measured`. It takes one `results` for each of its
-studies, and the settings of its entry in item.toml.
+A measure is a function `(results, item, *, settings) -> Measured`. It takes one `results` argument per study,
+and the settings of its entry in item.toml.
 """
 
 import inspect
@@ -23,7 +23,7 @@ from jaxattn.lab.results.labels import format_number
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.study.import_paths import ImportPaths
 
-# Built-in measures by their `kind`.
+# Built-in measures, by `kind`.
 _KINDS: Mapping[str, str] = MappingProxyType(
     {
         **{name: f"jaxattn.lab.books.metrics:{name}" for name in ("cells", "along", "law")},
@@ -38,21 +38,21 @@ _KINDS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Finding:
-    """One measured number with its criterion.
+    """Measured number with its criterion.
 
     Attributes:
-        measured: name of the number.
-        estimate: the number, a mean over seeds or a share of them.
-        over: description of the samples that the interval is over.
+        measured: what was measured, in words.
+        estimate: the number, a mean over seeds or a fraction of them.
+        over: description of the samples of the interval.
         criterion: the required range, or None.
-        published: the published number, "-" if there is none.
+        published: the published number, or "-".
         basis: origin of the criterion; None for the basis of its measure.
-        cell: prefix of its name if other cells have findings with the same name, else empty.
-        statement: the statement that it tests, if the item has several.
+        cell: prefix of the name if several cells have the same finding, else empty.
+        statement: the statement that is tested, if the item has several.
         setting: description of the data and sizes.
-        certificate: certificate of the reference that it was compared with, "-" if there is none.
-        why: reason why seeds have no value.
-        old: True if an earlier version, with other intervals, recorded it.
+        certificate: certificate of the reference for the comparison, or "-".
+        why: reason why some seeds have no value.
+        old: True if an earlier version recorded it, with different intervals.
     """
 
     measured: str
@@ -70,22 +70,22 @@ class Finding:
 
     @property
     def name(self) -> str:
-        """Name, unique among the findings of its measure."""
+        """Name, which is unique among the findings of a measure."""
         return f"{self.cell}: {self.measured}" if self.cell else self.measured
 
     @property
     def verdict(self) -> str:
-        """Verdict on its interval and criterion."""
+        """Verdict that follows from the interval and the criterion."""
         return judge.verdict(self.estimate, self.criterion, self.basis or "published")
 
     @property
     def judged(self) -> bool:
-        """True if it has a criterion or is promised."""
+        """True if the finding has a criterion or is promised."""
         return self.criterion is not None or self.basis == "promised"
 
     @property
     def text(self) -> str:
-        """The number with its interval, such as "-0.499 [-0.518, -0.481]" or "64 of 64 [0.944, 1.00]"."""
+        """Number with its interval, such as "-0.499 [-0.518, -0.481]" or "64 of 64 [0.944, 1.00]"."""
         _, low, high, seeds, _, hits = self.estimate
         if not (seeds or np.isfinite(self.estimate.value)):
             return "no value"
@@ -107,7 +107,7 @@ class Measured(NamedTuple):
 
     Attributes:
         findings: measured numbers.
-        tables: further tables by title.
+        tables: additional tables by title.
     """
 
     findings: list[Finding]
@@ -115,11 +115,11 @@ class Measured(NamedTuple):
 
 
 def load_measure(measure: Measure, item: Item) -> Callable[..., Measured]:
-    """Return the function of a measure: from the runs of its studies to findings without criteria.
+    """Return the function of a measure, which maps runs to findings without criteria.
 
     Raises:
         InputError: the measure does not exist, or does not accept the settings.
-        UserCodeError: its code raised an exception during import.
+        UserCodeError: the code of the measure raised an exception during import.
     """
     kind = measure.kind
     place = f"{item.folder / 'item.toml'}: measures"
@@ -145,7 +145,7 @@ def _function(kind: str, item: Item) -> Any:
 
 
 def measure_item(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
-    """Measure runs, and add the criteria of the item to the findings.
+    """Apply a measure to runs, and add the criteria of the item to the findings.
 
     Raises:
         InputError: a criterion that is not optional matches no finding; or see `load_measure`.
@@ -154,12 +154,12 @@ def measure_item(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
     names = [finding.name for finding in found.findings]
     for pattern, expected in asked.criteria.items():
         if not expected.optional and not any(fnmatchcase(name, pattern) for name in names):
-            raise InputError(f"criteria: no finding {pattern!r}; the findings are {', '.join(names)}")
+            raise InputError(f"criteria: no finding matches {pattern!r}; choose from {', '.join(names)}")
     return Measured(with_criteria(found.findings, asked), found.tables)
 
 
 def with_criteria(findings: Sequence[Finding], asked: Measure) -> list[Finding]:
-    """Return findings with the first criterion that matches their names; others keep their own."""
+    """Add to each finding the first criterion that matches its name; without a match it is unchanged."""
     held = []
     for finding in findings:
         fits = [x for pattern, x in asked.criteria.items() if fnmatchcase(finding.name, pattern)]
@@ -174,13 +174,13 @@ def with_criteria(findings: Sequence[Finding], asked: Measure) -> list[Finding]:
 
 
 def share(measured: str, satisfied: Any, *, known: Any = True, **about: Any) -> Finding:
-    """Build a finding from a yes/no condition: the share of seeds that satisfy it.
+    """Build a finding from a yes/no condition: the fraction of seeds that satisfy it.
 
     Args:
-        measured: the condition on a seed.
+        measured: the condition, in words.
         satisfied: (S,) bool.
-        known: (S,) bool; False for seeds to leave out.
-        about: further fields of `Finding`.
+        known: (S,) bool; False for seeds to exclude.
+        about: additional fields of `Finding`.
     """
     return Finding(measured, judge.share(satisfied, known), **about)
 
@@ -188,12 +188,12 @@ def share(measured: str, satisfied: Any, *, known: Any = True, **about: Any) -> 
 def mean(
     measured: str, samples: Any, *, between: tuple[float, float] = judge.ANYTHING, **about: Any
 ) -> Finding:
-    """Build the finding of a number: its mean over the seeds that have a value.
+    """Build a finding from a number per seed: the mean over the seeds that have a value.
 
     Args:
-        measured: its name.
+        measured: name of the number.
         samples: (S,) float; NaN or inf for a seed without a value.
-        between: possible range of the number, to which the interval is clipped.
-        about: further fields of `Finding`.
+        between: possible range of the number; the interval is clipped to it.
+        about: additional fields of `Finding`.
     """
     return Finding(measured, judge.mean(np.asarray(samples), between), **about)

@@ -1,4 +1,4 @@
-"""Names of an item's findings before it is run, and checks of its criteria against them."""
+"""Predict the names of an item's findings before a run, and check its criteria against them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -54,7 +54,7 @@ def _spread(study: Study, item: Item, *, to_the_end: str) -> list[str]:
     return [spread_name(letters, size) for letters in LETTERS.values() for size in sizes]
 
 
-# The names of other measures, such as those of custom code, are known only after a run.
+# For other measures, such as those of custom code, the names are only known after a run.
 MEASURED_NAMES: Mapping[str, _Names] = MappingProxyType(
     {
         "cells": _cells,
@@ -70,21 +70,21 @@ MEASURED_NAMES: Mapping[str, _Names] = MappingProxyType(
 
 
 def known_names(measure: Measure, item: Item, study: Study) -> list[str] | None:
-    """Return the names of the findings of a measure of an item; None if they are known only after the run.
+    """Return the names of the findings of a measure, or None if they are only known after the run.
 
-    `*` replaces parts of names that are known only after the run.
+    Parts of names that are only known after the run are replaced by `*`.
     """
     found = MEASURED_NAMES.get(measure.kind)
     return found and found(study, item, **measure.settings)
 
 
 def fits_name(name: str, pattern: str) -> bool:
-    """Return whether a criterion's pattern matches the name of a finding; either may contain `*`."""
+    """Return True if a criterion's pattern matches the name of a finding; either may contain `*`."""
     return fnmatchcase(name, pattern) or fnmatchcase(pattern, name)
 
 
 def check_names(measure: Measure, item: Item, known: Sequence[str] | None) -> None:
-    """Check that every criterion of a measure matches a known name; `known` is None to skip the check.
+    """Check that each criterion of a measure matches a known name. `known` is None to skip the check.
 
     Raises:
         InputError: a criterion that is not optional matches no name.
@@ -93,5 +93,5 @@ def check_names(measure: Measure, item: Item, known: Sequence[str] | None) -> No
         if not expected.optional and not any(fits_name(name, pattern) for name in known or ()):
             place = item.folder / "item.toml"
             raise InputError(
-                f"{place}: criteria: no finding {pattern!r}; the findings are {', '.join(known or ())}"
+                f"{place}: criteria: no finding matches {pattern!r}; choose from {', '.join(known or ())}"
             )

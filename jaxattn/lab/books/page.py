@@ -1,4 +1,4 @@
-"""The page of a book: items with figures, results next to published numbers, and verdicts."""
+"""Page of a book: items with figures, results next to published numbers, and verdicts."""
 
 import re
 import shlex
@@ -27,12 +27,12 @@ _TEMPLATE = Path(__file__).with_name("page.html")
 
 @dataclass(frozen=True)
 class Page:
-    """Output of `write_book_page`.
+    """Page written by `write_book_page`.
 
     Attributes:
-        sections: one for every item.
-        paths: all files, the page first.
-        failed: names of items whose run failed, with the reasons.
+        sections: one section per item.
+        paths: all files, starting with the page.
+        failed: reasons of failed runs, by item.
     """
 
     sections: tuple[Section, ...]
@@ -41,17 +41,17 @@ class Page:
 
     @property
     def summary(self) -> pd.DataFrame:
-        """A table with one row per item."""
+        """Table with one row per item."""
         return page_summary(self.sections)
 
     @property
     def findings(self) -> list[Finding]:
-        """All findings, item by item."""
+        """All findings, in the order of the items."""
         return [finding for section in self.sections for finding in section.findings]
 
     @property
     def status(self) -> int:
-        """Exit status: 1 if a run failed or a promised finding fails, else 0."""
+        """Exit status: 1 if a run failed or a promised finding does not hold, else 0."""
         fails = VERDICTS["promised"].outside
         return int(bool(self.failed) or any(finding.verdict == fails for finding in self.findings))
 
@@ -93,18 +93,18 @@ def _criterion(finding: Finding) -> str:
     return finding.criterion.text if finding.criterion else "-"
 
 
-# Function for the row of a finding in the table of all numbers, by the file name of the table.
+# Function that builds a row of the table of all numbers, by file name of the table.
 _TABLES = {"agreement.csv": _agreement, "claims.csv": _claims}
 
 
 def write_book_page(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyType({})) -> Page:
     """Write index.md, index.html, the table of all numbers, and the record and figures of every item.
 
-    An item without runs is shown from its record, if the folder has one. A page can therefore be extended
-    item by item, with runs on several machines or runs that have been deleted.
+    An item without runs is shown from its record, if the folder has one. A page can therefore combine runs
+    from several machines, and runs that have been deleted.
 
     Returns:
-        The written page. Items in `failed`, and items whose runs cannot be measured, count as failed.
+        The page. Items in `failed`, and items with runs that cannot be measured, count as failed.
 
     Raises:
         InputError: a record is damaged.
@@ -159,13 +159,13 @@ def page_table(book: Book, sections: tuple[Section, ...]) -> pd.DataFrame:
     """Return all findings as a table with the columns of the book."""
     row = _TABLES[book.shared.table]
     rows = [row(each.item, finding) for each in sections for finding in each.findings]
-    # Keeps the columns if there are no rows.
+    # Keep the columns if there are no rows.
     columns = row(book.items[0], Finding("", Estimate(0.0, 0.0, 0.0)))
     return pd.DataFrame(rows, columns=list(columns))
 
 
 def as_markdown(book: Book, sections: tuple[Section, ...], place: Place) -> str:
-    """Return the page in Markdown."""
+    """Render the page in Markdown."""
     lines = [f"# {book.shared.title}", f"**{verdict_summary(sections)}**"]
     lines += [marked(text) for text in _introduction(book, sections, place)]
     for title, own in parts(book, sections).items():
@@ -208,7 +208,7 @@ def _table(table: pd.DataFrame) -> str:
 
 
 def _capitalised(text: str) -> str:
-    """Capitalise the first word of a text, but not symbols such as p and names such as fig1_imdb."""
+    """Capitalise the first word of a text unless it is a symbol such as p or a name such as fig1_imdb."""
     is_word = re.match(r"(a|[a-z]{2,})[ ,.:]", text)
     return text[:1].upper() + text[1:] if is_word else text
 
@@ -218,7 +218,7 @@ def _sentence(text: str) -> str:
 
 
 def as_html(book: Book, sections: tuple[Section, ...], place: Place) -> str:
-    """Return the page as HTML; the figures are separate files."""
+    """Render the page as HTML, with figures in separate files."""
     return fill(
         _TEMPLATE,
         title=book.shared.title,
@@ -239,7 +239,7 @@ def verdict_summary(sections: tuple[Section, ...]) -> str:
 
 
 def parts(book: Book, sections: tuple[Section, ...]) -> dict[str, list[Section]]:
-    """Group the sections by the parts of the book; a book without parts has one part without a title."""
+    """Group the sections by the parts of the book. A book without parts has one part without a title."""
     if not book.shared.parts:
         return {"": list(sections)}
     found = {

@@ -17,9 +17,9 @@ from jaxattn.lab.books.section import LEFT_OUT, Section, SectionPicture, item_co
 from jaxattn.lab.results.judge import Basis, Criterion, Estimate
 from jaxattn.lab.storage import files as storage
 
-# Facts that earlier versions recorded under another name.
+# Facts that were recorded under another name by earlier versions.
 _RENAMED = {"most memory": "peak memory"}
-# JSON has no NaN and no infinity, so both are null.
+# JSON has neither NaN nor infinity, so both are stored as null.
 Number: TypeAlias = float | None
 
 
@@ -29,7 +29,7 @@ class _Criterion(msgspec.Struct):
     text: str
 
 
-# Fields of a finding that are written unchanged.
+# Fields of a finding that are stored unchanged.
 _WORDS = ("basis", "cell", "statement", "setting", "certificate", "why")
 
 
@@ -105,12 +105,12 @@ class Record(msgspec.Struct):
 
 
 def place(item: Item) -> str:
-    """Return the path of an item's record in a results folder."""
+    """Return the path of an item's record within a results folder."""
     return f"items/{item.folder.name}.json"
 
 
 def files(section: Section, scale: RunScale) -> dict[str, bytes]:
-    """Return record and figures of a section at a scale: file contents by path in the results folder."""
+    """Return the record and figures of a section at a scale, as contents by path in the results folder."""
     record = Record(
         scale,
         section.item.digest(scale),
@@ -129,14 +129,14 @@ def files(section: Section, scale: RunScale) -> dict[str, bytes]:
 
 
 def read_record(item: Item, scale: RunScale, folder: Path) -> Section:
-    """Read the record of an item from a results folder, for a page of a scale.
+    """Read the record of an item from a results folder, for a page at a given scale.
 
     Returns:
-        The section. If there is no record, or the item's settings have changed since, a section with the
-        command to run.
+        The section; or a section with the command to run, if there is no record or the item's settings have
+        changed since.
 
     Raises:
-        InputError: the record has another scale, or the record or one of its figures is damaged.
+        InputError: the record has a different scale, or the record or one of its figures is damaged.
     """
     path, remedy = folder / place(item), f"run `{item_command(item, scale)}`"
     if not path.exists() or item.absent:
@@ -156,7 +156,7 @@ def read_record(item: Item, scale: RunScale, folder: Path) -> Section:
         raise InputError(f"{path}: damaged: {error}; remove it and {remedy}") from None
     if record.scale != scale:
         raise InputError(
-            f"{folder}: holds results at {record.scale} scale; add `--scale {record.scale}`, or "
+            f"{folder}: contains results at {record.scale} scale; add `--scale {record.scale}`, or "
             "choose another folder with --out"
         )
     if record.settings != item.digest(scale):

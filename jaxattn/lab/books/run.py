@@ -1,4 +1,4 @@
-"""Runs of the items of a book, which are resumable, and the page of their results."""
+"""Run the items of a book, resume interrupted runs, and write the page of the results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results.judge import Criterion
 from jaxattn.lab.storage.files import inside
 
-# Items to run, with their measures whose data are available.
+# Items to run, with the measures for which data are available.
 Wanted = list[tuple[Item, tuple[Measure, ...]]]
 
 
@@ -29,13 +29,13 @@ class Asked:
     """Request to reproduce a book.
 
     Attributes:
-        only: names of the items to run, in this order; defaults to all items whose data are available. The
-            page shows other items from existing runs or records.
-        scale: "full" runs the studies without overrides, "laptop" with the items' overrides.
-        seeds: number of seeds, at least 2; defaults to that of the sweep files. Measures may set a limit. A
-            run with more seeds is kept, and all of its seeds are measured.
+        only: names of the items to run, in order; defaults to all items with available data. Other items are
+            shown from existing runs or records.
+        scale: "full" runs the studies as written, "laptop" applies the items' overrides.
+        seeds: number of seeds, at least 2; defaults to the number in the sweep files. Measures may set a
+            limit. A run with more seeds is kept, and all its seeds are measured.
         data_dir: folder with the data sets of the book; None skips measures that need data.
-        overrides: further overrides `key=value` of studies, by the items' names for the studies.
+        overrides: additional overrides `key=value`, by name of the study in the items.
     """
 
     only: Sequence[str] = ()
@@ -59,7 +59,7 @@ def reproduce(
     reporter: Reporter,
     max_memory: int | None = None,
 ) -> Page:
-    """Run items and write the page of all items; finished runs are not repeated.
+    """Run items, and write the page of all items. Finished runs are not repeated.
 
     A study that several items share is run once, in out/runs/SCALE/STUDY. The study of one item is run in
     out/runs/SCALE/ITEM.
@@ -68,20 +68,20 @@ def reproduce(
         book: the items.
         asked: which items to run, and how.
         out: the results folder.
-        command: the command line, for the manifests.
+        command: the command line, which is stored in the manifests.
         reporter: receives progress messages.
-        max_memory: limit on device memory in bytes; defaults to a value for the device.
+        max_memory: limit on device memory in bytes; the default depends on the device.
 
     Raises:
-        InputError: an item does not exist or lacks its data; a measure or override does not match; there are
-            fewer than two seeds; or records in the folder are damaged or have another scale.
-        RunError: the page cannot be written, or every item failed and there is no record to show.
-        UserCodeError: code of the book raised an exception during import.
+        InputError: an item does not exist or its data are missing; a measure or override does not match;
+            there are fewer than two seeds; or records in the folder are damaged or have a different scale.
+        RunError: the page cannot be written, or every item failed and there are no records to show.
+        UserCodeError: the code of the book raised an exception during import.
         Interrupted: SIGINT or SIGTERM was received; the same command resumes.
     """
     asked = asked or Asked()
     if asked.data_dir is not None and not asked.data_dir.is_dir():
-        raise InputError(f"--data-dir {asked.data_dir}: the folder does not exist; give another one")
+        raise InputError(f"--data-dir {asked.data_dir}: the folder does not exist; check the path")
     if asked.seeds is not None and asked.seeds < 2:
         raise InputError(f"seeds: {asked.seeds}; an interval over seeds requires at least 2")
     wanted, kept = _wanted(book, out, asked)
@@ -109,7 +109,7 @@ def _run(
     reporter: Reporter,
     max_memory: int | None,
 ) -> dict[str, str]:
-    """Run the studies of items, each once; return the names of items that failed, with the reasons."""
+    """Run each study of the items once, and return the reasons of failures by item."""
     jobs: dict[Path, list[tuple[Item, str]]] = {}
     for item, measures in wanted:
         for name in dict.fromkeys(name for measure in measures for name in measure.studies):
@@ -137,11 +137,11 @@ def _study(users: Sequence[tuple[Item, str]], asked: Asked) -> Study:
 
 
 def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
-    """Return the findings that `reproduce` would measure, and check their criteria, without running anything.
+    """List the findings that `reproduce` would measure, and check their criteria, without running anything.
 
     Returns:
-        A table of item, finding and criterion; `*` replaces parts of names that are known only after a run.
-        If all names of a measure are unknown, the table lists its criteria.
+        A table of item, finding and criterion. Parts of names that are only known after a run are replaced by
+        `*`. If all names of a measure are unknown, the table lists its criteria.
 
     Raises:
         InputError: see `reproduce`.
@@ -164,7 +164,7 @@ def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
 
 
 def _wanted(book: Book, out: Path, asked: Asked) -> tuple[Wanted, dict[str, Section]]:
-    """Return the items to run with their measures, and the sections of earlier runs of all items."""
+    """Return the items to run with their measures, and sections of earlier runs for all items."""
     with at("--only"):
         items = [book.item(name) for name in asked.only] or list(book.items)
     kept = {item.name: record.read_record(item, asked.scale, out) for item in book.items}
@@ -188,7 +188,7 @@ def _check_overrides(book: Book, asked: Asked) -> None:
 
 
 def _without_other_books(wanted: Wanted, asked: Asked, reporter: Reporter) -> Wanted:
-    """Remove items whose studies belong to a missing book; raise InputError for a requested item."""
+    """Drop items with studies in a missing book; raise InputError if such an item was requested."""
     lacking = {item.name: item.absent for item, _ in wanted if item.absent}
     for name in asked.only:
         if name in lacking:
@@ -200,7 +200,7 @@ def _without_other_books(wanted: Wanted, asked: Asked, reporter: Reporter) -> Wa
 
 
 def _expected(item: Item, measure: Measure, asked: Asked, kept: Section) -> list[str] | None:
-    """Return the names of the findings that a measure will have; None if they are known only after a run."""
+    """Return the names of the findings that a measure will have; None if they are only known after a run."""
     known = known_names(measure, item, asked.study(item, measure.studies[0]))
     if known is not None or not kept.ran or len(item.measured) > 1:
         return known
@@ -208,11 +208,11 @@ def _expected(item: Item, measure: Measure, asked: Asked, kept: Section) -> list
 
 
 def _without_data(book: Book, wanted: Wanted, kept: dict[str, Section], reporter: Reporter) -> Wanted:
-    """Remove measures that need missing data; raise InputError for a requested item that has no others."""
+    """Drop measures with missing data; raise InputError for a requested item without other measures."""
     left = [(item, tuple(x for x in measures if not x.needs)) for item, measures in wanted]
     for item, measures in left:
         if not measures and item.name in kept and not kept[item.name].ran:
-            raise InputError(f"--only {item.name}: no data; {kept[item.name].remedy}")
+            raise InputError(f"--only {item.name}: data are missing; {kept[item.name].remedy}")
     if lacking := sum(len(measures) < len(item.measured) for item, measures in left):
         places = "; ".join(f"{Path('DIR', each.below)}: {each.what}" for each in book.shared.data.values())
         reporter.note(

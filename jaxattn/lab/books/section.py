@@ -1,4 +1,4 @@
-"""A section of the page: the results of an item's finished run, or the command to run it."""
+"""Section of the page: the results of a finished run of an item, or the command to run it."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ UNREADABLE = "not readable"
 
 @dataclass(frozen=True)
 class SectionPicture:
-    """A figure as PNG, with its file name and its caption."""
+    """Figure as PNG, with a file name and a caption."""
 
     file: str
     caption: str
@@ -43,25 +43,25 @@ class SectionPicture:
         return shown_width(self.data)
 
     def alt(self, item: Item) -> str:
-        """Alternative text of the figure."""
+        """Return the alternative text of the figure."""
         return f"{item.heading}: {self.caption.partition('. ')[0].rstrip('.')}"
 
 
 @dataclass(frozen=True)
 class Section:
-    """The part of the page about one item.
+    """Section of the page about one item.
 
     Attributes:
         item: the item.
-        verdict: one line.
-        command: the command that runs it.
-        remedy: reason why it was not run, with the command to run; empty if it was run.
+        verdict: verdict in one line.
+        command: command that runs the item.
+        remedy: reason why the item was not run, with the command to run; empty if it was run.
         facts: facts about the run, by name.
         findings: measured numbers.
-        tables: further tables by title, as text.
+        tables: additional tables by title, as text.
         pictures: figures.
         seconds: run time.
-        machine: description of the machine; empty if it was not run.
+        machine: description of the machine; empty if the item was not run.
     """
 
     item: Item
@@ -82,7 +82,7 @@ class Section:
 
     @property
     def unreadable(self) -> bool:
-        """True if it has runs that cannot be measured."""
+        """True if there are runs that cannot be measured."""
         return self.verdict == UNREADABLE and not self.ran
 
     @property
@@ -93,13 +93,13 @@ class Section:
 
     @property
     def reason(self) -> str:
-        """Reason why numbers differ or are inconclusive; empty if none is, or the reason is unknown."""
+        """Reason why numbers differ or are inconclusive; empty if none is, or if the reason is unknown."""
         doubtful = any(each.verdict in DOUBTFUL for each in self.findings if each.judged)
         return self.item.reason if doubtful else ""
 
     @property
     def agreement(self) -> dict[str, pd.DataFrame]:
-        """Findings with the labels of the item: a table per statement, without empty columns."""
+        """Findings with the display labels of the item: one table per statement, without empty columns."""
         mixed, label = any(finding.basis == "beyond" for finding in self.findings), self.item.label
         rows: dict[str, list[dict[str, str]]] = {}
         for finding in self.findings:
@@ -120,7 +120,7 @@ class Section:
 
     @property
     def labelled_tables(self) -> dict[str, pd.DataFrame]:
-        """The further tables with the labels of the item."""
+        """Additional tables with the display labels of the item."""
         label = self.item.label
         return {
             label(title): table.rename(columns=lambda name: label(str(name))).map(lambda x: label(str(x)))
@@ -145,9 +145,9 @@ class Place:
     """Folder and settings of the runs of a book.
 
     Attributes:
-        out: the results folder; no file outside of it is read.
+        out: the results folder; no files outside of it are read.
         scale: the scale of the runs.
-        overrides: further overrides that studies were run with, by name.
+        overrides: additional overrides of the studies, by name.
     """
 
     out: Path
@@ -155,19 +155,19 @@ class Place:
     overrides: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def run(self, item: Item, study: str) -> Path:
-        """Return the folder of the run of an item's study."""
+        """Return the folder of a run of an item's study."""
         return self.out / "runs" / self.scale / item.source(study).run
 
     def study(self, item: Item, name: str) -> Study:
-        """Read a study as it was run, independent of the folder of its data."""
+        """Read a study with the settings of its run, except for the folder of the data."""
         return item.study(self.scale, name, overrides=self.overrides.get(name, ()))
 
 
 def measured(item: Item, place: Place) -> Section | None:
     """Measure the runs of an item; return None if every measure lacks a run.
 
-    The study and the code of the measure come from the item. Nothing is imported from the results folder,
-    because it may come from an untrusted source.
+    The study and the code of the measure are taken from the item. Nothing is imported from the results
+    folder, because it may come from an untrusted source.
     """
     if item.absent:
         return None
@@ -289,7 +289,7 @@ def _last_values(run: Run) -> dict[str, str]:
 
 
 def models(study: Study) -> str:
-    """Return the kinds and widths of the models in a study."""
+    """Return the kinds and widths of the models of a study."""
     tables = [cell.tables["model"] for cell in study.cells]
     kinds, dims = (dict.fromkeys(str(x[key]) for x in tables if key in x) for key in ("kind", "dim"))
     return ", d = ".join(", ".join(names) for names in (kinds, dims) if names)

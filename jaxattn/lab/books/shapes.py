@@ -1,4 +1,4 @@
-"""Measures of shapes: bin means of E·v and E·p over the posterior difference, next to published ones."""
+"""Measures of shapes: bin means of E·v and E·p over the posterior difference, against published ones."""
 
 import math
 from collections.abc import Callable
@@ -22,13 +22,13 @@ _Rows = NDArray[np.float64]
 
 
 class _Binned(NamedTuple):
-    """Means and standard deviations within bins, over all seeds (row 0) and with each left out (other rows).
+    """Means and standard deviations within bins, over all seeds (row 0) and leaving one out (other rows).
 
     Attributes:
         centres: (m,); centres of the bins.
-        tokens: (m,); number of tokens per seed, mean over seeds.
+        tokens: (m,); mean number of tokens per seed.
         mean: (1 + S, m), NaN for an empty bin; (1, m) for one seed.
-        sd: standard deviations, shaped like `mean`.
+        sd: standard deviations, with the shape of `mean`.
     """
 
     centres: _Rows
@@ -49,9 +49,9 @@ class _Binned(NamedTuple):
 def binned(
     tokens: pd.DataFrame, quantity: str, *, edges: ArrayLike, x: str = "posterior_difference"
 ) -> _Binned:
-    """Average a quantity within bins, over all seeds and with each seed left out.
+    """Average a quantity within bins, over all seeds and with each seed left out in turn.
 
-    The tokens have columns seed, x and the quantity; points outside the ascending edges, (m + 1,), are
+    `tokens` has columns seed, x and the quantity. Points outside of the ascending edges, (m + 1,), are
     dropped.
     """
     edges = np.asarray(edges, float)
@@ -75,12 +75,12 @@ def binned(
 
 
 def lowest(rows: _Rows, centres: _Rows) -> _Rows:
-    """Return the centre of every row's lowest bin, (B,); NaN for a row without a finite entry."""
+    """Return the centre of the lowest bin of each row, (B,); NaN for a row without finite entries."""
     return _per_row(lambda row: centres[np.nanargmin(row)] if np.isfinite(row).any() else math.nan, rows)
 
 
 def u_shape(rows: _Rows, centres: _Rows) -> _Rows:
-    """Compute how U-shaped every row is about 0, (B,): 1 for a U, at most about 0 for a flat or monotone row.
+    """Score how U-shaped each row is about 0, (B,): 1 for a U, about 0 or less for a flat or monotone row.
 
     min(-Spearman(row, x) over x < 0, Spearman(row, x) over x > 0)
     """
@@ -89,7 +89,7 @@ def u_shape(rows: _Rows, centres: _Rows) -> _Rows:
 
 
 def longest_rise(rows: _Rows) -> tuple[_Rows, _Rows, _Rows]:
-    """Return length, first bin and last bin of the longest rise of every row, (B,) each.
+    """Find the longest rise in each row; return its length, first bin and last bin, (B,) each.
 
     Args:
         rows: (B, m); NaN entries are skipped.
@@ -109,7 +109,7 @@ def _run(row: _Rows) -> tuple[int, int, int]:
 
 
 def sign_change(rows: _Rows, centres: _Rows) -> _Rows:
-    """Return the share of bins with the sign of their centre, (B,); bins at 0 and empty bins are skipped."""
+    """Return the fraction of bins with the sign of their centre, (B,), skipping 0 and empty bins."""
 
     def one(row: _Rows) -> float:
         use = np.isfinite(row) & (np.abs(centres) > 1e-9)
@@ -130,16 +130,16 @@ RISE, U, LOWEST = (
 )
 LONGEST = "bins in the longest rise of E·v, "
 WAYS = "share of seeds in which E·v "
-# E·v of a seed counts as rising if its Spearman correlation is at least this, and falling if at most its
+# E·v of a seed counts as rising if its Spearman correlation is at least this, and as falling if at most its
 # negative.
 RISING = 0.9
 CORRELATION, PART = (-1.0, 1.0), (0.0, 1.0)
 
 
 def shapes(results: Run, item: Item, *, cell: int = 0, metrics: tuple[str, ...] = ()) -> Measured:
-    """Measure the shapes of Figures 1-3 in a cell: E·v increasing, E·p U-shaped with its minimum near 0.
+    """Measure the shapes of Figures 1-3 in a cell: E·v increases, and E·p is U-shaped with a minimum near 0.
 
-    Further metrics at the end of the cell are measured too.
+    The given metrics at the end of the cell are also measured.
     """
     ev, ep = (_bins(results, quantity, cell) for quantity in ("Ev", "Ep"))
     findings = [
@@ -153,7 +153,7 @@ def shapes(results: Run, item: Item, *, cell: int = 0, metrics: tuple[str, ...] 
 
 
 def variations(results: Run, item: Item) -> Measured:
-    """Measure the shapes in every cell."""
+    """Measure the shapes in each cell."""
     findings, rows = [], []
     for cell, name in named(results):
         found = shapes(results, item, cell=cell).findings
@@ -168,7 +168,7 @@ def variations(results: Run, item: Item) -> Measured:
 
 
 def directions(results: Run, item: Item) -> Measured:
-    """Measure the share of seeds in which E·v rises along the bins, and falls, in every cell."""
+    """Measure, in each cell, the fraction of seeds with E·v rising along the bins, and with E·v falling."""
     findings, rows = [], []
     for cell, name in named(results):
         each = values(results, cell, "spearman_Ev_bins")
@@ -186,7 +186,7 @@ def directions(results: Run, item: Item) -> Measured:
 
 
 def beside(results: Run, item: Item) -> Measured:
-    """Compare bin means with the published curves of E·v and E·p: ranks, minimum, range of the rise."""
+    """Compare bin means with the published curves of E·v and E·p: ranks, minimum, and range of the rise."""
     ev, ep = _bins(results, "Ev"), _bins(results, "Ep")
     curves = item.published("Ev"), item.published("Ep")
     findings = [
@@ -202,20 +202,20 @@ def beside(results: Run, item: Item) -> Measured:
 
 
 def spread_name(letters: str, size: Any) -> str:
-    """Return the name of the finding of `spread` for a step size."""
+    """Return the name of a finding of `spread` for a step size."""
     return f"spread of {letters}, to the end ÷ one step of {size:g}"
 
 
 def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
-    """Measure how much smaller the spread within bins is after one step on E than after joint training.
+    """Compare the spread within bins after one step on E with the spread after joint training.
 
-    For every step size: the mean over bins of the ratio of standard deviations, joint to one step. The table
-    also divides each spread by the range of its bin means, which does not depend on the step size.
-    `to_the_end` is the block in which E is trained to convergence.
+    The finding for each step size is the mean over bins of the ratio of standard deviations, joint to one
+    step. The table also divides each spread by the range of its bin means, which removes the dependence on
+    the step size. `to_the_end` is the block in which E is trained to convergence.
     """
     cells = dict(named(results))
     if to_the_end not in cells.values():
-        raise InputError(f"to_the_end: no cell {to_the_end!r}; the cells are {', '.join(cells.values())}")
+        raise InputError(f"to_the_end: no cell {to_the_end!r}; choose one of {', '.join(cells.values())}")
     joint = next(cell for cell, name in cells.items() if name == to_the_end)
     findings, rows = [], []
     for quantity, letters in LETTERS.items():
@@ -241,9 +241,9 @@ def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
 
 
 def classes(results: Run, item: Item) -> Measured:
-    """Compare E·v_k with the published rows of some classes: the sign change at 0 and the order.
+    """Compare E·v_k with the published rows for some classes: the sign change at 0 and the order.
 
-    The x-axis of the published rows is not named; both the posterior difference of the class and α are
+    The x-axis of the published rows has no label, so both the posterior difference of the class and α are
     tested.
     """
     findings, tables = [], {}
@@ -255,7 +255,7 @@ def classes(results: Run, item: Item) -> Measured:
         near = np.linspace(centres[0] - step / 2, centres[-1] + step / 2, count + 1)
         own = binned(tokens, "Ev", edges=near)
         whole = binned(tokens, "Ev", edges=np.linspace(-1 / 3, 1, 21))
-        # The same number of bins, with equally many tokens in each.
+        # Use the same number of bins, with equally many tokens each.
         alpha = np.quantile(tokens["alpha"], np.linspace(0, 1, count + 1))
         by_alpha = binned(tokens, "Ev", x="alpha", edges=np.maximum.accumulate(alpha))
         name, equal = curve.letters, f"{count} bins of equally many tokens"

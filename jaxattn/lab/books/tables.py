@@ -8,21 +8,21 @@ from jaxattn.core.errors import nearest
 from jaxattn.core.settings import PositiveInt
 from jaxattn.lab.results.judge import Basis, Criterion, around, at_least, within_factor
 
-# File names of the table of all numbers of a book.
+# File names for the table of all numbers of a book.
 _NUMBERS = ("agreement.csv", "claims.csv")
 
 
 class BookTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of book.toml or item.toml."""
+    """Base class of the tables in book.toml and item.toml."""
 
 
 class Elsewhere(BookTable, frozen=True):
-    """Page that shows an item which is not run here.
+    """Page that shows an item that is not run in this book.
 
     Attributes:
         words: description of that page.
-        link: the page, relative to the page of the book.
-        command: the command that writes it.
+        link: path of the page, relative to the page of the book.
+        command: command that writes the page.
     """
 
     words: str
@@ -31,12 +31,12 @@ class Elsewhere(BookTable, frozen=True):
 
 
 class Paper(BookTable, frozen=True):
-    """A paper whose results an item reproduces.
+    """Paper with results that an item reproduces.
 
     Attributes:
-        authors: the authors' surnames, separated by commas.
-        title: its title.
-        arxiv: its arXiv identifier.
+        authors: surnames of the authors, separated by commas.
+        title: title of the paper.
+        arxiv: arXiv identifier.
     """
 
     authors: str
@@ -45,11 +45,11 @@ class Paper(BookTable, frozen=True):
 
 
 class Part(BookTable, frozen=True):
-    """A part of the page of a book.
+    """Part of the page of a book.
 
     Attributes:
-        title: its heading.
-        items: names of the folders of its items in their order.
+        title: heading of the part.
+        items: folder names of the items in order.
     """
 
     title: str
@@ -57,10 +57,10 @@ class Part(BookTable, frozen=True):
 
 
 class DataSet(BookTable, frozen=True):
-    """A data set of the user.
+    """Data set that the user provides.
 
     Attributes:
-        key: the study key that takes the path of the data set.
+        key: study key for the path of the data set.
         below: path relative to the folder of data sets; empty for that folder itself.
         what: description of the data set.
     """
@@ -71,13 +71,13 @@ class DataSet(BookTable, frozen=True):
 
 
 class Curve(BookTable, frozen=True):
-    """A published curve with equally spaced points.
+    """Published curve with equally spaced points.
 
     Attributes:
         name: model and quantity, separated by a comma.
-        low, high: the first and the last x.
-        values: y of every point.
-        source: where it is published.
+        low, high: first and last x.
+        values: y of each point.
+        source: where the curve is published.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Curve(BookTable, frozen=True):
 
     @property
     def letters(self) -> str:
-        """The quantity in the notation of its model: E·p, or E·W2 p."""
+        """Quantity in the notation of the model: E·p, or E·W2 p."""
         return self.name.rpartition(", ")[2]
 
     @property
@@ -99,14 +99,14 @@ class Curve(BookTable, frozen=True):
 
 
 class Expected(BookTable, frozen=True):
-    """Criterion of a finding: `at_least`, or `around` a number `within` a distance or a `factor`.
+    """Criterion for a finding: `at_least`, or `around` a number `within` a distance or a `factor`.
 
     Attributes:
-        at_least, around, within, factor: the range; none for a finding that is promised or measured without
-            a number.
+        at_least, around, within, factor: the range; omitted for a finding that is promised or measured
+            without a range.
         published: the published result, as text or number.
-        basis: basis of this criterion, if it differs from that of the measure.
-        optional: True if runs may have no finding with that name.
+        basis: basis of the criterion, if it differs from the basis of the measure.
+        optional: True if a run may have no finding with this name.
     """
 
     at_least: float | None = None
@@ -122,11 +122,11 @@ class Expected(BookTable, frozen=True):
         given = tuple(x is not None for x in (self.at_least, self.around, self.within, self.factor))
         forms = {(True, False, False, False), (False, True, True, False), (False, True, False, True)}
         if given not in forms and (any(given) or self.basis is None):
-            raise ValueError("give at_least alone, or around together with either within or factor")
+            raise ValueError("expected either at_least, or around with either within or factor")
 
     @property
     def criterion(self) -> Criterion | None:
-        """The range of the number, or None."""
+        """Range of the number, or None."""
         if self.at_least is not None:
             return at_least(self.at_least)
         if self.around is None:
@@ -138,17 +138,18 @@ class Expected(BookTable, frozen=True):
 
 
 class Measure(BookTable, frozen=True):
-    """An entry of `measures` in item.toml.
+    """Entry of `measures` in item.toml.
 
     Attributes:
         kind: name of a built-in measure, or "mine.py:NAME".
-        studies: the studies whose runs it takes: sweep files NAME.toml in the folder of the item or of the
-            book, or "BOOK:PLACE" for one of another book.
-        criteria: criteria of its findings, by name; {} if they are only measured, or the measure sets them.
+        studies: studies to measure: sweep files NAME.toml in the folder of the item or of the book, or
+            "BOOK:PLACE" for a study of another book.
+        criteria: criteria of the findings, by name; {} if they are only measured, or if the measure sets
+            them.
         basis: origin of the criteria.
-        needs: the data set that its studies need; empty for none.
-        most_seeds: largest number of seeds of its studies.
-        settings: the other keys, which are passed to the measure.
+        needs: data set that the studies require; empty for none.
+        most_seeds: maximum number of seeds.
+        settings: all other keys, which are passed to the measure.
     """
 
     kind: str
@@ -161,24 +162,23 @@ class Measure(BookTable, frozen=True):
 
     @property
     def books(self) -> list[str]:
-        """Names of other books that its studies and its code belong to."""
+        """Names of other books that the studies and the code belong to."""
         book, _, code = self.kind.partition(":")
         names = [*(name.rpartition(":")[0] for name in self.studies), book if ":" in code else ""]
         return [name for name in names if name]
 
 
 class Shared(BookTable, frozen=True):
-    """The contents of book.toml.
+    """Contents of book.toml.
 
     Attributes:
         title: title of the page.
-        introduction: a paragraph below it.
+        introduction: paragraph below the title.
         table: file name of the table of all numbers, "agreement.csv" or "claims.csv".
-        items: names of the items in their order; defaults to all folders with an item.toml, in alphabetical
-            order.
-        parts: the parts of the page with their items, instead of `items`.
-        phrases: texts by name; `{name}` in items and in sources of curves is replaced by the text.
-        labels: display texts for parts of the texts of findings, for all items.
+        items: names of the items in order; defaults to all folders with an item.toml, in alphabetical order.
+        parts: parts of the page with their items, instead of `items`.
+        phrases: texts by name, which replace `{name}` in items and in sources of curves.
+        labels: display texts for parts of findings, for all items.
         data: data sets by name.
         curves: published curves by name.
     """
@@ -196,30 +196,30 @@ class Shared(BookTable, frozen=True):
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown table, or if items and parts are both given."""
         if self.items and self.parts:
-            raise ValueError("give items or parts, not both")
+            raise ValueError("items and parts cannot be combined; remove one of them")
         if self.table not in _NUMBERS:
-            raise ValueError(f"table: {self.table!r}: no such table{nearest(self.table, _NUMBERS)}")
+            raise ValueError(f"table: unknown table {self.table!r}{nearest(self.table, _NUMBERS)}")
 
 
 class About(BookTable, frozen=True):
-    """The contents of item.toml.
+    """Contents of item.toml.
 
     Attributes:
         name: name of the item in commands and tables; defaults to the name of its folder.
-        title: heading for display; defaults to one generated from the name.
-        papers: the papers whose results it reproduces, if they differ from those of the book.
-        reports: the reported result, with its source.
-        chosen: settings that are not published and were chosen.
-        compared: how the results are compared.
-        reason: why a number differs, as far as varying one setting at a time has shown.
-        flat: why a figure is flat, where one is; shown next to it.
-        takes: run time of the authors' code, as stated by its source.
-        laptop: overrides of the item's own studies at laptop scale.
-        figures: figures of the first study to show, as in a sweep file.
-        curves: names of published curves, by the quantity that is compared with them.
-        labels: display texts for parts of the texts of findings and tables of the item.
-        measures: the measures, see `Measure`; none if another page shows the item.
-        elsewhere: the page that shows the item, if it is not run here.
+        title: displayed heading; generated from the name by default.
+        papers: papers with the reproduced results, if they differ from the papers of the book.
+        reports: reported result, with its source.
+        chosen: unpublished settings and their chosen values.
+        compared: method of comparison.
+        reason: reason why a number differs, as found by varying one setting at a time.
+        flat: explanation shown next to a figure that is flat.
+        takes: run time of the authors' code, according to the source.
+        laptop: overrides for the studies of the item at laptop scale.
+        figures: figures to show of the first study, as in a sweep file.
+        curves: names of published curves, by the quantity to compare.
+        labels: display texts for parts of findings and tables.
+        measures: the measures, see `Measure`; omitted if another page shows the item.
+        elsewhere: page that shows the item, if it is not run here.
     """
 
     reports: str

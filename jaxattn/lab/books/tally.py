@@ -1,4 +1,4 @@
-"""Counts of the verdicts of several findings, for an item or a page."""
+"""Count the verdicts of findings, for an item or a page."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from jaxattn.core.errors import counted
 from jaxattn.lab.books.findings import Finding
 from jaxattn.lab.results.judge import HOLDS_FOR_SOME, INCONCLUSIVE, MEASURED, VERDICTS, Basis
 
-# Verb for a number within its criterion and for one outside, each in singular and plural.
+# Verbs, singular and plural, for a number within its criterion and for one outside of it.
 _HOLDS, _NOT = ("holds", "hold"), ("does not hold", "do not hold")
 _VERBS: dict[Basis, tuple[tuple[str, str], tuple[str, str]]] = {
     "published": (("agrees", "agree"), ("differs", "differ")),
@@ -30,12 +30,12 @@ _SUBJECTS: dict[Basis, str] = {
 
 
 class Tally(NamedTuple):
-    """Number of findings of a basis with each verdict.
+    """Number of findings with each verdict, for one basis.
 
     Attributes:
-        basis: the basis of their criteria.
-        within, outside, some, open: number of findings within their criterion, outside of it, that hold for
-            some seeds, and that are inconclusive.
+        basis: basis of the criteria.
+        within, outside, some, open: number of findings that are within their criterion, outside of it, true
+            for some seeds, and inconclusive.
     """
 
     basis: Basis
@@ -60,13 +60,13 @@ class Tally(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Counts as text, such as "7 of 9 agree, 1 differs, 1 inconclusive"."""
+        """Summary with the total, such as "7 of 9 agree, 1 differs, 1 inconclusive"."""
         within = f"{self.within} of {self.total} {_VERBS[self.basis][0][self.within != 1]}"
         return ", ".join([within, *self._others("")])
 
     @property
     def sentence(self) -> str:
-        """Counts as text without the total, such as "7 agree, 1 differs and 1 is inconclusive"."""
+        """Summary without the total, such as "7 agree, 1 differs and 1 is inconclusive"."""
         within = [f"{self.within} {_VERBS[self.basis][0][self.within != 1]}"] if self.within else []
         *first, last = [*within, *self._others("is " if self.open == 1 else "are ")]
         return f"{', '.join(first)} and {last}" if first else last
@@ -81,7 +81,7 @@ class Tally(NamedTuple):
 
 
 def tallies(findings: Sequence[Finding]) -> list[Tally]:
-    """Count the verdicts of the findings that have a criterion or are promised, for each basis."""
+    """Count the verdicts for each basis, over findings that have a criterion or are promised."""
     found = []
     for basis in _VERBS:
         said = [x.verdict for x in findings if x.judged and (x.basis or "published") == basis]
@@ -93,19 +93,19 @@ def tallies(findings: Sequence[Finding]) -> list[Tally]:
 
 
 def labelled_findings(found: Sequence[Tally]) -> list[tuple[str, str]]:
-    """Return the text and the tone of each tally; the text includes the basis if there are several."""
+    """Return the text and tone of each tally; the text includes the basis if there are several."""
     if len(found) == 1:
         return [(found[0].text, found[0].tone)]
     return [(f"{_LABELS[each.basis]}: {each.text}", each.tone) for each in found]
 
 
 def item_verdict(findings: Sequence[Finding]) -> str:
-    """Return the verdicts of an item in one line, such as "7 of 9 agree, 1 differs, 1 inconclusive"."""
+    """Summarise the verdicts of an item in one line, such as "7 of 9 agree, 1 differs, 1 inconclusive"."""
     return "; ".join(text for text, _ in labelled_findings(tallies(findings))) or MEASURED
 
 
 def summary(items: Sequence[Sequence[Finding]]) -> str:
-    """Return one sentence per basis on the findings of all items, and one on those without a criterion."""
+    """Summarise the findings of all items: one sentence per basis, and one for those without criterion."""
     every = [finding for findings in items for finding in findings]
     sentences = []
     for each in tallies(every):

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print."""
+"""Command line: parse, call and print."""
 
 import gc
 import io
@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
 from typing import Any
 
-# Tracing allocates many small objects that stay alive. With Python's default thresholds, the search for
-# reference cycles takes a fifth of the time of tracing.
+# Tracing allocates many long-lived small objects. With Python's default thresholds, garbage collection takes
+# a fifth of the tracing time.
 RARELY = 50_000, 20, 20
 
 
 def main() -> None:
-    """Run the command line and exit with its status: 0 for success, 1 for a failed run, 2 for wrong input.
+    """Run the command line and exit with status 0 for success, 1 for a failed run, or 2 for invalid input.
 
     SIGINT prints one line and exits with status 130, even during imports.
     """
@@ -23,7 +23,7 @@ def main() -> None:
     _open_streams()
     # Figures are saved and never shown, so they need no window toolkit.
     os.environ["MPLBACKEND"] = "agg"
-    with suppress(ValueError):  # not the main thread
+    with suppress(ValueError):  # raised outside of the main thread
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _stop)
     words = sys.argv[1:]
@@ -56,18 +56,18 @@ def main() -> None:
     except RunError as error:
         code = complain(error, 1)
     except OSError as error:
-        # Python must not try to write the rest of the output again when it exits.
+        # Prevent Python from writing the rest of the output again when it exits.
         with suppress(OSError, ValueError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        reason = f"{error.filename or 'standard output'}: {error.strerror or error}; fix this and repeat"
+        reason = f"{error.filename or 'standard output'}: {error.strerror or error}; fix this and try again"
         code = 1 if isinstance(error, BrokenPipeError) else complain(RunError(reason), 1)
     sys.exit(code)
 
 
 def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
-    """Return the commands by name, by title of their group in the help.
+    """Return the commands by name, grouped by title in the help.
 
-    The arguments of a command are its options, and its docstring is its help.
+    The arguments of a function are the options of the command, and its docstring is the help text.
     """
     from jaxattn.lab.cli import machine, results, studies
 
@@ -100,10 +100,10 @@ def commands() -> dict[str, Callable[..., int]]:
 
 
 def parse_command(words: Sequence[str]) -> Callable[[], int]:
-    """Parse the words after `jaxattn`; return a function that runs the command and returns its exit status.
+    """Parse the words after `jaxattn`, and return a function that runs the command and returns its status.
 
     Raises:
-        InputError: an argument is missing, unknown, or has a wrong value.
+        InputError: an argument is missing, unknown, or has an invalid value.
     """
     import tyro
 
@@ -124,7 +124,7 @@ def parse_command(words: Sequence[str]) -> Callable[[], int]:
         if not ended.code:
             raise
         raise InputError(usage.one_line(printed.getvalue(), words[0])) from None
-    # Warnings, if there are any.
+    # Print warnings, if there are any.
     sys.stderr.write(printed.getvalue())
     return called
 
@@ -135,7 +135,7 @@ def _open_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # Otherwise a results file would get this file descriptor, the lowest free one.
+            # Otherwise a results file could be opened with this file descriptor, the lowest free one.
             os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -146,7 +146,7 @@ def _open_streams() -> None:
 
 
 def _stop(number: int, frame: Any) -> None:
-    """Exit at once: files on disk are always complete, and exceptions during imports are unsafe."""
+    """Exit immediately: files on disk are always complete, and exceptions during imports are unsafe."""
     with suppress(Exception):
         sys.stdout.flush()
     shown = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""

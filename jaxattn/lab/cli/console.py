@@ -1,4 +1,4 @@
-"""Printing of commands: lines, paragraphs, and tables that fit the terminal."""
+"""Print lines, paragraphs, and tables that fit the terminal."""
 
 import re
 import shutil
@@ -14,14 +14,14 @@ from jaxattn.core.errors import plain
 if TYPE_CHECKING:
     import pandas as pd
 
-# Largest number of printed rows of a table, and the preferred width of a column of text.
+# Maximum number of printed rows of a table, and preferred width of a text column.
 _ROWS = 1000
 _LONG = 40
 GAP = 2
-# Largest numbers of printed failures: per cell and phase, and in total.
+# Maximum number of printed failures, per cell and phase and in total.
 OF_A_PLACE, _FAILURES = 3, 12
-# Text without a line break, such as a number with its unit (31.4 kB, 174 µs), an interval, or the range of a
-# family of metrics (Ep_bin_00 .. 19).
+# Text that must not be broken, such as a number with its unit (31.4 kB, 174 µs), an interval, or a range of
+# metrics (Ep_bin_00 .. 19).
 _WORD = re.compile(
     r"\d\S* (?:[kMGTPmµn]i?[Bs]?|[Bsh]|min)(?!\S)|\[[^\s\]]+, [^\s\]]+\]\S*|\S+ \.\. \d+\S*|\S+"
 )
@@ -34,7 +34,7 @@ def say(text: object = "", *, err: bool = False) -> None:
 
 
 def say_wrapped(text: object, indent: int = 0) -> None:
-    """Print a paragraph to stdout, wrapped at the width of the terminal; one line if stdout is a pipe."""
+    """Print a paragraph to stdout, wrapped at the width of the terminal; on one line if stdout is a pipe."""
     say(filled(plain(str(text)), text_width(), indent))
 
 
@@ -46,10 +46,10 @@ def say_aligned(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def filled(text: str, width: int, indent: int = 0) -> str:
-    """Wrap a paragraph between words; width 0 does not wrap, `indent` is for lines after the first."""
+    """Wrap a paragraph between words. Width 0 does not wrap; `indent` applies to lines after the first."""
     if not width:
         return text
-    # Lines break only at spaces, and textwrap does not break at no-break spaces.
+    # Lines break only at spaces, because textwrap does not break at no-break spaces.
     whole = _WORD.sub(lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
     lines = textwrap.wrap(
         whole, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
@@ -60,7 +60,7 @@ def filled(text: str, width: int, indent: int = 0) -> str:
 def aligned(rows: Iterable[tuple[str, str]], width: int, of_all: int) -> list[str]:
     """Format terms and their explanations as lines of two columns, indented by two spaces.
 
-    A term longer than `width` gets a separate line. `of_all` is the width of the text, 0 for no limit.
+    A term longer than `width` is on a separate line. `of_all` is the width of the text, 0 for no limit.
     """
     lines = []
     for term, words in rows:
@@ -74,12 +74,12 @@ def aligned(rows: Iterable[tuple[str, str]], width: int, of_all: int) -> list[st
 
 
 def text_width() -> int:
-    """Return the width at which text is wrapped: that of the terminal or of COLUMNS, 0 without either."""
+    """Return the width at which text is wrapped, from the terminal or COLUMNS; 0 if neither is known."""
     return shutil.get_terminal_size((0, 0)).columns
 
 
 def complain(error: Exception, status: int) -> int:
-    """Print an error as one line and return the exit status."""
+    """Print an error on one line, and return the exit status."""
     say(f"jaxattn: {error}", err=True)
     if trace := getattr(error, "trace", ""):
         say(trace, err=True)
@@ -99,7 +99,7 @@ def stoppable(command: str) -> Iterator[None]:
 
 
 def print_written(written: Any, *, every: bool = False) -> None:
-    """Print the path of a report and its problems; with `every`, the paths of all its files."""
+    """Print the path of a report and its problems; with `every`, the paths of all files."""
     others = [path for path in written.paths if path != written.page]
     for path in [*(others if every else []), written.page]:
         say(path)
@@ -110,7 +110,7 @@ def print_written(written: Any, *, every: bool = False) -> None:
 
 
 def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
-    """Print the first failed runs, the number of others, and a remedy."""
+    """Print the first failed runs, the number of further ones, and a remedy."""
     count: Counter[tuple[int, str]] = Counter()
     shown = []
     for failure in failures:
@@ -132,8 +132,8 @@ def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
 def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **options: Any) -> None:
     """Print a table of the last step of each phase, with at most six metrics chosen by `headline.metrics`.
 
-    With `every`, all metrics are printed; otherwise `rest` is the option or command that prints the others.
-    The options of the bootstrap are those of `statistics.summary_rows`.
+    With `every`, all metrics are printed; otherwise the output mentions `rest`, the option or command that
+    prints the others. Bootstrap options are passed to `statistics.summary_rows`.
     """
     from jaxattn.lab.results import combine, headline, statistics
     from jaxattn.lab.results.headline import caveats
@@ -153,7 +153,7 @@ def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **o
 
 
 def print_json(values: Any, indent: int = 1) -> None:
-    """Print JSON; characters outside ASCII are escaped unless stdout is Unicode."""
+    """Print JSON. Non-ASCII characters are escaped unless stdout is Unicode."""
     import json
 
     is_unicode = str(sys.stdout.encoding).lower().startswith("utf")
@@ -162,7 +162,7 @@ def print_json(values: Any, indent: int = 1) -> None:
 
 
 def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Convert a table to a list of rows for JSON; NaN becomes null."""
+    """Convert a table to a list of rows for JSON, with NaN as null."""
     import json
 
     rows: list[dict[str, Any]] = json.loads(
@@ -172,7 +172,7 @@ def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def print_learned(results: Any) -> None:
-    """Print the two sentences of `headline.sentences`, and an empty line."""
+    """Print the two sentences of `headline.sentences`, followed by an empty line."""
     from jaxattn.lab.results.headline import sentences
 
     for sentence in sentences(results):
@@ -183,7 +183,7 @@ def print_learned(results: Any) -> None:
 def _split_to_fit(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, "pd.DataFrame"]]:
     from jaxattn.lab.results.statistics import transposed
 
-    # In the transposed table, every row becomes a column.
+    # In the transposed table, each row becomes a column.
     ways = [rows, transposed(rows, keys)] if len(rows) <= _width() else [rows]
     for table in ways[::-1] if len(rows.columns) - len(keys) > len(rows) else ways:
         if _total_width(_full_widths(table)) <= _width():
@@ -195,7 +195,7 @@ def _split_to_fit(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, 
 
 
 def print_made_by(made_by: str) -> None:
-    """Warn that another version of the source code made the results."""
+    """Warn if another version of the source code produced the results."""
     if made_by:
         say(f"jaxattn: {plain(made_by)}", err=True)
 
@@ -212,10 +212,11 @@ def print_title(title: str) -> None:
 def print_table(title: str, frame: "pd.DataFrame") -> None:
     """Print a table to stdout.
 
-    If it is too wide, columns with the same value in all rows are printed as one line each, and cells and
-    headings are wrapped. If that is not enough, every row is printed over several lines. No word is broken.
+    If the table is too wide, columns with the same value in all rows are printed as one line each, and cells
+    and headings are wrapped. If it is still too wide, each row is printed on several lines. Words are never
+    broken.
     """
-    # Imported here because the help of a command does not need them.
+    # Import here, because the help of a command does not need them.
     import pandas as pd
     from rich import box
     from rich.console import Console

@@ -18,7 +18,7 @@ from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.seed import seed_dataset
 from jaxattn.theory.one_step_law import advise
 
-# Defaults for a sweep file with data only.
+# Defaults for a sweep file with only a data table.
 _ANY = {
     "model": {"kind": "one_layer", "dim": "inf"},
     "phases": [{"kind": "one_step", "name": "embed", "step_size": 1.0}],
@@ -31,11 +31,11 @@ def read_data_sweep(sweep: Path, overrides: Sequence[str] = ()) -> Study:
 
 
 def describe_data(study: Definition, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:
-    """Describe the data of the base setting of a study; for data sampled per seed, those of seed 0.
+    """Describe the data of a study without its axes, for seed 0 if they are sampled per seed.
 
     Returns:
-        Titles and tables: sizes; for text also quantiles of lengths, advice on one step on E, and the first
-        `number` tokens of highest and lowest importance.
+        Titles and tables of sizes and, for texts, of length quantiles, advice on one step on E, and the
+        `number` most and least important tokens.
     """
     with from_user_code(study.names.files(study.own_kinds), "data"):
         loaded = seed_dataset(study.base.data, 0, study.dtype, progress=progress)
@@ -69,7 +69,7 @@ def describe_data(study: Definition, number: int, progress: Progress) -> list[tu
 
 
 def _one_step(study: Definition, held: Splits) -> tuple[str, pd.DataFrame]:
-    """Return a title with advice on the size of one step on E, and a table of some sizes."""
+    """Return a title with advice on the size of one step on E, and a table of several sizes."""
     setting, tokens = study.base, held.tokens
     least, count = setting.probes.important, setting.probes.min_count
     important = np.asarray(tokens.important(least, count))
@@ -116,7 +116,7 @@ def _sizes(name: str, split: Dataset) -> dict[str, object]:
 
 
 def _shares(split: Dataset, names: Sequence[str] | None) -> dict[str, object]:
-    """Return the share of every class among the targets; empty if the targets are not classes."""
+    """Return the fraction of each class among the targets; empty if the targets are not classes."""
     if (classes := split.num_classes) is None:
         return {}
     labels = class_labels(np.arange(classes), classes)

@@ -1,4 +1,4 @@
-"""The command that checks whether this machine can run studies."""
+"""Command that checks whether this machine can run studies."""
 
 import math
 import os
@@ -40,7 +40,7 @@ class _Finding(NamedTuple):
 
 
 def examine(compiled: Path) -> list[_Finding]:
-    """Run all checks; a check that raises an exception is "broken".
+    """Run all checks. A check that raises an exception is "broken".
 
     Args:
         compiled: folder of the compilation cache.
@@ -62,9 +62,9 @@ def examine(compiled: Path) -> list[_Finding]:
         try:
             findings.append(_Finding(name, *check()))
         except InputError as error:
-            # A device must not be initialised now, because that would end this process.
+            # Initialising a device would now end this process.
             return [*findings, _Finding(name, "broken", str(error))]
-        except Exception as error:  # anything wrong with the machine is a finding
+        except Exception as error:  # any problem with the machine is a finding
             findings.append(_Finding(name, "broken", f"{type(error).__name__}: {error}".partition("\n")[0]))
     return findings
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and functions that parse their values."""
+"""Options that several commands share, and parsers for their values."""
 
 import os
 import re
@@ -142,29 +142,29 @@ class OutputOptions:
     profile: Annotated[bool, Unprefixed] = False
 
 
-# Options that may be given several times.
+# Options that may be repeated.
 _APPENDED = ("--set", "--axis", "--option", "--where")
 
 
 def check_moved(arguments: Sequence[str]) -> None:
-    """Raise InputError with the new place of a command or option that version 0.3 moved."""
+    """Raise InputError with the new location of a command or option that moved in version 0.3."""
     words = [word.partition("=")[0] for word in arguments]
     for name, place in COMMANDS.items():
         command, *options = name.split()
         if words[:1] == [command] and set(options) <= set(words):
-            raise InputError(f"{name}: moved in version 0.3 to {place}")
+            raise InputError(f"{name}: moved to {place} in version 0.3; use that instead")
 
 
 def check_once(arguments: Sequence[str]) -> None:
-    """Raise InputError for an option that is given twice, because only the last one would be used."""
+    """Raise InputError for an option that is given twice, since only the last one would be used."""
     names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
     for name in dict.fromkeys(names):
         if names.count(name) > 1 and name not in _APPENDED:
-            raise InputError(f"{name}: given {names.count(name)} times; give it once, with all its values")
+            raise InputError(f"{name}: given {names.count(name)} times; use it once, with all values")
 
 
 def read_shard(text: str) -> tuple[int, int]:
-    """Parse the shard "I/N"."""
+    """Parse a shard "I/N"."""
     which, _, shards = text.partition("/")
     if not (which.isdecimal() and shards.isdecimal()):
         raise InputError(f"--shard {text}: expected I/N, for example --shard 1/4")
@@ -172,7 +172,7 @@ def read_shard(text: str) -> tuple[int, int]:
 
 
 def read_size(text: str | None) -> int | None:
-    """Convert a size such as 8GiB to bytes; None stays None."""
+    """Convert a size such as 8GiB to bytes, and None to None."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B", text.strip(), re.IGNORECASE)
@@ -192,7 +192,7 @@ def read_position(text: str | None) -> Any:
 
 
 def read_pair(option: str, text: str, example: str) -> tuple[str, str]:
-    """Parse KEY=VALUE; the error message names the option and shows an example."""
+    """Parse KEY=VALUE. The error message contains the option and an example."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise InputError(f"{option} {text}: expected KEY=VALUE, for example {option} {example}")
@@ -209,9 +209,9 @@ def read_two(option: str, text: str) -> tuple[str, str, str]:
 
 
 def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
-    """Return results folders, with a folder of shards replaced by its shards; and shards not yet started."""
+    """Return the results folders, including those of shards, and the shards that have not started."""
     if not directories:
-        raise InputError("give at least one results folder, for example results/quickstart")
+        raise InputError("expected at least one results folder, for example results/quickstart")
     found: list[Path] = []
     missing: list[Path] = []
     for directory in directories:
@@ -228,9 +228,9 @@ def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]
 
 
 def require_local_folder(folder: Path | str) -> None:
-    """Raise InputError if a command that can only write to a local folder gets an address in a bucket."""
+    """Raise InputError for a bucket address in a command that can only write to a local folder."""
     if (place := results_folder(folder)).is_remote:
-        raise InputError(f"{place.name}: only studies can write to a bucket; use a local folder")
+        raise InputError(f"{place.name}: this command cannot write to a bucket; use a local folder")
 
 
 def compiled_folder() -> Path:
@@ -239,7 +239,7 @@ def compiled_folder() -> Path:
 
 
 def keep_compiled() -> None:
-    """Turn on JAX's compilation cache, so that later runs reuse compiled programs."""
+    """Enable JAX's compilation cache, so that later runs reuse compiled programs."""
     import jax
 
     jax.config.update("jax_compilation_cache_dir", str(compiled_folder()))
@@ -262,7 +262,7 @@ def load_sweep(
 
 
 def with_seeds(overrides: tuple[str, ...], seeds: str | None) -> tuple[str, ...]:
-    """Return the overrides with that of --seeds."""
+    """Add the override of --seeds to the overrides."""
     if seeds is None:
         return overrides
     text = f'"{seeds}"' if ":" in seeds else f"[{seeds}]" if "," in seeds else seeds

@@ -1,4 +1,4 @@
-"""Commands that read results, reproduce papers and claims, and diagnose your own model."""
+"""Commands that read results, reproduce papers and claims, and diagnose custom models."""
 
 import shlex
 import sys
@@ -63,7 +63,7 @@ def aggregate(
         phases: Show only these phases.
         by: Average over the cells that have the same values of these keys, separately for each seed.
         pair: Compute the difference B - A between two values of a swept key, separately for each seed.
-        seed: Seed of the bootstrap, which gives the intervals of interquartile means.
+        seed: Seed of the bootstrap for the intervals of interquartile means.
         resamples: Number of bootstrap resamples.
         out: Write all rows (cell, phase, step, metric) to a CSV or Parquet file, or the printed table to a
             LaTeX or Markdown file.
@@ -135,7 +135,7 @@ def diagnose(
     number: int = 15,
     quiet: Quiet = False,
 ) -> int:
-    """Diagnose which tokens your own trained classifier attends to.
+    """Diagnose which tokens a trained classifier attends to.
 
     Tests whether E·v follows the importance of the tokens of a corpus, and whether attention, through E·p,
     selects the important ones. Correlations are compared with those of random models and with one gradient
@@ -146,8 +146,8 @@ def diagnose(
     Args:
         embedding: Embedding E of shape (V, d), from a .npy file or a key of a .safetensors file.
         query: Query p of shape (d,), or (H, d) for H attention heads.
-        head: Head v of shape (d,); (d, K) or (K, d) for K classes; (H, d, K) with one head for each of H
-            attention heads.
+        head: Read-out vector v of shape (d,); (d, K) or (K, d) for K classes; (H, d, K) with a separate v for
+            each of H attention heads.
         corpus: Sweep file; only its [data] table is required.
         vocabulary: Tokens of the rows of E, one per line; defaults to the tokens of the corpus.
         out: Folder for the page, tokens.csv and the figures.
@@ -249,8 +249,9 @@ def claims(
 ) -> int:
     """Test the claims of the theory by experiment.
 
-    Measures the claims of the paper, and findings beyond it, and writes a page with a verdict for each. The
-    same as `jaxattn reproduce claims --seeds 64`. Exits with status 1 if a claim that should hold does not.
+    Measures the claims of the paper and findings beyond it, and writes a page with a verdict for each.
+    Equivalent to `jaxattn reproduce claims --seeds 64`. Exits with status 1 if a claim that should hold does
+    not.
 
     Example: jaxattn claims --seeds 64 --data-dir ~/tensorflow_datasets
 

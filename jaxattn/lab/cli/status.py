@@ -1,4 +1,4 @@
-"""Progress of a run, read from its results folder, even while it is running elsewhere."""
+"""Progress of a run, read from its results folder even while it is running elsewhere."""
 
 import statistics
 import time
@@ -20,11 +20,11 @@ from jaxattn.lab.storage.manifest import fixing, read_manifest
 def run_status(
     directory: Path, progress: Callable[[str, float], None] = lambda what, share: None
 ) -> tuple[pd.DataFrame, str]:
-    """Return the state of every cell of a results folder, finished or not, or of its address.
+    """Return the state of each cell in a results folder or bucket address, finished or not.
 
     Returns:
-        A table with one row per cell: settings, state, fraction done, phase and step, median loss over the
-        seeds with a logged loss, number of failed seeds. And a sentence on the whole run, with the time left
+        A table with one row per cell (settings, state, finished fraction, phase and step, median logged loss
+        over seeds, number of failed seeds), and a sentence about the whole run, with the estimated time left
         while it is running.
 
     Raises:
@@ -88,7 +88,7 @@ def _by_cell(batches: list[dict[str, Any]]) -> dict[int, list[str]]:
 
 
 def _loss(cell: int, lines: list[dict[str, Any]]) -> str:
-    """Format the median loss of a cell, over the seeds at the phase and step of its last batch."""
+    """Format the median loss of a cell over seeds, at the phase and step of its last batch."""
     places = [(line["phase"], line["step"]) for line in lines]
     found = [
         loss

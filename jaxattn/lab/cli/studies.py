@@ -1,4 +1,4 @@
-"""Commands that check sweep files and run them, on this machine or as jobs of a cluster queue."""
+"""Commands that check and run sweep files, on this machine or as jobs of a cluster queue."""
 
 import shlex
 import sys
@@ -61,8 +61,7 @@ def run(
     """Run a sweep file, or resume it, and write its report.
 
     A run that was stopped resumes from its last checkpoint with the same command; a finished run is not
-    repeated. Prints what was learned, a table of metrics at the end of each phase, and the path of the
-    report.
+    repeated. Prints a summary, a table of metrics at the end of each phase, and the path of the report.
 
     Example: jaxattn run sweeps/quickstart.toml --seeds 4 --set model.dim=512
     """
@@ -112,7 +111,7 @@ def _other_seeds(outcome: Any, study: Any) -> str:
 
 
 def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
-    """Print the results of a run, its table and the path of its report; return the exit status."""
+    """Print the results of a run, its table and the path of its report, and return the exit status."""
     for error in outcome.errors:
         say(f"jaxattn: failed: {error['batch']}: {error['reason']}", err=True)
     if len(outcome.errors) == outcome.batches:
@@ -136,7 +135,7 @@ def _combined_results(folders: list[Path]) -> Any:
     return combine.combine([load(folder) for folder in folders])
 
 
-# Columns of the tables of a plan, in its legend. The column `lanes` is printed as "vmapped runs".
+# Columns of the tables of a plan, with their meanings. The column `lanes` is printed as "vmapped runs".
 LEGEND = {
     "group": "cells that share one compiled program for each phase",
     "done": "finished seeds of the cell",
@@ -236,7 +235,7 @@ def launch(
     study = load_sweep(sweep, overrides, axes, seeds)
     directory = study.folder(out)
     if shards < 1:
-        raise InputError(f"--shards {shards}: give at least 1")
+        raise InputError(f"--shards {shards}: must be at least 1")
     with at("--shards"):
         check_shards(study, shards)
     whole = results_folder(directory)
@@ -258,7 +257,7 @@ def launch(
         return 0
     failed = [job.job_id for job in submitted if job.result() != 0]
     if failed:
-        raise RunError(f"launch: jobs {', '.join(failed)} failed; see their logs in {scripts}")
+        raise RunError(f"launch: jobs {', '.join(failed)} failed; see the logs in {scripts}")
     together = _combined_results(folders)
     print_learned(together)
     print_summary(together, rest=f"jaxattn aggregate {whole.name} --all")
@@ -266,20 +265,20 @@ def launch(
 
 
 class Shard:
-    """One job: a command that resumes its run, so a preempted job can be submitted again."""
+    """Cluster job that runs a command. The command resumes its run, so a preempted job can be resubmitted."""
 
     def __init__(self, command: list[str]) -> None:
         """Store the arguments of `jaxattn`."""
         self.command = command
 
     def __call__(self) -> int:
-        """Run the command and return its exit status."""
+        """Run the command, and return its exit status."""
         import subprocess
 
         return subprocess.run([sys.executable, "-m", "jaxattn", *self.command], check=False).returncode
 
     def checkpoint(self) -> Any:
-        """Return the job that submitit submits after a preemption."""
+        """Return the job to resubmit after a preemption, as submitit requires."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -288,10 +287,10 @@ class Shard:
 def submit(
     commands: list[list[str]], folder: Path, executor: Executor, minutes: int, options: dict[str, Any]
 ) -> list[Any]:
-    """Submit commands, as arguments of `jaxattn`, as an array of jobs; return the jobs of submitit.
+    """Submit commands, given as arguments of `jaxattn`, as a job array, and return the submitit jobs.
 
-    `folder` gets the scripts and logs, `minutes` is the time limit of a job, and the options are those of the
-    queue in submitit, for example slurm_partition.
+    Scripts and logs are written to `folder`, `minutes` is the time limit of a job, and `options` are submitit
+    parameters of the queue, for example slurm_partition.
 
     Raises:
         InputError: submitit is not installed, the queue does not exist, or an option is unknown.
@@ -353,7 +352,7 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
 
 
 def _damage(folders: list[Path]) -> bool:
-    """Print all damaged files of some results folders; return True if there are any."""
+    """Print all damaged files of the results folders, and return True if there are any."""
     from jaxattn.lab.engine.progress import Reporter
     from jaxattn.lab.results import read
 

@@ -1,4 +1,4 @@
-"""Help texts of the commands, and one-line errors for command lines that cannot be parsed."""
+"""Help texts of the commands, and one-line errors for invalid command lines."""
 
 import dataclasses
 import difflib
@@ -27,14 +27,14 @@ _ARG = type(arg())
 
 
 class Option(NamedTuple):
-    """One argument of a command.
+    """Argument of a command.
 
     Attributes:
         usage: name and value, such as "--seeds N|A:B|A,B".
-        default: the default as text, "required", or empty if there is none.
+        default: default value as text, "required", or empty if there is none.
         meaning: help text.
-        group: title of its group of options; may be empty.
-        positional: True if it is given by position.
+        group: title of the option group; may be empty.
+        positional: True for a positional argument.
     """
 
     usage: str
@@ -45,7 +45,7 @@ class Option(NamedTuple):
 
 
 class _About(NamedTuple):
-    """Docstring of a command: its first line, its further paragraphs, and its examples."""
+    """Parsed docstring of a command: the first line, further paragraphs, and examples."""
 
     summary: str
     details: tuple[str, ...]
@@ -53,7 +53,7 @@ class _About(NamedTuple):
 
 
 def options_of(call: Callable[..., Any], group: str = "") -> Iterator[Option]:
-    """List the arguments of a command, including those of its dataclasses of options."""
+    """List the arguments of a command, including the fields of its option dataclasses."""
     meaning = meanings(call)
     hints = typing.get_type_hints(call, include_extras=True)
     for parameter in inspect.signature(call).parameters.values():
@@ -76,7 +76,7 @@ def options_of(call: Callable[..., Any], group: str = "") -> Iterator[Option]:
 
 
 def about(call: Command) -> _About:
-    """Split the docstring of a command."""
+    """Parse the docstring of a command."""
     paragraphs = inspect.cleandoc(call.__doc__ or "").partition("\n\nArgs:")[0].split("\n\n")
     examples = [x.removeprefix("Example: ") for x in paragraphs if x.startswith("Example: ")]
     words = [" ".join(x.split()) for x in paragraphs if not x.startswith("Example: ")]
@@ -84,7 +84,10 @@ def about(call: Command) -> _About:
 
 
 def help_of(words: Sequence[str], groups: Groups) -> str | None:
-    """Return the help that the words after `jaxattn` ask for, or None; without words, the overview."""
+    """Return the requested help for the words after `jaxattn`, or None if none is requested.
+
+    Without words, return the overview.
+    """
     if not words or words[0] in HELP:
         return overview(groups)
     call = {name: call for group in groups.values() for name, call in group.items()}.get(words[0])
@@ -94,7 +97,7 @@ def help_of(words: Sequence[str], groups: Groups) -> str | None:
 
 
 def overview(groups: Groups) -> str:
-    """Return the help of `jaxattn`: the commands, one line each."""
+    """Return the help of `jaxattn`, with one line per command."""
     options = {"--version": "print the version", "-h, --help": "print this help"}
     sections = {
         title: {name: about(call).summary.rstrip(".") for name, call in group.items()}
@@ -127,7 +130,7 @@ def help_of_command(name: str, call: Command) -> str:
         [
             _usage(["Usage: jaxattn", name, *needed, "[OPTIONS]"]),
             *map(_prose, (described.summary, *described.details)),
-            # Examples are not wrapped, so that they can be copied from the terminal.
+            # Do not wrap examples, so that they can be copied from the terminal.
             "\n".join(["Example:", *(f"  {example}" for example in described.examples)]),
             *(_section(title, section, 24) for title, section in sections.items()),
         ]
@@ -135,28 +138,28 @@ def help_of_command(name: str, call: Command) -> str:
 
 
 def check_words(words: Sequence[str], commands: Mapping[str, Command]) -> None:
-    """Raise InputError for an unknown command or option, with the nearest known one."""
+    """Raise InputError for an unknown command or option, with the closest valid one."""
     first = words[0]
-    # tyro handles these options of shell completion.
+    # tyro handles these shell completion options.
     if first.startswith("--tyro-"):
         return
     if first.startswith("-"):
         near = _nearest(first, ["--version", "--help"])
-        raise InputError(f"{first}: no such option; {near or '`jaxattn --help` lists commands and options'}")
+        raise InputError(f"{first}: unknown option; {near or '`jaxattn --help` lists commands and options'}")
     if first not in commands:
         raise InputError(
-            f"{first}: no such command; {_nearest(first, commands) or '`jaxattn --help` lists them'}"
+            f"{first}: unknown command; {_nearest(first, commands) or '`jaxattn --help` lists them'}"
         )
     known = [one.usage.split()[0] for one in options_of(commands[first]) if not one.positional]
     for word in words[1:]:
         name = word.partition("=")[0]
         if len(name) > 2 and name.startswith("--") and name.replace("_", "-") not in known:
             near = _nearest(name, known) or f"`jaxattn {first} --help` lists its options"
-            raise InputError(f"{name}: no such option of {first}; {near}")
+            raise InputError(f"{name}: unknown option of {first}; {near}")
 
 
 def deferred(call: Command) -> Callable[..., Callable[[], int]]:
-    """Return a function with the arguments of a command that returns the call without making it."""
+    """Return a function with the arguments of a command that returns the bound call without executing it."""
 
     @functools.wraps(call)
     def bound(*arguments: Any, **options: Any) -> Callable[[], int]:
@@ -166,9 +169,9 @@ def deferred(call: Command) -> Callable[..., Callable[[], int]]:
 
 
 def one_line(printed: str, command: str) -> str:
-    """Convert an error message of tyro, which is a box, to one line.
+    """Convert a boxed error message of tyro to one line.
 
-    The borders of the box are blank if stdout is not UTF-8. Lines below its first inner rule are dropped.
+    The borders of the box are blank if stdout is not UTF-8. Lines below the first inner rule are dropped.
     """
 
     def is_rule(line: str) -> bool:

@@ -1,7 +1,7 @@
-"""Diagnosis of custom weights: do E·v and E·p of a classifier reflect the importance of tokens?
+"""Diagnosis of custom weights: test whether E·v and E·p of a classifier reflect token importance.
 
-The statistics are compared with two references on the same corpus: the null band, which is their range for
-random E, p and v of the same shapes, and their values after one gradient step.
+The statistics are compared with two references on the same corpus: the null band, which is the range for
+random E, p and v of the same shapes, and the values after one gradient step.
 """
 
 from collections.abc import Sequence
@@ -37,13 +37,14 @@ NOTE = (
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Measurements):
-    """Relation of a model's scores and values to the importance of tokens, with tables, figures and pages.
+    """Statistics of a model's scores and values against token importance, with tables, figures and a page.
 
-    The fields are those of `measure.Measurements`. A notebook shows the page that `write` writes.
+    The fields are those of `measure.Measurements`. In a notebook, the object is displayed as the page of
+    `write`.
     """
 
     def tables(self, number: int = 15) -> list[tuple[str, pd.DataFrame]]:
-        """Return titles and tables of sizes, statistics, classes and the first `number` preferred tokens."""
+        """Return titles and tables of sizes, statistics, classes, and the `number` highest-scoring tokens."""
         facts = [(name, _number(x)) for name, x in self.facts.items()]
         sizes = pd.DataFrame(facts, columns=["what", "value"])
         laid = [("Sizes", sizes), (f"Correlations with importance over {self.over}", _quantities(self))]
@@ -51,7 +52,7 @@ class Diagnosis(Measurements):
             laid.append(("Correlations of E·v with importance for each class", _by_class(self)))
         for h in self.heads:
             of_head = self.tokens[self.tokens["head"] == h]
-            # For every token, keep the row of the class with the largest α.
+            # For each token, keep the row of the class with the largest α.
             tokens = of_head.sort_values("alpha", ascending=False, kind="stable").drop_duplicates("id")
             top = tokens.sort_values(["Ep", "id"], ascending=[False, True])
             chosen = tokens[tokens["selected"] > 0].sort_values(["selected", "id"], ascending=[False, True])
@@ -65,13 +66,13 @@ class Diagnosis(Measurements):
         return laid
 
     def figure(self, head: int = 0) -> RenderedFigure:
-        """Draw E·v and E·p of every token against its posterior difference, for one attention head.
+        """Plot E·v and E·p of each token against its posterior difference, for one attention head.
 
         Raises:
-            InputError: there is no such attention head.
+            InputError: the attention head does not exist.
         """
         if head not in self.heads:
-            raise InputError(f"head: {head}; there are {len(self.heads)}, numbered from 0")
+            raise InputError(f"head: {head}; must be in 0 to {len(self.heads) - 1}")
         tokens = self.tokens[self.tokens["head"] == head].assign(cell=0, seed=0, phase="model")
         # The figure function requires the results of a run with one cell and one phase.
         results = Run(
@@ -94,18 +95,18 @@ class Diagnosis(Measurements):
         )
 
     def html(self, number: int = 15) -> str:
-        """Return the self-contained HTML page with verdicts, figures and tables of `number` tokens."""
+        """Return a self-contained HTML page with verdicts, figures and tables of `number` tokens."""
         return _html(self, number, [self.figure(h) for h in self.heads])
 
     def write(self, directory: str | Path, number: int = 15) -> list[Path]:
-        """Write diagnosis.html, diagnosis.md, tokens.csv and a figure of each attention head.
+        """Write diagnosis.html, diagnosis.md, tokens.csv and one figure per attention head.
 
         Args:
-            directory: the folder; created if it does not exist.
-            number: number of tokens that the page lists.
+            directory: the folder, which is created if it does not exist.
+            number: number of tokens to list on the page.
 
         Returns:
-            The paths.
+            The paths of the files.
 
         Raises:
             RunError: the folder cannot be written.
@@ -154,26 +155,27 @@ def diagnose(
     classes E·v_k is compared with the importance for class k, and E·p with the largest absolute value over
     the classes. H attention heads are measured separately.
 
-    The null band holds 95 % of the models E_s, p ~ N(0, I/d), v uniform on the sphere. The healthy reference
-    of E·v is its change by one gradient step on E in such a model, (E¹ - E⁰)·v.
+    The null band contains 95 % of random models with E_s, p ~ N(0, I/d) and v uniform on the sphere. The
+    healthy reference for E·v is its change in one gradient step on E of such a model, (E¹ - E⁰)·v.
 
     Args:
-        embedding: E, (V, d) float; row s is token s of the corpus.
+        embedding: E, (V, d) float; row s is the embedding of token s of the corpus.
         query: p, (d,) float, or (H, d) for H attention heads. For keys W E_s and a query x, pass Wᵀ x.
-        head: v, (d,) or (d, K) float, or (K, d) as PyTorch's linear layers store it; a square array is read
-            as (d, K). For two classes, two columns are replaced by their difference. A leading axis of
-            length H gives a separate v for each attention head.
+        head: v, (d,) or (d, K) float, or (K, d) as in PyTorch's linear layers; a square array is interpreted
+            as (d, K). For two classes, two columns are replaced by their difference. With a leading axis of
+            length H, each attention head has a separate v.
         corpus: n labelled sequences over V tokens.
-        tokens: V names; the token ids by default.
-        min_count: smallest number of occurrences of a token in the statistics.
-        important: smallest |posterior difference| of an important token, which also needs `min_count`.
+        tokens: V token names; the ids by default.
+        min_count: minimum number of occurrences for a token to be included in the statistics.
+        important: minimum |posterior difference| of an important token, which also needs `min_count`
+            occurrences.
         draws: number of random models.
-        resampled: number of bootstrap resamples of tokens for the correlations.
-        seed: seed of all random numbers.
+        resampled: number of bootstrap resamples of tokens.
+        seed: random seed.
 
     Raises:
-        InputError: shapes do not match or are ambiguous, arrays have NaN or inf, or fewer than three tokens
-            are frequent enough.
+        InputError: shapes do not match or are ambiguous, arrays contain NaN or inf, or fewer than three
+            tokens are frequent enough.
 
     Source:
         Figures 1-3, Lemma 4.1 and Section 4 of arXiv 2505.17282.
@@ -181,10 +183,10 @@ def diagnose(
     model = read_weights(embedding, query, head, corpus)
     if tokens is not None and len(tokens) != len(model.embedding):
         raise InputError(
-            f"tokens: {len(tokens)} names for V = {len(model.embedding)} tokens; give one for each"
+            f"tokens: {len(tokens)} names for V = {len(model.embedding)} tokens; expected one name per token"
         )
     if draws < 1 or resampled < 1:
-        raise InputError(f"draws {draws}, resampled {resampled}: give at least 1")
+        raise InputError(f"draws {draws}, resampled {resampled}: must be at least 1")
     settings = Settings(min_count, important, draws, resampled, seed, np.asarray(embedding).dtype)
     found = measure_model(model, corpus, tokens, settings)
     return Diagnosis(**vars(found))
@@ -221,7 +223,7 @@ def _quantities(found: Diagnosis) -> pd.DataFrame:
     rows = found.quantities
     if len(found.heads) == 1:
         return _with_intervals(rows, ["quantity", "statistic"])
-    # Rows that all heads share are listed once.
+    # List rows that all heads share only once.
     once = found.shared & rows["quantity"].str.startswith("E·v")
     rows = rows[~once | (rows["head"] == 0)].assign(head=rows["head"].astype(str).mask(once, "all"))
     return _with_intervals(rows, ["head", "quantity", "statistic"])

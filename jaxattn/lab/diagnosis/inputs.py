@@ -1,4 +1,4 @@
-"""Inputs of a diagnosis: a corpus that a file describes, and the arrays of a model in common shapes."""
+"""Inputs of a diagnosis: a corpus described by a file, and the arrays of a model in common shapes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ from jaxattn.lab.study.seed import seed_dataset
 from jaxattn.lab.texts import text
 from jaxattn.lab.texts.source import Source
 
-# The squared products of larger entries would overflow.
+# Squared products of larger entries would overflow.
 _LARGEST = 1e70
-# Other settings that a study requires; they do not affect the corpus.
+# Other settings that a study requires, which do not affect the corpus.
 REST = {
     "name": "corpus",
     "model": {"kind": "one_layer", "dim": 1},
@@ -35,19 +35,19 @@ def read_corpus(
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuple[Corpus, tuple[str, ...]]:
-    """Read or sample the training corpus that a [data] table describes.
+    """Read or sample the training corpus described by a [data] table.
 
     Args:
-        path: a TOML file with a [data] table as in sweep files, or one that extends such a file. Other
-            tables are ignored.
+        path: a TOML file with a [data] table as in sweep files, or a file that extends one. Other tables are
+            ignored.
         overrides: `data.key=value`, applied last.
-        vocabulary: a UTF-8 file with one lower-case token per line; token k is in line k + 1. By default the
-            tokens are those of the training texts.
-        seed: seed of a synthetic corpus, as in a sweep.
+        vocabulary: a UTF-8 file with one lower-case token per line; token k is on line k + 1. Default: the
+            tokens of the training texts.
+        seed: seed of a synthetic corpus, as in a study.
         progress: progress callback.
 
     Returns:
-        The corpus and the names of its V tokens.
+        The corpus and the V token names.
 
     Raises:
         InputError: a file is missing or malformed, a setting is invalid, or the data cannot be read.
@@ -55,7 +55,7 @@ def read_corpus(
     setting = _study(Path(path), overrides).base
     if vocabulary is not None:
         if not isinstance(setting.data, Source):
-            raise InputError(f"{path}: data.kind: this corpus has no words; omit the vocabulary")
+            raise InputError(f"{path}: data.kind: this corpus does not consist of texts; omit the vocabulary")
         read = text.load_text(setting.data, tokens=_lines(Path(vocabulary)), progress=progress)
         return _bags(read.train, path), read.vocabulary.tokens
     loaded = seed_dataset(setting.data, seed, setting.dtype, progress=progress, hold=setting.hold)
@@ -64,7 +64,7 @@ def read_corpus(
 
 def _bags(data: Dataset, path: str | Path) -> Corpus:
     if not isinstance(data, Corpus):
-        raise InputError(f"{path}: its data are {type(data).__name__}; use bags of tokens with classes")
+        raise InputError(f"{path}: the data are {type(data).__name__}; use bags of tokens with class labels")
     return data
 
 
@@ -84,7 +84,7 @@ def _lines(path: Path) -> list[str]:
     try:
         content = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); give one token per line") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text ({error.reason}); save it as UTF-8") from None
     # Other line separators, such as U+2028, may be tokens.
@@ -92,12 +92,13 @@ def _lines(path: Path) -> list[str]:
 
 
 class ModelWeights(NamedTuple):
-    """Arrays that determine the scores and values of tokens, in float64.
+    """Arrays that determine token scores and values, in float64.
 
     Attributes:
         embedding: E, (V, d).
-        queries: p, (H, d); one for each attention head.
-        heads: v, (H, d, C), or (1, d, C) if attention heads share it; C is 1 for two classes, else K.
+        queries: p, (H, d); one per attention head.
+        heads: v, (H, d, C), or (1, d, C) if all attention heads share it, with C = 1 for two classes and C =
+            K for more.
     """
 
     embedding: Floats
@@ -106,7 +107,7 @@ class ModelWeights(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """True if all attention heads share one v."""
+        """True if all attention heads share the same v."""
         return len(self.heads) == 1
 
     def scores(self, h: int) -> Floats:
@@ -119,26 +120,27 @@ class ModelWeights(NamedTuple):
 
 
 def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> ModelWeights:
-    """Convert arrays to a common form; `diagnose` lists the shapes that they may have.
+    """Convert arrays to a common form; see `diagnose` for the accepted shapes.
 
     Raises:
-        InputError: shapes do not match or are ambiguous, or arrays have NaN or inf.
+        InputError: shapes do not match or are ambiguous, or arrays contain NaN or inf.
     """
     E, p, v = (np.asarray(x).astype(np.float64) for x in (embedding, query, head))
     if E.ndim != 2:
-        raise InputError(f"embedding {E.shape}: expected (V, d), one row for each token")
+        raise InputError(f"embedding {E.shape}: expected (V, d), with one row per token")
     size, dim = E.shape
     if size != corpus.vocab_size:
         raise InputError(
-            f"embedding {E.shape}: {size} rows for a corpus over V = {corpus.vocab_size} tokens; row s must "
-            "be token s: use the vocabulary of the model, or the corpus that it was trained on"
+            f"embedding {E.shape}: {size} rows for a corpus over V = {corpus.vocab_size} tokens; row "
+            "s must belong to token s; use the vocabulary of the model, or the corpus that it was "
+            "trained on"
         )
     for name, x in (("embedding", E), ("query", p), ("head", v)):
         usable = np.abs(x) < _LARGEST
         if not usable.all():
             where = tuple(map(int, np.unravel_index(np.argmin(usable), x.shape)))
             what = f"{x[where]:g}" if np.isfinite(x[where]) else "NaN or inf"
-            raise InputError(f"{name}: {what} at {where}; save a checkpoint that has not diverged")
+            raise InputError(f"{name}: {what} at {where}; use a checkpoint that has not diverged")
     # Layers with one output are often stored with an axis of length 1.
     queries = p.reshape(1, -1) if p.size == dim else p
     if queries.ndim != 2 or queries.shape[1] != dim or not len(queries):
@@ -150,22 +152,22 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Model
 
 
 def _heads(v: Floats, embedding: tuple[int, ...], number: int, classes: int) -> Floats:
-    """Stack v by attention head, (H, d, C), or (1, d, C) if all heads share it."""
+    """Stack v by attention head: (H, d, C), or (1, d, C) if all heads share it."""
     dim = embedding[1]
     if v.ndim == 3 and len(v) == number:
         return np.stack([_one(x, embedding, classes) for x in v])
     if number > 1 and classes == 2 and v.shape == (number, dim):
         if number == 2:
             raise InputError(
-                f"head {v.shape}: the first axis may be attention heads or classes; give (2, {dim}, 1) or "
-                f"({dim}, 2)"
+                f"head {v.shape}: the first axis may be attention heads or classes; reshape it to (2, "
+                f"{dim}, 1) or ({dim}, 2)"
             )
         return v[..., None]
     return _one(v, embedding, classes)[None]
 
 
 def _one(v: Floats, embedding: tuple[int, ...], classes: int) -> Floats:
-    """Return the v of one attention head in the form (d, C)."""
+    """Convert v of one attention head to shape (d, C)."""
     dim = embedding[1]
     shape = v.shape
     v = v.reshape(-1) if v.size == dim and 1 in (*shape, v.ndim) else v

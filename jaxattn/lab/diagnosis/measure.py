@@ -1,4 +1,4 @@
-"""Statistics of a diagnosis: correlations with importance, shares of sequences, and their references."""
+"""Statistics of a diagnosis: correlations with importance, fractions of sequences, and their references."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from jaxattn.models import one_layer
 from jaxattn.theory import Scores, selection
 
 _BLOCK = 1_000_000
-# Number of groups of tokens that are left out in turn for the acceleration of a bootstrap interval.
+# Number of token groups to leave out in turn for the acceleration of a bootstrap interval.
 GROUPS = 40
 _PAIRS = (
     "E·v against α",
@@ -41,27 +41,29 @@ SELECTED = "sequences that select an important token"
 TIED = "sequences in which an important token ties for the highest score"
 _NAMES = [(pair, statistic) for pair in _PAIRS for statistic in CORRELATIONS]
 _NAMES += [(SELECTED, "share"), (TIED, "share")]
-# Number of statistics of E·v, which come first.
+# Number of statistics of E·v, which come before those of E·p.
 OF_VALUES = 2 * len(CORRELATIONS)
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """Statistics of a model's scores and values against the importance of tokens.
+    """Statistics of a model's scores and values against token importance.
 
     Attributes:
-        quantities: one row per attention head, quantity and statistic: value, low and high (95 % interval,
-            NaN for none), null_low and null_high (95 % of random models), healthy (after one gradient step;
-            NaN for E·p, which a step on E does not change), verdict, head (0 .. H-1).
-        by_class: for K > 2 classes, the rows of E·v for each class alone, with column `class`; else empty.
+        quantities: one row per attention head, quantity and statistic, with columns value, low and high (95 %
+            interval, NaN for none), null_low and null_high (95 % of random models), healthy (after one
+            gradient step; NaN for E·p, which a step on E does not change), verdict, and head (0 .. H-1).
+        by_class: for K > 2 classes, the rows of E·v for each class separately, with a column `class`; else
+            empty.
         verdicts: one line per quantity.
-        tokens: id, token, count, class, alpha, posterior_difference, Ep, Ev, head, and selected, the number
-            of sequences in which the token has the highest score but not all tokens have it. One row per
-            attention head and token that occurs, for K > 2 classes also per class.
+        tokens: columns id, token, count, class, alpha, posterior_difference, Ep, Ev, head, and selected, the
+            number of sequences in which the token has the highest score and not all tokens tie for it. One
+            row per attention head and token that occurs, and for K > 2 classes also per class.
         facts: sizes and settings, by name.
-        over: description of the tokens that the correlations are over.
-        class_names: names of the classes, the negative one of two first; may be empty.
-        shared: True if attention heads share one v; then rows of E·v are the same for each head.
+        over: description of the tokens used for the correlations.
+        class_names: names of the classes, with the negative class first for two classes; may be empty.
+        shared: True if all attention heads share the same v, so that the rows of E·v are the same for each
+            head.
     """
 
     quantities: pd.DataFrame
@@ -81,13 +83,13 @@ class Measurements:
 
 @dataclass(frozen=True)
 class _Ground:
-    """Importance of the tokens of a corpus.
+    """Token importance in a corpus.
 
     Attributes:
-        count: (V,) occurrences.
-        alpha, difference: (V, C) importance; one column for two classes, else K.
+        count: (V,); number of occurrences.
+        alpha, difference: (V, C); α and posterior difference, with C = 1 for two classes and C = K for more.
         used: (V,) bool; tokens that are frequent enough for the statistics.
-        important: (V,) bool.
+        important: (V,) bool; True for important tokens.
     """
 
     corpus: Corpus
@@ -101,7 +103,7 @@ class _Ground:
         return replace(self, alpha=self.alpha[:, k : k + 1], difference=self.difference[:, k : k + 1])
 
     def axes(self) -> list[list[Binned]]:
-        """Return the importance axes of the four `_PAIRS`: one per class for E·v, one for E·p."""
+        """Return the importance axes for the four `_PAIRS`: one per class for E·v, and one for E·p."""
         alpha, difference = self.alpha[self.used], self.difference[self.used]
         largest_alpha, largest = (np.abs(x).max(axis=1) for x in (alpha, difference))
         signed, unsigned = np.linspace(-1, 1, BINS + 1), np.linspace(0, 1, BINS + 1)
@@ -178,8 +180,8 @@ def _ground(corpus: Corpus, min_count: int, important: float) -> _Ground:
     used = count >= max(min_count, 1)
     if used.sum() < 3:
         raise InputError(
-            f"min_count: only {int(used.sum())} tokens occur at least {min_count} times; lower it, because "
-            "three are required"
+            f"min_count: only {int(used.sum())} tokens occur at least {min_count} times, but three "
+            "are required; lower min_count"
         )
     large = np.asarray(found.important(important, min_count))
     return _Ground(corpus, count, alpha, difference, used, large)
@@ -193,7 +195,7 @@ def _tables(
     references: tuple[list[Floats], list[Floats]],
     settings: Settings,
 ) -> list[pd.DataFrame]:
-    """Compute a table for each of `_parts` of an attention head; the first includes the shares."""
+    """Compute a table for each of the `_parts` of an attention head; the first includes the fractions."""
     points = [np.append(x, shares if k == 0 else []) for k, x in enumerate(_points(ground, scores, values))]
     intervals = [_bootstrap(part, scores, x, settings) for part, x in _parts(ground, values)]
     of_shares = [_share_interval(x, ground.corpus.num_examples) for x in shares]
@@ -202,14 +204,14 @@ def _tables(
 
 
 def _parts(ground: _Ground, values: Floats) -> list[tuple[_Ground, Floats]]:
-    """Return the parts to correlate: all classes together, and for several classes each class alone."""
+    """Return the parts to correlate: all classes together and, if K > 2, each class separately."""
     every = values.shape[1]
     alone = [(ground.of_class(k), values[:, k : k + 1]) for k in range(every if every > 1 else 0)]
     return [(ground, values), *alone]
 
 
 def _points(ground: _Ground, scores: Floats, values: Floats) -> Floats:
-    """Compute the correlations, (1 or 1 + K, 16), with a row for each of `_parts`."""
+    """Compute the correlations, (1 or 1 + K, 16), with one row for each of `_parts`."""
     once = np.ones((1, int(ground.used.sum())))
     return np.stack(
         [
@@ -220,8 +222,8 @@ def _points(ground: _Ground, scores: Floats, values: Floats) -> Floats:
 
 
 def _shares(ground: _Ground, scores: Floats, precision: Any) -> tuple[list[float], NDArray[np.bool_]]:
-    """Compute the shares of selected and of tied sequences, and the mask of selected bag entries."""
-    # A selection depends only on the scores, so an embedding of dimension 1 is enough.
+    """Compute the fractions of selected and of tied sequences, and the mask of selected bag entries."""
+    # A selection depends only on the scores, so embeddings of dimension 1 are enough.
     unit = np.ones(1, np.float64 if precision == np.float64 else np.float32)
     chosen = selection(unit, Scores(scores[:, None], ground.corpus))
     shares = [float(np.asarray(x).mean()) for x in chosen.selects(ground.corpus, ground.important)]
@@ -236,7 +238,7 @@ def _share_interval(share: float, n: int) -> tuple[float, float]:
 
 
 def _null(ground: _Ground, weights: ModelWeights, settings: Settings) -> list[Floats]:
-    """Compute the statistics of random models: (draws, 18), and (draws, 16) for each of several classes."""
+    """Compute the statistics of random models: (draws, 18) and, if K > 2, (draws, 16) per class."""
     (size, dim), classes = weights.embedding.shape, weights.heads.shape[2]
     points, shares = [], []
     for scores, values in _random_models(size, dim, classes, settings.draws, settings.seed):
@@ -260,7 +262,7 @@ def _correlations(axes: list[list[Binned]], scores: Floats, values: Floats, weig
 def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settings) -> Floats:
     """Compute bootstrap intervals of the correlations over tokens, (2, 16); NaN for those over bins.
 
-    Bin means of resampled tokens are noisier than those of all tokens, so they give no interval.
+    Bin means of resampled tokens are noisier than those of all tokens, so they cannot provide an interval.
     """
     axes, points = ground.axes(), int(ground.used.sum())
     number, rng = settings.resampled, np.random.default_rng(settings.seed)
@@ -286,8 +288,8 @@ def _random_models(
 ) -> Iterable[tuple[Floats, Floats]]:
     """Yield E p, (V,), and E v, (V, C), of untrained models.
 
-    Given p and v, the rows of E (p, v) are independent normal vectors of covariance (p, v)ᵀ(p, v)/d. With
-    (p, v) = QR they are the rows of Z R/√d with standard normal Z, which needs no sample of E itself.
+    Given p and v, the rows of E (p, v) are independent normal vectors of covariance (p, v)ᵀ(p, v)/d. With (p,
+    v) = QR they are the rows of Z R/√d with standard normal Z, so E itself need not be sampled.
     """
     for key in jax.random.split(jax.random.key(seed), number):
         start = one_layer.init(key, vocab_size=1, dim=dim, num_classes=max(classes, 2))
@@ -299,12 +301,12 @@ def _random_models(
 
 
 def _one_step(ground: _Ground, dim: int, seed: int) -> list[Floats]:
-    """Compute the statistics for the change of E·v by one gradient step, like `_null`; NaN for E·p."""
+    """Compute the statistics of the change in E·v after one gradient step, like `_null`; NaN for E·p."""
     corpus = ground.corpus
     start = one_layer.init(
         jax.random.key(seed), vocab_size=corpus.vocab_size, dim=dim, num_classes=corpus.num_classes
     )
-    # In float32 a small step would be lost in the rounding of E.
+    # In float32, a small step would be lost when E is rounded.
     largest = float(np.abs(ground.alpha).max())
     moved = one_step(start, corpus, step_size=1 / largest if largest > 0 else 1.0)
     added = np.asarray((moved.E - start.E) @ start.v, np.float64).reshape(corpus.vocab_size, -1)
@@ -313,9 +315,9 @@ def _one_step(ground: _Ground, dim: int, seed: int) -> list[Floats]:
 
 
 def _table(point: Floats, interval: Floats, null: Floats, healthy: Floats) -> pd.DataFrame:
-    """Return a table of Q of `_NAMES`: point (Q,), interval (2, Q), null (draws, Q), healthy (Q,)."""
+    """Build a table of Q of `_NAMES` from point (Q,), interval (2, Q), null (draws, Q) and healthy (Q,)."""
     low, high = interval
-    # Some random models may have no correlation, and the band is the range of the others.
+    # Some random models may have no correlation; the band is the range of the others.
     known = np.isfinite(null).any(axis=0)
     band = np.nanquantile(np.where(known, null, 0.0), TAILS, axis=0)
     null_low, null_high = np.where(known, band, np.nan)
@@ -338,7 +340,7 @@ def _verdict(value: float, low: float, high: float) -> str:
 
 
 def _verdicts(quantities: pd.DataFrame, important: str, *, shared: bool) -> Iterable[str]:
-    """Yield a line for each quantity; for correlations it is based on Spearman's over tokens."""
+    """Yield one line per quantity. For correlations, it is based on Spearman's correlation over tokens."""
     meaning = {
         _PAIRS[0]: "the head reads a token as evidence for a label",
         _PAIRS[1]: "the head reads a token as evidence for a label",
@@ -374,7 +376,7 @@ def _token_table(
     selected: NDArray[np.bool_],
     tokens: Sequence[str] | None,
 ) -> pd.DataFrame:
-    """Return a table of the tokens that occur, highest score first; for two classes, rows of class 1."""
+    """Return a table of the tokens that occur, by decreasing score; for two classes, rows of class 1."""
     size, classes = values.shape
     index = np.asarray(ground.corpus.bags.index)[selected].astype(np.int64)
     ids = np.flatnonzero(ground.count > 0)

@@ -1,4 +1,4 @@
-"""Run of one batch: compile, sample the data, run the phases with checkpoints, and save the tables."""
+"""Run one batch: compile, sample the data, run the phases with checkpoints, and save the tables."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
     """Run the remaining phases of a batch, write its tables, and return its failures.
 
     Returns:
-        Cell, seed, phase, step and reason of every failed seed.
+        Cell, seed, phase, step and reason of each failed seed.
 
     Raises:
         Interrupted: the run was asked to stop, and has saved a checkpoint.
@@ -72,7 +72,7 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
 
 @dataclass
 class _State:
-    """State of a phase: steps taken, state of the programs, and observations of its phase probes."""
+    """State of a phase: number of steps, state of the programs, and observations of phase probes."""
 
     index: int
     step: int
@@ -110,7 +110,7 @@ class _BatchRun(NamedTuple):
         return state
 
     def steps(self, program: Program, state: _State, measured: bool) -> None:
-        """Take the remaining steps of a phase, with measurements and checkpoints; changes `state`."""
+        """Take the remaining steps of a phase, measure, save checkpoints, and update `state` in place."""
         monitor, last_measured = self.monitor, state.step if measured else -1
         for step in (step for step in program.probe_steps if step > last_measured):
             while state.step < step and not monitor.is_stopped:
@@ -191,7 +191,7 @@ class _BatchRun(NamedTuple):
     def restored_state(
         self, program: Program, index: int, params: Any, keys: Any, saved: BatchState
     ) -> _State | None:
-        """Return the state of a checkpoint; None if it is damaged."""
+        """Restore the state from a checkpoint, or return None if it is damaged."""
         like = program.begin.shapes(params, self.loaded.splits, self.numbers, keys)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
         kept = {
@@ -214,5 +214,5 @@ class _BatchRun(NamedTuple):
 
 
 def _moved(params: Any, phase: Any, index: int) -> Sequence[str]:
-    """Return the parameters to keep after a phase: all after the first one, else those that it trains."""
+    """Return the parameters to keep after a phase: all after the first phase, else the trained ones."""
     return names(params) if index == 0 else tuple(selected(params, phase.train))

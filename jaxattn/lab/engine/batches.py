@@ -1,4 +1,4 @@
-"""Batches: the seeds and cells of a compile group that run together and fit in memory, and shards of them."""
+"""Batches of seeds and cells that run together and fit in memory, and shards of batches."""
 
 import bisect
 import functools
@@ -15,12 +15,12 @@ from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.groups import CompileGroup, compile_groups
 from jaxattn.lab.study.setting import Cell
 
-# Limit on the number of batches, because each has separate files.
+# Maximum number of batches, because each has separate files.
 MOST_BATCHES = 100_000
 
 
 class Batch(NamedTuple):
-    """Some seeds of some cells of a compile group, which run together."""
+    """Seeds and cells of a compile group that run together."""
 
     group: CompileGroup
     cells: tuple[Cell, ...]
@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Unique name within the study, with the ranges of its cells and seeds."""
+        """Name, unique within the study, with the ranges of cells and seeds."""
         first, last = self.cells[0].number, self.cells[-1].number
         return f"cells-{first:05d}-{last:05d}-seeds-{self.seeds.start:05d}-{self.seeds.stop - 1:05d}"
 
@@ -39,17 +39,17 @@ class Batch(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Number of vmapped runs, one for each seed of each cell."""
+        """Number of vmapped runs, one per seed and cell."""
         return len(self.cells) * len(self.seeds)
 
     @property
     def lanes(self) -> list[tuple[Cell, int]]:
-        """Cell and seed of every run, ordered by cell."""
+        """Cell and seed of each run, ordered by cell."""
         return [(cell, seed) for cell in self.cells for seed in self.seeds]
 
 
 def describe_batch(batch: Batch) -> str:
-    """Return a batch's settings for one cell, or its number of cells; "" for a study without axes."""
+    """Return the settings of a batch with one cell, or its number of cells; "" for a study without axes."""
     if len(batch.cells) > 1:
         return f"{len(batch.cells)} cells "
     settings = batch.cells[0].settings.items()
@@ -57,7 +57,7 @@ def describe_batch(batch: Batch) -> str:
 
 
 def halved(batch: Batch) -> list[Batch]:
-    """Cut a batch in two, by seeds, or by cells if it has a single seed."""
+    """Split a batch in two by seeds, or by cells if it has a single seed."""
     seeds, cells = batch.seeds, batch.cells
     if len(seeds) > 1:
         middle = len(seeds) // 2
@@ -77,19 +77,19 @@ def cut_batches(
     raising: frozenset[int] = frozenset(),
     progress: Callable[[str, float], None] = lambda description, share: None,
 ) -> tuple[list[int], list[Batch]]:
-    """Cut a study into batches, and return the vmapped runs of each group and the batches of all shards.
+    """Split a study into batches; return the vmapped runs per group and the batches of all shards.
 
-    Existing batches of a results folder are kept, so that numbers do not change. With `max_memory`, in bytes
-    per device, all others are cut again. Every shard gets at least one batch. The code of the groups in
-    `raising` raises with any number of runs.
+    Existing batches of a results folder are kept, so that results do not change. With `max_memory`, in bytes
+    per device, all other batches are split again. Each shard has at least one batch. `raising` contains
+    groups with custom code that raises for any number of runs.
 
     Raises:
-        InputError: a cell does not fit in memory, or the folder holds results of another config.
+        InputError: a cell does not fit in memory, or the folder contains results of a different config.
     """
     planned = {batch["name"] for batch in known["batches"]} | set(known["elsewhere"])
     kept = known["widths"] if existing and max_memory is None else []
     if existing and not planned:
-        # The manifest was lost; the largest batch of each group replaces its entry.
+        # The manifest was lost, so infer the width of each group from its largest batch.
         old = cut(groups, (), existing, [1] * len(groups))
         kept = [max((len(b.lanes) for b in old if b.group is group), default=0) for group in groups]
     if len(kept) != len(groups) or not all(kept):
@@ -131,16 +131,16 @@ def _widths(
 def cut(
     groups: Sequence[CompileGroup], seeds: Sequence[int], known: Sequence[str], widths: Sequence[int]
 ) -> list[Batch]:
-    """Cut the runs of every compile group into batches, ordered by group, cells and seeds.
+    """Split the runs of each compile group into batches, ordered by group, cells and seeds.
 
     Args:
         groups: compile groups.
-        seeds: requested seeds of every cell.
-        known: names of existing batches, which are kept whatever seeds are requested.
-        widths: largest number of runs that may be vmapped together, for every group.
+        seeds: requested seeds of each cell.
+        known: names of existing batches, which are kept for any requested seeds.
+        widths: maximum number of vmapped runs for each group.
 
     Raises:
-        InputError: there are more batches than a folder can hold.
+        InputError: there are too many batches for a folder.
     """
     batches: list[Batch] = []
     for group, width, old in zip(groups, widths, _existing_batches(groups, known), strict=True):
@@ -148,8 +148,9 @@ def cut(
         batches += sorted([*old, *new], key=lambda batch: (batch.cells[0].number, batch.seeds.start))
         if len(batches) > MOST_BATCHES:
             raise InputError(
-                f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds in batches of {width:,} are more "
-                f"than {MOST_BATCHES:,} batches; increase chunk or --max-memory, or sweep fewer settings"
+                f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds in batches of {width:,} make "
+                f"more than {MOST_BATCHES:,} batches; increase chunk or --max-memory, or sweep fewer "
+                "settings"
             )
     return batches
 
@@ -185,21 +186,21 @@ def _cut_new(group: CompileGroup, old: Sequence[Batch], seeds: Sequence[int], wi
 
 
 def select_shard(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
-    """Return shard I of N: every N-th batch, so that cells are spread evenly.
+    """Return shard I of N, which is every N-th batch, so that cells are distributed evenly.
 
     Raises:
-        InputError: there is no such shard, or it would be empty.
+        InputError: the shard does not exist or would be empty.
     """
     which, shards = shard
     if not 1 <= which <= shards:
-        raise InputError(f"shard {which}/{shards}: give a number from 1 to {shards}, for example 1/{shards}")
+        raise InputError(f"shard {which}/{shards}: I must be in 1 to {shards}, for example 1/{shards}")
     if which > len(batches):
         raise _too_few(f"{which}/{shards}", len(batches))
     return batches[which - 1 :: shards]
 
 
 def check_shards(study: Definition, shards: int) -> None:
-    """Raise InputError if some of N shards would be empty with the smallest possible batches."""
+    """Raise InputError if some of N shards would be empty even with the smallest possible batches."""
     groups = compile_groups(study.cells)
     lanes = [len(group.cells) * len(study.seeds) for group in groups]
     widths = [min(study.chunk or 1, math.ceil(number / shards)) for number in lanes]
@@ -209,15 +210,15 @@ def check_shards(study: Definition, shards: int) -> None:
 
 def _too_few(shard: str, number: int) -> InputError:
     return InputError(
-        f"shard {shard}: there are {counted(number, 'batch')}; use at most {counted(number, 'shard')}, "
-        "or make more batches with --set chunk=..."
+        f"shard {shard}: only {counted(number, 'batch')}; use at most {counted(number, 'shard')}, "
+        "or create more batches with --set chunk=..."
     )
 
 
 def _rectangles(
     cells: tuple[Cell, ...], seeds: range, width: int
 ) -> Iterator[tuple[tuple[Cell, ...], range]]:
-    """Cut cells × seeds into rectangles of at most `width` runs and about equal size."""
+    """Split cells × seeds into rectangles of at most `width` runs and of about equal size."""
     if len(seeds) >= width:
         for cell in cells:
             yield from (((cell,), part) for part in _even(seeds, width))

@@ -1,8 +1,8 @@
-"""Distribution of vmapped runs, one for each seed of each cell, over devices.
+"""Distribution of vmapped runs over devices, with one run per seed and cell.
 
-On an accelerator all runs of a device are vmapped together. On a CPU every core counts as a device, and
-computes as few runs at a time as fit in its cache. Runs that share a large corpus form one batch in either
-case, because they share its products with the counts.
+On an accelerator, all runs of a device are vmapped together. On a CPU, each core counts as a device, and
+computes as many runs at a time as fit in its cache. Runs that share a large corpus always form one batch,
+because they are computed in joint products with the count matrix.
 """
 
 import math
@@ -22,15 +22,15 @@ from jax.sharding import PartitionSpec as P
 from jaxattn.core import backend
 from jaxattn.core.mapping import map_in_equal_parts
 
-# Bytes of a core's first-level cache. Runs that exceed it together take up to twice as long as one after the
-# other. Runs below it are faster together, because of the overhead of each operation.
+# Size of a core's first-level cache in bytes. Vmapped runs that exceed it take up to twice as long as
+# sequential ones. Below it, vmapped runs are faster, because each operation has an overhead.
 CACHE = 2**15
-# Value of `per_core` with which a core computes all its vmapped runs at once.
+# Value of `per_core` for which a core vmaps all its runs.
 EVERY = sys.maxsize
 
 
 def use_all_cores() -> None:
-    """Make every CPU core a device, unless their number is set; has no effect once JAX is in use."""
+    """Make each CPU core a device, unless the number of devices is set. No effect once JAX is in use."""
     is_set = "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in os.environ.get("XLA_FLAGS", "")
     with suppress(RuntimeError):
         if not is_set:
@@ -38,13 +38,13 @@ def use_all_cores() -> None:
 
 
 def describe_devices() -> dict[str, Any]:
-    """Return platform, kind and number of the devices; the number affects the last digits of results."""
+    """Return platform, kind and number of the devices. The number affects the last digits of results."""
     device = jax.devices()[0]
     return {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()}
 
 
 def trouble(platform: str, jaxlib: str = "") -> str:
-    """Return a one-line warning about known JAX bugs on a platform, "" if none is known.
+    """Return a one-line warning about known JAX bugs on a platform, or "".
 
     Args:
         platform: "cpu", "gpu" or "tpu".
@@ -69,22 +69,22 @@ def vmap_over_devices(
     shared: bool,
     per_core: int | None,
 ) -> Callable[..., Any]:
-    """Lift a function of one run to vmapped runs on a leading axis, sharded over the local devices.
+    """Lift a function of one run to many runs, vmapped and sharded over the local devices.
 
     Args:
         function: pure function of one run.
-        in_axes: for every argument 0 if each run has its own, None if all runs share it.
+        in_axes: for each argument, 0 if it has a leading axis of runs, None if all runs share it.
         shared: True if the vmapped runs share a corpus.
-        per_core: number of runs that a CPU core computes at a time, such as `EVERY`. If None, as many as fit
-            in its cache, or all if the runs share a corpus.
+        per_core: number of runs per CPU core to vmap, such as `EVERY`. None for as many as fit in the cache,
+            or all if the runs share a corpus.
 
     Returns:
-        The function of all vmapped runs, whose number `pad_to_devices` must leave unchanged.
+        The lifted function. The number of runs must be one that `pad_to_devices` does not change.
     """
     every = jax.vmap(function, in_axes=tuple(in_axes))
 
     def few_at_a_time(*arguments: Any) -> Any:
-        # Evaluated at tracing, because a study may have programs for both the devices and the host.
+        # Evaluate this during tracing, because a study may have programs for the devices and for the host.
         if (shared and per_core is None) or backend.platform() != "cpu":
             return every(*arguments)
         own = _own(arguments, in_axes)
@@ -111,8 +111,8 @@ def _shard(function: Callable[..., Any], in_axes: Sequence[int | None], shared: 
         lanes = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
         if (mesh := _mesh(lanes, shared)) is None:
             return function(*arguments)
-        # Each device runs separate loops of different lengths. There is no reduction over runs, so nothing
-        # needs to be tracked as replicated. Tracking would sum gradients of inner parameters over runs.
+        # Each device runs separate loops of different lengths. Nothing is reduced over runs, so replication
+        # need not be tracked. Tracking would sum gradients of inner parameters over runs.
         every = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P("lanes"), check_vma=False)
         return every(*arguments)
 
@@ -120,9 +120,10 @@ def _shard(function: Callable[..., Any], in_axes: Sequence[int | None], shared: 
 
 
 class Lifted:
-    """A function of one run, lifted to many runs over the devices and compiled for its arguments.
+    """Function of one run, lifted to many runs on all devices and compiled for its arguments.
 
-    If the devices lack float64, it runs on the host, and its arguments are moved there.
+    A float64 function runs on the host if the devices do not support float64, and its arguments are moved
+    there.
     """
 
     def __init__(
@@ -135,10 +136,10 @@ class Lifted:
         view: Callable[[Any], Any] = lambda first: first,
         **options: Any,
     ) -> None:
-        """Lift a function, with the arguments of `vmap_over_devices` and the options of `jax.jit`.
+        """Lift a function; see `vmap_over_devices` for the arguments and `jax.jit` for the options.
 
-        `dtype` "float64" compiles in float64 whatever the session's setting; `view` selects the part of the
-        first argument that is passed on.
+        `dtype="float64"` compiles in float64 regardless of the session. `view` selects the part of the first
+        argument to pass on.
         """
         self._jitted = jax.jit(vmap_over_devices(function, in_axes, shared, per_core), **options)
         self._in_axes, self._shared, self._view = tuple(in_axes), shared, view
@@ -153,62 +154,64 @@ class Lifted:
             return self._jitted(*arguments)
 
     def shapes(self, first: Any, *others: Any) -> Any:
-        """Return the shapes of the results, given those of the arguments."""
+        """Return the shapes of the results, given the shapes of the arguments."""
         return jax.eval_shape(self, first, *others)
 
     def lower(self, first: Any, *others: Any) -> Any:
-        """Lower the function for arguments or their shapes, as `jax.jit` does."""
+        """Lower the function for arguments or their shapes, like `jax.jit`."""
         with self.precision():
             return self._jitted.lower(self._view(first), *others)
 
     @property
     def on_host(self) -> bool:
-        """True if the function runs on the host because the devices lack float64."""
+        """True if the function runs on the host because the devices do not support float64."""
         return self._double and backend.platform() in backend.WITHOUT_FLOAT64
 
     def precision(self) -> Any:
-        """Return the context manager that sets the precision and devices of the function."""
+        """Return a context manager that sets the precision and the devices of the function."""
         return backend.float64() if self._double else nullcontext()
 
 
 def pad_to_devices(lanes: Sequence[Any], shared: bool) -> list[Any]:
-    """Repeat the last run until all used devices have the same number of vmapped runs."""
+    """Repeat the last run until all devices in use have the same number of vmapped runs."""
     used, each = _shape(len(lanes), shared)
     return [*lanes, *[lanes[-1]] * (used * each - len(lanes))]
 
 
 def repad(tree: Any, lanes: int, padded: int) -> Any:
-    """Change the padding of vmapped runs from that of other devices to that of these devices.
+    """Adapt the padding of vmapped runs to the current devices.
 
-    `lanes` is the number of runs without padding, and `padded` that with the padding of these devices.
+    `lanes` is the number of runs without padding, and `padded` the number with padding for the current
+    devices.
     """
     lane = np.minimum(np.arange(padded), lanes - 1)
     return jax.tree.map(lambda x: x if len(x) == padded else np.asarray(x)[lane], tree)
 
 
 def put(tree: Any, shared: bool) -> Any:
-    """Transfer arrays with a leading axis of vmapped runs to the devices of their runs."""
+    """Transfer arrays with a leading axis of vmapped runs to the devices of the runs."""
     if backend.has_host():
-        return tree  # Programs transfer their arguments.
+        return tree  # Programs transfer their arguments themselves.
     mesh = _mesh(jax.tree.leaves(tree)[0].shape[0], shared)
-    with jax.enable_x64(True):  # float64 arrays are kept.
+    with jax.enable_x64(True):  # Preserve float64 arrays.
         return jax.device_put(tree, None if mesh is None else NamedSharding(mesh, P("lanes")))
 
 
 def moved(arguments: Sequence[Any], in_axes: Sequence[int | None], shared: bool) -> tuple[Any, ...]:
-    """Transfer the arguments of a lifted function to the devices that it is compiled for."""
+    """Transfer the arguments of a lifted function to the devices for which it is compiled."""
     lanes = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
     places = [_place(lanes, axis, shared) for axis in in_axes]
-    with jax.enable_x64(True):  # float64 arrays are kept.
+    with jax.enable_x64(True):  # Preserve float64 arrays.
         return tuple(jax.device_put(x, to) for x, to in zip(arguments, places, strict=True))
 
 
 def shape_structs(tree: Any, lanes: int, in_axis: int | None, shared: bool, computed: bool = False) -> Any:
-    """Return shapes of an argument, arrays or shapes, that a program can be compiled for.
+    """Convert an argument, given as arrays or shapes, to shapes for which a program can be compiled.
 
-    `in_axis` is 0 if each run has its own argument, None if all runs share it; `shared` if they share a
-    corpus; `computed` if another program computed the argument on the devices of its runs. Shapes have
-    shardings where they are known before the call, and always for a described chip.
+    `in_axis` is 0 if the argument has a leading axis of runs, None if all runs share it. `shared` is True if
+    the runs share a corpus, and `computed` if another program computed the argument on the devices of the
+    runs. Shapes have shardings if these are known before the call, and always when compiling for an absent
+    chip.
     """
     sharding = None
     if backend.are_described() or backend.has_host() or (computed and _mesh(lanes, shared) is not None):
@@ -222,7 +225,7 @@ def shape_structs(tree: Any, lanes: int, in_axis: int | None, shared: bool, comp
 
 
 def device_count(shared: bool) -> int:
-    """Return the number of devices for vmapped runs; a CPU is one device if the runs share a corpus."""
+    """Return the number of devices for vmapped runs. A CPU is one device if the runs share a corpus."""
     return 1 if shared and backend.platform() == "cpu" else len(backend.local_devices())
 
 
@@ -234,7 +237,7 @@ def _shape(lanes: int, shared: bool) -> tuple[int, int]:
 def _mesh(lanes: int, shared: bool) -> Mesh | None:
     used, each = _shape(lanes, shared)
     if used * each != lanes and backend.is_host():
-        # Runs are padded for the accelerator; the host computes them with as many devices as fit.
+        # Runs are padded for the accelerator. The host uses the largest number of devices that divides them.
         used = max(k for k in range(1, used + 1) if lanes % k == 0)
     elif used * each != lanes:
         raise ValueError(
@@ -254,5 +257,5 @@ def _own(arguments: Sequence[Any], in_axes: Sequence[int | None]) -> tuple[Any, 
 
 
 def size_of(tree: Any) -> int:
-    """Return the size of arrays, or of their shapes, in bytes."""
+    """Return the size of arrays, or of arrays with given shapes, in bytes."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))

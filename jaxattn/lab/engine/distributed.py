@@ -1,6 +1,6 @@
-"""Studies on several processes that share a folder or a bucket: each runs a shard, then waits for the others.
+"""Distributed studies: processes that share a folder or a bucket each run a shard, then wait for the others.
 
-The processes communicate only through the results folder. A killed process does not stop the others.
+Processes only communicate through the results folder. A killed process does not stop the others.
 """
 
 import os
@@ -16,8 +16,8 @@ from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage.folder import ResultsFolder, results_folder
 from jaxattn.lab.study.definition import Definition
 
-# Variables that launchers set: number of processes, index of this process, and its index on its host.
-# Slurm also sets the first three in the script of a job; the last one is set only for tasks of srun.
+# Variables set by launchers: number of processes, index of this process, index on its host, and a variable
+# that is only set within a launched task. Slurm also sets the first three in the job script.
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST"),
@@ -25,14 +25,14 @@ _LAUNCHERS = (
 
 
 def read_process(text: str) -> tuple[int, int]:
-    """Return the shard of this process, I + 1 and N.
+    """Return the shard of this process, (I + 1, N).
 
     Args:
         text: "auto" for processes started by Slurm or Open MPI, else "N,I" with the number of processes N and
             the index I of this process, from 0. A leading address, "HOST:PORT,N,I", is ignored.
 
     Raises:
-        InputError: the text has another form, or the cluster is unknown.
+        InputError: the text has a different form, or the cluster is unknown.
     """
     if text == "auto":
         process, processes = _of_cluster()
@@ -40,26 +40,26 @@ def read_process(text: str) -> tuple[int, int]:
         *address, count, which = ["", *text.split(",")]
         if len(address) > 2 or not (count.strip().isdecimal() and which.strip().isdecimal()):
             raise InputError(
-                f"--distributed {text}: expected auto, or N,I with the number of processes N and the index I "
-                "of this process from 0, for example 2,0"
+                f"--distributed {text}: expected auto, or N,I with N processes and the index I of this "
+                "process, from 0, for example 2,0"
             )
         process, processes = int(which), int(count)
     if process >= processes:
-        raise InputError(f"--distributed {text}: processes are numbered 0 to {processes - 1}")
+        raise InputError(f"--distributed {text}: the index must be in 0 to {processes - 1}")
     return process + 1, processes
 
 
 def wait(
     study: Definition, directory: Path, shards: int, limit: float, note: Callable[[str], None]
 ) -> list[Path]:
-    """Return the folders of all shards in a directory once they are finished.
+    """Wait until all shards in a directory are finished, and return their folders.
 
-    `limit` is the longest time in seconds without a running process in the folder of an unfinished shard.
-    `note` is called with a line about each shard that is waited for.
+    `limit` is the maximum time in seconds without a running process in the folder of an unfinished shard.
+    `note` is called with a line about each unfinished shard.
 
     Raises:
-        InputError: a shard has another config.
-        RunError: a shard had no running process for too long, or the shards do not fit together.
+        InputError: a shard has a different config.
+        RunError: a shard had no running process for too long, or the shards have incompatible batches.
     """
     whole = results_folder(directory)
     directory = Path(whole.absolute)
@@ -82,9 +82,9 @@ def wait(
                 at_work[folder] = time.monotonic()
             elif time.monotonic() - at_work[folder] > limit:
                 raise RunError(
-                    f"{place.name}: not finished, and no process has worked there for {limit:.0f} s; "
-                    "run the same command again (with hosts that share neither a folder nor a bucket, run "
-                    "--shard I/N on each)"
+                    f"{place.name}: not finished, and no process has run there for {limit:.0f} s; run the "
+                    "same command again (hosts that share neither a folder nor a bucket need --shard I/N "
+                    "instead)"
                 )
             if folder in at_work and before is None:
                 note(f"{place.name}: waiting for this shard to finish")
@@ -92,14 +92,14 @@ def wait(
             time.sleep(whole.look_s)
     if len(widths) > 1:
         raise RunError(
-            f"{whole.absolute}: its shards have different batches, because the hosts differ in memory; "
-            "choose another folder and give all processes the same --max-memory"
+            f"{whole.absolute}: the shards have different batches, because the hosts differ in "
+            "memory; choose another folder and use the same --max-memory for all processes"
         )
     return folders
 
 
 def shard_folder(directory: Path, shard: tuple[int, int]) -> Path:
-    """Return the folder of a shard; for a single shard it is the results folder itself."""
+    """Return the folder of a shard. For a single shard, it is the results folder itself."""
     return directory if shard == (1, 1) else directory / f"shard-{shard[0]}-of-{shard[1]}"
 
 
@@ -112,13 +112,12 @@ def _of_cluster() -> tuple[int, int]:
     given = next((names for names in _LAUNCHERS if all(name in os.environ for name in names)), None)
     if given is None:
         raise InputError(
-            "--distributed auto: the environment has no variables of Slurm (srun) or Open MPI (mpirun); "
-            "give N,I"
+            "--distributed auto: no variables of Slurm (srun) or Open MPI (mpirun) are set; use N,I instead"
         )
     texts = [os.environ[name] for name in given[:3]]
     if not all(text.isdecimal() for text in texts):
         named = ", ".join(f"{name}={text}" for name, text in zip(given, texts, strict=False))
-        raise InputError(f"--distributed auto: {named}: expected numbers; give N,I")
+        raise InputError(f"--distributed auto: {named}: expected numbers; use N,I instead")
     processes, process, local = map(int, texts)
     for platform in ("cuda", "rocm"):
         jax.config.update(f"jax_{platform}_visible_devices", str(local))

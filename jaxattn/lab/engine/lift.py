@@ -1,4 +1,4 @@
-"""Compilation of the functions of one seed in `study.seed` for many vmapped runs on all devices."""
+"""Compile the functions of `study.seed`, which handle one seed, for many vmapped runs on all devices."""
 
 import gc
 import os
@@ -24,21 +24,21 @@ from jaxattn.lab.study.randomness import Keys, keys
 from jaxattn.lab.study.seed import Carried
 from jaxattn.lab.study.setting import Hyperparameters, Setting, with_hyperparameters
 
-# Number of compiler threads; each needs memory.
+# Number of compiler threads, each of which needs memory.
 _THREADS = 4
 
 
 class Program(NamedTuple):
-    """Compiled functions of a phase. All arrays have a leading axis of vmapped runs, except shared corpora.
+    """Compiled functions of a phase. All arrays except shared corpora have a leading axis of vmapped runs.
 
     Attributes:
         phase: the phase.
         probe_steps: steps to measure at, including 0 and the last one.
-        begin: (params, splits, numbers, keys) -> carried; the keys are for random numbers of the phase.
-        advance: (carried, splits, numbers, k) -> carried after k more steps; the argument is donated.
+        begin: (params, splits, numbers, keys) -> carried, with PRNG keys for the phase.
+        advance: (carried, splits, numbers, k) -> carried after k more steps, with `carried` donated.
         measure: (carried, splits, numbers) -> metrics by probe.
-        state_metrics: carried -> metrics of the state itself.
-        observe: probes of the whole phase, each with its function carried -> observation.
+        state_metrics: carried -> metrics from the state itself.
+        observe: probes of the whole phase, each with a function carried -> observation.
         tokens: (params, splits, numbers) -> columns of the token table.
     """
 
@@ -62,12 +62,12 @@ class Program(NamedTuple):
 
 
 class Shaped(NamedTuple):
-    """A program and the shapes of its arguments.
+    """Program with the shapes of its arguments.
 
     Attributes:
-        phase: index of the phase; None for programs before the first phase.
+        phase: index of the phase; None for programs that run before the first phase.
         place: names of the phase and the program, such as "query.advance"; or "draw", or "start".
-        lifted: the function.
+        lifted: the lifted function.
         arguments: shapes of its arguments.
     """
 
@@ -78,12 +78,12 @@ class Shaped(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the program within its phase."""
+        """Name of the program within the phase."""
         return self.place.rpartition(".")[2]
 
 
 class Programs:
-    """Compiled functions of a setting; each is built when it is first used.
+    """Compiled functions of a setting, each built on first use.
 
     Attributes:
         setting: common setting of the cells of a group.
@@ -98,7 +98,7 @@ class Programs:
 
     @cached_property
     def drawing(self) -> Lifted:
-        """Function (keys, numbers) -> sampled data of every run."""
+        """Function (keys, numbers) -> sampled data of each run."""
 
         def draw(key: Array, numbers: Hyperparameters) -> Splits:
             return seed.draw_data(with_hyperparameters(self.setting, numbers), key)
@@ -107,10 +107,10 @@ class Programs:
         return Lifted(draw, (0, 0), per_core=1)
 
     def draw(self, keys: Array, numbers: Hyperparameters) -> Loaded:
-        """Sample the data of every run, or return the data that all vmapped runs share.
+        """Sample the data of each run, or return the data that all runs share.
 
         Raises:
-            InputError: no study can use the data.
+            InputError: the data cannot be used by any study.
         """
         if self.text is not None:
             return self.text
@@ -119,7 +119,7 @@ class Programs:
         return loaded
 
     def starting(self, loaded: Loaded) -> Lifted:
-        """Function (keys, numbers) -> initial parameters of every run."""
+        """Function (keys, numbers) -> initial parameters of each run."""
 
         def draw(key: Array, numbers: Hyperparameters, splits: Splits) -> Any:
             return seed.initial_params(
@@ -130,23 +130,23 @@ class Programs:
             # Parameters depend only on the shapes of the data.
             first = partial(jax.tree.map, lambda x: x[0])
             one = loaded.splits if loaded.shared else jax.eval_shape(first, loaded.splits)
-            # One run at a time: batched LAPACK routines deadlock on several CPU devices.
+            # One run at a time, because batched LAPACK routines deadlock on several CPU devices.
             return Lifted(partial(draw, splits=one), (0, 0), loaded.shared, per_core=1)
 
         return self._keep("start", make)
 
     def start(self, loaded: Loaded, keys: Array, numbers: Hyperparameters) -> Any:
-        """Sample the initial parameters of every run."""
+        """Sample the initial parameters of each run."""
         return self.starting(loaded)(keys, numbers)
 
     def phase(self, index: int, loaded: Loaded) -> Program:
-        """Return the functions of a phase."""
+        """Return the compiled functions of a phase."""
         return self._keep(index, lambda: _program(self.setting, index, loaded))
 
     def shaped(self, group: CompileGroup, lanes: int) -> Iterator[Shaped]:
-        """Yield the programs that a batch runs, in the order of their first calls.
+        """Yield the programs of a batch in the order of their first calls.
 
-        Call it, and lower the programs, in the precision of the study. `lanes` includes padding.
+        Call this, and lower the programs, in the precision of the study. `lanes` includes padding.
         """
         shared = self.text is not None
         fresh, own = (
@@ -180,20 +180,20 @@ class Programs:
             params = carried.state.params
 
     def corpora(self, group: CompileGroup, lanes: int) -> Loaded:
-        """Return the shapes of the data of some vmapped runs."""
+        """Return the shapes of the data for a number of vmapped runs."""
         if self.text is not None:
             return self.text
         shapes = self.drawing.shapes(_keys(lanes), _numbers(group, lanes))
         return Loaded(shapes, False, seed.drawn(self.setting).tokens)
 
     def params(self, group: CompileGroup, lanes: int) -> Any:
-        """Return the shapes of the parameters of some vmapped runs."""
+        """Return the shapes of the parameters for a number of vmapped runs."""
         return self.starting(self.corpora(group, lanes)).shapes(_keys(lanes), _numbers(group, lanes))
 
     def compile(self, group: CompileGroup, lanes: int, phase: int = 0, resumed: bool = False) -> None:
-        """Compile all programs in parallel threads before they are called.
+        """Compile all programs in parallel threads, before they are called.
 
-        `phase` is the first phase that runs; `resumed` is True if it resumes from a checkpoint.
+        `phase` is the first phase to run, and `resumed` is True if it resumes from a checkpoint.
         """
         if lanes in self._compiled_for:
             return
@@ -218,20 +218,24 @@ class Programs:
 
 
 class ProgramCache:
-    """Cache that batches share: the data of a text source, and the programs of a setting."""
+    """Cache that batches share: the texts of a data source, and the programs of a setting."""
 
     def __init__(self, loading: Progress = silent) -> None:
-        """Create an empty cache; `loading` is the progress callback for reading texts."""
+        """Create an empty cache. `loading` is the progress callback for reading texts."""
         self._loading = loading
         self._text: tuple[Any, Loaded] | None = None
         self._last: tuple[CompileGroup, Programs] | None = None
 
     def of(self, group: CompileGroup) -> Programs:
-        """Return the programs of a group, after reading its texts; raises InputError."""
+        """Return the programs of a group, after reading its texts.
+
+        Raises:
+            InputError: the texts cannot be used.
+        """
         if self._last is None or self._last[0] is not group:
             if self._last is not None:
                 self._last = None
-                gc.collect()  # As in `programs`.
+                gc.collect()  # Collected for the same reason as in `programs`.
             self._last = group, self._make(group.setting)
         return self._last[1]
 
@@ -242,14 +246,14 @@ class ProgramCache:
         if self._text is None or self._text[0] != data:
             self._text = data, data.load(self._loading)
             seed.check_data(self._text[1])
-        # Compiled functions hold the data, so they are not kept after the run.
+        # Compiled functions hold references to the data, so do not keep them after the run.
         return Programs(setting, self._text[1])
 
 
 def programs(setting: Setting) -> Programs:
-    """Return the programs of a setting without shared data, from earlier runs of this process if possible.
+    """Return the programs of a setting without shared data, reusing those of earlier runs in this process.
 
-    Settings with custom code always get new programs, because its global variables may have changed.
+    Programs of settings with custom code are always new, because global variables may have changed.
     """
     try:
         key = _identity(setting)
@@ -258,7 +262,8 @@ def programs(setting: Setting) -> Programs:
     if key not in _KNOWN:
         if len(_KNOWN) == MOST_KNOWN:
             del _KNOWN[next(iter(_KNOWN))]
-            # Programs are in reference cycles and hold memory maps, of which a process may have 65,530.
+            # Programs are in reference cycles and hold memory maps, and a process is limited to 65,530 of
+            # these.
             gc.collect()
         _KNOWN[key] = Programs(setting)
     return _KNOWN[key]
@@ -314,7 +319,7 @@ def _compile(lowered: Any, lifted: Lifted, dtype: str) -> None:
 
 
 class _Parameters(NamedTuple):
-    """State for probes of single steps, without float64 fields, which float32 programs cannot accept."""
+    """State for step probes, without float64 fields, which float32 programs do not accept."""
 
     params: Any
 

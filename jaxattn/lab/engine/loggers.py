@@ -1,4 +1,4 @@
-"""Writers of measurements during a run: metrics.jsonl, TensorBoard, and Weights & Biases offline."""
+"""Loggers of measurements during a run: metrics.jsonl, TensorBoard, and offline Weights & Biases."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,11 +16,11 @@ Kind = Literal["tensorboard", "wandb"]
 
 @contextmanager
 def open_loggers(folder: Store, name: str, kinds: Sequence[Kind], profile: bool) -> Iterator[Write]:
-    """Open the writers of measurements, and start a JAX trace if `profile`.
+    """Open the loggers, and start a JAX trace if `profile` is True.
 
     Yields:
-        A function to call with every entry and the series of its seeds. Entries without measurements are
-        written only to metrics.jsonl.
+        A function to call with each entry and the series of its seeds. Entries without measurements are only
+        written to metrics.jsonl.
 
     Raises:
         InputError: the package of a dashboard is not installed.
@@ -43,14 +43,14 @@ def open_loggers(folder: Store, name: str, kinds: Sequence[Kind], profile: bool)
 
 
 def open_dashboard(kind: Kind, directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
-    """Open a dashboard, with the median over the vmapped runs of a batch and a line for every seed.
+    """Open a dashboard that shows the median over the vmapped runs of a batch and a line per seed.
 
     Files are written to `tensorboard` or `wandb` in the results folder. Nothing is uploaded; `wandb sync`
     uploads an offline run.
 
     Returns:
-        A function to call with every entry and the series of its seeds, and a function that closes the
-        writer.
+        A function to call with each entry and the series of its seeds, and a function that closes the
+        dashboard.
 
     Raises:
         InputError: the package is not installed.
@@ -59,9 +59,7 @@ def open_dashboard(kind: Kind, directory: Path, name: str) -> tuple[Write, Calla
     try:
         return _tensorboard(directory) if kind == "tensorboard" else _wandb(directory, name)
     except ImportError:
-        raise InputError(
-            f"--log {kind}: not installed; install it with pip install 'jaxattn[{kind}]'"
-        ) from None
+        raise InputError(f"--log {kind}: package not installed; run pip install 'jaxattn[{kind}]'") from None
 
 
 def _tensorboard(directory: Path) -> tuple[Write, Callable[[], None]]:

@@ -1,4 +1,4 @@
-"""Content of a run's manifest (config, versions, source, device), and differences between two configs."""
+"""Manifest of a run (config, versions, source and device), and differences between two configs."""
 
 import math
 import os
@@ -23,7 +23,7 @@ INERT = frozenset(f"data.{name}" for name in Source.inert)
 
 
 def new_manifest(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -> dict[str, Any]:
-    """Return the manifest of a new run: config and hash, command, versions, commit, device, starting time."""
+    """Build the manifest of a new run: config and hash, command, versions, commit, device and start time."""
     source = provenance.installed()
     cells = [
         {"cell": cell.number, "settings": cell.settings, "config_hash": cell.config_hash}
@@ -63,13 +63,13 @@ def new_manifest(study: Definition, command: str, shard: tuple[int, int] = (1, 1
 
 
 def of_batches(widths: list[int], every: list[Batch], batches: list[Batch]) -> dict[str, Any]:
-    """Return the manifest entries of batches: vmapped runs per batch of each group, and batch names."""
+    """Build the manifest entries of batches: vmapped runs per batch of each group, and batch names."""
     elsewhere = {batch.name for batch in every} - {batch.name for batch in batches}
     return {"widths": widths, "batches": batch_entries(batches), "elsewhere": sorted(elsewhere)}
 
 
 def batch_entries(batches: list[Batch]) -> list[dict[str, Any]]:
-    """Return name, cells and seeds of each batch."""
+    """Return the name, cells and seeds of each batch."""
     return [
         {"name": batch.name, "cells": [cell.number for cell in batch.cells], "seeds": list(batch.seeds)}
         for batch in batches
@@ -77,7 +77,7 @@ def batch_entries(batches: list[Batch]) -> list[dict[str, Any]]:
 
 
 def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return the devices on which a run continued, without the first ones; note a change of devices."""
+    """Return the devices used when resuming, without the first ones, and report a change of devices."""
     every = [known["device"], *known.get("continued_on", ())]
     if (now := devices.describe_devices()) != every[-1]:
         words = (f"{device.get('count')} × {device.get('kind')}" for device in (every[-1], now))
@@ -104,12 +104,12 @@ def _randomness(setting: Setting) -> dict[str, list[str]]:
 
 
 def labels(study: Definition) -> dict[str, str]:
-    """Return the labels of the metrics, from the probes."""
+    """Collect the metric labels from the probes."""
     return {name: label for probe in _probes(study) for name, label in probe.labels.items()}
 
 
 def scales(study: Definition) -> dict[str, list[Any]]:
-    """Return kind, low and high of the scales of metrics, from the probes; None for no bound."""
+    """Collect kind, low and high of the metric scales from the probes, with None for no bound."""
     return {
         name: [found.kind, *(x if math.isfinite(x) else None for x in (found.low, found.high))]
         for probe in _probes(study)
@@ -123,7 +123,7 @@ def _probes(study: Definition) -> list[Measurement]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return the settings that differ as `key: old -> new`, except for those that may change."""
+    """Return the settings that differ, as `key: old -> new`, except for those that may change."""
     flat_old, flat_new = _flat(old), _flat(new)
     keys = sorted(flat_old.keys() | flat_new.keys())
     allowed = tuple(key for key in PRESENTATION if key not in (*GRID, "blocks"))
@@ -135,7 +135,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def code_changes(known: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> str:
-    """Return which custom functions and classes changed or cannot be compared; "" if none."""
+    """Return which custom functions and classes changed or cannot be compared, or ""."""
     shared = [name for name in now if any(name in one for one in known)]
     unknown = [name for name in shared if now[name] is None]
     changed = [name for name in shared if any(one.get(name, now[name]) != now[name] for one in known)]

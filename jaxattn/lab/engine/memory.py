@@ -1,4 +1,4 @@
-"""Number of vmapped runs that fit in memory, computed from compiled programs."""
+"""Number of vmapped runs that fit in memory, determined from compiled programs."""
 
 import math
 import resource
@@ -15,10 +15,11 @@ from jaxattn.lab.engine.lift import Programs
 from jaxattn.lab.storage import files
 from jaxattn.lab.study.groups import CompileGroup
 
-# Bound on memory in multiples of parameters and data: gradients, moments, averages of every sequence and
-# temporaries. No model here needs more; a batch that needs more runs out of memory and is cut into halves.
+# Bound on memory, in multiples of the parameters and data: gradients, moments, per-sequence averages and
+# temporaries. The built-in models need less. A batch that needs more runs out of memory and is split into
+# halves.
 AMPLE = 100
-# Bytes of address space in which small studies compile; with three quarters of it some aborted.
+# Address space in bytes in which small studies compile; with three quarters of it some aborted.
 ADDRESS_SPACE = 4 * 2**30
 
 
@@ -29,13 +30,13 @@ def fitting_width(
     budget: int,
     note: Callable[[CompileGroup], None] = lambda group: None,
 ) -> int:
-    """Return the number of runs of a group that are vmapped together, at most `lanes`.
+    """Return the number of runs of a group to vmap together, at most `lanes`.
 
-    Programs are compiled, after a call of `note`, only if the sizes of parameters and data are not sufficient
-    to decide. `budget` is the memory limit in bytes per device.
+    Programs are only compiled, after a call of `note`, if the sizes of parameters and data do not determine
+    the result. `budget` is the memory limit in bytes per device.
 
     Raises:
-        InputError: one run alone does not fit; the message gives its memory. Or the arrays are too large.
+        InputError: a single run does not fit in memory, or the arrays are too large to compile.
     """
     used = devices.device_count(group.setting.data.shared)
     each = math.ceil(lanes / used)
@@ -43,7 +44,8 @@ def fitting_width(
         common, own = program_sizes(group, programs, each * used)
     except OverflowError as error:
         raise InputError(
-            f"cell {group.cells[0].number}: its arrays are too large to compile ({error}); make them smaller"
+            f"cell {group.cells[0].number}: the arrays are too large to compile ({error}); reduce "
+            "model.dim or the data"
         ) from None
     if common + AMPLE * own * each <= budget:
         return lanes
@@ -53,18 +55,17 @@ def fitting_width(
         each, needed = fit(lambda n: peak(group, programs, n * used), each, budget)
     if each < 1:
         raise InputError(
-            f"cell {group.cells[0].number}: one seed needs {needed / 2**20:,.0f} MiB, but "
-            f"{budget / 2**20:,.0f} MiB may be used; reduce model.dim or the data, or raise "
-            "--max-memory"
+            f"cell {group.cells[0].number}: one seed needs {needed / 2**20:,.0f} MiB, but the "
+            f"limit is {budget / 2**20:,.0f} MiB; reduce model.dim or the data, or raise --max-memory"
         )
     return min(each * used, lanes)
 
 
 def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> tuple[int, float]:
-    """Return the number of vmapped runs that fit on a device, 0 if none, and the memory of the last program.
+    """Find the number of vmapped runs that fit on a device (0 if none), and the memory of the last program.
 
-    `peak` compiles for a number of runs and returns their memory in bytes, infinite if they cannot be
-    compiled. `most` runs are tried first. The number is halved until it fits; the last two memories are then
+    `peak` compiles for a number of runs and returns the memory in bytes, infinite if compilation fails.
+    `most` runs are tried first. The number is halved until the runs fit, and the last two results are then
     interpolated.
     """
     lanes, needed = most, float(peak(most))
@@ -80,16 +81,16 @@ def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> t
 
 
 def peak(group: CompileGroup, programs: Programs, lanes: int) -> int:
-    """Compile every phase for some vmapped runs and return the peak memory of a device in bytes."""
+    """Compile each phase for a number of vmapped runs, and return the peak memory of a device in bytes."""
     with backend.precision(group.setting.dtype):
-        # The largest programs of a phase; for minibatches, measuring on all data needs most memory.
+        # The largest programs of a phase. For minibatches, measuring on all data needs the most memory.
         heavy = [x for x in programs.shaped(group, lanes) if x.name in ("begin", "advance", "measure")]
         own = [x for x in heavy if not x.lifted.on_host]
         return max((held_bytes(x.lifted.lower(*x.arguments).compile()) for x in own), default=0)
 
 
 def held_bytes(compiled: Any) -> int:
-    """Return the device memory in bytes of a compiled program: arguments, results and temporaries."""
+    """Return the device memory of a compiled program in bytes: arguments, results and temporaries."""
     found = compiled.memory_analysis()
     own = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
     return int(own + found.temp_size_in_bytes)
@@ -105,13 +106,13 @@ def default_budget() -> int:
 
 
 def address_space() -> int | None:
-    """Return the limit of address space of this process in bytes (`ulimit -v`), or None."""
+    """Return the address space limit of this process in bytes (`ulimit -v`), or None."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def check_address_space(note: Callable[[str], None]) -> None:
-    """Warn about a low limit of address space, because XLA would end the process without an exception.
+    """Warn about a low address space limit, because XLA would end the process without an exception.
 
     Raises:
         InputError: no program can be compiled within the limit.
@@ -121,14 +122,14 @@ def check_address_space(note: Callable[[str], None]) -> None:
     words = f"address space is limited to {limit / 2**30:.1f} GiB (ulimit -v)"
     remedy = f"allow {ADDRESS_SPACE / 2**30:.0f} GiB or more"
     if limit < ADDRESS_SPACE // 2:
-        raise InputError(f"{words}, too little to compile programs; {remedy}")
+        raise InputError(f"{words}, too small to compile programs; {remedy}")
     note(f"{words}: if programs need more, XLA ends the process without a message; {remedy}")
 
 
 def _of_control_groups(
     root: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self/cgroup")
 ) -> list[int]:
-    """Return the memory limits of this process's control groups, which containers and batch systems set."""
+    """Return the memory limits of this process's control groups, set by containers and batch systems."""
     own = process.read_text().partition("0::")[2].partition("\n")[0] if process.is_file() else ""
     group = root / own.strip("/")
     folders = [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
@@ -137,7 +138,7 @@ def _of_control_groups(
 
 
 def program_sizes(group: CompileGroup, programs: Programs, lanes: int) -> tuple[int, int]:
-    """Return the bytes of data that all runs share, and of parameters and data of each run."""
+    """Return the size in bytes of data that all runs share, and of the parameters and data of each run."""
     with backend.precision(group.setting.dtype):
         loaded = programs.corpora(group, lanes)
         own = devices.size_of(programs.params(group, lanes)) // lanes

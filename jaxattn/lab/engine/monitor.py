@@ -1,4 +1,4 @@
-"""Monitor of a run: status, times to save and to stop, estimated time left, and resources spent."""
+"""Run monitor: status, times to save and to stop, estimated time left, and resources used."""
 
 import os
 import signal
@@ -15,21 +15,22 @@ from jaxattn.lab.engine.batches import Batch, describe_batch
 from jaxattn.lab.engine.progress import Reporter
 
 _PROCESS = Path("/proc/self")
-# Callback with an entry of metrics.jsonl, and the metrics of single seeds, if there are any.
+# Callback that receives an entry of metrics.jsonl, and the metrics of individual seeds, if any.
 Write = Callable[[dict[str, Any], dict[str, dict[str, float]]], None]
 
 
 class Interrupted(Exception):
-    """A run was asked to stop and has saved the checkpoint that it resumes from."""
+    """Raised when a run was asked to stop, after it saved the checkpoint from which it can be resumed."""
 
 
 class Intervals(NamedTuple):
     """Time intervals of progress and checkpoints.
 
     Attributes:
-        block_s: seconds of a block of steps; progress and requests to stop are handled between blocks.
-        checkpoint_s: least seconds between two checkpoints within a phase.
-        checkpoint_share: largest fraction of the time that is spent on checkpoints.
+        block_s: duration of a block of steps in seconds. Progress and requests to stop are handled between
+            blocks.
+        checkpoint_s: minimum seconds between two checkpoints within a phase.
+        checkpoint_share: maximum fraction of the time spent on checkpoints.
     """
 
     block_s: float = 1.0
@@ -55,11 +56,11 @@ class RunMonitor:
         """Start the monitor.
 
         Args:
-            reporter: shows the progress.
-            write: callback that gets an entry for every status and every measurement.
+            reporter: displays the progress.
+            write: callback that receives an entry for each status and each measurement.
             intervals: time intervals of progress and checkpoints.
-            earlier: cumulative resources of earlier processes of this run.
-            started: `time.monotonic()` at the start of this process; now by default.
+            earlier: cumulative resources used by earlier processes of this run.
+            started: `time.monotonic()` at the start of this process; defaults to now.
         """
         self._reporter, self._write, self._intervals = reporter, write, intervals
         self._started = time.monotonic() if started is None else started
@@ -68,13 +69,13 @@ class RunMonitor:
         self._earlier_mib = max((each.get("peak_memory_mib") or 0.0 for each in earlier), default=0.0)
         self._stop = threading.Event()
         self._save_at = self._started + intervals.checkpoint_s
-        # Seconds per vmapped run, and number of vmapped runs that have not started, by group and phase.
+        # Seconds per vmapped run, and number of runs that have not started, by (group, phase).
         self._costs: dict[tuple[int, int], float] = {}
         self._waiting: Counter[tuple[int, int]] = Counter()
         self._per_step: float | None = None
 
     def spent(self) -> dict[str, float | None]:
-        """Return seconds and peak memory in MiB over all processes; None for an unknown peak."""
+        """Seconds and peak memory in MiB over all processes, with None for an unknown peak."""
         seconds = self._earlier_s + time.monotonic() - self._started
         peak = max(self._earlier_mib, peak_mib() or 0.0)
         return {"wall_time_s": round(seconds, 3), "peak_memory_mib": round(peak) or None}
@@ -133,7 +134,7 @@ class RunMonitor:
             self._waiting.update(_runs(batch))
 
     def begin_batch(self, batch: Batch, number: int, whole: int) -> None:
-        """Record that a batch starts, its number and the number of all batches."""
+        """Record that a batch starts, with its number and the total number of batches."""
         self._batch, self._number, self._whole = batch, number, whole
         self._phases = batch.group.setting.phases
         self._waiting.subtract(_runs(batch))
@@ -141,14 +142,14 @@ class RunMonitor:
         self._metrics: dict[str, float | None] = {}
 
     def set_status(self, status: str, left: float | None = None) -> None:
-        """Show an operation without steps; its fraction is shown only if the time left is known."""
+        """Show an operation without steps. Its fraction is only shown if the time left is known."""
         share = None if left is None else self._overall()
         self._reporter.update(f"{describe_batch(self._batch)}{status}", share, left=left)
         nothing: dict[str, Any] = {"metrics": {}, "losses": {}, "failures": []}
         self._write(self._entry(left) | nothing | {"doing": status}, {})
 
     def begin_phase(self, number: int, probes: Sequence[int], step: int) -> None:
-        """Record that a phase starts or resumes at a step, and the steps at which it is measured."""
+        """Record that a phase starts or resumes at a step, and the steps of its measurements."""
         self._phase, self._step, self._probes = number, step, probes
         self._is_whole, self._per_step = step == 0, None
         self._blocks, self._measured, self._measuring_s, self._saving_s = 0, 0, 0.0, 0.0
@@ -180,14 +181,14 @@ class RunMonitor:
         self._show()
 
     def end_phase(self) -> None:
-        """Record the time of the phase per vmapped run, for estimates of other batches of the group."""
+        """Record the time of the phase per vmapped run, to estimate other batches of the group."""
         if self._is_whole:
             self._costs[self._batch.group.number, self._phase] = self._in_phase() / self._batch.width
 
     def left(self) -> float | None:
         """Estimate the seconds left; None if some phase has not been timed yet."""
         later = _runs(self._batch, self._phase + 1)
-        wanted = self._waiting + Counter(later)  # Entries that are zero are dropped.
+        wanted = self._waiting + Counter(later)  # Drops entries that are zero.
         here = self._left_of_phase()
         if here is None or wanted.keys() - self._costs.keys():
             return None
@@ -195,7 +196,7 @@ class RunMonitor:
 
     def _left_of_phase(self) -> float | None:
         last = self._probes[-1]
-        # The first block of a phase includes compilation; steps towards a goal take unequal times.
+        # The first block of a phase includes compilation, and steps towards a goal take unequal times.
         equal = self._blocks > 1 and self._goal is None
         if self._per_step is not None and (equal or self._step >= last):
             each = self._measuring_s / self._measured if self._measured else 0.0
@@ -212,7 +213,7 @@ class RunMonitor:
     @property
     def _goal(self) -> Goal | None:
         goal = self._phases[self._phase].goal
-        return goal if isinstance(goal, Goal) else None  # A custom phase may have a setting of this name.
+        return goal if isinstance(goal, Goal) else None  # A custom phase may have a setting with this name.
 
     def _share(self) -> float:
         steps = [max(phase.steps, 1) for phase in self._phases]
@@ -248,19 +249,19 @@ class RunMonitor:
 
 
 def _runs(batch: Batch, first: int = 0) -> dict[tuple[int, int], int]:
-    """Return the number of vmapped runs of a batch by (group, phase), from the phase `first` on."""
+    """Count the vmapped runs of a batch by (group, phase), from the phase `first` on."""
     phases = range(first, len(batch.group.setting.phases))
     return {(batch.group.number, phase): batch.width for phase in phases}
 
 
 def forget_peak() -> None:
-    """Reset the peak of memory that `peak_mib` returns, if the system supports it."""
+    """Reset the peak memory that `peak_mib` returns, if the system supports it."""
     with suppress(OSError):
         (_PROCESS / "clear_refs").write_text("5")
 
 
 def peak_mib() -> float | None:
-    """Return the peak of memory in MiB since the start or the last `forget_peak`; None if unknown."""
+    """Return the peak memory in MiB since the start or the last `forget_peak`, or None if unknown."""
     try:
         lines = (_PROCESS / "status").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Plan of a sweep before it runs: cells, compile groups, batches, memory, time, and finished seeds."""
+"""Plan a study before it runs: cells, compile groups, batches, memory, time, and finished seeds."""
 
 import itertools
 import time
@@ -30,7 +30,7 @@ from jaxattn.lab.study.groups import CompileGroup, compile_groups, rehearse_grou
 from jaxattn.lab.study.randomness import Keys, keys
 from jaxattn.lab.study.setting import Setting
 
-# Number of vmapped runs of a trial run, and its time in seconds.
+# Number of vmapped runs of a trial run, and its duration in seconds.
 LANES = 4
 TRIAL_S = 0.3
 
@@ -43,22 +43,22 @@ def plan_study(
     quick: bool = False,
     progress: Callable[[str, float], None] = lambda description, share: None,
 ) -> tuple[list[pd.DataFrame], str]:
-    """Return the plan of a study: tables of its cells and of its groups, and a sentence with the totals.
+    """Plan a study; return tables of its cells and groups, and a sentence with the totals.
 
-    The table of cells has settings, group, seeds, and the number of finished seeds. The table of groups,
-    which are compiled programs, has cells, coordinates of the vectors, vmapped numbers, runs, runs in a
-    batch, batches, memory of a device, and estimated time left.
+    The table of cells lists settings, group, seeds, and finished seeds. The table of compile groups lists
+    cells, number of embedding coordinates, varying numbers, runs, runs per batch, batches, memory per device,
+    and estimated time left.
 
     Args:
         study: the study.
-        directory: its results folder.
-        max_memory: memory limit in bytes per device; by default that of the device.
-        quick: skip memory and time, which require compiling and running every group.
+        directory: results folder of the study.
+        max_memory: memory limit in bytes per device; defaults to the device memory.
+        quick: skip the estimates of memory and time, which require compiling and running every group.
         progress: callback with the current group and the finished fraction.
 
     Raises:
-        InputError: the sizes of a cell do not match, a cell does not fit in memory, or the folder holds
-            results of another config.
+        InputError: the sizes of a cell do not match, a cell does not fit in memory, or the folder contains
+            results of a different config.
     """
     folder, cache = Store(results_folder(directory).fetch()), ProgramCache()
     groups = compile_groups(study.cells)
@@ -107,9 +107,9 @@ def plan_study(
 
 
 def recorded_lines(study: Definition) -> list[str]:
-    """Return a line for each phase with its metrics in the first cell, and skipped probes with reasons.
+    """Return one line per phase with the metrics of the first cell, and skipped probes with reasons.
 
-    Reads the texts of the study, and raises like `plan_study`.
+    The texts of the study are read. Raises the same errors as `plan_study`.
     """
     setting = study.cells[0].setting
     task, found = _measurements(setting)
@@ -117,10 +117,10 @@ def recorded_lines(study: Definition) -> list[str]:
 
 
 def check_metrics(study: Definition, asked: Mapping[str, str]) -> None:
-    """Raise InputError unless some cell of a study records each of the metrics.
+    """Raise InputError unless each of the metrics is recorded by some cell of a study.
 
-    `asked` maps the places that refer to metrics to their names. The message gives the place and a similar
-    metric.
+    `asked` maps places in the sweep file to the metrics that they refer to. The message contains the place
+    and a similar metric.
     """
     groups = compile_groups(study.cells) if asked else []
     raising = rehearse_groups(study, groups, silent, keep_going=True)
@@ -137,14 +137,14 @@ def check_metrics(study: Definition, asked: Mapping[str, str]) -> None:
     for place, metric in asked.items():
         if metric not in known and not raising:
             near = nearest(metric, sorted(known))
-            raise InputError(f"{place}: the study does not measure {metric!r}{near}")
+            raise InputError(f"{place}: {metric!r} is not measured by the study{near}")
 
 
 _Measured = tuple[dict[int, dict[str, Any]], dict[str, Any]]
 
 
 def _measurements(setting: Setting) -> tuple[Task, list[_Measured]]:
-    """Return shapes of what each phase measures: metrics by the index of the probe, and its own metrics."""
+    """Return the shapes of each phase's measurements: metrics by probe index, and from the state."""
     shared = setting.data.load(silent) if isinstance(setting.data, SharedData) else None
 
     tokens = shared.tokens if shared else seed.drawn(setting).tokens
@@ -192,13 +192,13 @@ def _line(
 
 
 def _coordinates(setting: Setting) -> str:
-    """Return the number of coordinates of embeddings, as far as it is known before data are read."""
+    """Return the number of embedding coordinates, if it is known before data are read."""
     dim = setting.model.dim
     if dim is None or isinstance(setting.data, SharedData):
         return "" if dim is None else str(dim)
 
     def start(key: jax.Array) -> Any:
-        # Shapes do not depend on the precision, and float64 would have to be enabled.
+        # Shapes do not depend on the precision, and float64 would have to be enabled first.
         return setting.model.init(key, seed.draw_data(setting, key).train, dtype=jnp.float32)
 
     params = jax.eval_shape(start, jax.random.key(0))
@@ -224,11 +224,11 @@ def _cells(
 
 
 def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[batches.Batch]) -> float:
-    """Estimate the time left of a group in seconds, including one compilation of every program.
+    """Estimate the time left for a group in seconds, including one compilation of each program.
 
-    A trial sets up every phase for a few runs, takes some steps and measures once. The estimate assumes equal
-    steps and time proportional to the number of runs, so it is an overestimate on wide devices. It excludes
-    phase probes and figures.
+    A trial sets up each phase for a few runs, takes some steps and measures once. The estimate assumes steps
+    of equal duration, and time proportional to the number of runs, which overestimates on wide devices. Phase
+    probes and figures are not included.
     """
     setting = group.setting
     compiling, running = 0.0, 0.0
@@ -259,7 +259,7 @@ def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[bat
             first, again, _ = _twice(partial(made.measure, state, loaded.splits, numbers))
             compiling, running = compiling + first - again, running + again * len(made.probe_steps)
             params = state.state.params
-    # A narrower last batch is compiled separately.
+    # A smaller last batch is compiled separately.
     return compiling * (1 + (len(left) > 1)) + running * sum(x.width for x in left) / len(some)
 
 

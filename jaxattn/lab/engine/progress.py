@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, a line in a notebook, plain lines in a pipe."""
+"""Display the progress of a run: a bar on a terminal, a line in a notebook, plain lines in a pipe."""
 
 import sys
 import time
@@ -14,10 +14,10 @@ from jaxattn.core.errors import UserCodeError, plain
 
 
 class Reporter:
-    """Prints the progress of a run to stderr, so that stdout has only results."""
+    """Reporter that prints the progress of a run to stderr, because stdout contains only results."""
 
     def __init__(self, quiet: bool = False) -> None:
-        """Create a reporter that prints only warnings and errors if quiet."""
+        """Create a reporter, which prints only warnings and errors if `quiet` is True."""
         self.quiet = quiet
         self.console: Console = _Console(stderr=True, soft_wrap=True, highlight=False)
         self._bar: bars.Progress | None = None
@@ -58,13 +58,13 @@ class Reporter:
         Args:
             description: current operation.
             share: finished fraction of the work; None if unknown.
-            state: state of the work, such as the loss.
+            state: additional information, such as the loss.
             left: seconds left; None if unknown.
         """
         description, state = plain(description), plain(state)
         if self._bar is not None:
             end = None if left is None else time.monotonic() + left
-            # Without a total the bar is indeterminate.
+            # Without a total, the bar is indeterminate.
             self._bar.tasks[0].total = None if share is None else 1.0
             known: dict[str, Any] = {"description": description, "state": state, "end": end}
             self._bar.update(self._task, completed=share or 0.0, **known)
@@ -90,12 +90,12 @@ class Reporter:
             self.note(f"{description}: {amount}")
 
     def note(self, line: str) -> None:
-        """Print one line, unless quiet."""
+        """Print a line unless quiet."""
         if not self.quiet:
             self.warn(line)
 
     def warn(self, line: str) -> None:
-        """Print one line, even if quiet. Errors of stderr are ignored."""
+        """Print a line even if quiet, ignoring errors of stderr."""
         with suppress(OSError, ValueError):
             self.console.print(plain(line), markup=False)
 
@@ -105,14 +105,14 @@ class Reporter:
         return self._line is not None
 
     def trace(self, place: str, error: UserCodeError) -> None:
-        """Print an error of the user's code and its traceback, even if quiet."""
+        """Print an error in the user's code with its traceback, even if quiet."""
         self.warn(f"jaxattn: {place}: {error}")
         for line in error.trace.splitlines():
             self.warn(line.expandtabs())
 
 
 def patient(progress: Callable[[str, float], None], seconds: float = 2.0) -> Callable[[str, float], None]:
-    """Return a progress callback that is silent for the first seconds, for work that is usually short."""
+    """Return a progress callback that is silent during the first seconds, for work that is usually short."""
     begin = time.monotonic()
 
     def tell(what: str, share: float) -> None:
@@ -123,7 +123,7 @@ def patient(progress: Callable[[str, float], None], seconds: float = 2.0) -> Cal
 
 
 class _Console(Console):
-    """A console that raises BrokenPipeError instead of exiting."""
+    """Console that raises BrokenPipeError instead of exiting."""
 
     def on_broken_pipe(self) -> None:
         raise

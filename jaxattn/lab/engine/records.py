@@ -1,4 +1,4 @@
-"""Tables of a batch's measurements: records and tokens in long form, failures, and lines of the log."""
+"""Tables of a batch's measurements: records and tokens in long form, failures, and log entries."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,15 +15,15 @@ from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.study.returned import NOT_REAL
 
-# Number of vmapped runs with separate lines in dashboards.
+# Number of vmapped runs that have separate lines in dashboards.
 SERIES = 32
 
 
 class Records:
-    """Measurements and failed seeds of a batch so far.
+    """Measurements and failed seeds of a batch.
 
     Attributes:
-        failures: cell, seed, phase, step and reason of every failed seed.
+        failures: cell, seed, phase, step and reason of each failed seed.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Records:
         """Start with the tables and failures of a checkpoint."""
         self.failures = list(failures)
         self._batch = batch
-        # Concatenated only when they are written, because concatenation at every step would be quadratic.
+        # Concatenate only when writing, because concatenating at every step would be quadratic.
         self._records, self._tokens = [so_far["records"]], [so_far["tokens"]]
 
     def add(self, phase: str, step: int, measured: Mapping[str, np.ndarray]) -> None:
@@ -40,13 +40,13 @@ class Records:
         self._records.append(rows(measured, self._batch, phase, step))
 
     def add_tokens(self, phase: str, columns: dict[str, np.ndarray], loaded: Loaded) -> None:
-        """Add the token table of the end of a phase."""
+        """Add the token table at the end of a phase."""
         self._tokens.append(token_rows(columns, self._batch, phase, loaded))
 
     def note_failures(
         self, phase: Phase, step: int, failed_at: Array | np.ndarray, losses: Array | np.ndarray
     ) -> None:
-        """Record runs whose state has failed, or whose loss at a step is not finite."""
+        """Record runs with a failed state, or with a loss that is not finite at a step."""
         before = {(failure["cell"], failure["seed"]) for failure in self.failures}
         lanes = self._batch.lanes
         failed_at = np.asarray(failed_at)[: len(lanes)]
@@ -57,7 +57,7 @@ class Records:
                 self.failures.append(place | {"reason": phase.failure})
 
     def so_far(self) -> dict[str, pd.DataFrame]:
-        """Return the tables so far."""
+        """Return the tables of the measurements so far."""
         return {
             "records": pd.concat(self._records, ignore_index=True),
             "tokens": pd.concat(self._tokens, ignore_index=True),
@@ -73,7 +73,7 @@ class Records:
 
 
 def rows(measured: Mapping[str, np.ndarray], batch: Batch, phase: str, step: int) -> pd.DataFrame:
-    """Return the metrics of a probe, (L,) or (L, bins) each, in long form."""
+    """Convert the metrics of a probe, (L,) or (L, bins) each, to long form."""
     lanes = batch.lanes
     columns = {}
     for name, values in ((name, values[: len(lanes)]) for name, values in measured.items()):
@@ -91,16 +91,16 @@ def rows(measured: Mapping[str, np.ndarray], batch: Batch, phase: str, step: int
             "phase": phase,
             "step": np.full(metrics * len(lanes), step, np.int64),
             "metric": pd.Index(list(columns)).take(np.tile(np.arange(metrics), len(lanes))),
-            # A probe may return no metric at a step, and np.stack requires at least one array.
+            # A probe may return no metric at a step, but np.stack requires at least one array.
             "value": np.stack(list(columns.values()), axis=1).astype(np.float64).ravel() if columns else [],
         }
     )
 
 
 def with_best(records: pd.DataFrame) -> pd.DataFrame:
-    """Add the metrics of `BEST` at every step of a phase.
+    """Add the metrics in `BEST` at every step of a phase.
 
-    Each is the test accuracy at the first step with the highest accuracy so far on its data set.
+    Each is the test accuracy at the first step with the highest accuracy so far on another split.
     """
     if records.empty:
         return records
@@ -121,9 +121,9 @@ def with_best(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded: Loaded) -> pd.DataFrame:
-    """Return token columns, (L, V) or (L, V, C), in long form, with a row for each run, token and class.
+    """Convert token columns, (L, V) or (L, V, C), to long form, with a row for each run, token and class.
 
-    The table is empty for a model without scores and values of tokens.
+    The table is empty for a model without token scores and values.
     """
     if not columns:
         return pd.DataFrame()
@@ -131,7 +131,7 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
     _, vocab_size, classes = columns["Ev"].shape
     shape = (len(lanes), vocab_size, classes)
     ids = np.arange(vocab_size, dtype=np.int32)[None, :, None]
-    # Only with a padded vocabulary are some tokens not used by a run.
+    # A run may leave tokens unused only if the vocabulary is padded.
     sizes = [cell.setting.data.pads_vocabulary and cell.setting.data.vocab_size for cell, _ in lanes]
     used = np.array([size or vocab_size for size in sizes])
     own = np.broadcast_to(ids < used[:, None, None], shape)
@@ -169,10 +169,10 @@ def seed_series(measured: Mapping[str, np.ndarray], batch: Batch) -> dict[str, d
 
 
 def log_entry(measured: Mapping[str, np.ndarray], batch: Batch, failures: Sequence[Any]) -> dict[str, Any]:
-    """Return the summary of a measurement, (L,) or (L, bins) per metric, for metrics.jsonl.
+    """Summarise a measurement, (L,) or (L, bins) per metric, for metrics.jsonl.
 
     Returns:
-        The median over the batch of every scalar, the finite losses of every cell, and the failures.
+        The median of each scalar over the batch, the finite losses of each cell, and the failures.
     """
 
     def median(x: np.ndarray) -> float | None:
@@ -183,7 +183,7 @@ def log_entry(measured: Mapping[str, np.ndarray], batch: Batch, failures: Sequen
     losses: dict[str, list[float]] = {str(cell.number): [] for cell in batch.cells}
     for (cell, _), loss in zip(batch.lanes, measured["loss"], strict=True):
         if np.isfinite(loss):
-            # Rounded to keep the log small, because it is only displayed.
+            # Round to keep the log small; the values are only displayed.
             losses[str(cell.number)].append(float(f"{loss:.6g}"))
     return {"loss": scalars["loss"], "losses": losses, "metrics": scalars, "failures": list(failures)}
 

@@ -1,4 +1,4 @@
-"""The steps of a run: plan the batches, run them one after the other, and merge their tables."""
+"""Run a study: plan the batches, run them one after another, and merge their tables."""
 
 import time
 from collections import deque
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
         errors: the batches that failed to run, with the reasons.
         batches: number of batches.
         already_finished: True if all batches were finished before.
-        renewed: True if the manifest was rewritten because names or figures have changed.
+        renewed: True if the manifest was rewritten because labels or figures have changed.
     """
 
     directory: Path
@@ -64,15 +64,15 @@ def run_study(
 
     Args:
         study: the study.
-        directory: the results folder; the outcome leaves records.parquet, tokens.parquet and manifest.json.
-        command: the command line, for the manifest.
-        reporter: reporter of progress.
-        shard: I and N for shard I of N of the batches, in a separate folder.
-        max_memory: memory limit in bytes per device; by default that of the device.
-        on_failure: reaction to a batch that ends in NaN or raises: stop, continue, or retry it first.
-        accept_code: resume although custom code has changed since the run started.
+        directory: the results folder, to which records.parquet, tokens.parquet and manifest.json are written.
+        command: the command line, which is stored in the manifest.
+        reporter: displays the progress.
+        shard: (I, N) to run shard I of N of the batches in a separate folder.
+        max_memory: memory limit in bytes per device; defaults to the device memory.
+        on_failure: action if a batch ends in NaN or raises an error: "stop", "continue", or "retry" it first.
+        accept_code: resume even if custom code has changed since the run started.
         profile: write a JAX trace of the run into the folder.
-        log: dashboards that get every measurement, in addition to metrics.jsonl.
+        log: dashboards that receive every measurement, in addition to metrics.jsonl.
         intervals: time intervals of progress and checkpoints.
 
     Raises:
@@ -138,7 +138,7 @@ def _plan(
 
 
 def _unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list[Batch]:
-    """Return the batches that have no intact results."""
+    """Return the batches without intact results."""
     progress, todo = patient(reporter.update), []
     for number, batch in enumerate(batches):
         progress(f"comparing {batch.name} with its checksums", number / len(batches))
@@ -148,7 +148,7 @@ def _unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list
 
 
 class _Queue(NamedTuple):
-    """Batches that run one after the other; `known` is the manifest, `errors` the batches that failed."""
+    """Batches that run one after another. `known` is the manifest, `errors` the batches that failed."""
 
     study: Definition
     folder: Store
@@ -175,8 +175,8 @@ class _Queue(NamedTuple):
     def run(self, waiting: deque[Batch]) -> None:
         """Run the waiting batches.
 
-        A batch that does not fit in memory is replaced by its halves, down to a single seed. A batch that
-        fails is repeated if `on_failure` is "retry", and does not stop the others unless it is "stop".
+        A batch that does not fit in memory is split into halves, down to a single seed. A batch that fails is
+        repeated if `on_failure` is "retry", and stops the run only if it is "stop".
         """
         self.monitor.expect(waiting)
         while waiting:
@@ -203,19 +203,19 @@ class _Queue(NamedTuple):
                 self.errors.append({"batch": batch.name, "cells": cells, "reason": reason})
             if self.on_failure == "stop" and (failed or reason):
                 raise RunError(
-                    f"{batch.name}: {reason or failed[0]['reason']}; stopped, finished batches "
-                    "are kept; use --on-failure continue to run the other batches"
+                    f"{batch.name}: {reason or failed[0]['reason']}; the run was stopped and finished "
+                    "batches are kept; use --on-failure continue to run the other batches"
                 )
             if self.monitor.is_stopped:
                 raise Interrupted
 
     def reason(self, batch: Batch, error: Exception) -> str:
-        """Return why a batch failed, in one line; "" for an error that must stop the run."""
+        """Return the reason why a batch failed in one line, or "" for an error that must stop the run."""
         files = self.study.names.files(self.study.own_kinds)
         if isinstance(error, jax.errors.JaxRuntimeError | MemoryError):
             lines = str(error).strip().split("\n")
             if any(file in str(error) for file in files):
-                # A callback raised; JAX has printed its traceback.
+                # A callback raised an exception, and JAX has printed its traceback.
                 return f"{lines[-1]} in a callback of your functions"
             remedy = "smaller batches may help: --max-memory or --set chunk=..."
             if _is_out_of_memory(error):
@@ -232,7 +232,7 @@ class _Queue(NamedTuple):
         self.folder.forget(batch.name, batch.configs)
         place = self.batches.index(batch)
         self.batches[place : place + 1] = halves
-        # Written at once, because a run that stops here must find the new batches when it resumes.
+        # Write immediately, because a run that stops here must find the new batches when it resumes.
         self.known["batches"] = manifest.batch_entries(self.batches)
         self.folder.write_manifest(self.known)
         self.monitor.expect(halves)

@@ -1,4 +1,4 @@
-"""The results folder of a run: lock, manifest, tables and checkpoints, including all writes to it."""
+"""Results folder of a run: lock, manifest, tables and checkpoints, including all writes."""
 
 import os
 import shutil
@@ -24,11 +24,10 @@ EMPTY = (lock.FILE, "parts", "checkpoints", run_log.RUN_LOG, manifest.MANIFEST, 
 
 
 class Store:
-    """The results folder of one study, with its batches of cells and seeds."""
+    """Results folder of a study, with its batches of cells and seeds."""
 
     def __init__(self, directory: Path, warn: Callable[[str], None] = lambda line: None) -> None:
-        """Open the folder, or the local copy of a bucket. `warn` is called after damaged files have been
-        repaired."""
+        """Open the folder, or the local copy of a bucket. `warn` is called if damaged files were repaired."""
         self.bucket = Bucket(directory) if is_address(directory) else None
         self.directory = self.bucket.folder if self.bucket else Path(os.path.abspath(directory))
         self.warn = warn
@@ -37,9 +36,9 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for this process; raises RunError if another process holds it.
+        """Lock the folder for this process; raise RunError if another process holds the lock.
 
-        A start that fails before anything was computed leaves no folder.
+        If the run fails before anything is computed, the folder is removed.
         """
         if self.bucket is None:
             with self._locked_here():
@@ -70,7 +69,7 @@ class Store:
                 made = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
                 existed = (self.directory / manifest.MANIFEST).exists()
         if strange:
-            yield  # This is not a results folder, so `join` will raise.
+            yield  # This is not a results folder, so `join` will raise an error.
             return
         try:
             with files.saving(self.directory, self.directory):
@@ -103,7 +102,7 @@ class Store:
 
     def _is_strange(self) -> bool:
         if self.bucket:
-            return False  # `Bucket.locked` has checked the folder.
+            return False  # `Bucket.locked` has already checked the folder.
         if not self.directory.is_dir() or (self.directory / manifest.MANIFEST).exists() or self.batches():
             return False
         return any(path.name not in EMPTY for path in self.directory.iterdir())
@@ -118,13 +117,13 @@ class Store:
         batches is rebuilt with an empty `batches`.
 
         Raises:
-            InputError: the folder holds other files, or results of another config or, without `accept_code`,
-                of other code.
+            InputError: the folder contains other files, results of a different config, or, without
+                `accept_code`, results of different code.
         """
         self._code = described["code"]
         if self._is_strange():
             raise InputError(
-                f"{self.directory}: not empty and not a results folder; choose another with --out"
+                f"{self.directory}: neither empty nor a results folder; choose another with --out"
             )
         known = None
         try:
@@ -147,17 +146,18 @@ class Store:
                     "accept_code=True (command line: --accept-code)"
                 )
         elif changed:
-            known = None  # Nothing was computed, for example because the earlier config did not fit.
+            # Nothing was computed, for example because the earlier config did not fit in memory.
+            known = None
         held = {seed for batch in batches for seed in batch_state.spans(batch)[1]}
         seeds = sorted({*described["seeds"], *held, *(known["seeds"] if known else ())})
         kept = ("name", "description", "config", "cells", "code", "labels", "scales")
         return (known or described) | {key: described[key] for key in kept} | {"seeds": seeds}
 
     def existing(self, described: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the manifest of the folder, None if it has no batches.
+        """Return the manifest of the folder, or None if it has no batches.
 
         Raises:
-            InputError: it has another config than `described`, or cannot be read.
+            InputError: the manifest has a different config than `described`, or cannot be read.
         """
         batches = self.batches()
         known = manifest.find_manifest(self.directory) if batches else None
@@ -172,8 +172,8 @@ class Store:
             ]
         if changed:
             raise InputError(
-                f"{self.directory}: holds results of another config ({'; '.join(dict.fromkeys(changed))}); "
-                "choose another folder with --out, or delete this one"
+                f"{self.directory}: contains results of a different config "
+                f"({'; '.join(dict.fromkeys(changed))}); choose another folder with --out, or delete this one"
             )
 
     def _whole_states(self, batches: list[str]) -> list[BatchState]:
@@ -201,7 +201,7 @@ class Store:
         return [batch for batch in batch_state.batches(self.directory) if batch not in self._strays]
 
     def set_strays_aside(self) -> None:
-        """Move batches that do not belong to this run, as found by `join`, to the folder `damaged`."""
+        """Move batches that do not belong to this run, as detected by `join`, to the folder `damaged`."""
         for batch, reason in self._strays.items():
             self.warn(f"{reason}; set aside in {self._move_aside(batch)}")
 
@@ -225,7 +225,7 @@ class Store:
         return {saved.batch or "": saved for saved in self._whole_states(self.batches())}
 
     def is_whole(self, batch: str) -> bool:
-        """Return True if a batch is finished and its tables are intact; set a damaged batch aside."""
+        """Return True if a batch is finished and its tables are intact; move a damaged batch away."""
         try:
             saved = batch_state.read_state(self.directory, batch)
             if saved is None or not saved.finished:
@@ -243,7 +243,7 @@ class Store:
         return True
 
     def resume(self, batch: str) -> tuple[BatchState | None, dict[str, pd.DataFrame]]:
-        """Return the commit record of a batch and its tables so far; set a damaged batch aside."""
+        """Return the commit record of a batch and its tables so far; move a damaged batch away."""
         try:
             if found := batch_state.read_with_tables(self.directory, batch):
                 if self.bucket and found[0].finished:
@@ -255,7 +255,7 @@ class Store:
         return None, {name: pd.DataFrame() for name in TABLES}
 
     def restore(self, batch: str, saved: BatchState, like: Any) -> Any:
-        """Restore a batch's checkpoint to the host, as a tree like `like`; set a damaged one aside."""
+        """Restore the checkpoint of a batch to the host, as a tree like `like`; move a damaged one away."""
         folder = batch_state.checkpoint_path(self.directory, batch, saved.checkpoint.number)
         try:
             return checkpoints.restore(folder, saved.checkpoint, self.directory, like)
@@ -280,13 +280,13 @@ class Store:
         """Save a batch: tables and arrays under new names, then the commit record that refers to them.
 
         Args:
-            batch: its name.
+            batch: name of the batch.
             arrays: state to resume from; for a finished batch, the trained parameters.
-            tables: function that returns the tables so far.
-            cells: hashes of the configs of its cells, by number.
-            phase: number of the current phase.
-            step: steps taken in it.
-            failures: the seeds that failed so far.
+            tables: function that returns the current tables.
+            cells: config hashes of the cells, by number.
+            phase: index of the current phase.
+            step: number of steps taken in the phase.
+            failures: seeds that have failed so far.
             finished: True if the batch is finished.
             resumable: True if the arrays of a finished batch include the state in which its last phase ended.
             before: the finished batch that this one extends.
@@ -296,7 +296,7 @@ class Store:
         with files.saving(folder, self.directory):
             for made in (self.directory / "parts", self.directory / "checkpoints", folder.parent):
                 made.mkdir(exist_ok=True)
-            # Saving arrays mostly waits for the disk, so the tables are built meanwhile.
+            # Saving arrays mostly waits for the disk, so build the tables in the meantime.
             with ThreadPoolExecutor(1) as pool:
                 writing = pool.submit(self._write_tables, batch, tables)
                 checkpoint = checkpoints.save(folder, arrays)
@@ -349,7 +349,7 @@ class Store:
         with files.saving(aside, self.directory):
             aside.mkdir(parents=True)
             state = batch_state.path(self.directory, batch)
-            # The commit record is moved first, because it makes the other files valid.
+            # Move the commit record first, because it makes the other files valid.
             for path in (state, *state.parent.glob(f"{batch}.*.parquet")):
                 if path.exists():
                     path.replace(aside / path.name)
@@ -376,7 +376,7 @@ class Store:
                 self.bucket.forget(batch)
 
     def is_merged(self, known: Mapping[str, Any]) -> bool:
-        """Return True if the merged tables have the checksums of the manifest."""
+        """Return True if the checksums of the merged tables match the manifest."""
         if self.bucket:
             self.bucket.download({f"{name}.parquet": known["sha256"].get(name, "") for name in TABLES})
         try:
@@ -392,8 +392,7 @@ class Store:
         """Write records.parquet and tokens.parquet from the tables of batches.
 
         Returns:
-            Manifest entries of the tables: failures, package sources and checksums. Without batches there are
-            no tables.
+            Manifest entries: failures, package sources and checksums. Without batches, no tables are written.
         """
         if not batches:
             return {"failures": [], "sha256": {}}

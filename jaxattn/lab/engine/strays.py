@@ -1,4 +1,4 @@
-"""Detection of batches that do not belong to the run of a folder, such as copies from other runs."""
+"""Detect batches that do not belong to the run of a folder, such as copies from other runs."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,11 +10,11 @@ from jaxattn.lab.storage.files import Damaged
 
 
 def find_strays(directory: Path, known: Mapping[str, Any] | None, asked: Iterable[int]) -> dict[str, str]:
-    """Return the batches of a folder that do not belong to its run, each with the reason.
+    """Return the batches of a folder that do not belong to its run, with the reasons.
 
-    The manifest lists the batches of the run. Another batch belongs to the run if it is intact, has its own
-    name, has only seeds of the manifest or of `asked`, and shares no (cell, seed) pair with another batch.
-    Without a manifest (`known` is None) all seeds are accepted.
+    The manifest lists the batches of the run. A batch that is not listed belongs to the run if it is intact,
+    matches its file name, has only seeds of the manifest or of `asked`, and shares no (cell, seed) pair with
+    another batch. Without a manifest (`known` is None), all seeds are accepted.
     """
     cells: dict[str, list[int]] = {}
     seeds, planned = None, set()

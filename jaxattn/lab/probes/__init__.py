@@ -1,4 +1,4 @@
-"""Probes: measurements of one seed, as settings classes with pure functions."""
+"""Probes: settings classes with pure functions that measure one seed."""
 
 from jaxattn.base import Measurement
 from jaxattn.base.probe import ProbeContext

@@ -1,4 +1,4 @@
-"""Probes of whole phases, which compare parameters with certified limit directions."""
+"""Probes of whole phases that compare parameters with certified limit directions."""
 
 from functools import partial
 from typing import Any, ClassVar
@@ -41,9 +41,9 @@ _AT_THE_END_P = (
 
 
 class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
-    """The distance between p and the max-margin direction of the final selection.
+    """Distance between p and the max-margin direction of the final selection.
 
-    Computed at the end of the phase, because the final selection is known only then.
+    It is computed at the end of the phase, when the final selection is known.
 
     Attributes:
         nats: a token counts as selected if its score is within `nats` of the highest score in its sequence;
@@ -67,7 +67,7 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
     nats: Static[NotNegative] | None = None
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason if the phase trains more than the parameter that scores are linear in."""
+        """Return a reason if the phase trains other parameters than the one that the scores are linear in."""
         name = task.model.linear_in
         if name is None:
             return "requires a model with scores that are linear in a parameter"
@@ -80,20 +80,20 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
     def conclude(
         self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
     ) -> tuple[_Metrics, _Metrics]:
-        """Compute the max-margin direction of every seed's final selection, and compare p with it.
+        """Compute the max-margin direction for the final selection of each seed, and compare p with it.
 
         Args:
-            history: (S, k, D) float64; p of every seed at k probe steps.
-            params: the final parameters; those that determine the scores' keys are not trained in the phase.
-            model: the model, which returns the scores.
-            loaded: data, shared by the seeds or separate for each.
+            history: (S, k, D) float64; p of each seed at k probe steps.
+            params: the final parameters. The phase does not train those that determine the keys.
+            model: the model, which computes the scores.
+            loaded: the data, shared by all seeds or one set per seed.
 
         Returns:
-            Metrics of every probe step, (S, k) each: 1 - cos to the max-margin direction, and the margin on
-            the final selection relative to the largest one. Metrics of the max-margin problem, (S,) each. NaN
-            if no direction separates the selection; `feasible` is NaN if neither case is proven.
+            Metrics at every probe step, (S, k) each: 1 - cos to the max-margin direction, and the margin on
+            the final selection relative to the maximum margin. Metrics of the max-margin problem, (S,) each.
+            NaN if no direction separates the selection; `feasible` is NaN if the problem is undecided.
         """
-        # On one device, because the solver does not support arrays on several devices.
+        # Use one device, because the solver does not support arrays on several devices.
         params, data = jax.device_get((params, loaded.splits.train))
         with backend.float64():
             params = jax.tree.map(_in_float64, params)
@@ -103,7 +103,7 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
                 away, ratio, *facts = (np.stack(x) for x in zip(*seeds, strict=True))
                 return _named(away, ratio, *facts)
             axis = None if loaded.shared else 0
-            # The bags are those of the data, shared by the seeds or separate for each.
+            # The bags are those of the data, shared by all seeds or one set per seed.
             parts = jax.vmap(partial(_keys_and_bags, model), (0, axis), (0, axis))
             keys, corpus = jax.jit(parts)(params, data)
             select = partial(_selected, nats=self.nats)
@@ -115,11 +115,11 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
 
 
 def certified_distance(away: Any, duality_gap: Any) -> np.ndarray:
-    """Return an upper bound on 1 - cos of the angle to the true max-margin direction, NaN if there is none.
+    """Bound 1 - cos to the true max-margin direction from above; NaN if there is none.
 
-    `away` is 1 - cos to the computed direction. The angle is at most that to the computed direction plus the
-    angle between the computed and the true direction, which is bounded by the relative duality gap:
-    1 - cos ≤ 1 - √(1 - gap).
+    `away` is 1 - cos to the computed direction. The angle to the true direction is at most the angle to the
+    computed direction plus the angle between the two, which is bounded by the relative duality gap: 1 - cos ≤
+    1 - √(1 - gap).
     """
     gap = np.asarray(duality_gap)
     left_open = gap / (1 + np.sqrt(1 - gap))
@@ -187,10 +187,11 @@ _AT_THE_END_RELAXED = (
 
 
 class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
-    """The distances of p and v to p_relax and v_mm of the final selection.
+    """Distances of p and v from p_relax and v_mm of the final selection.
 
-    The counterpart of `max_margin_direction` for phases that train p and v. The token with the highest score
-    is selected. The metrics are NaN if two tokens share it, or if no direction separates the selection.
+    This is the counterpart of `max_margin_direction` for phases that train p and v. The token with the
+    highest score is selected. The metrics are NaN if two tokens tie for it, or if no direction separates the
+    selection.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -214,15 +215,15 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
     def conclude(
         self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
     ) -> tuple[_Metrics, _Metrics]:
-        """Compute the directions of every seed, and compare p and v with them.
+        """Compute the directions for each seed, and compare p and v with them.
 
-        `history` is p and v of every seed at k probe steps, (S, k, 2, d) float64.
+        `history` contains p and v of each seed at k probe steps, (S, k, 2, d) float64.
 
         Returns:
-            1 - cos of p to p_relax and to the max-margin direction of all sequences, and of v to v_mm,
-            (S, k). The certificate of p_relax, and the share of sequences on which v_mm is tight, (S,).
+            1 - cos of p to p_relax and to the max-margin direction of all sequences, and of v to v_mm, (S,
+            k). The certificate of p_relax, and the fraction of sequences on the margin of v_mm, (S,).
         """
-        # On the host, because shapes differ between seeds and JAX would compile for each.
+        # Run on the host, because shapes differ between seeds and JAX would compile for each.
         E, corpora = jax.device_get((params.E, loaded.splits.train))
 
         def compare(seed: int, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -245,7 +246,7 @@ def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarra
     chosen, counts = attended_on_host(E @ path[-1, 0], corpus, 0.0)
     if (counts != 1).any():
         return nothing
-    # For pairs whose values under v differ by a bounded amount, the flow requires only half the margin.
+    # For pairs with values under v that differ by a bounded amount, the flow requires only half the margin.
     scores = Scores(E, corpus)
     relaxed, alone = relaxed_max_margin(scores, chosen, tied=0.5), max_margin(scores, chosen)
     away = [one_minus_cosine(path[:, i], x.p) for i, x in ((0, relaxed.query), (0, alone), (1, relaxed.head))]
@@ -270,7 +271,7 @@ _AT_THE_END_LIMIT = (
 
 
 class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
-    """The distance of p to the limit of gradient flow on p, also where tokens tie.
+    """Distance of p from the limit of gradient flow on p, which may have ties.
 
     If tokens tie in the limit, gradient flow converges to the direction that `ja.theory.certify_limit`
     certifies, and not to the max-margin direction.
@@ -301,12 +302,13 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
     def conclude(
         self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
     ) -> tuple[_Metrics, _Metrics]:
-        """Certify the limit of every seed, and compare p with it.
+        """Certify the limit of each seed, and compare p with it.
 
-        `history` is p of every seed at k probe steps, (S, k, d) float64.
+        `history` contains p of each seed at k probe steps, (S, k, d) float64.
 
         Returns:
-            1 - cos to the limit, (S, k). Its certificate, and the share of sequences with tied tokens, (S,).
+            1 - cos to the limit, (S, k). The certificate of the limit, and the fraction of sequences with
+            ties, (S,).
         """
         params, corpora = jax.device_get((params, loaded.splits.train))
 

@@ -1,4 +1,4 @@
-"""Probes of E·v and E·p against the importance of tokens, and of the deviation from the one-step law."""
+"""Probes of E·v and E·p against token importance, and of the deviation from the one-step law."""
 
 from functools import partial
 from typing import Any, ClassVar
@@ -18,19 +18,19 @@ _PAIRS = ("Ev", "Ep_signed", "Ep_absolute")
 
 
 class Importance(Probe, frozen=True, kw_only=True):
-    """How E·v and E·p depend on the posterior difference (bin means and rank correlations), and how E·v
-    correlates with α.
+    """Dependence of E·v and E·p on token importance.
 
-    In a trained model, E·p is a U-shaped function of the posterior difference: its correlation with the
-    absolute value (`absolute`) is close to 1, and its correlation with the signed value (`signed`) close to
-    0. For K > 2 classes, E·v_k is compared with the posterior difference of class k, and E·p with the maximum
-    of the absolute values; the results are averaged over classes.
+    The metrics are bin means and rank correlations over the posterior difference, and the correlation of E·v
+    with α. In a trained model, E·p is a U-shaped function of the posterior difference: its correlation with
+    the absolute value (`absolute`) is close to 1, and its correlation with the signed value (`signed`) close
+    to 0. For K > 2 classes, E·v_k is compared with the posterior difference of class k, and E·p with the
+    maximum of the absolute values; the results are averaged over classes.
 
     Attributes:
         bins: number of equal bins that divide the posterior difference between `low` and `high`; 0 for none.
         low: lower end of the first bin.
         high: upper end of the last bin.
-        min_count: smallest number of occurrences for a token to enter correlations over tokens.
+        min_count: minimum number of occurrences for a token to be included in correlations over tokens.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -58,7 +58,7 @@ class Importance(Probe, frozen=True, kw_only=True):
         tokens, (scores, values) = context.data.tokens, context.columns
         difference, found = tokens.posterior_difference, {}
         size = jnp.broadcast_to(jnp.abs(difference).max(axis=1, keepdims=True), difference.shape)
-        # The columns are concatenated because most of the compile time is for sorting.
+        # Concatenate the columns, because sorting dominates the compile time.
         columns = jnp.concatenate([values, scores, scores], axis=1)
         against = jnp.concatenate([difference, difference, size], axis=1)
         frequent = tokens.count >= max(self.min_count, 1)
@@ -108,11 +108,11 @@ def bin_means_array(
     low: float | Array,
     high: float | Array,
 ) -> Float[Array, " bins"]:
-    """Return the mean value of tokens in equal bins of the posterior difference from low to high.
+    """Average token values in equal bins of the posterior difference, from `low` to `high`.
 
-    Tokens with NaN or outside [low, high] are dropped; an empty bin is NaN.
+    Tokens with a posterior difference of NaN or outside [low, high] are dropped. Empty bins are NaN.
     """
-    # Ratios of counts may be on bin edges up to rounding; `results.correlations` has the same tolerance.
+    # Ratios of counts may be on bin edges up to rounding; `results.correlations` uses the same tolerance.
     at = (difference - low) / ((high - low) / bins) + 1e-5
     number = jnp.clip(jnp.floor(at), 0, bins - 1)
     inside = (at >= 0) & (at <= bins + 2e-5)
@@ -121,17 +121,17 @@ def bin_means_array(
 
 
 def spearman_array(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array, " N"]) -> Float[Array, ""]:
-    """Compute Spearman's rank correlation over the entries in use; ties have their average rank.
+    """Compute Spearman's rank correlation over the entries in use, with average ranks for ties.
 
-    NaN if fewer than two entries are in use or one side is constant.
+    The result is NaN if fewer than two entries are in use, or if x or y is constant.
     """
-    # Both sides are sorted together because sorting takes long to compile.
+    # Sort both sides together, because sorting takes long to compile.
     ranks = jax.vmap(_ranks, (0, None))(jnp.stack([x, y]), use)
     return pearson_array(ranks[0], ranks[1], use)
 
 
 def pearson_array(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array, " N"]) -> Float[Array, ""]:
-    """Compute Pearson's correlation over the entries in use; NaN if one side is constant."""
+    """Compute Pearson's correlation over the entries in use; NaN if x or y is constant."""
     number = use.sum()
     x = jnp.where(use, x, 0)
     y = jnp.where(use, y, 0)
@@ -148,11 +148,11 @@ def _ranks(x: Array, use: Bool[Array, " N"]) -> Array:
 
 
 class OneStepError(Probe, frozen=True, kw_only=True):
-    """The distance of E·v from the one-step law, per unit of η0.
+    """Deviation of E·v from the one-step law, per unit of η0.
 
         max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0
 
-    Recorded after a single step on E, for the one-layer model with the logistic loss.
+    It is recorded after a single step on E, for the one-layer model with the logistic loss.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -160,7 +160,7 @@ class OneStepError(Probe, frozen=True, kw_only=True):
     from_step: ClassVar[int] = 1
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return the reason why the one-step law does not apply."""
+        """Return the reason why the one-step law does not apply, if any."""
         return wants_one_layer(task, phase, ("E",)) if phase.one_step else "requires a phase of one full step"
 
     def remember(self, params: Any) -> Array:
@@ -177,7 +177,7 @@ class OneStepError(Probe, frozen=True, kw_only=True):
 
 
 class OneStepEmbeddings(OneStepError, frozen=True, kw_only=True):
-    """The distance of E from the one-step law, per unit of η0.
+    """Deviation of E from the one-step law, per unit of η0.
 
         max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0
 

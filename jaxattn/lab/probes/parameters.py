@@ -1,4 +1,4 @@
-"""Probes of parameters: norms, angles, quantities that the flow conserves, and the sharpness of the loss."""
+"""Probes of parameters: norms, angles, conserved quantities of the flow, and sharpness of the loss."""
 
 from collections.abc import Callable
 from itertools import combinations
@@ -20,34 +20,33 @@ from jaxattn.models.gradients import loss_and_gradients
 
 
 class Norms(Probe, frozen=True, kw_only=True):
-    """The Euclidean norm of every vector and the Frobenius norm of every matrix: norm_E, norm_p, ..."""
+    """Euclidean norms of vectors and Frobenius norms of matrices: norm_E, norm_p, ..."""
 
     rotation_invariant: ClassVar[bool] = True
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure norm_θ for every parameter θ, trained or not."""
+        """Measure norm_θ for each parameter θ, trained or not."""
         return {f"norm_{name}": optax.tree.norm(get(context.params, name)) for name in names(context.params)}
 
 
 def cosine_array(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array, ""]:
-    """Compute x·y / (‖x‖ ‖y‖) over all entries, of any size; NaN if one of them is zero."""
-    # Without the scaling, squares of small gradients would underflow.
+    """Compute x·y / (‖x‖ ‖y‖) over all entries, at any scale; NaN if x or y is zero."""
+    # Without scaling, squares of small gradients would underflow.
     x, y = (z / jnp.abs(z).max() for z in (x, y))
     return (x * y).sum() / jnp.sqrt((x * x).sum() * (y * y).sum())
 
 
 class Alignments(Probe, frozen=True, kw_only=True):
-    """Cosines between parameters of the same shape (cos_p_v), and between a parameter and its descent
-    direction (cos_p_descent).
+    """Cosines between parameters of equal shape, and between a parameter and its descent direction.
 
-    Parameters with one row per token are not compared with each other. Once the direction of θ has converged,
-    its cosine with -∂L/∂θ is 1.
+    The metrics have names such as cos_p_v and cos_p_descent. Parameters with one row per token are not
+    compared with each other. Once the direction of θ has converged, its cosine with -∂L/∂θ is 1.
     """
 
     rotation_invariant: ClassVar[bool] = True
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure cos_θ_θ' for every pair of equal shape, and cos_θ_descent for every trained θ."""
+        """Measure cos_θ_θ' for each pair of equal shape, and cos_θ_descent for each trained θ."""
         params, rows = context.params, context.model.token_rows
         pairs = [
             (one, other)
@@ -62,13 +61,13 @@ class Alignments(Probe, frozen=True, kw_only=True):
 
 
 class Conservation(Probe, frozen=True, kw_only=True):
-    """The drift ‖Q - Q_0‖ / ‖Q_0‖ of a conserved quantity Q in a phase that trains E, p and v.
+    """Drift ‖Q - Q_0‖ / ‖Q_0‖ of a conserved quantity Q, in a phase that trains E, p and v.
 
     If the loss depends on E, p and v only through E p and E v, gradient flow conserves
 
         Q = EᵀE - Σ_h p_h p_hᵀ - Σ_k v_k v_kᵀ,   d/dt Q = 0,
 
-    summed over all queries and heads. With steps of size η the drift is proportional to η.
+    summed over all queries and read-out vectors. With steps of size η the drift is proportional to η.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -79,7 +78,7 @@ class Conservation(Probe, frozen=True, kw_only=True):
         return None if {"E", "p", "v"} <= set(phase.train) else "requires a phase that trains E, p and v"
 
     def remember(self, params: Any) -> Float[Array, "m d"] | Float[Array, "d d"]:
-        """Return the smaller one of Q_0 (d, d) and the m initial rows of E, p and v, (m, d)."""
+        """Return Q_0, (d, d), or the m initial rows of E, p and v, (m, d), whichever is smaller."""
         rows, signs = _rows(params)
         return rows if len(rows) < rows.shape[1] else _quantity(rows, signs)
 
@@ -93,17 +92,17 @@ def _drift(rows: Array, signs: Array, memory: Array) -> Array:
     if len(rows) >= rows.shape[1]:
         start, now = memory, _quantity(rows, signs)
     else:
-        # In an orthonormal basis of all rows there are 2m coordinates. Gram matrices of the rows would give
-        # the norm as a difference of large squares, and lose half of the digits of a small drift.
+        # In an orthonormal basis of all rows there are at most 2m coordinates. From Gram matrices, the norm
+        # would be a difference of large squares, and half of the digits of a small drift would be lost.
         both = jnp.linalg.qr(jnp.concatenate([rows, memory]).T, mode="r").T
         now, start = (_quantity(x, signs) for x in jnp.split(both, 2))
     return jnp.linalg.norm(now - start) / jnp.linalg.norm(start)
 
 
 def _rows(params: Any) -> tuple[Float[Array, "m d"], Float[Array, " m"]]:
-    """Stack the rows of E, all queries and all heads, with their signs in Q.
+    """Stack the rows of E, all queries and all read-out vectors, with their signs in Q.
 
-    Queries are (d,) or (H, d); heads (d,), (d, K), (H, d) or (H, d, K).
+    Queries are (d,) or (H, d), and read-out vectors (d,), (d, K), (H, d) or (H, d, K).
     """
     E, p, v = (get(params, name) for name in ("E", "p", "v"))
     dim = E.shape[1]
@@ -123,24 +122,25 @@ def largest_eigenvalue(
 
     Args:
         product: x -> A x, (N,) -> (N,).
-        start: (N,); a vector that is not an eigenvector, such as a random one.
-        iterations: number of products, at most N. The estimate increases with it, and is exact up to rounding
-            once it is at least the number of distinct eigenvalues.
+        start: (N,); a vector that is not an eigenvector, for example a random one.
+        iterations: number of products, at most N. The estimate increases with the number, and is exact up to
+            rounding once it reaches the number of distinct eigenvalues.
 
     Returns:
-        The estimate, at most the eigenvalue; NaN if A has NaN.
+        The estimate, which is at most the eigenvalue; NaN if A contains NaN.
 
     Source:
-        Lanczos 1950; the iteration with reorthogonalisation is matfree's.
+        Lanczos 1950, with the reorthogonalisation of matfree.
     """
-    # The method squares its input, and small Hessians would underflow without scaling.
+    # The method squares its input, so small Hessians would underflow without scaling.
     size = jnp.abs(product(start)).max() / jnp.abs(start).max()
     scale = jnp.where(size > 0, size, 1)
     lanczos = decomp.hessenberg(min(iterations, len(start)), reortho="full", custom_vjp=False)
     _, matrix, _, _ = lanczos(lambda x: product(x) / scale, start)
     diagonal, below = jnp.diagonal(matrix), jnp.diagonal(matrix, -1)
-    # If the vectors span an invariant subspace, the next vector is rounding error, or 0/0. The previous ones
-    # contain all information; the rest is filled with a number that is at most the eigenvalue.
+    # If the vectors span an invariant subspace, the next vector is rounding error, or 0/0. The previous
+    # vectors then contain all information, and the rest is filled with a number that is at most the
+    # eigenvalue.
     reach = jax.lax.cummax(jnp.maximum(jnp.abs(diagonal[:-1]), below))
     is_valid = jnp.cumprod(below > float(np.finfo(start.dtype).eps) ** 0.5 * reach).astype(bool)
     diagonal = jnp.where(jnp.append(True, is_valid), diagonal, diagonal[0])
@@ -150,9 +150,9 @@ def largest_eigenvalue(
 
 
 class Sharpness(Probe, frozen=True, kw_only=True):
-    """The largest eigenvalue of the Hessian of the training loss with respect to the trained parameters.
+    """Largest eigenvalue of the Hessian of the training loss with respect to the trained parameters.
 
-    The computation takes `iterations` Hessian-vector products, each as expensive as a few gradients, and
+    The computation requires `iterations` Hessian-vector products, each as expensive as a few gradients, and
     stores one vector per iteration.
 
     Attributes:

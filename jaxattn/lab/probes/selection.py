@@ -1,4 +1,4 @@
-"""Probes of attention: the tokens it selects, whether they are a cover, and its entropy."""
+"""Probes of attention: the selected tokens, whether they form a cover, and the entropy."""
 
 from typing import ClassVar
 
@@ -21,15 +21,15 @@ from jaxattn.theory import Scores, Selection, margin, selection_from_scores, sel
 
 
 class Selected(Probe, frozen=True, kw_only=True):
-    """The attention on important tokens, and the share of sequences that select one.
+    """Attention on important tokens, and the fraction of sequences that select one.
 
-    A sequence selects an important token if all tokens with the highest score are important, unless all its
-    tokens have that score. An important token ties if it has the highest score together with an unimportant
-    token or with all other tokens, as under uniform attention. The metrics are NaN if no token is important.
+    A sequence selects an important token if all tokens with the highest score are important, and not all of
+    its tokens tie. An important token ties if it has the highest score together with an unimportant token or
+    with all other tokens, as under uniform attention. The metrics are NaN if no token is important.
 
     Attributes:
-        important: smallest |posterior difference| for a token to count as important.
-        min_count: smallest number of occurrences for a token to count as important, since the posterior
+        important: minimum |posterior difference| for a token to count as important.
+        min_count: minimum number of occurrences for a token to count as important, since the posterior
             difference of a rare token is noise.
     """
 
@@ -67,7 +67,7 @@ class Selected(Probe, frozen=True, kw_only=True):
 
 
 class HeadsSelected(Selected, frozen=True, kw_only=True):
-    """The metrics of `Selected`, separately for each head or query.
+    """Metrics of `Selected` for each head or query.
 
     If different heads select important tokens in different sequences, `any_head_selected` exceeds every
     `head_selected`.
@@ -103,10 +103,10 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
 
 
 def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
-    """Return the tokens whose score is within `nats` of the largest one of their sequence; ties if None.
+    """Select the tokens with scores within `nats` of the largest in their sequence, or only ties if None.
 
-    Scores that tie in the limit of a flow differ by a few nats along the path, and all others diverge like
-    margin · ‖p‖. Hence 10 nats separate them if ‖p‖ is above about 20 / margin.
+    Scores that tie in the limit of a flow differ by a few nats along the path, while all others diverge like
+    margin · ‖p‖. A threshold of 10 nats therefore separates them if ‖p‖ is above about 20 / margin.
     """
     if nats is None:
         return selection_from_scores(scores, corpus)
@@ -116,7 +116,7 @@ def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
 def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[Selection, np.ndarray]:
     """Compute `attended` with NumPy, because shapes differ between seeds and JAX would compile for each.
 
-    Also returns the number of selected tokens of every sequence, (n,).
+    Also return the number of selected tokens of each sequence, (n,).
     """
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
@@ -130,12 +130,11 @@ def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[S
 
 
 class RelevantTokens(Probe, frozen=True, kw_only=True):
-    """The shares of sequences that select a relevant token, select exactly the relevant tokens, or contain a
-    tie.
+    """Fractions of sequences that select a relevant token, select exactly the relevant tokens, or have a tie.
 
-    A sequence selects a relevant token if all tokens with the highest score are relevant, unless all its
-    tokens have that score. A relevant token ties if it has the highest score together with an irrelevant
-    token or with all other tokens. Sequences without relevant tokens are not counted.
+    A sequence selects a relevant token if all tokens with the highest score are relevant, and not all of its
+    tokens tie. A relevant token ties if it has the highest score together with an irrelevant token or with
+    all other tokens. Sequences without relevant tokens are not counted.
 
     Attributes:
         relevant: number of relevant tokens: tokens 0 .. relevant - 1.
@@ -176,9 +175,12 @@ class RelevantTokens(Probe, frozen=True, kw_only=True):
 
 @sequential_vmap_if_large
 def attention_entropy(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, " n"]:
-    """Compute -Σ_s q_s log q_s, q_s = count_s exp(a_s) / Σ_r count_r exp(a_r), of every sequence, in nats.
+    """Compute the attention entropy -Σ_s q_s log q_s of each sequence, in nats.
 
-    It is 0 if all attention is on one token, however often it occurs. Scores may have any finite spread.
+        q_s = count_s exp(a_s) / Σ_r count_r exp(a_r)
+
+    It is 0 if all attention is on one token, even if the token occurs several times. Scores may have any
+    finite spread.
     """
     bags = corpus.bags
     _, _, normaliser, weight = bags.softmax(take(scores, bags.index.astype(jnp.int32)))
@@ -188,8 +190,7 @@ def attention_entropy(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array
 
 
 class AttentionEntropy(Probe, frozen=True, kw_only=True):
-    """The entropy of attention averaged over sequences, and its exponential, which is the effective number of
-    attended tokens."""
+    """Mean entropy of attention over sequences, and its exponential, the number of attended tokens."""
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
@@ -208,13 +209,13 @@ class AttentionEntropy(Probe, frozen=True, kw_only=True):
 
 
 class Attended(Probe, frozen=True, kw_only=True):
-    """How concentrated the attention of every head and query is, averaged over the training data.
+    """Concentration of the attention of each head and query, averaged over the training data.
 
     A query selects a token if its largest attention weight is at least `above`. With the attention q (n, ...,
     T) from `Model.attention`, the number of attended positions is exp(-Σ_t q_t log q_t).
 
     Attributes:
-        above: smallest attention weight for a token to count as selected.
+        above: minimum attention weight for a token to count as selected.
     """
 
     labels: ClassVar[dict[str, str]] = {
@@ -230,7 +231,7 @@ class Attended(Probe, frozen=True, kw_only=True):
         return None if task.model.shows_attention else "requires a model with attention"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed: (Q,) for all heads and queries, () for a single one; NaN without queries."""
+        """Measure one seed: (Q,) for all heads and queries, or () for a single one; NaN without queries."""
         train = context.sampled.train
         q = context.model.attention(context.params, train)
         rows = jnp.asarray(q).reshape(train.num_examples, -1, q.shape[-1])
@@ -243,16 +244,15 @@ class Attended(Probe, frozen=True, kw_only=True):
 
 
 class Cover(Probe, frozen=True, kw_only=True):
-    """The tokens with the highest score in a sequence, and the distance between E·v and the limit of gradient
-    flow on E, p and v.
+    """Highest-scoring tokens, and the distance of E·v from its limit under gradient flow on E, p and v.
 
     Let s(X) be the (first) token with the highest score in X, and r_eff the number of distinct s(X). The
     limit is
 
         E_s·v = y_s ‖v‖²/√r_eff for s = s(X),   0 for other tokens,
 
-    if these tokens form a cover, that is, each has the highest score under only one label y_s. A margin of 1
-    then costs ‖E‖² + ‖v‖² = 2 √r_eff.
+    if these tokens form a cover, which means that each of them has the highest score under only one label
+    y_s. A margin of 1 then costs ‖E‖² + ‖v‖² = 2 √r_eff.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -295,7 +295,7 @@ class Cover(Probe, frozen=True, kw_only=True):
 
 
 def on_top(scores: Array, corpus: Corpus) -> tuple[Array, Array]:
-    """Return the first token with the highest score of every sequence and its attention, (n,) each."""
+    """Return the first token with the highest score in each sequence, and its attention, (n,) each."""
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
     below = below_top(corpus, scores)

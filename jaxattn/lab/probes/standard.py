@@ -25,28 +25,27 @@ BEST = {
 
 
 class Probes(Spec, frozen=True, kw_only=True):
-    """Settings of the measurements and of their steps.
+    """Settings of all measurements and of the steps at which they are taken.
 
     The first and the last step of a phase are always measured.
 
     Attributes:
-        per_decade: number of log-spaced measurements per decade of steps; 0 measures only the first and the
-            last step of a phase.
-        steps: steps to measure at, in place of `per_decade`: a list for all phases, or a table with a list
-            per phase.
-        every: number of steps between measurements, in place of `per_decade`: one number for all phases, or a
+        per_decade: number of log-spaced measurements per decade of steps; with 0, only the first and last
+            step of a phase are measured.
+        steps: steps to measure at, instead of `per_decade`: a list for all phases, or a table with a list per
+            phase.
+        every: number of steps between measurements, instead of `per_decade`: one number for all phases, or a
             table with a number per phase.
         bins: number of equal bins that divide the posterior difference between `low` and `high`; 0 for none.
         low: lower end of the first bin.
         high: upper end of the last bin.
-        min_count: smallest number of occurrences for a token to enter correlations over tokens, or to count
-            as important.
-        important: smallest |posterior difference| for a token to count as important.
-        max_margin: whether to compare p with the max-margin direction in each phase that trains only p.
-        sample: number of evenly spaced sequences in each corpus to measure losses, accuracies and gradients
-            on; defaults to all.
-        tokens: whether to measure the attention on tokens, and the correlations of E·v and E·p with the
-            importance of tokens.
+        min_count: minimum number of occurrences for a token to be included in correlations, or to count as
+            important.
+        important: minimum |posterior difference| for a token to count as important.
+        max_margin: True to compare p with the max-margin direction in each phase that only trains p.
+        sample: number of evenly spaced sequences per corpus for losses, accuracies and gradients; defaults to
+            all.
+        tokens: True to measure attention on tokens, and correlations of E·v and E·p with token importance.
         own: additional probes, built-in or custom.
     """
 
@@ -64,31 +63,35 @@ class Probes(Spec, frozen=True, kw_only=True):
     own: tuple[Measurement, ...] = ()
 
     def check(self, *context: Any) -> None:
-        """Raise InputError if the bins have no width, or the steps of a phase are set twice."""
+        """Raise InputError if the bins have no width, or if the steps of a phase are set twice."""
         if self.low >= self.high:
-            raise InputError(f"probes.low: {self.low} is not below probes.high = {self.high}")
+            raise InputError(f"probes.low: {self.low}; must be below probes.high = {self.high}")
         named = _names(self.steps) & _names(self.every)
         if named or (self.steps and self.every and not _names(self.steps) | _names(self.every)):
             key = "".join(f".{name}" for name in sorted(named)[:1])
-            raise InputError(f"probes.every{key}: probes.steps{key} sets the steps too; remove one of them")
+            raise InputError(
+                f"probes.every{key}: cannot be combined with probes.steps{key}; remove one of them"
+            )
 
     def check_phases(self, phases: Sequence[Phase]) -> None:
         """Raise InputError if steps are set for an unknown phase, or beyond the end of a phase."""
         known = {phase.name: phase for phase in phases}
         for key, value in (("steps", self.steps), ("every", self.every)):
             if unknown := sorted(_names(value) - known.keys()):
-                raise InputError(f"probes.{key}.{unknown[0]}: no such phase; phases: {', '.join(known)}")
+                raise InputError(
+                    f"probes.{key}.{unknown[0]}: no such phase; choose one of {', '.join(known)}"
+                )
         listed = self.steps if isinstance(self.steps, dict) else {"": self.steps}
         for name, steps in listed.items():
             ends = [_end(phase) for phase in ([known[name]] if name else phases)] if steps else []
             if steps and max(steps) > max(ends):
                 key, whose = (f".{name}", "the phase") if name else ("", "the longest phase")
                 raise InputError(
-                    f"probes.steps{key}: {max(steps)} is beyond the end, {whose} has {max(ends)}"
+                    f"probes.steps{key}: {max(steps)} is beyond the last step, {whose} has {max(ends)}"
                 )
 
     def steps_of(self, phase: Phase) -> list[int]:
-        """Return the steps of a phase to measure at, in ascending order, including 0 and the last one."""
+        """Return the steps at which to measure a phase, in ascending order, including 0 and the last step."""
         steps, every, end = _of(self.steps, phase), _of(self.every, phase), _end(phase)
         if phase.name in _names(self.every) or (every and not steps):
             return sorted({*range(0, end, every), end})
@@ -113,7 +116,7 @@ class Probes(Spec, frozen=True, kw_only=True):
 
 
 class Fit(Probe, frozen=True, kw_only=True):
-    """The losses, the log of the gradient norm, and the norm of p."""
+    """Losses, log of the gradient norm, and norm of p."""
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
@@ -139,7 +142,7 @@ class Fit(Probe, frozen=True, kw_only=True):
 
 
 class Accuracy(Probe, frozen=True, kw_only=True):
-    """The accuracy on training, test and validation data."""
+    """Accuracy on training, test and validation data."""
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
@@ -152,7 +155,7 @@ class Accuracy(Probe, frozen=True, kw_only=True):
     }
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless targets are classes and the loss is a sum over single examples."""
+        """Return a reason unless targets are classes and the loss is a sum over examples."""
         if task.data.train.num_classes is None:
             return "requires targets that are classes"
         return "requires a loss of single examples" if task.loss.coupled else None
@@ -176,7 +179,7 @@ def _names(value: Any) -> set[str]:
 
 
 def _of(value: Any, phase: Any) -> Any:
-    """Return the value of a setting for a phase; None if it is set only for other phases."""
+    """Return the value of a setting for a phase, or None if it is only set for other phases."""
     return value.get(phase.name) if isinstance(value, dict) else value
 
 

@@ -1,4 +1,4 @@
-"""Requirements of probes on a phase's data and model, with the reason why a probe does not apply."""
+"""Requirements of probes on the data and model of a phase, as reasons why a probe does not apply."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ def wants_bags(task: Task) -> str | None:
 
 
 def wants_scores(task: Task) -> str | None:
-    """Return a reason unless the data are bags and the model has scores and values of their tokens."""
+    """Return a reason unless the data are bags and the model has token scores and values."""
     if not task.model.has_scores:
         return "requires a model with scores_and_values"
     return wants_bags(task)

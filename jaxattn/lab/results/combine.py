@@ -1,4 +1,4 @@
-"""Operations on results: merge folders, select cells, average over cells, subtract paired cells."""
+"""Operations on results: merge folders, select cells, average over cells, and subtract paired cells."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,8 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
     Cells with the same config become one cell with the seeds of all folders.
 
     Returns:
-        One result. Its cells are renumbered, and have the setting "sweep" if the names of the sweeps differ.
+        The merged results. Cells are renumbered, and have a setting "sweep" if the names of the sweeps
+        differ.
 
     Raises:
         InputError: two folders contain the same seed of the same cell.
@@ -47,7 +48,7 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
             before = owner.setdefault((int(cell), int(seed)), folder)
             if before is not folder:
                 raise InputError(
-                    f"{folder.directory}: seed {seed} is in {before.directory} too; pass only one of the two"
+                    f"{folder.directory}: seed {seed} is also in {before.directory}; pass only one of the two"
                 )
         failures += [
             failure | {"cell": number[failure["cell"]]} for failure in folder.manifest.get("failures", [])
@@ -105,7 +106,9 @@ def choose(
     numbers = [cell["cell"] for cell in kept]
     records = records[records["cell"].isin(numbers)]
     if records.empty:
-        raise InputError(f"{results.directory}: no cell, phase and metric matches the selection; select more")
+        raise InputError(
+            f"{results.directory}: no cell, phase and metric matches the selection; relax the selection"
+        )
     tokens = results.tokens[results.tokens["cell"].isin(numbers)] if len(results.tokens) else results.tokens
     return replace(results, manifest=dict(results.manifest) | {"cells": kept}, records=records, tokens=tokens)
 
@@ -113,19 +116,18 @@ def choose(
 def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
     """Average each seed over cells with equal values of some config keys: x_s = Σ_c x_cs / C.
 
-    Seed s has the same random numbers in every cell, so its values are not independent. The sample is that of
-    the seeds, and `statistics.aggregate` resamples whole seeds.
+    Seed s uses the same random numbers in every cell, so its values are not independent. The seeds form the
+    sample, and `statistics.aggregate` resamples whole seeds.
 
-    The C cells are those of the group that recorded the (phase, step, metric) for any seed. A seed without a
-    finite value in all C cells is dropped, because its mean would be over other settings than those of the
-    other seeds.
+    The C cells of a group are those that recorded the (phase, step, metric) for any seed. A seed without a
+    finite value in all C cells is dropped, because its mean would be over different settings.
 
     Args:
         results: the results to group.
         by: keys of the config, swept or not.
 
     Returns:
-        One cell per combination of values; without token tables.
+        Results with one cell per combination of values, without token tables.
 
     Raises:
         InputError: a key does not exist.
@@ -142,20 +144,20 @@ def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
 
 
 def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
-    """Subtract, seed by seed, the results for one value of a key from those for another value.
+    """Subtract the results for one value of a key from the results for another value, seed by seed.
 
-    The other settings are equal, except for keys that are zipped with it. Seeds share their random numbers
-    between cells, so much of the noise cancels.
+    All other settings are equal, except for keys that are zipped with it. Cells share random numbers, so much
+    of the noise cancels.
 
     Args:
         results: the results to compare.
         key: a swept key.
-        first: the value whose results are subtracted, or the value as tables print it.
-        second: the value from whose results they are subtracted.
+        first: value of the results to subtract, as a value or as tables print it.
+        second: value of the results to subtract from.
 
     Returns:
-        One cell per setting of the other axes. Every metric is the difference second - first, NaN if either
-        value is missing.
+        Results with one cell per setting of the other axes. Each metric is the difference second - first, NaN
+        if either value is missing.
 
     Raises:
         InputError: the key is not swept, or no cells can be paired.
@@ -173,7 +175,7 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
                 side[cell["cell"]] = sign
     if set(side.values()) != {-1.0, 1.0}:
         known = ", ".join(dict.fromkeys(setting(value) for value in values if value is not None))
-        raise InputError(f"{key}: no cells with both {first!r} and {second!r}; its values are {known:.200}")
+        raise InputError(f"{key}: no cells with both {first!r} and {second!r}; choose from {known:.200}")
 
     def signed(records: pd.DataFrame) -> pd.DataFrame:
         both = records[records["cells"] == 2]
@@ -209,7 +211,7 @@ def _regroup(
     records = weigh(records.assign(cells=series["from"].transform("nunique")))
     keys = ["cell", "seed", "phase", "step", "metric"]
     terms = records.groupby(keys, sort=False, observed=True)
-    # pandas skips NaN in sums, so a sum with a missing term is removed.
+    # pandas skips NaN in sums, so remove sums with a missing term.
     whole = terms["value"].count() == terms["cells"].first()
     records = terms["value"].sum().where(whole).reset_index()
     manifest = dict(results.manifest) | {
@@ -228,7 +230,7 @@ def _matching(key: str, values: Sequence[Any], wanted: Any) -> list[Any]:
     printed = dict.fromkeys(x for x in values if isinstance(x, float) and setting(x) == str(wanted))
     if len(printed) > 1:
         listed = ", ".join(map(repr, list(printed)[:5]))
-        raise InputError(f"{key}: {wanted} is the printed form of {listed}; give all digits of one")
+        raise InputError(f"{key}: {wanted} is the printed form of {listed}; write all digits of one of them")
     return list(printed)
 
 

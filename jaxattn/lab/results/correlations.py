@@ -1,6 +1,6 @@
-"""Bin statistics, and correlations of points and of bin means under many weightings at once.
+"""Bin statistics, and correlations of points and of bin means under many weightings.
 
-A bootstrap resample of N points is a vector of N integer weights, so one pass computes all resamples.
+A bootstrap resample of N points is a vector of N integer weights, so all resamples are computed in one pass.
 """
 
 from contextlib import suppress
@@ -17,7 +17,7 @@ BINS = 20
 
 
 def axis(results: Run, cell: int) -> dict[str, Any]:
-    """Return the bins of the posterior difference of a cell: those of its probes, or `BINS` over [-1, 1].
+    """Return the posterior-difference bins of a cell, by default `BINS` over [-1, 1].
 
     Returns:
         bins, low and high, as arguments of `bin_means`.
@@ -31,7 +31,7 @@ def axis(results: Run, cell: int) -> dict[str, Any]:
 
 
 def bin_numbers(x: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
-    """Return the bin index of every point, -1 for none.
+    """Return the bin index of each point, or -1.
 
     Bin b is edges[b] ≤ x < edges[b + 1]; the last one includes its upper edge.
 
@@ -52,7 +52,7 @@ def bin_numbers(x: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
 
 
 def quantile_edges(x: ArrayLike, bins: int) -> NDArray[np.float64]:
-    """Return the edges of bins with about the same number of points; tied points share a bin."""
+    """Return the edges of bins with about the same number of points. Tied points are in the same bin."""
     inner = np.unique(np.quantile(np.asarray(x, float), np.linspace(0, 1, bins + 1)[1:-1]))
     return np.concatenate([[-np.inf], inner, [np.inf]])
 
@@ -93,7 +93,7 @@ class Binned(NamedTuple):
 
 
 def correlations(x: Binned, y: Floats, weights: Floats) -> Floats:
-    """Compute correlations of points, and of their means over the bins of x, under many weightings.
+    """Compute correlations of points, and of their means in bins of x, under many weightings.
 
     Args:
         x: N points and their bins.
@@ -124,7 +124,7 @@ def pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
     """Compute Pearson's correlation of weighted points along the last axis.
 
     Args:
-        x: (..., N), shaped like y.
+        x: (..., N), with the shape of y.
         y: (..., N); broadcast against the weights.
         weights: (R, N) ≥ 0.
 
@@ -133,7 +133,7 @@ def pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
     """
     total = weights.sum(axis=-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
-        # The mean of equal numbers may differ from them by rounding.
+        # The mean of equal numbers may differ from them by rounding error.
         rounding = [1e-24 * (weights * z * z).sum(axis=-1) for z in (x, y)]
         x, y = (z - (weights * z).sum(axis=-1, keepdims=True) / total for z in (x, y))
         xx, yy, xy = ((weights * z).sum(axis=-1) for z in (x * x, y * y, x * y))
@@ -142,12 +142,12 @@ def pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
 
 
 def spearman(x: ArrayLike, y: ArrayLike, *, fewest: int = 3) -> Floats:
-    """Compute Spearman's correlation of every row of x with y, over the entries where both are finite.
+    """Compute Spearman's correlation between each row of x and y, over entries that are finite in both.
 
     Args:
         x: (B, m).
         y: (B, m), or (m,) for all rows.
-        fewest: smallest number of entries required.
+        fewest: minimum number of entries.
 
     Returns:
         (B,); NaN if too few entries are finite, or x or y is constant.
@@ -164,15 +164,15 @@ def spearman(x: ArrayLike, y: ArrayLike, *, fewest: int = 3) -> Floats:
 
 
 def weighted_ranks(values: Floats, weights: Floats) -> Floats:
-    """Compute ranks of points with multiplicities; ties get their average rank.
+    """Compute ranks of points with multiplicities, with average ranks for ties.
 
     Args:
         values: (N,).
         weights: (R, N) ≥ 0.
 
     Returns:
-        (R, N): the mean of the ranks 1, 2, ... of the copies of a point among all copies. A point of weight 0
-        gets the rank at which it would be inserted.
+        (R, N): the mean rank 1, 2, ... of the copies of each point among all copies. A point with weight 0
+        has the rank at which it would be inserted.
     """
     distinct, place = np.unique(values, return_inverse=True)
     order = np.argsort(place, kind="stable")

@@ -1,4 +1,4 @@
-"""Figure: metrics against the step, or against another metric such as ‖p‖."""
+"""Figure of metrics against the step, or against another metric such as ‖p‖."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -31,10 +31,9 @@ def curves(
     x: str | None = None,
     scale: Literal["linear", "log"] | None = None,
 ) -> RenderedFigure:
-    """Plot metrics against the step: the mean over seeds with its 95 % interval, see `statistics.aggregate`.
+    """Plot metrics against the step, as means over seeds with 95 % intervals; see `statistics.aggregate`.
 
-    For phases with different step sizes or dynamics, use x = "p_norm", because their steps are not
-    comparable.
+    Use x = "p_norm" for phases with different step sizes or dynamics, because their steps are not comparable.
 
     Args:
         results: a results folder.
@@ -72,7 +71,7 @@ def curves(
         raise InputError(f"curves: no finite value of {', '.join(drawn)} in {', '.join(phases)}")
     palette = colours(len(chosen), ordered=_ordered(results))
     with style():
-        # A phase has no panel for a metric that it does not record.
+        # Omit the panel of a metric that a phase does not record.
         present = {name: _present(panels, table[table["phase"] == name]) for name in phases}
         rows = {name: -(-len(shown) // _columns(len(shown))) for name, shown in present.items()}
         title = 0.25 if len(phases) > 1 else 0.0
@@ -241,7 +240,9 @@ def _scale_steps(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
 def _negative(records: pd.DataFrame, drawn: Sequence[str], scale: str | None) -> set[str]:
     found = set(records.loc[records["value"] < 0, "metric"]).intersection(drawn)
     if found and scale == "log":
-        raise InputError(f'curves: scale = "log", but {min(found)} has negative values; use "linear"')
+        raise InputError(
+            f'curves: scale = "log" is not possible, because {min(found)} has negative values; use "linear"'
+        )
     return found
 
 

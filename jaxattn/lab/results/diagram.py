@@ -31,7 +31,7 @@ from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import aggregate, metric_at_end
 from jaxattn.lab.results.style import BLUE, FIGURE_WIDTH, GREY, RED, SOFT, style
 
-# Largest number of ticks on an axis, and of tiles with their value printed, that remain readable.
+# Maximum number of readable ticks on an axis, and of tiles with printed values.
 _MOST_TICKS, _MOST_NUMBERS = 40, 400
 
 
@@ -43,13 +43,13 @@ def diagram(
     metric: str = "important_selected",
     phase: str | None = None,
 ) -> RenderedFigure:
-    """Plot the mean of a metric over seeds as colour over two axes, with its value in every tile.
+    """Plot the mean of a metric over seeds as colour over two axes, with the value in each tile.
 
     Args:
         results: a results folder.
-        x_axis: the swept key on the horizontal axis.
-        y_axis: the swept key on the vertical axis.
-        metric: the metric, at the last step of the phase, averaged over all other axes.
+        x_axis: swept key on the horizontal axis.
+        y_axis: swept key on the vertical axis.
+        metric: name of the metric, taken at the last step of the phase and averaged over all other axes.
         phase: name of the phase; defaults to the last one that recorded the metric.
 
     Raises:
@@ -114,13 +114,15 @@ class PhaseDiagram:
     """Thresholds along one key, for each value of another.
 
     Attributes:
-        x: the key of the horizontal axis.
-        y: the key along which the threshold is defined.
+        x: key of the horizontal axis.
+        y: key along which the threshold is defined.
         condition: description of a seed that has crossed.
-        outcomes: one row per point and seed that was run: x, y, seed, value of the metric, crossed.
-        thresholds: one row per x: x, threshold, low, high (95 %), above and at_most (the adjacent values
-            between which it lies), seeds, missing (number of nonfinite values), turned_back (number of seeds
-            that had already crossed at a lower y, for which no single threshold exists).
+        outcomes: one row per point and seed that was run, with columns x, y, seed, value of the metric, and
+            crossed.
+        thresholds: one row per x, with columns x, threshold, low and high (95 % interval), above and at_most
+            (the adjacent values between which it lies), seeds, missing (number of non-finite values), and
+            turned_back (number of seeds that crossed at a lower y but not at a higher one, so that they have
+            no single threshold).
     """
 
     x: str
@@ -133,12 +135,12 @@ class PhaseDiagram:
         """Plot the thresholds at which half of the seeds cross, with intervals, and the points that were run.
 
         Args:
-            theory: predicted y over x, drawn as a line: a function of numbers, where infinite x is
-                `math.inf`, or a mapping from the values of x of the diagram.
-            label: its name in the legend.
+            theory: predicted y as a line over x: a function of x, with `math.inf` for infinite x, or a
+                mapping from the x values of the diagram.
+            label: name of the line in the legend.
 
         Raises:
-            InputError: `theory` is a function but x is not numeric, or it has values for other x.
+            InputError: `theory` is a function but x is not numeric, or it contains other values of x.
         """
         horizontal = _Horizontal.of(self.thresholds["x"].tolist())
         table = self.thresholds.set_index("x").loc[horizontal.values]
@@ -148,7 +150,7 @@ class PhaseDiagram:
             _points(ax, self, horizontal)
             run = sorted(self.outcomes["y"].unique().tolist())
             middle = table["threshold"].to_numpy()
-            # Intervals are clipped to the range of the values that were run.
+            # Clip intervals to the range of values that were run.
             low, high = (np.clip(table[name], run[0], run[-1]) for name in ("low", "high"))
             ax.errorbar(
                 horizontal.places,
@@ -190,7 +192,7 @@ class PhaseDiagram:
 
 
 class _Horizontal(NamedTuple):
-    """The horizontal axis: ordered values and their positions."""
+    """Horizontal axis: ordered values and their positions."""
 
     values: list[Any]
     places: list[float]

@@ -1,4 +1,4 @@
-"""Figures with captions: newly drawn, or read from a file."""
+"""Figures with captions, either newly drawn or read from a file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,8 @@ from jaxattn.core.settings import Count
 from jaxattn.lab.storage import files
 from jaxattn.lab.storage.files import Damaged
 
-# Checksums of all files of the report, and captions of the figures from user-defined functions, so that the
-# page can be rewritten without these functions.
+# Checksums of all files of the report, and captions of user-defined figures, so that the page can be
+# rewritten without their functions.
 DRAWN = "figures/drawn.json"
 
 
@@ -47,14 +47,14 @@ def read_captions(directory: Path) -> StoredCaptions:
 
 @dataclass(frozen=True)
 class RenderedFigure:
-    """A figure with its caption.
+    """Figure with a caption.
 
     Attributes:
         name: file name without a suffix.
-        title: short heading, plain text.
-        caption: one or two sentences, plain text.
+        title: short heading in plain text.
+        caption: one or two sentences in plain text.
         figure: a matplotlib Figure.
-        number: its index in the sweep file, if it has one.
+        number: index of the figure in the sweep file, if it has one.
     """
 
     name: str
@@ -64,7 +64,7 @@ class RenderedFigure:
     number: int | None = None
 
     def png(self) -> bytes:
-        """Render as PNG; the same figure gives the same bytes."""
+        """Render as PNG. The same figure always gives the same bytes."""
         from jaxattn.lab.results import style  # imports matplotlib, which captions do not need
 
         return style.png(self.figure)
@@ -75,7 +75,7 @@ class RenderedFigure:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure that was drawn earlier, with its caption.
+    """Figure that was drawn earlier, with its caption.
 
     Attributes:
         name, title, caption, number: see `RenderedFigure`.

@@ -1,4 +1,4 @@
-"""Figures by name: checked before a run and drawn after it, as a sweep file lists them."""
+"""Figures by name, as listed in a sweep file: checked before a run and drawn after it."""
 
 import difflib
 import importlib
@@ -18,7 +18,7 @@ from jaxattn.lab.results.labels import file_name
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import files
 
-# Function of each kind. Its keyword arguments are the only options of the kind.
+# Function of each kind. Its keyword arguments are the only options.
 KINDS: Mapping[str, str] = MappingProxyType(
     {
         "convergence": "jaxattn.lab.results.scaling:convergence",
@@ -30,7 +30,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "top_tokens": "jaxattn.lab.results.token_figures:top_tokens",
     }
 )
-# Quantities that figures accept but runs do not record, with the metric that they are computed from.
+# Quantities that figures accept but runs do not record, with the metric from which they are computed.
 SOURCE_METRICS: Mapping[str, str] = MappingProxyType({"margin_shortfall": "margin_ratio"})
 TOKEN_FIGURES = ("importance", "one_step_law", "top_tokens")
 STORED_FIGURE_NOTE = " This is the figure of the run: reading results never executes code from a folder."
@@ -40,7 +40,7 @@ FigureProgress = Callable[[str, float], None]
 
 
 class Problem(NamedTuple):
-    """Reason why a figure could not be drawn: one line, and the traceback if user code raised it."""
+    """Reason why a figure could not be drawn, and the traceback if user code raised an exception."""
 
     line: str
     trace: str
@@ -72,14 +72,14 @@ def check_figures(
     """Check the figures of a sweep file before the run.
 
     Args:
-        specs: one mapping per figure, by index: its kind, and the options of that kind's function.
+        specs: one mapping per figure, by index, with its kind and options.
         phases: the names of the phases.
         axes: the swept keys.
-        without_tokens: cells whose model has no scores and values of tokens.
+        without_tokens: cells with a model without token scores and values.
 
     Raises:
-        InputError: a kind, option, phase or axis is unknown, an option is missing, or a figure of tokens is
-            requested for a cell without scores and values.
+        InputError: a kind, option, phase or axis is unknown, an option is missing, or a token figure is
+            requested for a cell without token scores and values.
     """
     for index, spec in specs.items():
         place = f"figures[{index}]"
@@ -97,7 +97,7 @@ def check_figures(
 
 
 def metrics_of(specs: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the metrics that figures use, by location in the sweep file."""
+    """Return the metrics used by figures, by location in the sweep file."""
     found = {}
     for number, spec in specs.items():
         for option in ("metric", "metrics", "x", "y"):
@@ -110,7 +110,7 @@ def metrics_of(specs: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def draw_figure(results: Run, spec: Mapping[str, Any]) -> RenderedFigure:
-    """Draw one figure from its kind and options; options that are None are omitted.
+    """Draw a figure from its kind and options. Options that are None are omitted.
 
     Raises:
         InputError: a kind or option is unknown, or the run lacks the data for it.
@@ -124,13 +124,13 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
 
     Args:
         results: a results folder.
-        drawing: a function (results, **options), or a class of these options whose instances are called with
-            the results. It returns a `RenderedFigure` or a matplotlib figure. A matplotlib figure gets the
-            name of the function or class, and the first line of its docstring as caption.
-        options: its options.
+        drawing: a function (results, **options), or a class with these options and instances that are called
+            with the results. It returns a `RenderedFigure` or a matplotlib figure. A matplotlib figure is
+            named after the function or class and captioned with the first line of its docstring.
+        options: options of the figure.
 
     Raises:
-        InputError: it returned another type.
+        InputError: the return value is not a figure.
     """
     from matplotlib.figure import Figure  # slow to import
 
@@ -147,7 +147,7 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
         raise InputError(
             f"figure {name}: returned {type(found).__name__}; return a matplotlib Figure or a RenderedFigure"
         )
-    # An invalid formula raises only when it is rendered.
+    # An invalid formula only raises an error when it is rendered.
     found.figure.draw_without_rendering()
     return replace(found, name=file_name(found.name))
 
@@ -157,16 +157,16 @@ def draw_all(
     own: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     progress: FigureProgress = lambda what, share: None,
 ) -> tuple[list[RenderedFigure | Picture], list[Problem]]:
-    """Draw the figures of the sweep file; by default, curves and token importance.
+    """Draw the figures of the sweep file, or curves and token importance by default.
 
     Args:
         results: a results folder.
-        own: user-defined functions by their kind in the sweep file, "module:function". A missing function is
-            not imported; the figure from the run is used instead.
-        progress: progress callback (what, fraction done).
+        own: user-defined functions by kind, "module:function" as in the sweep file. A missing function is not
+            imported; the figure that the run drew is used instead.
+        progress: progress callback (what, finished fraction).
 
     Returns:
-        The figures, with distinct names, and one problem for each that could not be drawn.
+        The figures, with distinct names, and one problem per figure that could not be drawn.
     """
     tokens = [{"kind": "importance"}] if len(results.tokens) else []
     specs = results.manifest["config"].get("figures") or [{"kind": "curves"}, *tokens]
@@ -188,7 +188,8 @@ def draw_all(
                 drawn = before[number]
             else:
                 raise InputError(
-                    "the run did not draw it, and reading results never executes code from a folder"
+                    "the run did not draw it, and loading results never executes code from a folder; run the "
+                    "study again"
                 )
         except (InputError, UserCodeError) as error:
             trace = error.trace if isinstance(error, UserCodeError) else ""
@@ -201,7 +202,7 @@ def draw_all(
 
 
 def custom_captions(results: Run, figures: Sequence[RenderedFigure | Picture]) -> tuple[CustomCaption, ...]:
-    """Return index, name, title and caption of every user-defined figure."""
+    """Return the index, name, title and caption of each user-defined figure."""
     specs = results.manifest["config"].get("figures") or []
     return tuple(
         CustomCaption(each.number, each.name, each.title, each.caption)
@@ -213,7 +214,7 @@ def custom_captions(results: Run, figures: Sequence[RenderedFigure | Picture]) -
 def _draw_guarded(
     drawing: Callable[[], RenderedFigure], files: frozenset[str] = frozenset()
 ) -> RenderedFigure:
-    """Draw a figure; an exception from user code or from a folder's data fails this figure only."""
+    """Draw a figure. An exception from user code or from the data of a folder only fails this figure."""
     try:
         return drawing()
     except InputError:

@@ -1,4 +1,4 @@
-"""Power laws y ≈ exp(intercept) x^slope, fitted per seed by least squares in logarithms."""
+"""Power laws y ≈ exp(intercept) x^slope, fitted per seed by least squares in log space."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,7 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """A fit y ≈ exp(intercept) x^slope, with a confidence interval for the slope over seeds (NaN if there is
-    none)."""
+    """Power law y ≈ exp(intercept) x^slope, with a confidence interval for the slope over seeds, or NaN."""
 
     slope: float
     intercept: float
@@ -25,18 +24,19 @@ class PowerLaw:
 
     @property
     def estimate(self) -> Estimate:
-        """The slope with its interval."""
+        """Slope with its interval."""
         return Estimate(self.slope, self.low, self.high, self.seeds)
 
 
 def power_law(x: ArrayLike, y_by_seed: ArrayLike) -> PowerLaw:
     """Fit log y_{x,s} = intercept + slope · log x to all seeds.
 
-    The slope is the mean of the slopes of single seeds, with Student's 95 % interval of that mean.
+    The slope is the mean of the slopes of the seeds, with Student's 95 % interval for this mean.
 
     Args:
-        x: (m,) > 0, or (m, seeds) if it differs by seed; NaN drops a point. At least two values must differ.
-        y_by_seed: (m, seeds); a seed without a positive finite value at every x is dropped.
+        x: (m,) > 0, or (m, seeds) if it differs between seeds; NaN drops a point. At least two values must
+            differ.
+        y_by_seed: (m, seeds). A seed without a positive finite value at every x is dropped.
 
     Returns:
         The fit; all NaN if no seed or fewer than two different x remain.
@@ -56,7 +56,7 @@ def power_law(x: ArrayLike, y_by_seed: ArrayLike) -> PowerLaw:
 
 
 def powers(x: Any, y: Any) -> _Floats:
-    """Fit y ~ x^power for every seed.
+    """Fit y ~ x^power for each seed.
 
     Args:
         x: (m,) or (S, m) float > 0.
@@ -69,7 +69,7 @@ def powers(x: Any, y: Any) -> _Floats:
 
 
 def _lines(x: Any, y: Any) -> tuple[_Floats, _Floats, _Floats]:
-    """Return slope, mean of log x and mean of log y of every row, over positive points."""
+    """Return the slope, mean log x and mean log y of each row, over positive points."""
     y = np.asarray(y, float)
     x = np.broadcast_to(np.asarray(x, float), y.shape)
     used = (x > 0) & (y > 0) & np.isfinite(x) & np.isfinite(y)

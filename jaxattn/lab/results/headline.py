@@ -20,7 +20,7 @@ DIRECTIONS = {
     "relaxed_one_minus_cosine": "p_relax",
     "limit_one_minus_cosine": "its limit",
 }
-# Metrics that built-in phases and probes record by default, in display order.
+# Metrics recorded by built-in phases and probes, in display order.
 STANDARD = (
     "important_selected", "spearman_Ev_tokens", "spearman_Ep_absolute_tokens", "one_step_error",
     "important_mass", "important_tied", *ACCURACIES, *_LOSSES, *_VALUES, "spearman_Ep_absolute_bins",
@@ -32,7 +32,7 @@ STANDARD = (
 
 
 class _Estimated(NamedTuple):
-    """An estimate of a metric in a cell: settings, phase, and the numbers as text."""
+    """Estimate of a metric in a cell: settings, phase, and the numbers as text."""
 
     settings: str
     phase: str
@@ -43,11 +43,13 @@ class _Estimated(NamedTuple):
 
 
 def metrics(results: Run) -> list[str]:
-    """Select at most six metrics: one accuracy, the loss, up to two requested metrics, then others from
-    `STANDARD`. A metric is requested if it is user-defined or comes from a built-in probe in `probes.own`.
+    """Select at most six metrics to display.
 
-        Returns:
-            Names in display order. The accuracy is the first available of test, validation, training.
+    These are one accuracy, the loss, up to two requested metrics, then others from `STANDARD`. A metric is
+    requested if it is user-defined or comes from a built-in probe in `probes.own`.
+
+    Returns:
+        Names in display order. The accuracy is the first available of test, validation and training accuracy.
     """
     names = recorded(results)
     asked = [name for name in names if name not in STANDARD]
@@ -61,11 +63,11 @@ def sentences(results: Run) -> tuple[str, str]:
     """Return two sentences: the final accuracy and loss, and the behaviour of E·v, attention and p.
 
     The numbers are those of `summary_rows` at the last step of the last phase that recorded them. With
-    several cells, they are those of the lowest and the highest cell.
+    several cells, the lowest and the highest numbers are reported.
     """
     names = recorded(results, finite=True)
     asked = [name for name in names if name not in STANDARD and name not in DIRECTIONS]
-    # Values of different losses cannot be compared.
+    # Values of different losses are not comparable.
     has_one_loss = not any(axis.partition(".")[0] == "loss" for axis in results.axes)
     groups = (ACCURACIES, _LOSSES) if has_one_loss else (ACCURACIES,)
     fit = [name for group in groups if (name := _first(group, names))]
@@ -160,10 +162,10 @@ _OF_IMPORTANT = re.compile(r"important_(mass|selected|tied)")
 
 
 def caveats(results: Run) -> list[str]:
-    """Explain why metrics have no final value, and which tokens and bins other metrics are based on.
+    """Explain why metrics have no final value, and which tokens and bins others are based on.
 
     Returns:
-        One line per reason, which starts with the metrics concerned.
+        One line per reason, starting with the affected metrics.
     """
     last = last_steps(results.records)
     last = last[~last["metric"].str.contains(r"_bin_\d+$")]

@@ -1,7 +1,7 @@
-"""All 95 % intervals: of means, geometric means, shares, resampled numbers; see docs/reference/intervals.md.
+"""95 % intervals for means, fractions and resampled numbers; see docs/reference/intervals.md.
 
-Every function returns NaN if the data give no error estimate: for a single seed, and if all seeds give the
-same number, for example at the boundary of its range.
+Every function returns NaN if the data do not allow an error estimate: for a single seed, or if all seeds have
+the same value, for example at a boundary of its range.
 """
 
 import math
@@ -14,19 +14,19 @@ _Floats = NDArray[np.float64]
 
 LEVEL = 0.95
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-# Bootstrap intervals of fewer seeds cover less than their nominal level.
+# With fewer seeds, bootstrap intervals cover less than their nominal level.
 BOOTSTRAP_SEEDS = 20
 
 
 def student_t(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, Any]:
-    """Compute intervals of means of independent samples: mean ± t √(variance / n).
+    """Compute intervals for the mean of independent samples: mean ± t √(variance / n).
 
     Args:
         samples: (..., n) float.
         confidence: coverage.
 
     Returns:
-        The bounds, (...) each; NaN for fewer than two, nonfinite or equal samples.
+        The bounds, (...) each; NaN for fewer than two samples, non-finite samples or equal samples.
     """
     samples = np.asarray(samples, float)
     n = samples.shape[-1]
@@ -40,23 +40,24 @@ def student_t(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, An
 
 
 def geometric(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, Any]:
-    """Compute intervals of geometric means: `student_t` of log `samples`, (..., n) float > 0."""
+    """Compute intervals for geometric means: `student_t` of log `samples`, (..., n) float > 0."""
     low, high = student_t(np.log(np.asarray(samples, float)), confidence=confidence)
     return np.exp(low), np.exp(high)
 
 
 def clopper_pearson(hits: Any, trials: int, *, confidence: float = LEVEL) -> tuple[Any, Any]:
-    """Compute Clopper–Pearson confidence intervals for probabilities, from k hits in n trials. Their coverage
-    is at least nominal.
+    """Compute Clopper–Pearson intervals for probabilities, from k hits in n trials.
+
+    Their coverage is at least nominal.
 
     Args:
-        hits: (...) int.
+        hits: k, (...) int.
         trials: n.
         confidence: coverage 1 - α.
 
     Returns:
         Lower bound: the α/2 quantile of Beta(k, n - k + 1), or 0 if k = 0. Upper bound: the 1 - α/2 quantile
-        of Beta(k + 1, n - k), or 1 if k = n.
+            of Beta(k + 1, n - k), or 1 if k = n.
 
     Source:
         Clopper and Pearson, Biometrika 26 (1934).
@@ -71,17 +72,20 @@ def clopper_pearson(hits: Any, trials: int, *, confidence: float = LEVEL) -> tup
 
 
 def jackknife(value: Any, left_out: Any) -> tuple[Any, Any]:
-    """Compute intervals of a statistic of n seeds: value ± t σ, σ² = (n - 1)/n Σ_i (x_(i) - mean of them)².
+    """Compute jackknife intervals for a statistic of n seeds.
 
-    For a mean this is Student's interval. For any other symmetric function of the seeds the expectation of σ²
-    is at least its variance at n - 1 seeds, but the interval may still cover less than 95 %.
+        value ± t σ,   σ² = (n - 1)/n Σ_i (x_(i) - mean)²
+
+    For a mean, this is Student's interval. For any other symmetric function of the seeds, the expectation of
+    σ² is at least the variance at n - 1 seeds, but the interval may still cover less than 95 %.
 
     Args:
-        value: (...) float, the statistic of all seeds.
-        left_out: (n, ...) float, x_(i), the statistic without seed i.
+        value: (...) float; the statistic of all seeds.
+        left_out: (n, ...) float; x_(i), the statistic without seed i.
 
     Returns:
-        The 95 % bounds, (...) each; NaN for one seed, for nonfinite values, and if no seed changes the value.
+        The 95 % bounds, (...) each; NaN for a single seed, for non-finite values, and if no seed changes the
+        value.
 
     Source:
         Efron and Stein, Annals of Statistics 9 (1981).
@@ -101,18 +105,19 @@ def accelerated(
 ) -> tuple[_Floats, _Floats]:
     """Compute bias-corrected and accelerated bootstrap intervals (BCa).
 
-    The percentiles are Φ(z0 + (z0 + z)/(1 - a (z0 + z))) for z = ± the normal quantile, with z0 = Φ⁻¹(share
-    of resampled values below the value) and a = Σ d³ / (6 (Σ d²)^(3/2)) for d = mean of x_(i) - x_(i).
+    The percentiles are Φ(z0 + (z0 + z)/(1 - a (z0 + z))) for z = ± the normal quantile, with z0 =
+    Φ⁻¹(fraction of resampled values below the value) and a = Σ d³ / (6 (Σ d²)^(3/2)), d = mean of x_(i) -
+    x_(i).
 
     Args:
         value: (...) float.
-        draws: (B, ...) float; the resampled values.
-        left_out: (n, ...) float, x_(i), the value without point i, or without the i-th group of points.
+        draws: (B, ...) float; resampled values.
+        left_out: (n, ...) float; x_(i), the value without point i, or without the i-th group of points.
         confidence: coverage.
 
     Returns:
-        The bounds, (...) each, which contain the value; NaN for nonfinite numbers, or if the value is not
-        inside the range of its resampled values.
+        The bounds, (...) each, which contain the value; NaN for non-finite numbers, or if the value is
+        outside the range of the resampled values.
 
     Source:
         Efron, Journal of the American Statistical Association 82 (1987).

@@ -1,6 +1,7 @@
-"""Verdicts: numbers with 95 % intervals over seeds, compared with criteria by one rule.
+"""Verdicts: compare numbers that have 95 % intervals over seeds with criteria, by a single rule.
 
-The basis of a criterion is its origin. The rule is the same for every basis, but the words differ:
+The basis of a criterion is its origin. The rule is the same for every basis, but the wording of the verdict
+differs:
 
     basis                               interval within     none of it within   else          no criterion
     promised by the theory              holds               fails               undecided     undecided
@@ -8,12 +9,12 @@ The basis of a criterion is its origin. The rule is the same for every basis, bu
     published numbers and shapes        agrees              differs             cannot tell   measured
     expected by the user of a figure    holds               does not hold       undecided     measured
 
-The interval is Student's for a mean, a jackknife interval for a statistic of all seeds together, and that of
-Clopper and Pearson for a share. If at least six seeds all give the same number, that number itself is
-compared with the criterion. With the basis "beyond", a share below its criterion but above zero "holds for
-some". A promise without a criterion is a limit that no finite run reaches.
+The interval is Student's for a mean, a jackknife interval for a statistic of all seeds, and a Clopper-Pearson
+interval for a fraction. If at least six seeds all have the same value, this value is compared with the
+criterion. With the basis "beyond", a fraction below its criterion but above zero "holds for some". A promise
+without a criterion is a limit that no finite run reaches.
 
-Data tables record these words. Pages show the words of `verdict_text`.
+Data tables contain these words. Pages show the words of `verdict_text`.
 """
 
 import math
@@ -28,13 +29,13 @@ from jaxattn.lab.results.intervals import clopper_pearson, jackknife, student_t
 from jaxattn.lab.results.labels import brief, with_interval
 
 Basis = Literal["promised", "beyond", "published", "expected"]
-# If n seeds all give one number, the median over all seeds equals it with confidence 1 - 2^(1 - n) ≥ 95 %.
+# If n seeds have the same value, the median over all seeds equals it with confidence 1 - 2^(1 - n) ≥ 95 %.
 ENOUGH_SEEDS = 6
 ANYTHING = (-math.inf, math.inf)
 
 
 class _Words(NamedTuple):
-    """Verdicts of a basis: interval within the criterion, outside, otherwise; and without a criterion."""
+    """Verdicts of a basis: interval within the criterion, outside, neither; and without a criterion."""
 
     within: str
     outside: str
@@ -52,7 +53,7 @@ VERDICTS: Mapping[Basis, _Words] = MappingProxyType(
         "expected": _Words("holds", "does not hold", "undecided", "measured"),
     }
 )
-# Words that pages show instead of those in tables.
+# Words that pages show instead of the words in tables.
 _SHOWN = MappingProxyType(
     {
         "cannot tell": INCONCLUSIVE,
@@ -64,12 +65,12 @@ _SHOWN = MappingProxyType(
 
 
 def verdict_text(verdict: str) -> str:
-    """Return the word that pages and figures show for a verdict."""
+    """Return the word for a verdict on pages and in figures."""
     return _SHOWN.get(verdict, verdict)
 
 
 class Criterion(NamedTuple):
-    """The range of a number, low ≤ x ≤ high, and its text."""
+    """Range of a number, low ≤ x ≤ high, and its description."""
 
     low: float
     high: float
@@ -92,14 +93,14 @@ def within_factor(value: float, factor: float) -> Criterion:
 
 
 class Estimate(NamedTuple):
-    """A number with its 95 % interval.
+    """Number with its 95 % interval.
 
     Attributes:
         value: the number.
-        low, high: its interval, NaN for none.
+        low, high: the interval, NaN if there is none.
         seeds: number of seeds with a value.
         missing: number of seeds without a value.
-        hits: number of satisfying seeds, for a share.
+        hits: for a fraction, number of seeds that satisfy the condition.
     """
 
     value: float
@@ -121,10 +122,11 @@ def mean(samples: ArrayLike, between: tuple[float, float] = ANYTHING) -> Estimat
 
     Args:
         samples: (S,) float; NaN or inf for a seed without a value.
-        between: possible range of the number, to which the interval is clipped.
+        between: possible range of the number; the interval is clipped to it.
 
     Returns:
-        The mean, NaN if no seed has a value; without an interval for a single seed, or if all are equal.
+        The mean, NaN if no seed has a value. It has no interval for a single seed, or if all values are
+        equal.
     """
     samples = np.asarray(samples, float)
     known = samples[np.isfinite(samples)]
@@ -134,14 +136,14 @@ def mean(samples: ArrayLike, between: tuple[float, float] = ANYTHING) -> Estimat
 
 
 def share(satisfied: ArrayLike, known: ArrayLike | bool = True) -> Estimate:
-    """Estimate the share of seeds that satisfy a condition, with the interval of Clopper and Pearson.
+    """Estimate the fraction of seeds that satisfy a condition, with a Clopper-Pearson interval.
 
     Args:
         satisfied: (S,) bool.
-        known: (S,) bool; False for seeds to leave out.
+        known: (S,) bool; False for seeds to exclude.
 
     Returns:
-        The share among the known seeds; NaN if there are none.
+        The fraction of the known seeds; NaN if there are none.
     """
     satisfied, known = np.broadcast_arrays(satisfied, known)
     hits, seeds = int(np.sum(satisfied & known)), int(known.sum())
@@ -152,12 +154,12 @@ def share(satisfied: ArrayLike, known: ArrayLike | bool = True) -> Estimate:
 
 
 def jackknifed(rows: ArrayLike, between: tuple[float, float] = ANYTHING, *, width: float = 0.0) -> Estimate:
-    """Estimate a statistic of all seeds together from its values with each seed left out.
+    """Estimate a statistic of all seeds, with a jackknife interval from the values with one seed left out.
 
     Args:
-        rows: (1 + S,) float: the statistic (first), and without each seed; (1,) for one seed.
-        between: possible range of the number, to which the interval is clipped.
-        width: width of the bin if the number is a bin centre; the interval is at least as wide.
+        rows: (1 + S,) float; the statistic, followed by its value without each seed; (1,) for one seed.
+        between: possible range of the number; the interval is clipped to it.
+        width: bin width if the number is a bin centre; the interval is at least as wide.
     """
     value, *others = np.asarray(rows, float).tolist()
     low, high = jackknife(value, others)
@@ -169,7 +171,7 @@ def jackknifed(rows: ArrayLike, between: tuple[float, float] = ANYTHING, *, widt
 
 
 def verdict(estimate: Estimate, criterion: Criterion | None, basis: Basis) -> str:
-    """Return the verdict on a number: one of `VERDICTS[basis]`, or `HOLDS_FOR_SOME`.
+    """Judge a number: return one of `VERDICTS[basis]`, or `HOLDS_FOR_SOME`.
 
     Args:
         estimate: the number with its interval.

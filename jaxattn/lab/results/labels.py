@@ -1,4 +1,4 @@
-"""Text for names of quantities, settings and numbers in figures, tables and files."""
+"""Display names of quantities, settings and numbers in figures, tables and files."""
 
 import difflib
 import math
@@ -13,7 +13,7 @@ from jaxattn.core.errors import InputError
 
 
 def format_number(value: float) -> str:
-    """Format a number for display: three significant digits, no padded exponent."""
+    """Format a number with three significant digits and without a padded exponent."""
     if not np.isfinite(value):
         return "–"
     if value == 0 or 1e-3 <= abs(value) < 1e5:
@@ -23,7 +23,7 @@ def format_number(value: float) -> str:
 
 
 def setting(value: object) -> str:
-    """Format an axis value for display; return "" if a cell does not have that axis."""
+    """Format an axis value for display, or return "" if a cell does not have the axis."""
     if value is None or value != value:
         return ""
     if value == "inf":
@@ -32,7 +32,7 @@ def setting(value: object) -> str:
 
 
 def axis_sort_key(value: object) -> tuple[float, str]:
-    """Return a sort key of axis values: numbers by size, then "inf", then text."""
+    """Return a sort key for axis values: numbers by size, then "inf", then text."""
     try:
         return float(value), ""  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -40,13 +40,13 @@ def axis_sort_key(value: object) -> tuple[float, str]:
 
 
 def brief(x: float) -> str:
-    """Format a round number for display: 1e-9, 200, 0.5."""
+    """Format a round number, such as 1e-9, 200 or 0.5."""
     digits, e, exponent = f"{x:g}".partition("e")
     return f"{digits}e{int(exponent)}" if e else digits
 
 
 def interval(value: float, low: float, high: float) -> str:
-    """Format a value and its interval, if it has one, with three digits each."""
+    """Format a value, and its interval if it has one, with three digits each."""
     return (
         f"{format_number(value)} [{format_number(low)}, {format_number(high)}]"
         if np.isfinite(low)
@@ -64,12 +64,12 @@ def with_interval(value: float, low: float, high: float) -> str:
 
 
 def grow_by_factors(values: Sequence[int | float]) -> bool:
-    """Return whether values grow by factors rather than evenly, as on a logarithmic axis."""
+    """Return True if values grow by factors instead of evenly, as on a logarithmic axis."""
     x = np.asarray(values, float)
     return bool(x[0] > 0 and len(x) > 2 and np.ptp(np.diff(np.log(x))) < np.ptp(np.diff(x)) / x[-1])
 
 
-# Labels of metrics that phases record; probes define their own.
+# Labels of metrics that phases record. Probes define their own labels.
 PHASE_LABELS = MappingProxyType(
     {
         "arc_length": "length of the path",
@@ -90,7 +90,7 @@ AXES = MappingProxyType(
         "data.sequences": "$n$",
     }
 )
-# Captions and figure labels of token scores by kind of model, where they are not E·p.
+# Captions and figure labels of token scores, by kind of model, for models with scores other than E·p.
 SCORES = MappingProxyType(
     {
         "key_query": ("E·W p", r"$E_s^\top W p$"),
@@ -108,7 +108,7 @@ def literal(text: str) -> str:
 
 
 def formula(text: str) -> str:
-    """Return a user's label for a figure, escaped if its formulas are invalid."""
+    """Return a user's label for a figure, escaped if it contains invalid formulas."""
     if "$" not in text:
         return text
     from matplotlib.mathtext import MathTextParser  # slow to import
@@ -121,7 +121,7 @@ def formula(text: str) -> str:
 
 
 def metric_label(metric: str, labels: Mapping[str, str]) -> str:
-    """Return the label of a metric in figures: that of its probe, else its name in words."""
+    """Return the label of a metric in figures, from its probe or generated from its name."""
     if metric in labels:
         return formula(str(labels[metric]))
     if metric in PHASE_LABELS:
@@ -132,34 +132,34 @@ def metric_label(metric: str, labels: Mapping[str, str]) -> str:
 
 
 def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:
-    """Return an InputError for an unknown metric, with the closest name or all recorded ones."""
+    """Build the InputError for an unknown metric, with the closest name or all recorded ones."""
     if "," in metric:
         return InputError(f"metric {metric!r}: separate names with spaces, {metric.replace(',', ' ')}")
-    # There are many bins, so the message lists them as one name.
+    # There are many bins, so list them under one name.
     known = sorted({re.sub(r"_bin_\d+$", "_bin_K", str(name)) for name in recorded})
     if near := difflib.get_close_matches(metric, known, 1):
-        return InputError(f"metric {metric!r}: the run did not record it; did you mean {near[0]!r}?")
+        return InputError(f"metric {metric!r}: not recorded by the run; did you mean {near[0]!r}?")
     return InputError(f"metric {metric!r}: not recorded; the run recorded {', '.join(known)}")
 
 
 def axis_label(axis: str) -> str:
-    """Return the label of a swept key in figures: the paper's symbol if it has one, else its last word."""
+    """Return the label of a swept key in figures: the paper's symbol if there is one, else its last word."""
     return AXES.get(axis, literal(axis.rpartition(".")[2].replace("_", " ")))
 
 
 def tick_label(value: object) -> str:
-    """Return an axis value for a figure, with a typographic minus sign."""
+    """Format an axis value for a figure, with a typographic minus sign."""
     if isinstance(value, float) and math.isfinite(value):
         return minus(brief(value))
     return minus(str(value)) if isinstance(value, int) else literal(setting(value))
 
 
 def settings_label(settings: Mapping[str, Any]) -> str:
-    """Return the legend label of a cell: its settings."""
+    """Return the legend label of a cell, with its settings."""
     names = [axis_label(axis) for axis in settings]
     if len(set(names)) < len(names):
         names = [literal(axis) for axis in settings]
-    # Blocks are labelled by name only.
+    # Label blocks by name only.
     return ", ".join(
         tick_label(value) if name == "block" else f"{name} = {tick_label(value)}"
         for name, value in zip(names, settings.values(), strict=True)
@@ -185,14 +185,14 @@ def held_words(hold: Sequence[str], varies: Sequence[str]) -> str:
 
 
 def ranges_text(numbers: Sequence[int]) -> str:
-    """Format ascending integers: "0 to 5", "2, 5"."""
+    """Format ascending integers as ranges, such as "0 to 5" or "2, 5"."""
     if len(numbers) == numbers[-1] - numbers[0] + 1 > 1:
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers))
 
 
 def seed_words(counts: Iterable[int]) -> str:
-    """Format a number of seeds: "5 seeds", "3 to 5 seeds"."""
+    """Format a number of seeds, such as "5 seeds" or "3 to 5 seeds"."""
     few, many = min(counts := list(counts)), max(counts)
     if few != many:
         return f"{few} to {many} seeds"
@@ -200,12 +200,12 @@ def seed_words(counts: Iterable[int]) -> str:
 
 
 def short_name(name: str, longest: int = 24) -> str:
-    """Return a user-defined name, shortened for a figure."""
+    """Shorten a user-defined name for a figure."""
     return literal(name if len(name) <= longest else name[: longest - 1] + "…")
 
 
 def minus(text: str) -> str:
-    """Replace hyphens of negative numbers by minus signs, as on axes."""
+    """Replace the hyphens of negative numbers with minus signs, as on axes."""
     return text.replace("-", "\N{MINUS SIGN}")
 
 

@@ -1,4 +1,4 @@
-"""Tables as CSV, Markdown and LaTeX, and in self-contained HTML pages."""
+"""Tables as CSV, Markdown, LaTeX and self-contained HTML pages."""
 
 import base64
 import json
@@ -33,18 +33,18 @@ def write_page(table: pd.DataFrame, path: Path) -> None:
         ".md": lambda: f"{markdown(table)}\n".encode(),
     }
     if path.suffix not in writers:
-        raise InputError(f"{path}: tables are written as {', '.join(writers)}; choose one of these suffixes")
+        raise InputError(f"{path}: unsupported suffix for a table; use one of {', '.join(writers)}")
     with writing(path):
         files.replace(Path(os.path.realpath(path)), writers[path.suffix]())
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """Return a table in Markdown."""
+    """Convert a table to Markdown."""
     return markdown_table(map(str, table.columns), (map(_text, row) for row in table.itertuples(index=False)))
 
 
 def latex(table: pd.DataFrame) -> str:
-    """Return a table as a LaTeX tabular with booktabs rules; text is escaped."""
+    """Convert a table to a LaTeX tabular with booktabs rules and escaped text."""
     return texts(table).to_latex(index=False, escape=True)
 
 
@@ -54,11 +54,11 @@ def _text(x: Any) -> str:
 
 HERE = Path(__file__).parent
 STYLE = HERE / "page.css"
-# Widths in em: of an A4 page in the smallest font of page.css, and of a phone in the text font.
+# Widths in em of an A4 page in the smallest font of page.css, and of a phone in the text font.
 TABLE_WIDTH_REM, PHONE = 77.0, 27.0
 TABLE_COLUMNS = 16
 LETTER, BOLD_LETTER, PADDING = 0.63, 0.7, 0.8
-# Column properties are set once per table by CSS variables instead of once per cell.
+# CSS variables set column properties once per table instead of once per cell.
 COLUMN_RULES = "".join(
     f"tr > :nth-child({k}) {{ text-align: var(--a{k}, right); }}\n"
     f".many td:nth-child({k})::before {{ content: var(--h{k}); }}\n"
@@ -67,7 +67,7 @@ COLUMN_RULES = "".join(
 # Words longer than this may be broken at any character.
 _LONG = 30
 NUMBER = re.compile(r"[-–−∞]?[\d.,]*(e[-−]?\d+)?(\s?(%|s|GiB))?( \[.*\])?( \(n=\d+\))?|nan")
-# The colour of each verdict, and of other sentences that pages show as verdicts.
+# Colour of each verdict, and of other sentences that pages show as verdicts.
 TONES = (
     ("no", re.compile("differs|fails|does not hold|(below|inside) the null band")),
     ("open", re.compile("inconclusive|cannot tell|undecided|for some")),
@@ -76,14 +76,14 @@ TONES = (
 
 
 class Column(NamedTuple):
-    """A column of a table.
+    """Column of a table.
 
     Attributes:
-        head: its name.
-        cells: its texts.
-        number: True if all cells are numbers, which are aligned right.
-        long: True if a word is so long that it may be broken.
-        least: the smallest width in em without other broken words.
+        head: name of the column.
+        cells: texts of the cells.
+        number: True if all cells are numbers, which are right-aligned.
+        long: True if some word is long enough to be broken.
+        least: minimum width in em without breaking other words.
     """
 
     head: str
@@ -94,11 +94,11 @@ class Column(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Columns of a table that fit next to each other.
+    """Columns of a table that fit side by side.
 
     Attributes:
         columns: the columns.
-        least: their smallest total width in em.
+        least: minimum total width in em.
     """
 
     columns: list[Column]
@@ -106,7 +106,7 @@ class Piece(NamedTuple):
 
     @property
     def many(self) -> bool:
-        """True if they do not fit on a phone."""
+        """True if the columns are too wide for a phone."""
         return self.least > PHONE
 
     @property
@@ -120,18 +120,18 @@ class Piece(NamedTuple):
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """The texts by row."""
+        """Texts by row."""
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
 
 def fill(template: Path, **content: Any) -> str:
-    """Fill a Jinja template; all text of the content is escaped.
+    """Render a Jinja template, escaping all text.
 
     Args:
-        template: {{ style }} is the style that all pages share. The filter `embedded` encodes bytes as
-            base64, `typeset` inserts minus signs, `coded` also formats code between backticks, and `tone`
-            returns the colour of a verdict. The macro `shown` of table.html formats a table.
-        content: the variables of the template.
+        template: {{ style }} is the common style of all pages. The filter `embedded` encodes bytes as base64,
+            `typeset` inserts minus signs, `coded` also formats code between backticks, and `tone` returns the
+            colour of a verdict. The macro `shown` of table.html formats a table.
+        content: variables of the template.
     """
     import jinja2
 
@@ -155,12 +155,12 @@ def texts(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def tone(verdict: str) -> str:
-    """Return the colour of a verdict: "yes", "no" or "open"; empty for a text that is not a verdict."""
+    """Return the colour of a verdict: "yes", "no" or "open"; empty if the text is not a verdict."""
     return next((name for name, words in TONES if words.search(verdict)), "")
 
 
 def shown_width(png: bytes) -> int:
-    """Return the display width of a PNG file: half of its pixels, for sharp high-density displays."""
+    """Return the display width of a PNG file: half of its pixels, to be sharp on high-density displays."""
     # The header of a PNG file contains its width and height.
     return int.from_bytes(png[16:20]) // 2
 
@@ -169,8 +169,8 @@ def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
     """Split the columns of a table into pieces that fit on paper.
 
     Args:
-        table: texts.
-        keys: number of columns at the left that are repeated in every piece.
+        table: the table, with texts as entries.
+        keys: number of columns on the left to repeat in every piece.
     """
     columns = [
         _column(str(name), [typeset(str(x)) for x in cells])

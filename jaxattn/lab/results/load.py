@@ -20,7 +20,7 @@ SHOWN_ROWS = 24
 
 @dataclass(frozen=True, repr=False)
 class Results(Run):
-    """One run, finished or not, with its analysis methods; the tables are attributes of `run.Run`."""
+    """Results of a run, finished or not, with analysis methods. The tables are attributes of `run.Run`."""
 
     def choose(
         self,
@@ -43,19 +43,20 @@ class Results(Run):
         resamples: int = 2000,
         confidence: float = 0.95,
     ) -> pd.DataFrame:
-        """Summarise every (cell, phase, step, metric) over seeds, with 95 % intervals.
+        """Summarise each (cell, phase, step, metric) over seeds, with 95 % intervals.
 
         Args:
             metrics: names; all if empty.
             phases: names; all if empty.
             where: required values of config keys.
-            by: config keys; cells with equal values of these are averaged seed by seed, see `combine.group`.
+            by: config keys. Cells with equal values of these keys are averaged seed by seed; see
+                `combine.group`.
             seed: seed of the bootstrap for interquartile means.
-            resamples: number of resamples.
+            resamples: number of bootstrap resamples.
             confidence: coverage of the intervals.
 
         Returns:
-            The columns of `statistics.aggregate`.
+            A table with the columns of `statistics.aggregate`.
 
         Raises:
             InputError: a key, metric or phase does not exist, or nothing matches.
@@ -86,8 +87,8 @@ class Results(Run):
         The keyword arguments are those of `aggregate`.
 
         Returns:
-            The columns of `statistics.aggregate`, one row per (setting of the other axes, phase, step,
-            metric).
+            A table with the columns of `statistics.aggregate`, and one row per (setting of the other axes,
+            phase, step, metric).
 
         Raises:
             InputError: the key is not swept, or no cells can be paired.
@@ -99,17 +100,17 @@ class Results(Run):
     def top_tokens(
         self, *, phase: str | None = None, cell: int = 0, number: int = 20, min_count: int = 1
     ) -> pd.DataFrame:
-        """Return the tokens with the largest E·p after a phase, by default the last; see `tokens.top`."""
+        """Return the tokens with the largest E·p after a phase, by default the last one; see `tokens.top`."""
         ends = tokens.at_end(self, phase=phase, cell=cell)
         return tokens.with_classes(tokens.top(ends, count=number, min_count=min_count), ends.names)
 
     def figure(self, kind: str | Callable[..., Any], **options: Any) -> RenderedFigure:
-        """Draw a figure with its caption, which a notebook displays.
+        """Draw a figure with its caption, for display in a notebook.
 
         Args:
-            kind: a short name, one of `figures.KINDS`, or a function (results, **options) that returns a
+            kind: a short name from `figures.KINDS`, or a function (results, **options) that returns a
                 `RenderedFigure` or a matplotlib figure.
-            options: options of the kind.
+            options: options of the figure.
 
         Raises:
             InputError: a kind or option is unknown, or this run lacks the data for it.
@@ -141,7 +142,7 @@ class Results(Run):
 
         Returns:
             A frozen pytree of JAX arrays, with the parameters as attributes. Parameters of a float64 run are
-            float64; compute with them under jax.enable_x64(True).
+            float64, so compute with them under jax.enable_x64(True).
 
         Raises:
             InputError: the cell, seed or phase is unknown; the checkpoint is missing or damaged; `model` has
@@ -153,14 +154,14 @@ class Results(Run):
         return params_of(self, cell=cell, seed=seed, phase=phase, step=step, model=model)
 
     def dataset(self, seed: int = 0, cell: int = 0) -> Any:
-        """Return the data of one seed of one cell, as in the run.
+        """Return the data of one seed of one cell, exactly as in the run.
 
         Returns:
             A `jaxattn.data.Splits`: train, test and validation corpus, and statistics of the training tokens.
 
         Raises:
-            InputError: the cell or seed is unknown; or the folder was loaded, and its data come from files or
-                from user-defined code.
+            InputError: the cell or seed is unknown; or the results were loaded from a folder, and the data
+                come from files or user-defined code.
         """
         from jaxattn.lab.results.params import (
             dataset_of_run,  # imports JAX, which tables and figures do not need
@@ -187,11 +188,11 @@ class Results(Run):
 
 
 def load(directory: str | Path) -> Results:
-    """Load a results folder; loading never imports or executes code from it.
+    """Load a results folder, without importing or executing code from it.
 
     Args:
-        directory: the folder of a finished or current run, or its address in a bucket. For a run in progress,
-            the measurements so far are read and `finished` is False.
+        directory: folder or bucket address of a finished or running study. While it is running, the
+            measurements so far are read, and `finished` is False.
 
     Returns:
         The results, with all records and tokens in memory.

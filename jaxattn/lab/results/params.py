@@ -70,12 +70,12 @@ class Parameters:
         return Parameters(dict(self._arrays) | arrays)
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
-        """Flatten for JAX."""
+        """Flatten the object into arrays and names, for JAX."""
         return [(jax.tree_util.GetAttrKey(name), x) for name, x in self._arrays.items()], tuple(self._arrays)
 
     @classmethod
     def tree_unflatten(cls, names: tuple[str, ...], arrays: Any) -> "Parameters":
-        """Unflatten for JAX."""
+        """Rebuild the object from names and arrays, for JAX."""
         return cls(dict(zip(names, arrays, strict=True)))
 
 
@@ -90,8 +90,8 @@ def params_of(
 ) -> Any:
     """Return the parameters of one seed of one cell after or before a phase; see `load.Results.params`.
 
-    A run in coordinates of a span is converted to vectors of R^d, with the basis sampled again from the seed.
-    At d = ∞ the result is in coordinates. Padding of the vocabulary is removed.
+    Parameters in span coordinates are converted to vectors in R^d, with a basis that is sampled again from
+    the seed. For d = ∞ they remain in coordinates. Padding of the vocabulary is removed.
     """
     results.settings(cell)
     if step not in (None, 0):
@@ -107,7 +107,7 @@ def params_of(
     try:
         vocab_size = msgspec.convert(results.lookup(cell, "data.vocab_size"), PositiveInt)
     except (InputError, msgspec.ValidationError):
-        vocab_size = None  # read from the text, which no other cell pads
+        vocab_size = None  # read from the texts, which no other cell pads
     with backend.pinned(), jax.enable_x64(True):
         arrays = _without_padding(_in_full_space(results, cell, seed, arrays), vocab_size)
     model = model or _built_in(results, cell) or (results.study and results.study.cells[cell].setting.model)
@@ -129,13 +129,18 @@ def _built_in(results: Run, cell: int) -> Any:
     try:
         return msgspec.convert(settings, target)
     except msgspec.ValidationError as error:
-        raise InputError(f"{results.directory}: not a model of this version: {error}; {_AGAIN}") from None
+        raise InputError(
+            f"{results.directory}: the model does not exist in this version: {error}; {_AGAIN}"
+        ) from None
 
 
 def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
     batches = [batch for batch in results.manifest.get("batches", []) if cell in batch["cells"]]
     if not batches:
-        raise InputError(f"{results.directory}: no checkpoint of cell {cell}; load the folder of its own run")
+        raise InputError(
+            f"{results.directory}: no checkpoint of cell {cell}; load the folder of the run that "
+            "contains the cell"
+        )
     seeds = sorted({number for batch in batches for number in batch["seeds"]})
     seed = seeds[0] if seed is None else seed
     for batch in batches:
@@ -146,7 +151,7 @@ def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
 
 
 def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
-    """Return the trained parameters of all runs of a finished batch, by phase."""
+    """Restore the trained parameters of all runs of a finished batch, by phase."""
     directory = Path(os.path.abspath(results.directory))
     with fixing(directory):
         saved = batch_state.read_shown(directory, batch)
@@ -168,9 +173,7 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
     runs = len(saved.origin.cells) * len(batch_state.spans(batch)[1])
     phases = list(state.values()) if isinstance(state, dict) else [None]
     if not all(isinstance(of, dict) and _has_runs(of, runs) for of in phases):
-        raise InputError(
-            f"{folder}: it does not contain the parameters of the {runs} runs of {batch}; {_AGAIN}"
-        )
+        raise InputError(f"{folder}: does not contain the parameters of the {runs} runs of {batch}; {_AGAIN}")
     return {name: state[name] for name in _in_order(results, cell, list(state))}
 
 
@@ -188,7 +191,7 @@ def _has_runs(arrays: Arrays, runs: int) -> bool:
 
 
 def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
-    """Return phases in run order; blocks may have their own phases, and `results` may be a selection."""
+    """Return phases in run order. Blocks may have different phases, and `results` may be a selection."""
     recorded = [str(name) for name in results.records["phase"][results.records["cell"] == cell].unique()]
     planned = [entry["name"] for entry in results.lookup(cell, "phases")]
     known = recorded if set(phases) <= set(recorded) else planned
@@ -218,7 +221,9 @@ def _in_full_space(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays
         return arrays
     E, v = arrays["E"], arrays["v"]
     if model.dim * E.shape[1] * E.itemsize > memory() // 4:
-        raise InputError(f"{results.directory}: vectors of d = {model.dim:,} do not fit in memory; {_AGAIN}")
+        raise InputError(
+            f"{results.directory}: vectors with d = {model.dim:,} do not fit in memory; {_AGAIN}"
+        )
     classes = 2 if v.ndim == 1 else v.shape[1]
     sizes: dict[str, Any] = {"vocab_size": len(E), "num_classes": classes, "dtype": E.dtype}
     basis = np.asarray(span.basis(keys(seed, _hold(results, cell)).start, dim=model.dim, **sizes))
@@ -229,7 +234,7 @@ def _without_padding(arrays: Arrays, vocab_size: int | None) -> Arrays:
     if vocab_size is None or "E" not in arrays or len(arrays["E"]) <= vocab_size:
         return arrays
     padded, dim = arrays["E"].shape
-    # If V = d, the shape does not show which axis is the vocabulary; only E is known to have a row per token.
+    # If V = d, the shape does not show which axis is the vocabulary. Only E is known to have a row per token.
     over_tokens = [
         name for name, x in arrays.items() if x.ndim and len(x) == padded and (name == "E" or padded != dim)
     ]
@@ -257,7 +262,8 @@ def _as_model_params(arrays: Mapping[str, Any], model: Any, like: Dataset) -> An
     held, expected = (dict(sorted(each.items())) for each in shapes)
     if held != expected:
         raise InputError(
-            f"model: its parameters are {expected}, the run has {held}; pass the model of the run"
+            f"model: the parameters are {expected}, but those of the run are {held}; pass the model "
+            "of the run"
         )
     return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
 
@@ -272,8 +278,8 @@ def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
     """Sample the data of one seed of one cell again.
 
     Raises:
-        InputError: the cell or seed is unknown, or the data come from files, from user-defined code, or from
-            a block; use the study for these.
+        InputError: the cell or seed is unknown, or the data come from files, user-defined code, or a block.
+            Use `Study.dataset` for these.
     """
     results.settings(cell)
     if seed not in (known := results.manifest["seeds"]):
@@ -290,14 +296,16 @@ def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
     target = GENERATORS.get(str(table.get("kind")))
     if target is None or "data" in block:
         raise InputError(
-            f"data.kind = {table.get('kind')!r}: these data cannot be rebuilt from a folder alone, "
-            "because loading it executes no code and opens no data file; use "
+            f"data.kind = {table.get('kind')!r}: cannot be rebuilt from a results folder, because "
+            "loading executes no code and opens no data files; use "
             "jaxattn.Study.read(SWEEP).dataset(...)"
         )
     settings = {name: table[name] for name in target.__struct_fields__ if name in table}
     try:
         data = msgspec.convert(settings, target)
     except msgspec.ValidationError as error:
-        raise InputError(f"{results.directory}: data of another version: {error}; run it again") from None
+        raise InputError(
+            f"{results.directory}: the data were made by another version: {error}; run the study again"
+        ) from None
     swept = swept_settings(entry["settings"] for entry in results.manifest["cells"])
     return of_seed(data, seed, str(results.manifest["dtype"]), swept, hold=_hold(results, cell)).splits

@@ -34,14 +34,14 @@ _COLUMNS = {"records": RECORD_COLUMNS, "tokens": TOKEN_COLUMNS}
 
 
 def read_results(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
-    """Read a results folder; reading never imports or executes code from it.
+    """Read a results folder, without importing or executing code from it.
 
     Returns:
-        Manifest, records and tokens; see `run.Run`. For an unfinished run: the measurements of finished
-        batches, those of other batches at their last save, and the failures of both.
+        Manifest, records and tokens; see `run.Run`. For an unfinished run, these are the measurements of
+        finished batches, those of other batches at their last checkpoint, and the failures of both.
 
     Raises:
-        InputError: the folder does not exist, is not a results folder or has no measurements yet; a file is
+        InputError: the folder does not exist, is not a results folder, or has no measurements yet; a file is
             damaged or belongs to another batch or config; or a row is duplicated.
     """
     known = manifest.read_manifest(directory)
@@ -55,7 +55,7 @@ def read_results(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.Data
             known |= {"status": status, "failures": failures}
         records, tokens = (_joined(tables[name], name, directory, known) for name in _COLUMNS)
     if records.empty:
-        raise InputError(f"{directory}: it has no measurements yet; {again(directory)}")
+        raise InputError(f"{directory}: has no measurements yet; {again(directory)}")
     return known, _without_failures(records, known), tokens
 
 
@@ -74,7 +74,7 @@ def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.Data
     }
     measured = set().union(*map(parquet.lanes, found["records"]))
     if planned and measured != planned:
-        raise Damaged(f"{directory}: records.parquet has other cells and seeds than the manifest")
+        raise Damaged(f"{directory}: the cells and seeds of records.parquet differ from the manifest")
     return found
 
 
@@ -87,12 +87,12 @@ def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[BatchState, 
             found.append(read)
             cells[batch] = map(int, read[0].origin.cells)
     for first, second in batch_state.overlaps(cells):
-        raise Damaged(f"{batch_state.path(directory, second)}: it has seeds that {first} has too")
+        raise Damaged(f"{batch_state.path(directory, second)}: contains seeds that are also in {first}")
     return found
 
 
 def _joined(tables: list[pd.DataFrame], name: str, directory: Path, known: Mapping[str, Any]) -> pd.DataFrame:
-    """Validate tables and concatenate them; raise Damaged for contents that no run writes."""
+    """Validate and concatenate tables; raise Damaged for contents that no run writes."""
     columns, path = _COLUMNS[name], directory / f"{name}.parquet"
     # A batch that was saved before its first measurement has tables without columns.
     tables = [table for table in tables if len(table)]
@@ -129,7 +129,7 @@ def _holds(values: pd.Series, column: str) -> bool:
 
 
 def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-    # NaN logits still have an accuracy, that of a constant guess, which must not enter a mean.
+    # NaN logits still have an accuracy, that of a constant prediction, which must not be included in a mean.
     phase, phases = pd.factorize(records["phase"])
     order = {name: number for number, name in enumerate(phases)}
     seeds = set(manifest["seeds"])
@@ -154,10 +154,10 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
 
     Args:
         directory: the folder, finished or not.
-        progress: progress callback (batch, fraction done).
+        progress: progress callback (batch, finished fraction).
 
     Returns:
-        One line for each damaged or missing file, with the fix.
+        One line per damaged or missing file, with a remedy.
 
     Raises:
         InputError: the folder is not a results folder, or a file cannot be read.
@@ -177,7 +177,7 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
         if saved:
             cells[batch] = map(int, saved.origin.cells)
     for first, second in batch_state.overlaps(cells):
-        found.append(f"{batch_state.path(directory, second)}: it has seeds that {first} has too; {fix}")
+        found.append(f"{batch_state.path(directory, second)}: contains seeds that are also in {first}; {fix}")
     if known and known["status"] == "finished":
         planned = [batch["name"] for batch in known["batches"]]
         missing = [batch_state.path(directory, name) for name in planned if name not in batches]
@@ -190,7 +190,7 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
 def _batch(
     directory: Path, batch: str, known: Mapping[str, Any] | None
 ) -> tuple[list[str], BatchState | None]:
-    """Return the faults and the state of one batch; retry if a run changes the state meanwhile."""
+    """Return the faults and the state of one batch; retry if a run changes the state in the meantime."""
     while True:
         try:
             saved = batch_state.read_shown(directory, batch)

@@ -1,4 +1,4 @@
-"""The report of a run: figures, a summary table and one self-contained page."""
+"""Report of a run: figures, a summary table and one self-contained page."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -25,20 +25,20 @@ from jaxattn.lab.storage import files
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 TOP = 20
-# Maximum number of table rows, and of failures, on a page; the files contain all of them.
+# Maximum number of table rows, and of failures, on a page. The files contain all of them.
 _ROWS = 1000
 
 
 @dataclass(frozen=True)
 class Report:
-    """Output of `write_report`.
+    """Report written by `write_report`.
 
     Attributes:
         page: report.html.
-        summary: summary.csv, the last step of each phase.
-        figures: every figure as PNG and as PDF.
+        summary: summary.csv, with the last step of each phase.
+        figures: each figure as PNG and as PDF.
         problems: figures that could not be drawn, with the reasons.
-        made_by: source of the run, if it differs from the installed one.
+        made_by: package source of the run, if it differs from the installed one.
     """
 
     page: Path
@@ -49,7 +49,7 @@ class Report:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """All files, the page first."""
+        """All files, starting with the page."""
         return (self.page, self.summary, *self.figures)
 
 
@@ -61,9 +61,9 @@ def write_report(
     """Write figures/*.png and *.pdf, summary.csv and report.html into a results folder.
 
     Args:
-        directory: a results folder; the same folder gives the same bytes.
-        own: user-defined figure functions by their kind in the sweep file; see `figures.draw_all`.
-        progress: progress callback (what, fraction done).
+        directory: a results folder. The same folder always gives the same bytes.
+        own: user-defined figure functions by kind, as in the sweep file; see `figures.draw_all`.
+        progress: progress callback (what, finished fraction).
 
     Returns:
         The files, and the figures that could not be drawn.
@@ -103,7 +103,7 @@ def write_report(
 def _rendered(
     drawn: Sequence[RenderedFigure | Picture], progress: FigureProgress
 ) -> tuple[dict[str, bytes], dict[str, bytes], list[Problem]]:
-    """Render figures as PNG and as PDF, by name; labels are parsed, and may fail, only here."""
+    """Render figures as PNG and PDF, by name. Labels are parsed, and may fail, only here."""
     images, vectors, problems = {}, {}, []
     for number, each in enumerate(drawn):
         progress(f"writing figure {number + 1} of {len(drawn)}", number / len(drawn))
@@ -123,9 +123,9 @@ def _rendered(
 def render(
     results: Run, figures: list[RenderedFigure | Picture], images: list[bytes], problems: Sequence[str]
 ) -> str:
-    """Return the self-contained page as HTML, with all text of the run escaped.
+    """Render the self-contained HTML page, with all text of the run escaped.
 
-    The images are the figures as PNG, and `problems` describes figures that could not be drawn.
+    `images` are the figures as PNG, and `problems` describes figures that could not be drawn.
     """
     shown = [
         {"title": each.title, "caption": each.caption, "width": layout.shown_width(image), "data": image}
@@ -193,7 +193,7 @@ def _tops(results: Run) -> list[dict[str, Any]]:
 
 
 def _summaries(results: Run) -> list[tuple[pd.DataFrame, int, int]]:
-    """Return for each table: its first rows, its number of key columns, and its total number of rows."""
+    """Return, for each table, its first rows, its number of key columns, and its total number of rows."""
     chosen, every = headline.metrics(results), headline.recorded(results)
     tables = [
         summary_table(results, metrics=names)

@@ -1,4 +1,4 @@
-"""A run that was read from its folder: settings, records and final tokens."""
+"""Run as read from its folder: settings, records and final tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,17 +24,17 @@ from jaxattn.lab.results.labels import (
 from jaxattn.lab.storage import provenance
 from jaxattn.lab.storage.manifest import run_command
 
-# Labels are cut to this number of characters, because matplotlib takes minutes to lay out longer ones.
+# Cut labels to this number of characters, because matplotlib takes minutes to lay out longer ones.
 LONGEST_LABEL = 200
 _FAILURES = ("cell", "seed", "phase", "step", "reason")
 
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """One run, finished or not.
+    """A run, finished or not.
 
     Attributes:
-        directory: the folder it was read from.
+        directory: folder that the run was read from.
         manifest: description of the run: name, command, config, cells and their settings, seeds, versions,
             failures.
         records: long form, one row per (cell, seed, phase, step, metric), with its value; NaN from
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def phases(self) -> list[str]:
-        """The phases that were recorded, in run order."""
+        """Recorded phases, in run order."""
         return [str(phase) for phase in self.records["phase"].unique()]
 
     @property
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def axes(self) -> list[str]:
-        """The swept keys, in their order in the cells."""
+        """Swept keys, in the order in which they appear in the cells."""
         return list(self._axes)
 
     @cached_property
@@ -85,15 +85,15 @@ class Run:
 
     @property
     def failures(self) -> pd.DataFrame:
-        """One row per seed that failed: cell, seed, phase, step, reason."""
+        """Table with one row per failed seed: cell, seed, phase, step and reason."""
         return pd.DataFrame(self.manifest.get("failures", []), columns=list(_FAILURES))
 
     def settings(self, cell: int) -> dict[str, Any]:
-        """Return the value of every axis in one cell."""
+        """Return the axis values of a cell."""
         return dict(self._entry(cell)["settings"])
 
     def lookup(self, cell: int, key: str) -> Any:
-        """Return the value of a key in a cell: swept, of its block, or common; list entries by name or index.
+        """Return the value of a config key in a cell. List entries are addressed by name or index.
 
         Raises:
             InputError: the cell or key does not exist.
@@ -110,14 +110,13 @@ class Run:
         return value
 
     def class_names(self, cell: int) -> tuple[str, ...]:
-        """Return the class names of a cell's corpus if its config has them; the negative class first."""
+        """Return the class names of a cell's corpus if its config has them, with the negative class first."""
         config = self.config(cell)
         names = find_cell(config, "data.class_names") or find_cell(config, "data.labels")
         return tuple(map(class_name, names)) if isinstance(names, list | tuple) else ()
 
     def label(self, metric: str) -> str:
-        """Return the label of a metric in figures: the label from its probe if there is one, otherwise the
-        paper's symbol."""
+        """Return the label of a metric in figures, from its probe or the paper's symbol by default."""
         text = metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
         return text if len(text) <= LONGEST_LABEL else short_name(text, LONGEST_LABEL)
 
@@ -127,7 +126,7 @@ class Run:
         return found.pop() if len(found) == 1 else CUSTOM_SCORES[1]
 
     def cell_words(self, cell: int) -> str:
-        """Return the caption text that identifies a cell; empty if there is only one."""
+        """Return the caption text that identifies a cell; empty if there is only one cell."""
         if len(self.manifest["cells"]) == 1:
             return ""
         settings = ", ".join(f"{axis} = {setting(value)}" for axis, value in self.settings(cell).items())
@@ -145,7 +144,7 @@ class Run:
         return "; ".join(f"cell {ranges_text(own)}: {words or NOT_HELD}" for words, own in cells.items())
 
     def score_names(self, cell: int) -> tuple[str, str]:
-        """Return the names of token scores in the model of a cell, for a caption and for a figure."""
+        """Return the names of the token scores in a cell's model, for a caption and for a figure."""
         try:
             kind = str(self.lookup(cell, "model.kind"))
         except InputError:
@@ -167,12 +166,12 @@ class Run:
 
     @property
     def command(self) -> str:
-        """The command that started, or resumes, the run."""
+        """Command that started, or resumes, the run."""
         return run_command(self.manifest)
 
     @property
     def made_by(self) -> str:
-        """Source of the run in one line if it differs from the installed one, else empty."""
+        """Package source of the run in one line if it differs from the installed one, else empty."""
         return provenance.differs(provenance.makers(self.manifest))
 
     def config(self, cell: int) -> Mapping[str, Any]:
@@ -181,7 +180,7 @@ class Run:
         return config
 
     def config_hash(self, cell: int) -> str | None:
-        """Return the hash of the settings that determine a cell's numbers; None if it was not recorded."""
+        """Return the hash of the settings that determine the results of a cell; None if not recorded."""
         found: str | None = self._entry(cell).get("config_hash")
         return found
 

@@ -35,12 +35,12 @@ GUIDE: Any = {"linewidth": 0.9, "linestyle": (0, (4, 3))}
 
 @dataclass(frozen=True)
 class Series:
-    """One metric along one axis, with all other axes fixed.
+    """Values of a metric along one axis, with all other axes fixed.
 
     Attributes:
         settings: the values of the other axes.
-        x: (m,) axis values, ascending.
-        y: (m, seeds); NaN where a seed has no positive finite value.
+        x: (m,); axis values in ascending order.
+        y: (m, seeds); NaN if a seed has no positive finite value.
         table: the aggregate, one row per x.
         law: the fitted power law.
     """
@@ -61,16 +61,17 @@ def scaling(
     expected: float | None = None,
     tolerance: float | None = None,
 ) -> RenderedFigure:
-    """Plot a metric at the end of a phase against an axis, both logarithmic, with a fitted power law.
+    """Plot a metric at the end of a phase against an axis, on logarithmic scales, with a fitted power law.
 
     Args:
         results: a results folder.
-        axis: the swept key on the x-axis; every setting of the other axes becomes a separate line.
-        metric: the metric.
+        axis: swept key on the x-axis. Each setting of the other axes becomes a separate line.
+        metric: name of the metric.
         phase: name of the phase; defaults to the last one that recorded the metric.
-        expected: a slope to compare with, drawn as a dashed guide.
-        tolerance: allowed deviation of the slope from `expected`. It holds if the whole 95 % interval is
-            within the tolerance, does not hold if none of it is, and is inconclusive otherwise.
+        expected: expected slope, drawn as a dashed line.
+        tolerance: allowed deviation of the slope from `expected`. The caption says that the slope agrees if
+            the whole 95 % interval is within the tolerance, and that it differs if none of it is; otherwise
+            the comparison is inconclusive.
 
     Raises:
         InputError: an axis, metric or phase is unknown, or the axis has values that are not positive numbers.
@@ -203,7 +204,7 @@ def fitted(law: PowerLaw) -> str:
 
 
 def sentence(settings: dict[str, Any], law: PowerLaw, expected: float | None, tolerance: float | None) -> str:
-    """Return a sentence with the fit of a setting and its agreement with the expected slope."""
+    """Describe the fit of a setting and its agreement with the expected slope, in one sentence."""
     name = _named(settings)
     text = f"{name}: {fitted(law)}" if name else fitted(law).capitalize()
     if not np.isfinite(law.slope):
@@ -222,11 +223,11 @@ def _named(settings: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Course:
-    """Values of one cell's seeds in a phase.
+    """Values of all seeds of a cell in a phase.
 
     Attributes:
         settings: the cell's settings.
-        x: (m, seeds); NaN where x or y is not positive, and where a path repeats its last point.
+        x: (m, seeds); NaN if x or y is not positive, or if a path repeats its last point.
         y: (m, seeds); NaN at the same entries.
         law: the power law fitted to the chosen range of x.
     """
@@ -238,7 +239,7 @@ class Course:
 
     @property
     def median(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Medians over seeds of x and of y at the steps with values."""
+        """Medians of x and y over seeds, at the steps with values."""
         filled = np.isfinite(self.y).any(axis=1)
         return np.nanmedian(self.x[filled], axis=1), np.nanmedian(self.y[filled], axis=1)
 
@@ -254,16 +255,16 @@ def convergence(
     expected: float | None = None,
     tolerance: float | None = None,
 ) -> RenderedFigure:
-    """Plot a metric against another within a phase, both logarithmic: every seed, and their median.
+    """Plot one metric against another within a phase, on logarithmic scales, for each seed and the median.
 
     Args:
         results: a results folder.
-        x: the metric on the x-axis.
-        y: the metric on the y-axis; "margin_shortfall" is 1 - margin_ratio.
+        x: metric on the x-axis.
+        y: metric on the y-axis; "margin_shortfall" is 1 - margin_ratio.
         phase: name of the phase; defaults to the last one that recorded both.
-        fit_from: smallest x of the fit; without `fit_from`, `fit_until` and `expected` there is no fit.
+        fit_from: smallest x of the fit. Without `fit_from`, `fit_until` and `expected`, no fit is computed.
         fit_until: largest x of the fit.
-        expected: the power to compare with.
+        expected: expected power.
         tolerance: allowed deviation of the power, as in `scaling`.
 
     Raises:
@@ -300,10 +301,10 @@ def convergence(
 def collect_courses(
     results: Run, *, x: str, y: str, phase: str | None, window: tuple[float, float] | None
 ) -> tuple[str, list[Course]]:
-    """Collect two metrics of every cell in a phase, and fit power laws within a window of x, if it is given.
+    """Collect two metrics of each cell in a phase, and fit power laws within a window of x, if given.
 
     Returns:
-        The phase, and one course for each cell that recorded both metrics.
+        The phase, and one course per cell that recorded both metrics.
 
     Raises:
         InputError: see `convergence`.

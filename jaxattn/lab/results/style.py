@@ -15,7 +15,7 @@ from PIL import Image
 
 COLORS = 256
 FIGURE_WIDTH = 6.8  # inches: the text width of most papers
-# Font size of all figures, in points; and pixels per inch, twice those of a page.
+# Font size of all figures in points, and resolution in pixels per inch, twice that of a page.
 SIZE, DPI = 9.0, 220
 INK, SOFT, _GRID = "#222222", "#6b6b6b", "#e8e8e8"
 BLUE, RED, GREY = "#2f6db3", "#c8553d", "#9a9a9a"
@@ -102,7 +102,7 @@ def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
 
 
 def colours(count: int, *, ordered: bool) -> list[str]:
-    """Return line colours: a sequence from light to dark for ordered cells, else distinct ones."""
+    """Return line colours: a sequence from light to dark for ordered cells, else distinct colours."""
     if count == 1:
         return [BLUE]
     if not ordered and count <= len(DISTINCT):
@@ -111,7 +111,7 @@ def colours(count: int, *, ordered: bool) -> list[str]:
 
 
 def png(figure: Figure, dpi: int | None = None) -> bytes:
-    """Render a figure as PNG with a palette, which reduces the size to a third; same figure, same bytes."""
+    """Render a figure as PNG with a palette, which saves two thirds of the size; same figure, same bytes."""
     drawn = Image.open(BytesIO(_render(figure, "png", {"Software": None}, dpi)))
     content = BytesIO()
     few = drawn.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
@@ -135,7 +135,7 @@ def pdf(figure: Figure) -> bytes:
 def _render(figure: Figure, kind: str, metadata: dict[str, None], dpi: int | None) -> bytes:
     content = BytesIO()
     with style(), warnings.catch_warnings():
-        # Vocabularies contain letters that no installed font has; a box instead of them is acceptable.
+        # Vocabularies contain letters that no installed font has; showing a box instead is acceptable.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         # Names that are too long for a figure leave no room for the axes.
         warnings.filterwarnings("ignore", message="constrained_layout not applied")

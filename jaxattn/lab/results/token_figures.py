@@ -1,4 +1,4 @@
-"""Figures of tokens: E·v and E·p against importance, the one-step law, and the tokens with most attention."""
+"""Token figures: E·v and E·p against importance, the one-step law, and the tokens with most attention."""
 
 from typing import Annotated, Any
 
@@ -30,13 +30,14 @@ def importance(
     cell: int = 0,
     label: int | str | None = None,
 ) -> RenderedFigure:
-    """Plot E·v and E·p of every token against its posterior difference, with means over the run's bins.
+    """Plot E·v and E·p of each token against its posterior difference, with means over the bins of the run.
 
     Args:
         results: a results folder.
         phase: the phase after which tokens are shown; None selects the last one.
         cell: index of the cell.
-        label: class of K > 2, by number or name; defaults to at most six classes, one row of panels each.
+        label: class, by number or name, if K > 2; defaults to at most six classes, with one row of panels
+            each.
 
     Raises:
         InputError: the phase, cell or class is unknown, or there are no tokens.
@@ -97,17 +98,17 @@ def one_step_law(
     label: int | str | None = None,
     step_size: float | None = None,
 ) -> RenderedFigure:
-    """Plot E·v after one step on E against α, with the line η0 α_s / 2 of the law (K classes: η0 α_{s,k}).
+    """Plot E·v after one step on E against α, with the predicted line η0 α_s / 2 (η0 α_{s,k} for K classes).
 
     Args:
         results: a results folder.
         phase: the one-step phase; defaults to the first phase of kind "one_step".
         cell: index of the cell.
-        label: class of K > 2, by number or name; defaults to all classes in one panel.
-        step_size: η0; defaults to that of the phase, or of the cell if it is swept.
+        label: class, by number or name, if K > 2; defaults to all classes in one panel.
+        step_size: η0; defaults to the step size of the phase, or of the cell if it is swept.
 
     Raises:
-        InputError: the phase, cell or class is unknown, or there is no one-step phase or no token.
+        InputError: the phase, cell or class is unknown, or there is no one-step phase or there are no tokens.
 
     Source:
         Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
@@ -119,7 +120,7 @@ def one_step_law(
         if not steps:
             raise InputError("one_step_law: the run has no phase of kind 'one_step'; set the option phase")
         phase = steps[0]
-    # Averaging over seeds would understate the distance to the law.
+    # Averaging over seeds would understate the deviation from the law.
     tokens = at_end(results, phase=phase, cell=cell, average=False)
     labels = _labels(tokens, label)
     several = len(tokens.classes) > 1
@@ -190,7 +191,7 @@ def _scatter(
     if len(x) > MOST_POINTS:
         kept = np.random.default_rng(0).choice(len(x), MOST_POINTS, replace=False)
         x, y = x[kept], y[kept]
-    # Opacity decreases with local density: clouds show their density, and isolated tokens stay visible.
+    # Opacity decreases with local density, so clouds show their density and isolated tokens stay visible.
     counts, x_edges, y_edges = np.histogram2d(x, y, bins=50)
     column = np.searchsorted(x_edges[1:-1], x, side="right")
     row = np.searchsorted(y_edges[1:-1], y, side="right")
@@ -204,7 +205,7 @@ def _band(
     edges = np.linspace(bins["low"], bins["high"], bins["bins"] + 1)
     number = bin_numbers(table["posterior_difference"], edges)
     inside = number >= 0
-    # One grouping for all seeds, because thousands of small ones take longer than the study.
+    # Group all seeds at the same time, because thousands of small groupings take longer than the study.
     of_seeds = table[quantity][inside].groupby([table["seed"][inside], number[inside]]).mean()
     ends = of_seeds.groupby(level=1).agg(["min", "max"]).reindex(means.index)
     ax.fill_between(means["center"], ends["min"], ends["max"], color=INK, alpha=0.25, linewidth=0, zorder=2)
@@ -252,7 +253,7 @@ def _cell_part(results: Run, cell: int) -> list[str]:
     return [f"cell{cell}"] if len(results.manifest["cells"]) > 1 else []
 
 
-# Maximum number of tokens, one line each, on one figure.
+# Maximum number of tokens, one line each, in a figure.
 _MOST = 500
 
 
@@ -264,7 +265,7 @@ def top_tokens(
     number: Annotated[int, msgspec.Meta(ge=1, le=_MOST)] = 20,
     min_count: int = 1,
 ) -> RenderedFigure:
-    """Plot the tokens with the largest E·p as bars, coloured by the sign of alpha (K > 2: by class).
+    """Plot the tokens with the largest E·p as bars, coloured by the sign of alpha, or by class if K > 2.
 
     Args:
         results: a results folder.
@@ -321,7 +322,7 @@ def top_tokens(
 
 
 def _shades(tokens: Tokens, best: pd.DataFrame) -> tuple[list[Any], dict[str, Any]]:
-    """Return colours of tokens by the sign of alpha, or by class for K > 2, and a legend of the colours."""
+    """Return token colours by the sign of alpha, or by class if K > 2, and a legend of the colours."""
     if len(tokens.classes) > 1:
         palette = dict(zip(tokens.classes, colours(len(tokens.classes), ordered=False), strict=True))
         there = [k for k in tokens.classes if (best["class"] == k).any()]

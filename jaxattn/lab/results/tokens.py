@@ -12,14 +12,14 @@ from jaxattn.lab.results.run import Run
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of one cell at the end of one phase.
+    """Tokens of one cell at the end of one phase.
 
     Attributes:
-        table: id, token, count, class, alpha, posterior_difference, Ep, Ev.
+        table: columns id, token, count, class, alpha, posterior_difference, Ep and Ev.
         phase: the phase.
         seeds: number of seeds in the table.
-        averaged: True if Ep and Ev are means over seeds that share a corpus; else every seed has rows.
-        names: class names, the negative one of two first; may be empty.
+        averaged: True if Ep and Ev are means over seeds that share a corpus; otherwise each seed has rows.
+        names: class names, with the negative class first for two classes; may be empty.
     """
 
     table: pd.DataFrame
@@ -30,7 +30,7 @@ class Tokens:
 
     @property
     def classes(self) -> list[int]:
-        """The classes with rows; two classes have the rows of class 1 only."""
+        """Classes with rows. Two classes only have the rows of class 1."""
         return sorted(int(label) for label in self.table["class"].unique())
 
     def name(self, label: int) -> str:
@@ -46,7 +46,7 @@ class Tokens:
 
     @property
     def over_seeds(self) -> str:
-        """Caption text on the combination of seeds."""
+        """Caption text that explains how seeds are combined."""
         if self.seeds == 1:
             return "one seed"
         return f"averaged over {self.seeds} seeds" if self.averaged else f"{self.seeds} seeds pooled"
@@ -59,19 +59,19 @@ def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bo
         results: a results folder.
         phase: name of the phase; None selects the last one.
         cell: index of the cell.
-        average: average Ep and Ev over seeds if all seeds share one corpus. Otherwise, or if False, the rows
-            of every seed are kept.
+        average: True to average Ep and Ev over seeds if all seeds share a corpus. Otherwise the rows of each
+            seed are kept.
 
     Returns:
-        The tokens that occur and have finite Ep and Ev, without seeds that failed.
+        The tokens that occur and have finite Ep and Ev, excluding failed seeds.
 
     Raises:
         InputError: there is no token table or no finite token, or the cell or phase is unknown.
     """
     if results.tokens.empty:
         raise InputError(
-            f"{results.directory}: no token table, because no phase has ended, or the model does not provide "
-            "scores and values of tokens (scores_and_values)"
+            f"{results.directory}: no token table, because no phase has ended or the model has no "
+            "token scores and values; define scores_and_values in the model"
         )
     results.settings(cell)
     recorded = [str(name) for name in results.tokens["phase"].unique()]
@@ -95,15 +95,15 @@ def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bo
 
 
 def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
-    """Return the tokens with the largest E·p, largest first.
+    """Return the tokens with the largest E·p in descending order.
 
     Args:
-        tokens: the tokens of one cell and phase; if each seed has its own corpus, the first seed is used.
+        tokens: the tokens of one cell and phase. If each seed has a separate corpus, the first seed is used.
         count: number of tokens.
         min_count: minimum number of occurrences of a token.
 
     Returns:
-        One row per token: for K > 2 classes that of the class with the largest alpha.
+        One row per token. For K > 2 classes, it is the row of the class with the largest alpha.
 
     Raises:
         InputError: no token occurs that often.
@@ -111,7 +111,9 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
     table = tokens.table[tokens.table["count"] >= min_count]
     if table.empty:
         most = tokens.table["count"].max()
-        raise InputError(f"min_count = {min_count}: no token occurs more than {most} times; lower it")
+        raise InputError(
+            f"min_count = {min_count}: no token occurs more than {most} times; use a smaller number"
+        )
     if tokens.seeds > 1 and not tokens.averaged:
         table = table[table["seed"] == table["seed"].min()]
     if len(tokens.classes) > 1:
@@ -120,10 +122,10 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
 
 
 def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Set the column "class" of the tokens of `top` to the name of the class that each token is evidence for.
+    """Set the column "class" of `top` to the name of the class for which each token is evidence.
 
-    `names` has the negative one of two classes first, and may be empty. For two classes the sign of alpha
-    determines the class, "–" for 0.
+    `names` has the negative class first for two classes, and may be empty. For two classes, the sign of alpha
+    determines the class, with "–" for 0.
     """
     if len(names) == 2:
         sign = np.sign(best["alpha"].to_numpy(float)).astype(int)
@@ -132,7 +134,7 @@ def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def named_tokens(results: Run) -> bool:
-    """Return True if tokens have names, as in a text corpus, and not only numbers."""
+    """Return True if tokens have names, as in a text corpus, instead of only numbers."""
     tokens = results.tokens.drop_duplicates("id")
     return bool((tokens["token"].astype(str) != tokens["id"].astype(str)).any())
 

@@ -1,4 +1,4 @@
-"""Sentences about curves whose minimum or maximum lies between their ends."""
+"""Sentences about curves with a minimum or maximum between their ends."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from jaxattn.lab.results.labels import format_number
 
 _NAMES = re.compile(r"(\w+_)?(accuracy|loss|cosine|error)")
-# On logarithmic axes a curve counts as rising after its minimum if its end is higher by this factor.
+# On logarithmic axes, a curve counts as rising after its minimum if its end is higher by this factor.
 _FACTOR = 3.0
-# Smallest distance of an extremum from both ends, as a fraction of the range of the curve; larger for one
+# Minimum distance of an extremum from both ends, as a fraction of the range of the curve; larger for one
 # seed.
 _LEAST, _LEAST_OF_ONE_SEED = 0.05, 0.15
 
 
 class Turn(NamedTuple):
-    """First, extreme and last point of a curve with an inner extremum.
+    """First, extreme and last point of a curve with an interior extremum.
 
     Attributes:
         minimum: True if the extreme point is a minimum.
@@ -32,7 +32,7 @@ class Turn(NamedTuple):
     values: tuple[float, float, float]
 
     def sentence(self, metric: str) -> str:
-        """Return a sentence with the three points."""
+        """Describe the three points in a sentence."""
         away, back, kind = ("falls", "rises", "minimum") if self.minimum else ("rises", "falls", "maximum")
         first, extreme, last = (
             f"{format_number(value)} at step {step}"
@@ -44,12 +44,12 @@ class Turn(NamedTuple):
 
 
 def turn(curve: pd.DataFrame) -> Turn | None:
-    """Return the extremum of a curve if its 95 % interval lies beyond those of both ends, else None.
+    """Return the extremum of a curve if its 95 % interval is disjoint from those of both ends, else None.
 
     Curves of one seed have no intervals, so a larger distance is required.
 
     Args:
-        curve: the rows of an aggregate of one metric, cell and phase, by ascending step.
+        curve: aggregate rows of one metric, cell and phase, by ascending step.
     """
     curve = curve[curve["n"] > 0]
     value = curve["mean"].to_numpy(float)
@@ -71,7 +71,7 @@ def turn(curve: pd.DataFrame) -> Turn | None:
 
 
 def rise(x: NDArray[np.float64], y: NDArray[np.float64], names: tuple[str, str]) -> str:
-    """Describe a positive curve that ends far above its minimum, and below its start.
+    """Describe a positive curve that ends far above its minimum and below its start.
 
     Args:
         x: (m,) float; positions.
@@ -79,7 +79,7 @@ def rise(x: NDArray[np.float64], y: NDArray[np.float64], names: tuple[str, str])
         names: names of x and y.
 
     Returns:
-        A sentence; empty if the end is near the minimum, or the curve does not fall before it.
+        A sentence; empty if the end is near the minimum, or if the curve does not decrease before it.
     """
     if len(y) < 3:
         return ""
@@ -94,15 +94,15 @@ def rise(x: NDArray[np.float64], y: NDArray[np.float64], names: tuple[str, str])
 def turning_sentences(
     table: pd.DataFrame, panels: Mapping[str, Sequence[str]], cells: Sequence[int]
 ) -> list[str]:
-    """Describe the turns of accuracies, losses and errors in one phase, one sentence for each panel.
+    """Describe the extrema of accuracies, losses and errors in one phase, with one sentence per panel.
 
     Args:
         table: an aggregate of one phase.
-        panels: the metrics of each panel, the most important one first.
+        panels: the metrics of each panel, with the most important one first.
         cells: the cells that are drawn.
 
     Returns:
-        The points of the curve for one cell, else the number of cells whose curve turns.
+        Sentences with the points of the curve for one cell, or else the number of cells with an extremum.
     """
     found = []
     for names in panels.values():

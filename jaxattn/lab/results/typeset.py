@@ -8,7 +8,7 @@ NO_BREAK, MINUS, DASH = "\N{NO-BREAK SPACE}", "\N{MINUS SIGN}", "\N{EN DASH}"
 _NUMBER = r"[-−]?(?:\d[\d.,]*(?:e[-−]?\d+)?|∞)"
 # A sign (-1, -α), a difference (1 - cos) and an exponent (2e-5), but not a hyphen (max-margin, Figures 1-3).
 _SIGNS = re.compile(r"(?<![\w.)\]}\"'`/⟩‖|-])-(?=[\d.]|[^\W\d_]|[∞½(‖])|(?<=\S )-(?= \S)|(?<=\de)-(?=\d)")
-# Texts without a line break: an interval, a tolerance, a bound, a short setting, a number with its unit.
+# Texts that must not be broken: intervals, tolerances, bounds, short settings, and numbers with units.
 _TOGETHER = (
     re.compile(rf"\[{_NUMBER}, {_NUMBER}\]"),
     re.compile(rf"{_NUMBER} ± {_NUMBER}"),
@@ -21,9 +21,9 @@ BREAK = re.compile(r"(?<=\w\w_)(?=\w\w)|(?<=[A-Za-z]\.)(?=[A-Za-z])")
 
 
 def typeset(text: str) -> str:
-    """Return the text with minus signs, and with no-break spaces in intervals and in numbers with a unit.
+    """Insert minus signs, and no-break spaces in intervals and in numbers with a unit.
 
-    A single hyphen, which is an empty table cell, becomes a dash.
+    A single hyphen, which marks an empty table cell, becomes a dash.
     """
     if text == "-":
         return DASH
@@ -34,12 +34,12 @@ def typeset(text: str) -> str:
 
 
 def breakable(text: str) -> Markup:
-    """Return typeset text as HTML whose long names may be broken after underscores and dots."""
+    """Convert typeset text to HTML in which long names may be broken after underscores and dots."""
     return Markup("<wbr>").join(map(escape, BREAK.split(typeset(text))))
 
 
 def coded(text: str) -> Markup:
-    """Return text as HTML: code between backticks is kept, other text is typeset."""
+    """Convert text to HTML: code between backticks is kept, and other text is typeset."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return escape(text)
@@ -50,7 +50,7 @@ def coded(text: str) -> Markup:
 
 
 def marked(text: str) -> str:
-    """Return text as Markdown: code between backticks is kept, other text is typeset."""
+    """Convert text to Markdown: code between backticks is kept, and other text is typeset."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return text

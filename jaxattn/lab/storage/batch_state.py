@@ -20,7 +20,7 @@ BATCH_NAME = re.compile(r"cells-(\d+)-(\d+)-seeds-(\d+)-(\d+)")
 
 
 class Failure(msgspec.Struct):
-    """One seed of one cell whose computation failed, with the phase and the first failed step."""
+    """Failed seed of a cell, with the phase and the first failed step."""
 
     cell: int
     seed: int
@@ -30,12 +30,12 @@ class Failure(msgspec.Struct):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """A saved tree of arrays.
+    """Saved tree of arrays.
 
     Attributes:
-        number: name of its folder.
-        arrays: CRC-32 of every array, by its path in the tree.
-        files: size of every file, and SHA-256 of a small one, by its path in the folder.
+        number: name of the checkpoint folder.
+        arrays: CRC-32 of each array, by path in the tree.
+        files: size of each file, and SHA-256 of small files, by path in the folder.
     """
 
     number: int
@@ -44,7 +44,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """Hashes of the configs of a batch's cells by number, of the user's code, and of the package source."""
+    """Hashes of the cell configs of a batch by number, of the user's code, and of the package source."""
 
     cells: dict[str, str]
     code: dict[str, str | None]
@@ -52,18 +52,18 @@ class Provenance(msgspec.Struct, frozen=True):
 
 
 class Misplaced(Damaged):
-    """Intact files of a batch under the name of another batch."""
+    """Intact files of a batch that have the name of another batch."""
 
 
 class BatchState(msgspec.Struct, frozen=True):
     """Commit record of a batch.
 
     Attributes:
-        finished: True if the tables are complete and the checkpoint has the trained parameters.
-        phase: number of the current phase.
+        finished: True if the tables are complete and the checkpoint contains the trained parameters.
+        phase: index of the current phase.
         step: number of steps taken in that phase.
         failures: seeds that have failed so far.
-        tables: SHA-256 of each table so far.
+        tables: SHA-256 of each current table.
         checkpoint: checkpoint to resume from, or the trained parameters if the batch is finished.
         origin: provenance of the batch.
         resumable: True if the checkpoint of a finished batch has the state in which its last phase ended.
@@ -90,16 +90,16 @@ class BatchState(msgspec.Struct, frozen=True):
 
 
 def spans(batch: str) -> tuple[range, range]:
-    """Return the ranges of cells and seeds that the name of a batch contains."""
+    """Parse the ranges of cells and seeds from the name of a batch."""
     found = BATCH_NAME.fullmatch(batch)
     if found is None:
-        raise ValueError(f"{batch!r} is not the name of a batch")
+        raise ValueError(f"{batch!r} is not a valid batch name")
     cell, last_cell, seed, last_seed = map(int, found.groups())
     return range(cell, last_cell + 1), range(seed, last_seed + 1)
 
 
 def overlaps(cells: Mapping[str, Iterable[int]]) -> list[tuple[str, str]]:
-    """Return the pairs of batches that share a (cell, seed) pair, given the cells of every batch by name."""
+    """Return the pairs of batches that share a (cell, seed) pair, given the cells of each batch by name."""
     runs: dict[int, list[tuple[int, int, str]]] = {}
     for batch, own in cells.items():
         seeds = spans(batch)[1]
@@ -151,9 +151,9 @@ def read_state(directory: Path, batch: str) -> BatchState | None:
     """Read the commit record of a batch; None if it has none.
 
     Raises:
-        Misplaced: it is the record of another batch.
-        Damaged: its content differs from the written content.
-        InputError: it cannot be read.
+        Misplaced: the record belongs to another batch.
+        Damaged: the content differs from the written content.
+        InputError: the record cannot be read.
     """
     place = path(directory, batch)
     try:
@@ -186,7 +186,7 @@ def _lies_between(cells: Iterable[str], between: range) -> bool:
 
 
 def write_state(directory: Path, batch: str, saved: BatchState) -> None:
-    """Write the commit record of a batch, including the batch's name; raises OSError."""
+    """Write the commit record of a batch, including the name of the batch; raise OSError on failure."""
     content = msgspec.to_builtins(saved) | {"batch": batch}
     files.write_file(path(directory, batch), files.sealed(content), directory)
 
@@ -200,7 +200,7 @@ def cells_of_other_configs(saved: BatchState, cells: Iterable[Mapping[str, Any]]
 
 
 def fault(directory: Path, batch: str, saved: BatchState, known: Mapping[str, Any]) -> str:
-    """Return the reason why a batch does not belong to the run of a manifest; "" if it does."""
+    """Return the reason why a batch does not belong to the run of a manifest, or "" if it does."""
     place = path(directory, batch)
     if other := cells_of_other_configs(saved, known["cells"]):
         return f"{place}: cell {other[0]} has another config than in the manifest; delete this file"
@@ -217,9 +217,9 @@ def read_with_tables(
     `read` is `read_state` or `read_shown`.
 
     Raises:
-        Misplaced: one of them belongs to another batch.
-        Damaged: one of them differs from the written content.
-        InputError: one of them cannot be read.
+        Misplaced: a file belongs to another batch.
+        Damaged: a file differs from the written content.
+        InputError: a file cannot be read.
     """
     while (saved := read(directory, batch)) is not None:
         try:
@@ -234,18 +234,18 @@ def read_with_tables(
 def read_own_table(
     directory: Path, batch: str, saved: BatchState, name: str, columns: Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """Read some or all columns of a table of a batch; raises like `read_with_tables`."""
+    """Read some or all columns of a table of a batch; raises the same errors as `read_with_tables`."""
     place = table_path(directory, batch, name, saved.tables[name])
     table = tables.read_table(place, directory, saved.tables[name], columns)
     lanes = {(int(cell), seed) for cell in saved.origin.cells for seed in spans(batch)[1]}
     found = tables.lanes(table)
-    # A finished batch has records of every seed of every cell, but may lack token scores.
+    # A finished batch has records of every seed of every cell, but may have no token scores.
     if not found <= lanes or (saved.finished and name == "records" and found != lanes):
         raise Misplaced(f"{place}: is the table of another batch")
     return table
 
 
 def check_lanes(directory: Path, batch: str, saved: BatchState) -> None:
-    """Compare the (cell, seed) pairs of a batch's tables with its name; raises like `read_with_tables`."""
+    """Check a batch's tables against the cells and seeds in its name; raises like `read_with_tables`."""
     for name in saved.tables:
         read_own_table(directory, batch, saved, name, tables.LANE)

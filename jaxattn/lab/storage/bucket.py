@@ -1,9 +1,9 @@
-"""Results folders in buckets: a local copy, which is fetched at the start and sent at every commit.
+"""Results folders in buckets, with a local copy that is fetched at the start and uploaded at every commit.
 
-The files that a commit record refers to are sent first, under unique names. Then the commit record is sent,
-on the condition that the object in the bucket is the last one that this run has read or written. Hence every
-commit record in the bucket is complete even if the run is killed, and of two runs that hold the same folder
-one gets an error. Readers fetch the objects that they need into a separate local folder.
+The files that a commit record refers to are uploaded first, under unique names. The commit record is then
+uploaded, on condition that the object in the bucket is the last one that this run has read or written. Every
+commit record in the bucket is therefore complete even if the run is killed, and if two runs use the same
+folder, one of them gets an error. Readers fetch the objects that they need into a separate local folder.
 """
 
 import re
@@ -32,10 +32,10 @@ _TRIES = 5
 
 
 class Bucket:
-    """A results folder in a bucket, with its local copy."""
+    """Results folder in a bucket, with a local copy."""
 
     def __init__(self, place: str | Path, role: str = "run") -> None:
-        """Store the address; `role` is "run" or "read".
+        """Store the address. `role` is "run" or "read".
 
         Raises:
             InputError: the address is invalid, obstore is not installed, or there are no credentials.
@@ -51,14 +51,14 @@ class Bucket:
         """Lock the folder and its local copy for this process, and fetch the files to resume from.
 
         Raises:
-            InputError: the bucket cannot be read, or the folder holds other files.
-            RunError: another process holds the folder, or it cannot be written.
+            InputError: the bucket cannot be read, or the folder contains other files.
+            RunError: another process holds the lock, or the folder cannot be written.
         """
         self.listed = self.objects.entries()
         is_results = manifest.MANIFEST in self.listed or any(x.startswith("parts/") for x in self.listed)
         others = [x for x in self.listed if x.split("/")[0] not in (lock.OBJECT, run_log.RUN_LOG, *_PARTS)]
         if others and not is_results:
-            raise InputError(f"{self.address}: not empty and not a results folder; choose another with --out")
+            raise InputError(f"{self.address}: neither empty nor a results folder; choose another with --out")
         self.lock = lock.Lock(self.objects, self.folder / OWN[0])
         self.lock.take(warn)
         with self.lock.beating(self._send_log, lambda: self._broken is None):
@@ -68,7 +68,7 @@ class Bucket:
             yield
 
     def refresh(self, asked: Set[str], fresh: bool = False) -> None:
-        """Fetch the files that a reader needs, as of a single moment."""
+        """Fetch the files that a reader needs, in a consistent state."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / OWN[1], "w") as file:
             lock.wait_for(file)
@@ -110,7 +110,7 @@ class Bucket:
         self.download(dict.fromkeys(loose))
 
     def _referenced(self, asked: Set[str]) -> dict[str, str | None]:
-        """Map every object that a committed batch state refers to to its checksum, None if it has none."""
+        """Map each object that committed batch states refer to to its checksum, or to None if it has none."""
         merged = {} if "unfinished" in asked else self._merged()
         found = dict(merged) if "tables" in asked else {}
         for batch in batch_state.batches(self.folder):
@@ -137,7 +137,7 @@ class Bucket:
         return found if all(name in self.listed for name in found) else {}
 
     def download(self, wanted: Mapping[str, str | None]) -> None:
-        """Download objects that are missing or differ here, by name with their checksums if known."""
+        """Download objects that are missing or differ locally, by name with their checksums if known."""
         missing = [name for name, x in wanted.items() if name in self.listed and not self._is_here(name, x)]
         self._each(lambda name: self.objects.download(name, self._path(name)), missing)
 
@@ -160,9 +160,9 @@ class Bucket:
         self.upload((_tables(batch, saved) | _checkpoint(batch, saved)).keys() - there.keys())
 
     def commit_batch(self, batch: str, saved: BatchState) -> None:
-        """Send the commit record of a batch; raises like `commit`.
+        """Upload the commit record of a batch; raises the same errors as `commit`.
 
-        If another run holds the folder by now, the checkpoint is deleted again.
+        If another run has taken over the folder, the checkpoint is deleted again.
         """
         try:
             self.commit(f"parts/{batch}.json")
@@ -174,7 +174,7 @@ class Bucket:
             raise
 
     def delete_uncommitted(self) -> None:
-        """Delete objects without a commit record, which killed or displaced runs have left."""
+        """Delete objects without a commit record, which are left over from killed or displaced runs."""
         self.listed = self.objects.entries()
         held: dict[str, list[str]] = {}
         for name in self.listed:
@@ -192,7 +192,8 @@ class Bucket:
         """Upload a commit record, which makes the files that it refers to valid.
 
         Raises:
-            RunError: another run has replaced the record or taken over the folder, or it cannot be written.
+            RunError: another run has replaced the record or taken over the folder, or the record cannot be
+                written.
         """
         with self._writing():
             self.lock.check()
@@ -205,7 +206,7 @@ class Bucket:
         self.delete(x for x in self._of(batch) if x not in named and not _is_record(x))
 
     def forget(self, batch: str) -> None:
-        """Delete all objects of a batch, its commit record first, because it makes the others valid."""
+        """Delete all objects of a batch, starting with its commit record, which validates the others."""
         self.delete(filter(_is_record, self._of(batch)))
         self.delete(self._of(batch))
 
@@ -224,7 +225,7 @@ class Bucket:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Raise the first write error again at once, so that a run that ends does not wait for a timeout."""
+        """Re-raise an earlier write error first, so that a run that ends does not wait for a timeout."""
         if self._broken is not None:
             raise self._broken
         try:
@@ -235,7 +236,7 @@ class Bucket:
 
     @staticmethod
     def new_number() -> int:
-        """Return a random checkpoint number that no other run chooses."""
+        """Return a random checkpoint number, which no other run chooses."""
         return secrets.randbits(48)
 
     def _send_log(self) -> None:

@@ -22,11 +22,11 @@ from jaxattn.lab.storage import files
 from jaxattn.lab.storage.batch_state import Checkpoint
 from jaxattn.lab.storage.files import Damaged
 
-# Metadata of orbax and tensorstore is in files smaller than this; arrays have checksums.
+# Metadata of orbax and tensorstore are in files smaller than this; arrays have checksums.
 SMALL = 2**20
 NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EIO)
 HANDLES = 64
-# Disk space in bytes of the files of a checkpoint that hold no arrays.
+# Disk space in bytes of the checkpoint files that do not contain arrays.
 METADATA = 2**17
 
 
@@ -34,7 +34,7 @@ METADATA = 2**17
 def prepare() -> Any:
     """Import orbax early, because the import takes as long as compiling many small programs.
 
-    Errors in its threads are raised here too and become one line, so their log output is suppressed.
+    Errors in its threads are also raised here, as one line, so their log output is suppressed.
     """
     imported = importlib.import_module("orbax.checkpoint")
     logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
@@ -50,11 +50,14 @@ def prepare() -> Any:
 
 
 def check_handles() -> None:
-    """Raise RunError if the limit of open files is too low, which orbax does not check."""
+    """Raise RunError if the limit on open files is too low, because orbax does not check it."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError):
         if allowed != resource.RLIM_INFINITY and allowed - len(os.listdir("/dev/fd")) < HANDLES:
-            raise RunError(f"only {allowed} files may be open at a time; raise the limit: ulimit -n 1024")
+            raise RunError(
+                f"only {allowed} files may be open at a time; raise the limit, for example with ulimit -n "
+                "1024"
+            )
 
 
 def save(folder: Path, arrays: Any) -> Checkpoint:
@@ -67,7 +70,7 @@ def save(folder: Path, arrays: Any) -> Checkpoint:
     ocp = prepare()
     check_handles()
     _check_room(folder, arrays)
-    # Orbax copies NumPy arrays first; with several processes it would treat device arrays as distributed.
+    # Orbax copies NumPy arrays first. With several processes, it would treat device arrays as distributed.
     host = arrays if jax.process_count() == 1 else jax.device_get(arrays)
     with _checkpointer() as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(host), force=True)
@@ -75,10 +78,10 @@ def save(folder: Path, arrays: Any) -> Checkpoint:
 
 
 def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) -> Any:
-    """Read the arrays of a checkpoint to the host, where a lack of device memory is not mistaken for damage.
+    """Read the arrays of a checkpoint to the host, where lack of device memory cannot look like damage.
 
-    `known` is its description in the commit record. The result has the structure of `like`, or is nested
-    dictionaries if None. Nothing outside `directory` is read.
+    `known` is the description of the checkpoint in the commit record. The result has the structure of `like`,
+    or consists of nested dictionaries if `like` is None. No files outside of `directory` are read.
 
     Raises:
         Damaged: the arrays differ from the saved ones.
@@ -94,11 +97,11 @@ def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) 
             tree = saved if like is None else like
             each = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             arrays = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(like, restore_args=each))
-    # Damage, and other failures, can surface as almost any exception of orbax and tensorstore.
+    # Damage and other failures can raise almost any exception in orbax and tensorstore.
     except Exception as error:
         reason = str(error).partition("\n")[0]
         if getattr(error, "errno", None) in NOT_DAMAGE or "Too many open files" in str(error):
-            raise InputError(f"{folder}: cannot be read: {reason}; fix this and repeat") from None
+            raise InputError(f"{folder}: cannot be read: {reason}; fix this and try again") from None
         raise Damaged(f"{folder}: damaged ({reason})") from None
     if _checksums(arrays) != known.arrays:
         raise Damaged(f"{folder}: damaged (the checksums of its arrays differ)")
@@ -106,7 +109,7 @@ def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) 
 
 
 def _check_room(folder: Path, arrays: Any) -> None:
-    """Raise OSError if the disk is too full for arrays, before orbax's threads print tracebacks."""
+    """Raise OSError if the disk has no space for the arrays, before orbax's threads print tracebacks."""
     disk = os.statvfs(next(parent for parent in folder.parents if parent.exists()))
     needed = sum(np.size(x) * np.dtype(getattr(x, "dtype", float)).itemsize for x in jax.tree.leaves(arrays))
     # Some file systems do not report their size.
@@ -116,7 +119,7 @@ def _check_room(folder: Path, arrays: Any) -> None:
 
 def _checkpointer() -> Any:
     ocp = prepare()
-    # With several processes each writes a separate folder and waits for no other process.
+    # With several processes, each one writes a separate folder and waits for no other process.
     here = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process-{here}"
@@ -154,10 +157,12 @@ def _check_files(folder: Path, known: Checkpoint, directory: Path) -> None:
 
 
 def _check_sizes(saved: Any) -> None:
-    """Raise ValueError if the metadata declare arrays larger than memory, whose allocation would abort."""
+    """Raise ValueError if the metadata declare arrays larger than memory, which would abort."""
     sizes = [math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(saved) if x.shape]
     if sum(sizes) > files.memory():
-        raise ValueError(f"its metadata declare arrays of {sum(sizes):,} bytes, more than memory holds")
+        raise ValueError(
+            f"the metadata declare arrays of {sum(sizes):,} bytes, more than the available memory"
+        )
 
 
 def _checksums(arrays: Any) -> dict[str, int]:

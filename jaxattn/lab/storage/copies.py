@@ -1,4 +1,4 @@
-"""Paths of the local copies of results folders in buckets, and their addresses in messages."""
+"""Paths of the local copies of bucket folders, and bucket addresses in messages."""
 
 import os
 import re
@@ -17,14 +17,14 @@ def root(role: str) -> Path:
 
 
 def local_path(place: str | Path, role: str = "read") -> Path:
-    """Return the local path of a folder; a folder that is not in a bucket is returned unchanged."""
+    """Return the local path of a folder. A folder that is not in a bucket is returned unchanged."""
     if not is_address(place):
         return Path(place)
     return root(role) / address_text(place).replace("://", "/")
 
 
 def address_of(folder: Path) -> str | None:
-    """Return the bucket address that a local folder is the copy of; None if it is not a copy."""
+    """Return the bucket address of a local copy, or None for another folder."""
     for role in ("run", "read"):
         if folder.is_relative_to(root(role)):
             return re.sub("/", "://", folder.relative_to(root(role)).as_posix(), count=1)
@@ -32,14 +32,14 @@ def address_of(folder: Path) -> str | None:
 
 
 def renamed(text: str) -> str:
-    """Replace the paths of local copies in a text by their addresses."""
+    """Replace the paths of local copies in a text with their addresses."""
     bases = "|".join(re.escape(str(root(role))) for role in ("run", "read"))
     return re.sub(rf"(?:{bases})/(s3|gs)/", r"\1://", text)
 
 
 @contextmanager
 def naming() -> Iterator[None]:
-    """Replace the paths of local copies in error messages by their addresses."""
+    """Replace the paths of local copies in error messages with their addresses."""
     try:
         yield
     except (InputError, RunError) as error:

@@ -1,4 +1,4 @@
-"""Atomic writes and checked reads of files in a folder; paths that lead out of the folder are rejected."""
+"""Atomic writes and checked reads of files in a folder. Paths that lead out of the folder are rejected."""
 
 import errno
 import hashlib
@@ -15,9 +15,9 @@ from typing import Any
 from jaxattn.core.errors import InputError, RunError
 
 SEAL = "seal"
-# Size limit of JSON files; the manifest of a million seeds has a fifth of this size.
+# Size limit of JSON files. The manifest of a million seeds has a fifth of this size.
 MOST_JSON = 2**28
-# Bytes of a file name; file systems allow 255, and temporary names are longer.
+# Maximum length of a file name in bytes. File systems allow 255, and temporary names are longer.
 LONGEST_NAME = 200
 TEMPORARY = re.compile(r"\..+\.(\d+)")
 # Maximum nesting depth of JSON files. This package nests fewer than ten levels; Python's parser fails at
@@ -26,11 +26,11 @@ MOST_NESTED = 100
 
 
 class Damaged(InputError):
-    """A file is missing or differs from the written content; the message gives its path."""
+    """A file is missing or differs from the written content. The message contains its path."""
 
 
 def inside(path: Path, folder: Path) -> Path:
-    """Return the path unchanged; raise Damaged if it leads out of the folder, also by a symbolic link."""
+    """Return the path unchanged; raise Damaged if it leads out of the folder, for example by a symlink."""
     try:
         leads = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
     except ValueError:  # The path is not valid.
@@ -41,7 +41,7 @@ def inside(path: Path, folder: Path) -> Path:
     if Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)):
         raise Damaged(f"{path}: a link that {outside}; remove the link")
     # The path comes from a file of the folder. The target is not part of the folder and must not be deleted.
-    raise Damaged(f"{folder}: refers to a path that {outside}; use a folder that a run has written")
+    raise Damaged(f"{folder}: refers to a path that {outside}; use a folder written by a run")
 
 
 def is_below(name: str) -> bool:
@@ -52,7 +52,7 @@ def is_below(name: str) -> bool:
 
 
 def check_links(folder: Path, *below: str) -> None:
-    """Raise like `inside` if an entry of a folder, or of some of its subfolders, leads out of it.
+    """Raise Damaged if an entry of a folder, or of the given subfolders, leads out of it.
 
     Raises:
         InputError: a file has the name of the folder or of one of its parents.
@@ -68,13 +68,13 @@ def check_links(folder: Path, *below: str) -> None:
 
 
 def write_file(path: Path, content: bytes, folder: Path) -> None:
-    """Replace a file of a folder atomically and durably; raises OSError, or Damaged for a path outside."""
+    """Replace a file of a folder atomically and durably; raise OSError, or Damaged for an outside path."""
     inside(path.parent, folder)
     replace(path, content)
 
 
 def append_bytes(path: Path, content: bytes) -> None:
-    """Append to a file of a folder; raises like `open_own`."""
+    """Append to a file of a folder; raises the same errors as `open_own`."""
     with open(path, "ab", opener=open_own) as file:
         file.write(content)
 
@@ -83,8 +83,8 @@ def open_own(path: str, mode: int) -> int:
     """Open a file for writing in place, creating it if necessary; an `opener` for `open`.
 
     Raises:
-        Damaged: it is not a regular file, or it is a hard link, which may belong to another folder too.
-        OSError: it is a symbolic link, or it cannot be written.
+        Damaged: the path is not a regular file, or is a hard link, which may also belong to another folder.
+        OSError: the path is a symbolic link, or cannot be written.
     """
     handle = os.open(path, mode | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     found = os.fstat(handle)
@@ -96,7 +96,7 @@ def open_own(path: str, mode: int) -> int:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace a file anywhere, atomically and durably; raises OSError."""
+    """Replace any file, atomically and durably; raise OSError on failure."""
     temporary = temporary_path(path)
     temporary.unlink(missing_ok=True)
     try:
@@ -117,12 +117,12 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return the temporary name of a file that this process is writing."""
+    """Return the temporary name of a file while this process writes it."""
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def remove_temporary(folder: Path, *below: str) -> None:
-    """Delete temporary files that killed processes have left in a folder and in some of its subfolders."""
+    """Delete temporary files left by killed processes, in a folder and the given subfolders."""
     for place in (folder, *(folder / name for name in below)):
         for name in file_names(place, folder):
             if (found := TEMPORARY.fullmatch(name)) and not _is_alive(int(found[1])):
@@ -148,13 +148,14 @@ def read_file(path: Path, folder: Path | None, sha256: str | None = None, most: 
     Args:
         path: the file.
         folder: folder that must contain the file after all links are resolved; None for a file that the user
-            names.
+            specified.
         sha256: expected checksum; not checked if None.
-        most: largest size in bytes; by default a quarter of the machine's memory.
+        most: maximum size in bytes; defaults to a quarter of the machine's memory.
 
     Raises:
-        Damaged: it is missing, too large, not a regular file, outside the folder, or has other content.
-        InputError: it cannot be read.
+        Damaged: the file is missing, too large, not a regular file, outside of the folder, or has different
+            content.
+        InputError: the file cannot be read.
     """
     with open_file(path, folder, most) as file:
         content = file.read()
@@ -163,7 +164,7 @@ def read_file(path: Path, folder: Path | None, sha256: str | None = None, most: 
 
 
 def check_file(path: Path, folder: Path, sha256: str) -> None:
-    """Compare a file of a folder with its checksum; raises like `read_file`."""
+    """Check a file of a folder against its checksum; raises the same errors as `read_file`."""
     with open_file(path, folder) as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     _compare(path, found, sha256)
@@ -182,7 +183,7 @@ def memory() -> int:
 
 
 def file_names(place: Path, folder: Path) -> list[str]:
-    """Return the sorted names of a directory in a folder, empty if it is missing; raises InputError."""
+    """Return the sorted names in a directory of a folder, empty if missing; raise InputError on failure."""
     inside(place, folder)
     try:
         with _reading(place):
@@ -197,13 +198,13 @@ def digest(content: bytes) -> str:
 
 
 def sealed(content: Mapping[str, Any], indent: int | None = None) -> bytes:
-    """Return a JSON object with a checksum of its content; its keys are strings."""
+    """Serialise a JSON object, with string keys, together with a checksum of its content."""
     text = json.dumps({**content, SEAL: _seal(content)}, indent=indent, ensure_ascii=False) + "\n"
     return text.encode("utf-8", "surrogatepass")
 
 
 def unsealed(content: Any) -> dict[str, Any]:
-    """Return the content of an object that `sealed` has written; raises ValueError if it is damaged."""
+    """Return the content of an object written by `sealed`; raise ValueError if it is damaged."""
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
     rest = {key: value for key, value in content.items() if key != SEAL}
@@ -213,7 +214,7 @@ def unsealed(content: Any) -> dict[str, Any]:
 
 
 def read_json(path: Path, folder: Path) -> Any:
-    """Read a JSON file of a folder; raises like `read_file`."""
+    """Read a JSON file of a folder; raises the same errors as `read_file`."""
     text = read_file(path, folder, most=MOST_JSON)
     try:
         return parse_json(text)
@@ -222,7 +223,7 @@ def read_json(path: Path, folder: Path) -> Any:
 
 
 def read_sealed(path: Path, folder: Path) -> dict[str, Any]:
-    """Read a JSON file of a folder that was written by `sealed`; raises like `read_file`."""
+    """Read a JSON file written by `sealed`; raises the same errors as `read_file`."""
     content = read_json(path, folder)
     try:
         return unsealed(content)
@@ -231,7 +232,7 @@ def read_sealed(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def parse_json(text: bytes) -> Any:
-    """Parse JSON; raises ValueError if it is invalid or nested too deeply."""
+    """Parse JSON; raise ValueError if it is invalid or nested too deeply."""
     try:
         content = json.loads(text)
     except RecursionError:
@@ -257,7 +258,7 @@ def _compare(path: Path, found: str, wanted: str | None) -> None:
 
 @contextmanager
 def open_file(path: Path, folder: Path | None, most: int | None = None) -> Iterator[BufferedReader]:
-    """Open a file for reading; raises like `read_file`."""
+    """Open a file for reading; raises the same errors as `read_file`."""
     if folder is not None:
         inside(path, folder)
     # Without O_NONBLOCK, opening a FIFO without a writer would block.
@@ -281,14 +282,16 @@ def _reading(path: Path) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError):
         raise Damaged(f"{path}: missing") from None
     except IsADirectoryError:
-        raise Damaged(f"{path}: a folder is in its place") from None
+        raise Damaged(f"{path}: is a folder, not a file") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}; fix this and repeat") from None
+        raise InputError(
+            f"{path}: cannot be read: {error.strerror or error}; fix this and try again"
+        ) from None
 
 
 @contextmanager
 def saving(path: Path, folder: Path) -> Iterator[None]:
-    """Convert errors of writing to a results folder into RunError, including the exhausted resource."""
+    """Convert errors when writing to a results folder into RunError, including the exhausted resource."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -303,8 +306,8 @@ def saving(path: Path, folder: Path) -> Iterator[None]:
         if gone and isinstance(error, FileNotFoundError):
             raise RunError(f"{folder}: was deleted; run the same command again to start over") from None
         raise RunError(
-            f"{path}: cannot be written: {_fullness(path) if full else cause or error}; the results written "
-            "so far are kept, fix this and run the same command again to resume"
+            f"{path}: cannot be written: {_fullness(path) if full else cause or error}; finished "
+            "results are kept; fix this and run the same command again to resume"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Results folders that a process reads: folders of this machine, and folders in buckets, by one protocol."""
+"""Results folders to read, on this machine or in a bucket, behind one interface."""
 
 import os
 import re
@@ -17,39 +17,39 @@ Kind = Literal["tables", "log", "report", "checkpoints"]
 
 
 class ResultsFolder:
-    """A results folder of this machine, and the protocol of results folders elsewhere.
+    """Results folder on this machine, and base class of results folders elsewhere.
 
     Attributes:
-        name: the path or the address, for messages.
-        absolute: the absolute path, or the address.
-        local: the folder, or its local copy.
+        name: path or address, for messages.
+        absolute: absolute path, or address.
+        local: path of the folder, or of its local copy.
         is_remote: True if the folder is not on this machine.
-        look_s: seconds between two checks of a process that waits for the folder.
+        look_s: seconds between two checks by a process that waits for the folder.
     """
 
     is_remote, look_s = False, 0.5
 
     def __init__(self, place: str | Path) -> None:
-        """Store the path or the address; raises InputError for an invalid address."""
+        """Store the path or the address; raise InputError if the address is invalid."""
         self.name, self.absolute, self.local = str(place), os.path.abspath(place), Path(place)
 
     def fetch(self, *kinds: Kind) -> Path:
-        """Fetch the manifest, the commit records and files of other kinds; return the local path.
+        """Fetch the manifest, the commit records and files of further kinds, and return the local path.
 
         With checkpoints, the local copy is discarded first. Raises InputError if the folder cannot be read.
         """
         return self.local
 
     def send_report(self, paths: Iterable[Path], directory: Path) -> None:
-        """Store the files of a report that was written in a local directory; the list of figures last."""
+        """Store the report files that were written to a local directory, with the list of figures last."""
 
     def shards(self) -> list[str]:
-        """Return the names of the shards with a manifest in the folder; empty if it is a run itself."""
+        """Return the names of the shards with a manifest in the folder; empty if the folder is a run."""
         is_run = (self.local / manifest.MANIFEST).exists()
         return [] if is_run else [x.parent.name for x in self.local.glob(f"shard-*-of-*/{manifest.MANIFEST}")]
 
     def trace(self) -> tuple[bool, list[Any]]:
-        """Return whether a local process holds the folder, and a value that every write changes."""
+        """Return whether a local process holds the lock, and a value that changes with every write."""
         locked = lock.is_locked(self.local)
         paths = [self.local / x for x in (".", run_log.RUN_LOG, manifest.MANIFEST, "parts", "checkpoints")]
         return locked, [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
@@ -81,12 +81,12 @@ class _BucketFolder(ResultsFolder):
         return [name for name in found if objects.read(f"{name}/{manifest.MANIFEST}") is not None]
 
     def trace(self) -> tuple[bool, list[Any]]:
-        # The lock is an object too, whose replacements change the listing.
+        # The lock is also an object, so replacing it changes the listing.
         return False, sorted(Objects(self.name).top()[0].items())
 
 
 def fetch_batch(directory: Path, batch: str, saved: BatchState) -> None:
-    """Fetch a batch into the local copy of a bucket folder, if its checkpoint is missing there."""
+    """Fetch a batch into the local copy of a bucket folder, if its checkpoint is missing locally."""
     if (address := address_of(directory)) is None:
         return
     if not batch_state.checkpoint_path(directory, batch, saved.checkpoint.number).is_dir():
@@ -95,5 +95,5 @@ def fetch_batch(directory: Path, batch: str, saved: BatchState) -> None:
 
 
 def results_folder(place: str | Path) -> ResultsFolder:
-    """Return the results folder at a path or an address."""
+    """Return the results folder for a path or an address."""
     return _BucketFolder(place) if is_address(place) else ResultsFolder(place)

@@ -1,9 +1,10 @@
-"""Locks of results folders: one process at a time may use a folder, and a killed process releases it.
+"""Locks of results folders: one process at a time may use a folder, and a killed process releases its lock.
 
-The lock of a local folder is a file lock. The lock of a bucket folder is an object that its holder replaces
-every few seconds. A process that wants the lock watches the object with its own clock. Every replacement is
-conditional on the object being the last one read or written. Hence of two processes that take over a lock one
-fails, and a process that has lost its lock gets an error at its next replacement.
+A local folder has a file lock. The lock of a bucket folder is an object that its holder replaces every few
+seconds. A process that waits for the lock times these replacements with its local clock. Every replacement is
+conditional on the object being the last one that the process read or wrote. If two processes try to take over
+a lock, one of them therefore fails, and a process that has lost its lock gets an error at its next
+replacement.
 """
 
 import json
@@ -25,21 +26,23 @@ try:
     import fcntl
 except ModuleNotFoundError:
     raise InputError(
-        "no POSIX file locks on this system, which results folders need; use Linux, macOS or, on Windows, WSL"
+        "results folders require POSIX file locks, which this system does not have; use Linux, "
+        "macOS or, on Windows, WSL"
     ) from None
 
 FILE, OBJECT = ".lock", "lock.json"
 _TRIES = 5
-# Number of characters of a lock file that are read for the name of the holder.
+# Number of characters of a lock file to read for the name of the holder.
 HOLDER = 100
-# The holder replaces the object every BEAT_S seconds, and counts as gone after GONE_S seconds without that.
+# The holder replaces the object every BEAT_S seconds, and counts as gone after GONE_S seconds without a
+# replacement.
 BEAT_S, GONE_S = 5.0, 60.0
 LOOK_S = 0.5
 
 
 @contextmanager
 def locked(directory: Path, warn: Callable[[str], None] = lambda line: None) -> Iterator[None]:
-    """Lock a folder for this process; `warn` is called if the file system has no locks.
+    """Lock a folder for this process. `warn` is called if the file system does not support locks.
 
     Raises:
         RunError: another process holds the lock.
@@ -49,14 +52,14 @@ def locked(directory: Path, warn: Callable[[str], None] = lambda line: None) -> 
     while True:
         with open(path, "r+", encoding="utf-8", errors="replace", opener=files.open_own) as file:
             _lock(file, directory, warn)
-            # The previous holder may have deleted the folder's last files, including this lock file.
+            # The previous holder may have deleted the last files of the folder, including this lock file.
             if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 yield
                 return
 
 
 def is_locked(directory: Path) -> bool:
-    """Return True if a process uses a folder; for a bucket folder this takes some seconds."""
+    """Return True if a process uses a folder. For a bucket folder, this takes several seconds."""
     if is_address(directory):
         return is_held(Objects(directory))
     try:
@@ -70,7 +73,7 @@ def is_locked(directory: Path) -> bool:
 
 
 def wait_for(file: Any) -> None:
-    """Lock an open file; blocks while another process holds it."""
+    """Lock an open file, and wait while another process holds the lock."""
     fcntl.flock(file, fcntl.LOCK_EX)
 
 
@@ -90,7 +93,7 @@ def _lock(file: Any, directory: Path, warn: Callable[[str], None]) -> None:
                 continue
             holder = file.read(HOLDER).strip() or "another process"
             raise RunError(
-                f"{directory}: {holder} is running there; wait for it, or choose another folder with --out"
+                f"{directory}: in use by {holder}; wait for it, or choose another folder with --out"
             ) from None
         except OSError as error:
             reason = f"this file system has no locks ({error.strerror})"
@@ -102,20 +105,21 @@ def _lock(file: Any, directory: Path, warn: Callable[[str], None]) -> None:
 
 
 class Lock:
-    """The lock of a bucket folder."""
+    """Lock of a bucket folder."""
 
     def __init__(self, objects: Objects, local: Path) -> None:
-        """Store the folder; the file `local` has the id of the last run that held the lock from this copy."""
+        """Store the folder, and the file with the id of the last run that held the lock from this copy."""
         self._objects, self._local = objects, local
         self._run = secrets.token_hex(8)
         self._since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._one, self._lost, self._last = threading.Lock(), "", 0.0
 
     def take(self, warn: Callable[[str], None]) -> None:
-        """Acquire the lock, also from a holder that is gone; raises RunError if another process holds it."""
+        """Acquire the lock, even from a holder that is gone; raise RunError if another process holds it."""
         found = self._objects.read(OBJECT)
         held = _parsed(found)
-        # A process that held it from this local copy is gone, because this process holds the local lock.
+        # A process that held the lock from this local copy is gone, because this process holds the local
+        # lock.
         if held["holder"] and held["run"] != self._last_run():
             self._watch(found, held, warn)
         files.replace(self._local, self._run.encode())
@@ -132,11 +136,11 @@ class Lock:
             raise self._in_use(now)
 
     def beat(self, holder: str | None = None, callback: Callable[[], None] = lambda: None) -> None:
-        """Replace the lock object, then call `callback`; a process that stops doing this loses the lock.
+        """Replace the lock object, then call `callback`. A process that stops calling this loses the lock.
 
         Raises:
-            Changed: another process has taken it over.
-            RunError: it cannot be written.
+            Changed: another process has taken over the lock.
+            RunError: the lock cannot be written.
         """
         with self._one:
             if self._lost:
@@ -206,7 +210,7 @@ class Lock:
 
     def _in_use(self, held: dict[str, Any]) -> RunError:
         return RunError(
-            f"{self._objects.address}: {_holder(held)} is running there; wait for it, or choose another "
+            f"{self._objects.address}: in use by {_holder(held)}; wait for it, or choose another "
             "folder with --out"
         )
 
@@ -218,7 +222,7 @@ class Lock:
 
 
 def is_held(objects: Objects) -> bool:
-    """Return True if a process holds the lock of a folder, by watching whether it is replaced."""
+    """Watch whether the lock object of a folder is replaced; return True if a process holds the lock."""
     found = objects.read(OBJECT)
     if not _parsed(found)["holder"]:
         return False
@@ -227,7 +231,7 @@ def is_held(objects: Objects) -> bool:
 
 
 def _replaced(objects: Objects, found: bytes | None, seconds: float) -> dict[str, Any] | None:
-    """Return the lock once it is replaced; None if it is not replaced in time."""
+    """Wait until the lock is replaced and return it; None if it is not replaced in time."""
     begin = time.monotonic()
     while time.monotonic() - begin < seconds:
         time.sleep(LOOK_S)

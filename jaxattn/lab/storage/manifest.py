@@ -1,4 +1,4 @@
-"""The manifest of a results folder: description of the run, and commands to fix or resume it."""
+"""Manifest of a results folder: description of the run, and commands to fix or resume it."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -16,10 +16,10 @@ from jaxattn.lab.storage.files import Damaged
 
 MANIFEST = "manifest.json"
 MOST_BINS = 10_000
-# Version of the format; increase it when the content of results folders changes.
+# Version of the format. Increase it when the content of results folders changes.
 FORMAT = 5
-REBUILD = "run the same sweep again into this folder to rebuild it from the batches there"
-NOT_A_RUN = "use a folder that `jaxattn run` wrote"
+REBUILD = "run the same sweep again in this folder to rebuild it from its batches"
+NOT_A_RUN = "use a folder written by `jaxattn run`"
 
 
 class _Cell(msgspec.Struct):
@@ -47,7 +47,7 @@ class _Batch(msgspec.Struct):
 
 
 class Error(msgspec.Struct):
-    """A batch that failed to run."""
+    """Batch that failed to run."""
 
     batch: BatchName
     cells: tuple[int, ...]
@@ -59,7 +59,7 @@ class _Phase(msgspec.Struct):
 
 
 class _Probes(msgspec.Struct):
-    """Settings of the probes that figures and caveats use."""
+    """Probe settings that figures and caveats use."""
 
     bins: Annotated[int, msgspec.Meta(ge=0, le=MOST_BINS)] | None = None
     low: float | None = None
@@ -69,7 +69,7 @@ class _Probes(msgspec.Struct):
 
 
 class Config(msgspec.Struct):
-    """The tables of the study that readers check by type."""
+    """Tables of the study that readers validate."""
 
     phases: tuple[_Phase, ...]
     probes: _Probes = msgspec.field(default_factory=_Probes)
@@ -85,7 +85,7 @@ class Device(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct):
-    """Validated part of the manifest; readers ignore all other keys of the file."""
+    """Validated part of the manifest. Readers ignore all other keys of the file."""
 
     name: str
     command: str | tuple[str, ...]
@@ -120,19 +120,19 @@ class Manifest(msgspec.Struct):
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """Read the manifest of a results folder; raises like `find_manifest`, and InputError if there is none."""
+    """Read the manifest of a results folder, like `find_manifest`, but raise InputError if there is none."""
     if (found := find_manifest(directory)) is not None:
         return found
     missing = "no manifest.json, so not a results folder" if directory.is_dir() else "no such folder"
-    raise InputError(f"{directory}: {missing}; give one that `jaxattn run` wrote")
+    raise InputError(f"{directory}: {missing}; use a folder written by `jaxattn run`")
 
 
 def find_manifest(directory: Path) -> dict[str, Any] | None:
-    """Read and check a manifest; None if the folder has neither a manifest nor a batch.
+    """Read and validate a manifest; return None if the folder has neither a manifest nor a batch.
 
     Raises:
-        Damaged: its content differs from the written content, or it is missing although there are batches.
-        InputError: it cannot be read, or is not a manifest.
+        Damaged: the manifest differs from the written content, or is missing although there are batches.
+        InputError: the file cannot be read, or is not a manifest.
     """
     path = directory / MANIFEST
     try:
@@ -163,7 +163,7 @@ def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     named.update(cell for batch in checked.batches for cell in batch.cells)
     named.update(cell for error in checked.errors for cell in error.cells)
     if unknown := named - cells:
-        raise InputError(f"{path}: cell {min(unknown)} is not one of its cells; {NOT_A_RUN}")
+        raise InputError(f"{path}: refers to the unknown cell {min(unknown)}; {NOT_A_RUN}")
     if fault := _inconsistent(checked):
         raise InputError(f"{path}: {fault}; {NOT_A_RUN}")
     return {key: content.get(key, default) for key, default in msgspec.to_builtins(checked).items()}
@@ -187,24 +187,24 @@ def _inconsistent(checked: Manifest) -> str:
 
 
 def write_manifest(directory: Path, content: Mapping[str, Any]) -> None:
-    """Replace the manifest; raises OSError if it cannot be written."""
+    """Replace the manifest; raise OSError if it cannot be written."""
     files.write_file(directory / MANIFEST, files.sealed(content, indent=2), directory)
 
 
 def run_command(manifest: Mapping[str, Any]) -> str:
-    """Return the command that a manifest records, which is untrusted text."""
+    """Return the command recorded in a manifest, which is untrusted text."""
     given = manifest["command"]
     return given if isinstance(given, str) else shlex.join(given)
 
 
 def again(directory: Path) -> str:
-    """Return the instruction to fix or resume a run, without any text from the folder's files."""
+    """Return the instruction to fix or resume a run, without any text from the files of the folder."""
     return f"run the same sweep again into {directory}"
 
 
 @contextmanager
 def fixing(directory: Path) -> Iterator[None]:
-    """Add the instruction to fix a run to errors about damaged files."""
+    """Append the instruction to fix a run to errors about damaged files."""
     try:
         yield
     except Damaged as error:

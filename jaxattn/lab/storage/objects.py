@@ -1,4 +1,4 @@
-"""Objects of a bucket below a prefix: list, read, upload and conditional replacement."""
+"""Objects of a bucket under a prefix: list, read, upload and conditional replacement."""
 
 import importlib.util
 import os
@@ -13,11 +13,11 @@ from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.storage.files import temporary_path
 
 ADDRESS = re.compile(r"(s3|gs):/{1,2}([\w.-]+)/(.+?)/*")
-RESUME = "the results written so far are kept, fix this and run the same command again to resume"
-# Time limits in seconds: requests that fail by the server or the connection are repeated for RETRY_S.
+RESUME = "finished results are kept; fix this and run the same command again to resume"
+# Time limits in seconds. Requests that fail because of the server or the connection are repeated for RETRY_S.
 RETRY_S, REQUEST_S, CONNECT_S = 60.0, 60.0, 5.0
 _TRIES = 2
-# Variables that give S3 credentials without boto3, which also reads profiles.
+# Environment variables with S3 credentials that do not require boto3, which also reads profiles.
 CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -35,30 +35,30 @@ class Entry(NamedTuple):
 
 
 class Changed(RunError):
-    """An object was not replaced because another process has changed it."""
+    """Raised if an object was not replaced because another process has changed it."""
 
 
 def is_address(place: str | Path) -> bool:
-    """Return True for s3://BUCKET/NAME or gs://BUCKET/NAME; one slash is enough."""
+    """Return True for s3://BUCKET/NAME or gs://BUCKET/NAME, even with a single slash."""
     return str(place).startswith(("s3:/", "gs:/"))
 
 
 def address_text(place: str | Path) -> str:
-    """Return a place as the user wrote it; `pathlib` drops one slash of an address.
+    """Return a path or address as the user wrote it, with the slash that `pathlib` drops.
 
     Raises:
-        InputError: the address has no bucket or no name.
+        InputError: the address contains no bucket or no name.
     """
     if not is_address(place):
         return str(place)
     found = ADDRESS.fullmatch(str(place))
     if found is None or {".", "..", ""} & set(found[3].split("/")):
-        raise InputError(f"{place}: not the address of a folder; give s3://BUCKET/NAME or gs://BUCKET/NAME")
+        raise InputError(f"{place}: not the address of a folder; use s3://BUCKET/NAME or gs://BUCKET/NAME")
     return f"{found[1]}://{found[2]}/{found[3]}"
 
 
 class Objects:
-    """Objects below an address, by names relative to the address."""
+    """Objects under an address, by names relative to the address."""
 
     def __init__(self, place: str | Path) -> None:
         """Store the address without making a request.
@@ -71,7 +71,7 @@ class Objects:
         self._versions: dict[str, Any] = {}
 
     def entries(self) -> dict[str, Entry]:
-        """Return all objects."""
+        """List all objects."""
         with self._translated(InputError, "read"):
             return {x["path"]: _entry(x) for page in self._store.list() for x in page}
 
@@ -82,7 +82,7 @@ class Objects:
         return {x["path"]: _entry(x) for x in found["objects"]}, list(found["common_prefixes"])
 
     def read(self, name: str) -> bytes | None:
-        """Read an object that may be replaced later; None if it does not exist."""
+        """Read an object that may be replaced later; return None if it does not exist."""
         self._versions.pop(name, None)
         with self._translated(InputError, "read"):
             try:
@@ -96,7 +96,7 @@ class Objects:
         return content
 
     def download(self, name: str, path: Path) -> None:
-        """Download an object to a file atomically; nothing is written if it does not exist."""
+        """Download an object to a file atomically. If the object does not exist, nothing is written."""
         temporary = temporary_path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ class Objects:
                 raise
         except OSError as error:
             reason = error.strerror or error
-            raise InputError(f"{path}: cannot be written: {reason}; fix this and repeat") from None
+            raise InputError(f"{path}: cannot be written: {reason}; fix this and try again") from None
         finally:
             with suppress(OSError):
                 temporary.unlink()
@@ -120,11 +120,11 @@ class Objects:
             self._store.put(name, path)
 
     def commit(self, name: str, content: bytes) -> None:
-        """Replace an object if it is the last one that this process read or wrote; create it if none was.
+        """Replace an object if it is the version that this process last read or wrote, or create it.
 
         Raises:
-            Changed: another process has changed it.
-            RunError: it cannot be written.
+            Changed: another process has changed the object.
+            RunError: the object cannot be written.
         """
         known = self._versions.get(name)
         mode: Any = "create" if known is None else known
@@ -154,14 +154,14 @@ class Objects:
                 return True
         except InputError as error:
             raise RunError(f"{error}; {RESUME}") from None
-        # The caller has not read the current object, so its version stays unknown.
+        # The caller has not read the current object, so its version remains unknown.
         self._versions.pop(name, None)
         if known is not None:
             self._versions[name] = known
         return False
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; objects that do not exist are ignored."""
+        """Delete objects, ignoring those that do not exist."""
         wanted = list(names)
         for name in wanted:
             self._versions.pop(name, None)
@@ -226,10 +226,10 @@ def _boto3_credentials(address: str) -> Any:
 
 
 NO_CREDENTIALS = (
-    "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (of Google: "
+    "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (for Google: "
     "GOOGLE_APPLICATION_CREDENTIALS), or log in with the tools of your cloud"
 )
-# Reasons by patterns of the server's response; the first match is used.
+# Reasons by pattern of the server's response; the first match is used.
 REASONS = (
     (r"NoSuchBucket|bucket does not exist", "no such bucket; create it, or give another"),
     (
@@ -247,7 +247,7 @@ REASONS = (
         "the bucket is in another region; set AWS_REGION",
     ),
     (r"NoSuchKey|404 Not Found", "the object no longer exists"),
-    # The status is matched with its text, because a port or a duration may contain the digits.
+    # Match the status with its text, because a port or a duration may contain the same digits.
     (
         r"NotImplemented|501 Not Implemented",
         "the server does not support conditional writes; use another one",

@@ -1,4 +1,4 @@
-"""Provenance of results: the package source that made them, compared with the installed one."""
+"""Provenance of results: the package source that produced them, compared with the installed one."""
 
 import hashlib
 import subprocess
@@ -15,7 +15,7 @@ _PACKAGE = Path(__file__).parents[2]
 
 @cache
 def installed() -> dict[str, str | None]:
-    """Return version, git commit of a checkout, and hash of all modules of the installed package."""
+    """Return the version, the git commit of a checkout, and the hash of all modules of this package."""
     state = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         content = path.read_bytes()
@@ -35,13 +35,13 @@ def version(name: str) -> str | None:
 
 
 def makers(manifest: Mapping[str, Any]) -> list[dict[str, str | None]]:
-    """Return the sources that made a run, as from `installed`; old manifests have no hash of the modules."""
+    """Return the sources that produced a run, as from `installed`; old manifests lack the module hash."""
     old = {"version": manifest.get("versions", {}).get("jaxattn"), "commit": manifest.get("git_commit")}
     return list(manifest.get("made_by") or [old])
 
 
 def differs(made_by: Sequence[Mapping[str, str | None]]) -> str:
-    """Return a note if results were made by other sources, see `makers`, than the installed one, else ""."""
+    """Return a note if the results were produced by sources other than the installed one, else ""."""
     now = installed()
     keys = [("source",) if one.get("source") else ("version", "commit") for one in made_by]
     if all(one.get(key) == now[key] for one, own in zip(made_by, keys, strict=True) for key in own):

@@ -1,4 +1,4 @@
-"""The log of a run, metrics.jsonl: one line for every measurement and for every long operation."""
+"""Log of a run, metrics.jsonl, with one line per measurement and per long operation."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,10 +15,10 @@ from jaxattn.lab.storage.files import Damaged
 
 RUN_LOG = "metrics.jsonl"
 MOST_BYTES = 2**31
-# Number of last lines of a batch that are tried until one is intact.
+# Number of lines to try, from the end of a batch, until one is intact.
 _TRIES = 3
 BATCH = re.compile(rb'(?<!\\)"batch": "(%s)"' % batch_state.BATCH_NAME.pattern.encode())
-# Text in lines without losses or failures. The newest line without such text is kept too.
+# Text in lines without losses or failures. The newest line without this text is also kept.
 WITHOUT = (b'"losses": {}', b'"failures": []')
 
 
@@ -42,15 +42,15 @@ class Line(msgspec.Struct):
 
 
 def append_entry(directory: Path, entry: Mapping[str, Any]) -> None:
-    """Append a line to the log of a results folder; raises like `files.append_bytes`."""
+    """Append a line to the log of a results folder; raises the same errors as `files.append_bytes`."""
     files.append_bytes(directory / RUN_LOG, files.sealed(entry))
 
 
 def latest(directory: Path) -> list[dict[str, Any]]:
-    """Return the newest lines of a log, in their order.
+    """Return the newest lines of a log, in order.
 
-    For every batch these are its last line, the last one with losses, and the last one with failures. Damaged
-    lines are skipped. Other lines are not parsed, because a log may have millions of lines.
+    These are, for each batch, the last line, the last line with losses, and the last line with failures.
+    Damaged lines are skipped. Other lines are not parsed, because a log may have millions of lines.
     """
     newest: dict[tuple[bytes, bytes | None], list[tuple[int, bytes]]] = {}
     with suppress(Damaged), files.open_file(directory / RUN_LOG, directory, MOST_BYTES) as file:

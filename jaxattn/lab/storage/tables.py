@@ -1,4 +1,4 @@
-"""Parquet tables of a results folder: checked reads with a memory limit, and tests for repeated rows."""
+"""Parquet tables of a results folder: checked reads with a memory limit, and detection of repeated rows."""
 
 import io
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ TABLE_KEYS = {
     "records": (*LANE, "phase", "step", "metric"),
     "tokens": (*LANE, "phase", "id", "class"),
 }
-# A table may use FREE bytes of memory, or GROWTH times the size of its file if that is more. Real tables grow
-# by factors of 5 to 50 when they are read, because every row has a measured number.
+# A table may use FREE bytes of memory, or GROWTH times its file size if that is more. Real tables grow by
+# factors of 5 to 50 when they are read, because each row has a measured number.
 FREE = 2**28
 _GROWTH = 500
 MOST_COLUMNS = 100
-# Least memory in bytes of a string, in addition to its characters.
+# Minimum memory of a string in bytes, in addition to its characters.
 OF_A_TEXT = 8
 
 
@@ -32,16 +32,16 @@ def read_table(
 ) -> pd.DataFrame:
     """Read a Parquet table of a results folder.
 
-    `columns` selects columns, of which missing ones are ignored. Nothing outside `directory` is read.
+    `columns` selects columns; missing ones are ignored. No files outside of `directory` are read.
 
     Raises:
-        Damaged: it is missing, differs from the written content, or would use too much memory.
-        InputError: it cannot be read.
+        Damaged: the table is missing, differs from the written content, or would use too much memory.
+        InputError: the table cannot be read.
     """
-    from pyarrow.parquet import ParquetFile  # This import is slow.
+    from pyarrow.parquet import ParquetFile  # slow to import
 
     content = files.read_file(place, directory, sha256)
-    # Damage without a checksum can surface as almost any exception of pyarrow and pandas.
+    # Damage without a checksum can raise almost any exception in pyarrow and pandas.
     try:
         _check_size(content)
         names = ParquetFile(io.BytesIO(content)).schema_arrow.names if columns is not None else None
@@ -69,9 +69,9 @@ def repeats(table: pd.DataFrame, name: str) -> bool:
 
 
 def _check_size(content: bytes) -> None:
-    """Raise ValueError if a table would use too much memory for the size of its file.
+    """Raise ValueError if a table would use too much memory for its file size.
 
-    A few bytes can encode any number of equal rows, and long strings.
+    A few bytes can encode any number of equal rows, or long strings.
     """
     from pyarrow import types
     from pyarrow.parquet import ParquetFile, read_metadata
@@ -81,7 +81,7 @@ def _check_size(content: bytes) -> None:
     groups = (known.row_group(number) for number in range(known.num_row_groups))
     unpacked = sum(group.total_byte_size for group in groups)
     if known.num_columns > MOST_COLUMNS:
-        raise ValueError(f"it has {known.num_columns:,} columns")
+        raise ValueError(f"{known.num_columns:,} columns are too many")
     schema = known.schema.to_arrow_schema()
     widths, texts = 0, []
     for field in schema:
@@ -92,17 +92,17 @@ def _check_size(content: bytes) -> None:
         elif types.is_primitive(kind) or types.is_null(kind):
             widths += 8
         else:
-            raise ValueError(f"column {field.name!r:.60} holds {kind!s:.60}")
+            raise ValueError(f"column {field.name!r:.60} has the unexpected type {kind!s:.60}")
     if unpacked > most or known.num_rows * widths > most:
-        raise ValueError(f"it has {known.num_rows:,} rows, too many for a file of this size")
+        raise ValueError(f"{known.num_rows:,} rows are too many for a file of this size")
     if texts:
         held = ParquetFile(io.BytesIO(content), read_dictionary=texts).read(columns=texts)
         if known.num_rows * widths + sum(map(_characters, held.columns)) > most:
-            raise ValueError("its texts are too long for a file of this size")
+            raise ValueError("the texts are too long for a file of this size")
 
 
 def _characters(column: Any) -> int:
-    """Return the total size in bytes of the strings of a dictionary-encoded column, once for every row."""
+    """Return the total size in bytes of the strings in a dictionary-encoded column, counted once per row."""
     import pyarrow.compute as pc
 
     total = 0

@@ -1,8 +1,8 @@
-"""Hash of custom code that a study uses, including its dependencies in the user's files and notebook.
+"""Hash the custom code of a study, including its dependencies in the user's files and notebook.
 
-The hash of code in a file covers the file and the local modules that it imports. The hash of code in a
-notebook, in the running script or at the prompt covers its functions, and the functions, classes and values
-that they read. Installed packages are recorded by their versions instead.
+For code in a file, the hash covers the file and the local modules that it imports. For code in a notebook, in
+the running script or at the prompt, it covers functions, and the functions, classes and values that they
+read. Installed packages are recorded by version instead.
 """
 
 import ast
@@ -47,19 +47,19 @@ FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools.
 
 
 class Unhashable(Exception):
-    """Code depends on a value that has no hash; the message gives the value."""
+    """Raised if code depends on a value that cannot be hashed. The message contains the value."""
 
 
 def code_hash(target: Any) -> str:
-    """Return the hash of a class or function, 16 hexadecimal digits.
+    """Return the hash of a class or function as 16 hexadecimal digits.
 
-    It changes with the code, with local modules that the code imports, and with values that it reads.
+    The hash depends on the code, on local modules that the code imports, and on values that it reads.
 
     Args:
-        target: a class or function of a file, of an installed package or of a notebook.
+        target: a class or function from a file, an installed package or a notebook.
 
     Raises:
-        Unhashable: the code reads a value that has no hash.
+        Unhashable: the code reads a value that cannot be hashed.
     """
     code = _Code()
     file = _file_of(target)
@@ -74,7 +74,7 @@ class _Code:
 
     def __init__(self) -> None:
         self.state = hashlib.sha256()
-        # Numbers of the visited objects by id; the objects are kept so that no other object gets their id.
+        # Numbers of visited objects by id. The objects are kept so that no other object gets the same id.
         self.seen: dict[int, tuple[int, Any]] = {}
         self.files: set[str] = set()
 
@@ -84,7 +84,7 @@ class _Code:
             self.state.update(f"{len(content)}\0".encode() + content)
 
     def visit(self, x: Any, place: str) -> None:
-        """Hash an object that code depends on; `place` is used in errors."""
+        """Hash an object that code depends on. `place` is used in errors."""
         if isinstance(x, PLAIN):
             self.add(type(x).__qualname__, repr(x))
             return
@@ -132,7 +132,7 @@ class _Code:
         self.visit(reduced, place)
 
     def module(self, module: types.ModuleType | None) -> None:
-        """Hash a local module; of any other module hash only the name."""
+        """Hash a local module. For any other module, hash only the name."""
         if module is None:
             return
         file = getattr(module, "__file__", None)
@@ -142,7 +142,7 @@ class _Code:
             self.add(module.__name__)
 
     def file(self, file: str, package: str) -> None:
-        """Hash a source file and the local modules that it imports, each once."""
+        """Hash a source file and the local modules that it imports, each only once."""
         if file in self.files:
             return
         self.files.add(file)
@@ -219,7 +219,7 @@ def _parts(x: Any) -> list[Any] | None:
         return [x.fget, x.fset]
     if isinstance(x, functools.cached_property):
         return [x.func]
-    if hasattr(x, "__wrapped__"):  # The object is a result of jax.jit, functools.cache or staticmethod.
+    if hasattr(x, "__wrapped__"):  # The object is the result of jax.jit, functools.cache or staticmethod.
         own = sorted(vars(x).items()) if hasattr(x, "__dict__") else ()
         return [
             x.__wrapped__,
@@ -229,7 +229,7 @@ def _parts(x: Any) -> list[Any] | None:
 
 
 def _module_of(x: Any) -> types.ModuleType | None:
-    """Return the module of a class or function; a decorated function belongs to the module of its code."""
+    """Return the module of a class or function. A decorated function belongs to the module of its code."""
     name = x.__globals__.get("__name__") if isinstance(x, types.FunctionType) else x.__module__
     return sys.modules.get(name or "")
 
@@ -263,7 +263,7 @@ def _is_loose(x: Any) -> bool:
 
 
 def is_local(file: str | None) -> TypeGuard[str]:
-    """Return True if a file belongs to the user, and not to Python, an installed package or jaxattn."""
+    """Return True if a file belongs to the user, not to Python, an installed package or jaxattn."""
     if file is None:
         return False
     path = Path(file)
@@ -281,7 +281,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _imports(tree: ast.AST, package: str) -> Iterator[str]:
-    """Yield the modules that source imports, their parents, and imported names that may be modules."""
+    """Yield the modules that source code imports, their parents, and imported names that may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -299,7 +299,7 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 def search_folders(file: Path) -> list[Path]:
-    """Return the folders from which a file imports other files: its own, and that of its book if any.
+    """Return the folders from which a file imports other files: its folder, and that of its book.
 
     A book is a folder with a book.toml; the files of its items are in subfolders.
     """

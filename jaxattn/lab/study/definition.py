@@ -51,15 +51,15 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Definition:
-    """A checked study; invalid tables raise when it is created.
+    """Checked study. Invalid tables raise an error when it is created.
 
     Attributes:
-        tree: the tables as they were written.
-        names: resolver of the import paths in them.
+        tree: the tables as written.
+        names: resolver of the import paths in the tables.
     """
 
     def __init__(self, tree: Mapping[str, Any], names: ImportPaths | None = None) -> None:
-        """Check the tables; raises InputError with the key and a similar valid key."""
+        """Check the tables; raise InputError with the invalid key and a similar valid key."""
         self.tree = dict(tree)
         check_values(self.tree)
         self.names = names or ImportPaths()
@@ -88,7 +88,7 @@ class Definition:
 
     @property
     def chunk(self) -> int | None:
-        """Number of runs that are vmapped together, if the study sets it."""
+        """Number of runs to vmap together, if the study sets it."""
         return self._tables.chunk
 
     @cached_property
@@ -98,7 +98,7 @@ class Definition:
         if isinstance(given, str):
             first, end = map(int, given.split(":"))
             if end - first > MOST_SEEDS:
-                raise InputError(f"seeds: {given} are more than {MOST_SEEDS:,}; list fewer")
+                raise InputError(f"seeds: {given} are more than {MOST_SEEDS:,}; use fewer")
             if first >= end:
                 raise InputError(
                     f"seeds: {given} is an empty range; write the first seed and the last seed plus one, "
@@ -123,12 +123,12 @@ class Definition:
 
     @property
     def base(self) -> Setting:
-        """Setting without axes."""
+        """Setting of the study without its axes."""
         return self._base.setting
 
     @property
     def config(self) -> dict[str, Any]:
-        """All tables with all their settings, as plain JSON values."""
+        """All tables with all settings, as plain JSON values."""
         tables = msgspec.structs.replace(self._tables, figures=self.figures)
         written: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(tables))
         del written["hold"]  # The tables of the base contain it unless it is empty.
@@ -136,12 +136,12 @@ class Definition:
 
     @property
     def config_hash(self) -> str:
-        """Hash of the settings that determine the numbers, without axes."""
+        """Hash of the settings that determine the results, without axes."""
         return self._base.config_hash
 
     @property
     def own_kinds(self) -> list[str]:
-        """Import paths of the custom code of all cells."""
+        """Import paths of the custom code in all cells."""
         every = [self.config, *(cell.tables for cell in self.cells)]
         # Cells share equal tables.
         parts = {id(part): part for tree in every for x in tree.values() for part in _tables_in(x)}

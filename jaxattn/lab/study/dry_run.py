@@ -1,4 +1,4 @@
-"""Dry run of a setting on abstract arrays, which checks what its parts return before compilation."""
+"""Dry run of a setting on abstract arrays, which validates return values before compilation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,14 +45,15 @@ def rehearse(
     files: frozenset[str],
     progress: Progress = silent,
 ) -> None:
-    """Trace the run of one seed, and check the return value of every part.
+    """Trace the run of one seed, and check the return value of each part.
 
-    `varying` are the dtypes of the numbers that differ between vmapped runs, and `files` the source files of
-    the user's code.
+    `varying` contains the dtypes of the numbers that differ between vmapped runs, and `files` the source
+    files of the user's code.
 
     Raises:
-        InputError: a part returns a value of the wrong type or shape, or needs the value of a traced number.
-        UserCodeError: custom code raised; its cause is the original exception.
+        InputError: a part returns a value of the wrong type or shape, or requires the value of a traced
+            number.
+        UserCodeError: custom code raised an exception, which is the cause of this error.
     """
     with backend.precision(setting.dtype):
         with from_user_code(files, "data"):
@@ -68,20 +69,20 @@ def rehearse(
             keys = " and ".join(key_of(setting, path) for path in guilty)
             place = str(error).removesuffix(remedy(error.__cause__))
             raise InputError(
-                f"{keys}: cells that differ in it share a program, but {place} needs its value; annotate it "
-                "as jaxattn.Static[float], or use jax.numpy.where"
+                f"{keys}: cells with different values share a program, but {place} depends on the value; "
+                "annotate it as jaxattn.Static[float], or use jax.numpy.where"
             ) from None
         rehearsal.minibatches(train)
 
 
 class _Rehearsal:
-    """Trace of one seed on abstract arrays; exceptions get the place of the part that raised."""
+    """Trace of one seed on abstract arrays. Exceptions get the name of the part that raised them."""
 
     def __init__(self, setting: Setting, shared: Loaded | None, files: frozenset[str]) -> None:
         self.setting, self.shared, self.files = setting, shared, files
 
     def run(self, numbers: Hyperparameters) -> Any:
-        """Trace all parts with traced `numbers`; return the shapes of the training data."""
+        """Trace all parts with traced `numbers`, and return the shapes of the training data."""
 
         def run(numbers: Hyperparameters, of_seed: Keys) -> Any:
             setting = with_hyperparameters(self.setting, numbers)
@@ -96,7 +97,7 @@ class _Rehearsal:
         return jax.eval_shape(run, dict(numbers), jax.eval_shape(keys, 0))
 
     def fails(self, numbers: Hyperparameters) -> bool:
-        """Return True if code needs the value of one of these numbers, or of an array, while it is traced."""
+        """Return True if code requires the value of one of these numbers, or of an array, during tracing."""
         try:
             self.run(numbers)
         except RunError as error:
@@ -126,7 +127,7 @@ class _Rehearsal:
             known = names(drawn)
             for name in setting.starts:
                 if name not in known:
-                    raise InputError(f"the model has no parameter {name!r}; it has {', '.join(known)}")
+                    raise InputError(f"the model has no parameter {name!r}; choose one of {', '.join(known)}")
         for name in setting.starts:
             with self.at(f"model.init.{name}", registry.START):
                 own = setting._replace(starts={name: setting.starts[name]})
@@ -152,13 +153,13 @@ class _Rehearsal:
         with self.at("loss", registry.LOSS):
             name, coupled = _name(setting.loss), setting.loss.coupled
             if reason := setting.loss.skip_reason(outputs, data):
-                raise InputError(f"{name} does not fit the model and the data: {reason}")
+                raise InputError(f"{name} is incompatible with the model and the data: {reason}")
             each = setting.loss(outputs, data.targets)
             why = "for all examples together" if coupled else "one for every example"
             if not coupled and not jnp.ndim(each):
                 raise InputError(
-                    f"{name} returns {shown(each)}; return ({n},) floats, one for every example, or derive "
-                    "a class from jaxattn.Loss with coupled = True"
+                    f"{name} returns {shown(each)}; return ({n},) floats, one per example, or derive a class "
+                    "from jaxattn.Loss with coupled = True"
                 )
             check_floats(name, each, {() if coupled else (n,)}, why)
 
@@ -173,9 +174,9 @@ class _Rehearsal:
             if not couples(setting.loss, data.num_examples, data.num_classes):
                 return
         raise InputError(
-            f"phases[{batched[0]}].batch_size: {_name(setting.loss)} couples sequences, but it would get all "
-            "sequences and not only those of the batch; derive a class from jaxattn.Loss with coupled = True "
-            "that returns one number for the batch"
+            f"phases[{batched[0]}].batch_size: {_name(setting.loss)} couples sequences, but would be "
+            "evaluated on all sequences instead of the batch; derive a class from jaxattn.Loss with "
+            "coupled = True that returns one number for the batch"
         )
 
     def phase(self, setting: Setting, index: int, params: Any, data: Splits, key: Array) -> Any:
@@ -185,7 +186,9 @@ class _Rehearsal:
             trained = selected(params, phase.train)
         for parameter, x in trained.items():
             if not jnp.issubdtype(x.dtype, jnp.floating):
-                raise InputError(f"{place}.train: {parameter!r} is {shown(x)}, not a float")
+                raise InputError(
+                    f"{place}.train: {parameter!r} is {shown(x)}; only float parameters can be trained"
+                )
         with jax.enable_x64(_is_double(setting, phase)), self.at(place, registry.PHASE):
             setting.probes.steps_of(phase)
             carried = seed.begin_phase(setting, index, params, data, key)
@@ -237,7 +240,7 @@ class _Rehearsal:
 
     @contextmanager
     def at(self, place: str, concept: Concept[Any] | str) -> Iterator[None]:
-        """Add the place to exceptions, and attribute them to custom code or to the package."""
+        """Add the location to exceptions, and attribute them to custom code or to the package."""
         try:
             with at(place):
                 yield

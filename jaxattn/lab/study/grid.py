@@ -1,4 +1,4 @@
-"""Cells of a study from its grid: blocks, product axes, zipped axes, quasi-random points, explicit lists."""
+"""Cells of a study from its grid: blocks, products, zipped axes, quasi-random points and lists."""
 
 import itertools
 import math
@@ -14,11 +14,11 @@ from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.setting import Cell, merged_tables
 from jaxattn.lab.study.tree import assign
 
-# Tables of the grid. A block may have separate ones; a cell has none.
+# Tables of the grid. A block may have separate ones, and a cell has none.
 GRID = ("axes", "zip", "halton", "cells", "exclude")
-# Settings of the study and its grid, which no single cell has.
+# Settings of the study and its grid, which individual cells do not have.
 PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
-# Largest number of cells; this many are created and checked within seconds.
+# Maximum number of cells, which are created and checked within seconds.
 _MOST_CELLS = 100_000
 _OF_ALL_CELLS = frozenset(PRESENTATION) - {"name"}
 
@@ -26,7 +26,7 @@ Axes = dict[str, Annotated[tuple[int | float | str | bool, ...], msgspec.Meta(mi
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of a quasi-random axis: linear or, with `log`, logarithmic; `integer` rounds."""
+    """Bounds of a quasi-random axis: linear, or logarithmic with `log`; `integer` rounds the values."""
 
     low: float
     high: float
@@ -48,11 +48,11 @@ def grid_cells(
     read: Callable[[Mapping[str, Any], int, Mapping[str, Any]], Cell],
     names: ImportPaths,
 ) -> list[Cell]:
-    """Return the cells of a study, block after block.
+    """Return the cells of a study, block by block.
 
-    Within a block they are the product of the explicit `cells`, the zipped axes, the Halton points and the
-    product axes, with the last axis fastest, without excluded cells. `tables_of` checks and returns the
-    tables of a block or cell; `read` reads a cell from its tables, number and axis values.
+    Within a block, cells are the product of the explicit `cells`, the zipped axes, the Halton points and the
+    product axes, with the last axis varying fastest, without excluded cells. `tables_of` checks and returns
+    the tables of a block or cell, and `read` creates a cell from its tables, number and axis values.
 
     Raises:
         InputError: a block or axis has an unknown key, a value makes a cell invalid, or the grid is empty.
@@ -66,13 +66,13 @@ def grid_cells(
             own = merged_tables({key: x for key, x in tree.items() if key != "blocks"}, block, names)
             for settings in points(tables_of(own)):
                 if len(result) == _MOST_CELLS:
-                    raise InputError(f"more than {_MOST_CELLS:,} cells over all blocks; sweep fewer")
+                    raise InputError(f"more than {_MOST_CELLS:,} cells in all blocks; use fewer")
                 result.append(_cell(len(result), own, name, settings, tables_of, read))
     return result
 
 
 def points(grid: Any) -> list[dict[str, Any]]:
-    """Return the axis values of each cell of one block."""
+    """Return the axis values of each cell of a block."""
     _check_size(grid)
     factors: tuple[Any, ...] = (
         grid.cells or ({},),
@@ -102,10 +102,10 @@ def check_lists(tree: Mapping[str, Any]) -> None:
         for key, values in axes.items() if isinstance(axes, Mapping) else ():
             if not isinstance(values, list | tuple):
                 raise InputError(
-                    f"{table}.{key}: {values!r:.60} is not a list; give a list, such as [{values!r:.60}]"
+                    f"{table}.{key}: {values!r:.60} is not a list; use a list, such as [{values!r:.60}]"
                 )
             if not values:
-                raise InputError(f"{table}.{key}: an empty list; give at least one value")
+                raise InputError(f"{table}.{key}: an empty list; add at least one value")
 
 
 def _check_different(axes: Mapping[str, tuple[Any, ...]]) -> None:
@@ -121,37 +121,37 @@ def _check_size(grid: Any) -> None:
     lengths += [max(map(len, grid.zip.values()), default=1), grid.halton.points if grid.halton else 1]
     if (size := math.prod(length or 1 for length in lengths)) > _MOST_CELLS:
         raise InputError(
-            f"axes: {size:,} cells are more than {_MOST_CELLS:,}; give fewer values, or use points of "
-            "[halton] instead of a product"
+            f"axes: {size:,} cells are more than {_MOST_CELLS:,}; use fewer values, or [halton] "
+            "points instead of a product"
         )
 
 
 def product(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Return all combinations of axis values, with the last axis fastest."""
+    """Return all combinations of axis values, with the last axis varying fastest."""
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def zipped(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Return the first values of all axes, their second values, and so on; raises InputError."""
+    """Combine the first values of all axes, the second values, and so on; raise InputError otherwise."""
     lengths = {key: len(values) for key, values in axes.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-        raise InputError(f"zip: lengths differ ({listed}); give every axis the same number of values")
+        raise InputError(f"zip: lengths differ ({listed}); use the same number of values for every axis")
     return [dict(zip(axes, values, strict=True)) for values in zip(*axes.values(), strict=True)] or [{}]
 
 
 def halton(wanted: Halton | None) -> list[dict[str, Any]]:
-    """Return quasi-random points within bounds; with the same seed, more points keep the first ones."""
+    """Return quasi-random points within bounds. For the same seed, more points extend the existing ones."""
     if wanted is None:
         return [{}]
     for key, bounds in wanted.axes.items():
         if not bounds.low < bounds.high:
-            raise InputError(f"halton.axes.{key}: low {bounds.low} is not below high {bounds.high}")
+            raise InputError(f"halton.axes.{key}: low {bounds.low}; must be below high {bounds.high}")
         if bounds.log and bounds.low <= 0:
             raise InputError(
                 f"halton.axes.{key}: low must be positive for a logarithmic axis, got {bounds.low}"
             )
-    from scipy.stats import qmc  # This import is slow.
+    from scipy.stats import qmc  # slow to import
 
     unit = qmc.Halton(len(wanted.axes), scramble=True, rng=wanted.seed).random(wanted.points)
     return [
@@ -178,7 +178,7 @@ def _kept(settings: list[dict[str, Any]], exclude: tuple[dict[str, Any], ...]) -
                 raise InputError(f"exclude[{number}]: {key} is not swept; swept keys: {swept}")
     kept = [row for row in settings if not any(_matches(row, condition) for condition in exclude)]
     if not kept:
-        raise InputError("exclude: no cell is left; exclude fewer")
+        raise InputError("exclude: all cells are excluded; exclude fewer")
     return kept
 
 

@@ -1,4 +1,4 @@
-"""Compile groups: cells that differ only in numbers, and run vmapped in one program."""
+"""Compile groups: cells that differ only in numbers, and run vmapped in the same program."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -23,15 +23,15 @@ from jaxattn.lab.study.setting import (
 
 
 class CompileGroup(NamedTuple):
-    """Cells that one compiled program runs.
+    """Cells that run in the same compiled program.
 
     Attributes:
         number: index of the group in the study.
-        setting: common setting of the cells. Where they differ it has the numbers of the first cell, and the
-            largest vocabulary size, to which the others are padded.
+        setting: common setting of the cells. For numbers that vary, it has the value of the first cell,
+            except for the vocabulary size, which is the largest one, to which the others are padded.
         cells: the cells, in the order of the study.
-        varying: paths of the numbers that differ between the cells.
-        numbers: all numbers that may differ between vmapped runs, by the number of the cell.
+        varying: setting paths of the numbers that differ between cells.
+        numbers: all numbers that may differ between vmapped runs, by cell number.
     """
 
     number: int
@@ -41,7 +41,7 @@ class CompileGroup(NamedTuple):
     numbers: Mapping[int, Hyperparameters]
 
     def hyperparameters(self, cells: Sequence[Cell]) -> Hyperparameters:
-        """Return the varying numbers of some vmapped runs, given the cell of each; arrays (L,)."""
+        """Return the varying numbers of vmapped runs, given the cell of each run, as arrays (L,)."""
         return {
             path: jnp.asarray([self.numbers[cell.number][path] for cell in cells], dtype)
             for path, dtype in self.dtypes().items()
@@ -54,12 +54,12 @@ class CompileGroup(NamedTuple):
         return {path: known[type(first[path])] for path in self.varying}
 
     def key(self, path: SettingPath) -> str:
-        """Return the key of a number in a sweep file."""
+        """Return the sweep-file key of a number."""
         return key_of(self.setting, path)
 
 
 def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
-    """Group cells that one program can run, in the order of their first cells."""
+    """Group the cells that can run in the same program, in the order of their first cells."""
     members: dict[bytes, list[Cell]] = {}
     numbers = {}
     for cell in cells:
@@ -74,13 +74,13 @@ def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
 def rehearse_groups(
     study: Definition, groups: Sequence[CompileGroup], progress: Any, *, keep_going: bool = False
 ) -> frozenset[int]:
-    """Trace every group of a study with custom code, and return the numbers of the groups whose code raises.
+    """Trace the groups of a study with custom code, and return the numbers of those that raise.
 
-    With `keep_going`, some groups may raise; their batches will raise again.
+    With `keep_going`, some groups may raise; running their batches will raise again.
 
     Raises:
         InputError: custom code returns a value of the wrong type or shape.
-        UserCodeError: custom code raised; with `keep_going`, in all groups.
+        UserCodeError: custom code raised an exception; with `keep_going`, in all groups.
     """
     raised: dict[int, UserCodeError] = {}
     files = study.names.files(study.own_kinds)
@@ -95,7 +95,7 @@ def rehearse_groups(
 
 
 def _shape(cell: Cell, numbers: Hyperparameters) -> bytes:
-    """Return a key of the programs of a cell: its tables without the numbers that may differ."""
+    """Return a key for the programs of a cell: its tables without the numbers that may vary."""
     kept: Any = cell.tables
     for head, *rest in numbers:
         kept = _without(kept, (*IN_TABLES.get(head, (head,)), *rest))

@@ -1,6 +1,6 @@
-"""Resolver of import paths in sweep files: `package.module:Name`, or `file.py:Name` near the sweep file.
+"""Resolve import paths in sweep files: `package.module:Name`, or `file.py:Name` relative to the sweep file.
 
-A file can import the files next to it by name, and those in the folder of the book that it belongs to.
+A file can import files in the same folder by name, and files in the folder of its book.
 """
 
 import difflib
@@ -24,8 +24,8 @@ class ImportPaths:
     """Resolver of the import paths and file names of a study.
 
     Attributes:
-        folder: start of relative paths, which is the folder of the sweep file.
-        given: objects that were passed to a study in Python, by their import paths.
+        folder: base of relative paths, which is the folder of the sweep file.
+        given: objects passed to a study in Python, by import path.
     """
 
     def __init__(self, folder: str | Path = ".", given: Mapping[str, Any] | None = None) -> None:
@@ -34,7 +34,7 @@ class ImportPaths:
         self.given = dict(given or {})
 
     def load(self, name: str) -> Any:
-        """Import a class or function by its name, "package.module:Name" or "file.py:Name".
+        """Import a class or function by its path, "package.module:Name" or "file.py:Name".
 
         Raises:
             InputError: the file, module or name does not exist, or a module name is already in use.
@@ -50,7 +50,7 @@ class ImportPaths:
             if not part or not hasattr(found, part):
                 near = difflib.get_close_matches(part, dir(found), 1)
                 hint = f"; did you mean {place}:{near[0]}?" if near else ""
-                raise InputError(f"{name}: {place} has no {part!r}{hint}")
+                raise InputError(f"{name}: {part!r} does not exist in {place}{hint}")
             found = getattr(found, part)
         return found
 
@@ -62,14 +62,14 @@ class ImportPaths:
             return self.folder / text
 
     def code_hash(self, name: str) -> str | None:
-        """Return the hash of the code at an import path, None if it has none; see `code_hash`."""
+        """Return the hash of the code at an import path, or None if it has none; see `code_hash`."""
         try:
             return code_hash(self.load(name))
         except (Unhashable, OSError):
             return None
 
     def unhashable(self, name: str) -> str:
-        """Return the value that prevents the code at an import path from being hashed; "" if none does."""
+        """Return the value that prevents the code at an import path from being hashed, or ""."""
         try:
             code_hash(self.load(name))
         except (Unhashable, OSError) as error:
@@ -77,7 +77,7 @@ class ImportPaths:
         return ""
 
     def files(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the source files of some import paths, as they appear in tracebacks."""
+        """Return the source files of import paths, as they appear in tracebacks."""
         found = set()
         for name in names:
             target = self.load(name)
@@ -100,7 +100,7 @@ class ImportPaths:
             hint = (
                 f"; did you mean {near[0]}?" if near else f"; paths are relative to {self.folder.resolve()}"
             )
-            raise InputError(f"{place}: there is no such file{hint}")
+            raise InputError(f"{place}: no such file{hint}")
         # A file is imported once, even if several names are imported from it.
         digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
         name = f"{path.stem}_{digest}"
@@ -108,14 +108,16 @@ class ImportPaths:
             return sys.modules[name]
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
-            raise InputError(f"{place}: cannot be imported; give a Python file")
+            raise InputError(f"{place}: cannot be imported; use a Python file")
         with _own_files_first(path, place):
             module = sys.modules[name] = importlib.util.module_from_spec(spec)
             try:
                 spec.loader.exec_module(module)
             except Exception as error:
                 del sys.modules[name]
-                raise UserCodeError(f"{place} raises while it is imported", frozenset({str(path)})) from error
+                raise UserCodeError(
+                    f"{place} raises an exception during import", frozenset({str(path)})
+                ) from error
         return module
 
     def _module(self, place: str) -> ModuleType:
@@ -128,20 +130,20 @@ class ImportPaths:
             if missing:
                 remedy = "install it, or give a file, for example mine.py:Name"
                 if new := place_of(place):
-                    remedy = f"version 0.3 moved it to {new}"
-                raise InputError(f"{place}: there is no such module; {remedy}") from None
+                    remedy = f"moved to {new} in version 0.3"
+                raise InputError(f"{place}: no such module; {remedy}") from None
             every = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
             files = frozenset(file for file in every if file != __file__ and "importlib" not in file)
-            raise UserCodeError(f"{place} raises while it is imported", files) from error
+            raise UserCodeError(f"{place} raises an exception during import", files) from error
         finally:
             sys.path[:] = before
 
 
 @contextmanager
 def _own_files_first(path: Path, place: str) -> Iterator[None]:
-    """Make a file import other files from its search folders only.
+    """Restrict a file to importing other files from its search folders.
 
-    A process has one module for each name. If a file imports a name that a file of another folder has taken,
+    A process has one module per name. If a file imports a name that a file in another folder already uses,
     the import is undone, including everything that it imported from its search folders.
     """
     folders, before = search_folders(path), list(sys.path)

@@ -1,8 +1,8 @@
-"""The parts of a sweep file: their concepts, the built-in classes of each, and instances from tables.
+"""Concepts of a sweep file, such as models: their built-in classes, and instances built from tables.
 
-A table has a `kind`, which is a short name or an import path. Its other keys are settings of that class and
-are checked against its annotations. A function is first converted to a class, see `settings_class`.
-`python -m jaxattn.lab.study.registry` prints the table of docs/howto/extending.md.
+A table has a `kind`, which is a short name or an import path. Its other keys are settings of the class, and
+are checked against the annotations. A function is first converted to a class; see `settings_class`. `python
+-m jaxattn.lab.study.registry` prints the table of docs/howto/extending.md.
 """
 
 import functools
@@ -59,17 +59,18 @@ C = TypeVar("C", bound=Spec)
 
 @dataclass(frozen=True, eq=False)
 class Concept(Generic[C]):
-    """A concept such as a model or a loss, and the requirements on its classes.
+    """Concept, such as a model or a loss, with the requirements on its classes.
 
     Attributes:
-        name: name with article, such as "a model".
-        place: key of a sweep file.
+        name: name with an article, such as "a model".
+        place: key in a sweep file.
         known: built-in classes by short name.
         bases: base classes, each with the attributes that a derived class must define.
-        of_function: makes a class from a function and its `kind`; None if the concept requires a class.
+        of_function: function that builds a class from a function and its `kind`; None if the concept requires
+            a class.
         functions: signatures of such functions.
-        further: calls to show for a base class instead of the required attributes.
-        default: maps the keys of a table without a kind to its kind.
+        further: calls to list for a base class instead of the required attributes.
+        default: function that infers the kind of a table from its keys.
     """
 
     name: str
@@ -83,20 +84,20 @@ class Concept(Generic[C]):
 
     @property
     def classes(self) -> dict[str, list[str]]:
-        """Calls that a derived class defines, by the name of its base class."""
+        """Calls that a derived class must define, by name of the base class."""
         own = {base.__name__: [_call(base, name) for name in names] for base, names in self.bases.items()}
         return own | {name: list(calls) for name, calls in self.further.items()}
 
     @property
     def wants(self) -> str:
-        """Description of the classes and functions that this concept accepts, for error messages."""
+        """Description of the classes and functions that the concept accepts, for error messages."""
         (name, calls), *_ = self.classes.items()
         written = f"a class derived from jaxattn.{name} with {' and '.join(calls)}"
         return f"a function {self.functions[0]}, or {written}" if self.functions else written
 
 
 class Field(NamedTuple):
-    """A setting: name, annotation and default, which is `msgspec.NODEFAULT` if there is none."""
+    """Setting: name, annotation and default, which is `msgspec.NODEFAULT` if there is none."""
 
     name: str
     type: Any
@@ -104,7 +105,7 @@ class Field(NamedTuple):
 
 
 def _call(base: type, name: str) -> str:
-    """Return the call of a method with its required arguments, or the name of a property."""
+    """Format the call of a method with its required arguments, or the name of a property."""
     method = inspect.getattr_static(base, name)
     if isinstance(method, property):
         return name
@@ -114,7 +115,7 @@ def _call(base: type, name: str) -> str:
 
 
 def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tuple[C, Table]:
-    """Return the instance that a table describes, and its table with all settings including defaults.
+    """Create an instance from a table, and return it with its complete table, including defaults.
 
     Args:
         concept: concept of the table.
@@ -123,8 +124,8 @@ def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tup
         names: resolver of import paths.
 
     Raises:
-        InputError: the kind or a setting is unknown, a type or value is wrong, or a class lacks a method.
-        UserCodeError: custom code raised.
+        InputError: the kind or a setting is unknown, a type or value is invalid, or a class lacks a method.
+        UserCodeError: custom code raised an exception.
     """
     if not isinstance(table, str | dict):
         raise InputError(f"{place}: expected a table or a name, got {table!r:.60}")
@@ -140,7 +141,7 @@ def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tup
 
 @functools.cache
 def _marked(target: type[Spec]) -> dict[str, str]:
-    """Return the settings that are file or import paths, with the marks of their annotations."""
+    """Return the settings that are file or import paths, with the markers of their annotations."""
     return {f.name: mark for f in _fields(target) for mark in (FILE, IMPORT_PATH) if has_mark(f.type, mark)}
 
 
@@ -158,7 +159,7 @@ def _located(mark: str, value: Any, names: ImportPaths) -> Any:
 
 
 def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
-    """Return the table that describes an object; custom objects get their import path as kind.
+    """Return the table that describes an object. The kind of a custom object is its import path.
 
     Raises:
         InputError: the object is not a table, an instance, a class or a function of this concept.
@@ -178,7 +179,7 @@ def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
 
 
 def convert(target: type[Spec], values: Table, place: str) -> Table:
-    """Check settings against the annotations of a class, and add defaults; raises InputError."""
+    """Validate settings against the annotations of a class, and add defaults; raise InputError on failure."""
     fields = fields_of(target, place)
     rest = dict(values)
     if takes := target.takes_further:
@@ -194,13 +195,13 @@ def convert(target: type[Spec], values: Table, place: str) -> Table:
         raise InputError(explain(str(error), place, values, known, choices, required=required)) from None
     except TypeError as error:
         raise InputError(
-            f"{place}: {target.__name__} has an annotation that settings cannot have ({error}); annotate "
-            "settings as numbers, texts, lists or tables"
+            f"{place}: {target.__name__} has an annotation that is not supported for settings "
+            f"({error}); use numbers, texts, lists or tables"
         ) from None
 
 
 def fields_of(target: type[Spec], place: str = "") -> list[Field]:
-    """Return the settings of a class, in order; raises InputError if an annotation cannot be read."""
+    """Return the settings of a class in order; raise InputError if an annotation cannot be read."""
     try:
         return _fields(target)
     except NameError as error:
@@ -273,7 +274,7 @@ def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> ty
 def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
     for old, new in ATTRIBUTES.items():
         if old in dir(target):
-            raise InputError(f"{kind}: version 0.3 renamed {old!r} to {new!r}; rename it")
+            raise InputError(f"{kind}: {old!r} was renamed to {new!r} in version 0.3; rename it")
     base = next((base for base in concept.bases if issubclass(target, base)), None)
     if base is None:
         raise InputError(
@@ -286,7 +287,7 @@ def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
 
 
 def _check_settings(target: type[Spec], place: str) -> None:
-    """Raise InputError for a setting with the name of another attribute of a base class."""
+    """Raise InputError for a setting that has the name of another attribute of a base class."""
     for base in target.__mro__[1:]:
         if not base.__module__.startswith("jaxattn.") or not issubclass(base, Spec):
             continue
@@ -307,11 +308,13 @@ def _instance(target: Any, values: Table, place: str) -> Any:
         raise InputError(f"{place}: {error}") from None
     except Exception as error:
         files = frozenset({inspect.getfile(target)})
-        raise UserCodeError(f"{place}: {target.__name__} raises when it is created", files) from error
+        raise UserCodeError(
+            f"{place}: {target.__name__} raises an exception when it is created", files
+        ) from error
 
 
 def _literals(annotation: Any) -> list[str]:
-    """Return the values of a Literal, also inside a union or Annotated, and "a number" for numbers."""
+    """Return the values of a Literal, even inside a union or Annotated, and "a number" for numbers."""
     if typing.get_origin(annotation) is typing.Literal:
         return [str(x) for x in typing.get_args(annotation)]
     if annotation in (int, float):
@@ -321,7 +324,7 @@ def _literals(annotation: Any) -> list[str]:
 
 
 def plain(values: Table, names: ImportPaths) -> Table:
-    """Return settings as plain JSON values; custom objects become their import paths."""
+    """Convert settings to plain JSON values, with custom objects as import paths."""
 
     def written(x: Any) -> Any:
         if hasattr(x, "tolist") or isinstance(x, range):
@@ -344,7 +347,7 @@ def plain(values: Table, names: ImportPaths) -> Table:
 def _path(target: Any, names: ImportPaths) -> str:
     path = f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', type(target).__name__)}"
     if names.given.get(path, target) != target:
-        raise InputError(f"{path}: two objects of this study have this name; rename one of them")
+        raise InputError(f"{path}: two objects of the study have this path; rename one of them")
     names.given[path] = target
     return path
 
@@ -420,7 +423,7 @@ CONCEPTS: tuple[Concept[Any], ...] = (DATA, MODEL, LOSS, START, PHASE, PROBE, FI
 
 
 def table() -> str:
-    """Return the Markdown table of docs/howto/extending.md, with a row for each concept."""
+    """Return the Markdown table of docs/howto/extending.md, with one row per concept."""
     rows = []
     for concept in CONCEPTS:
         functions = " or ".join(f"`{form}`" for form in concept.functions)

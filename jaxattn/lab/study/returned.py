@@ -1,4 +1,4 @@
-"""Checks of values that custom code returns; each raises InputError with the value and its remedy."""
+"""Validate values that custom code returns; every check raises InputError with the value and a remedy."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.sequences import Sequences
 from jaxattn.losses import PerSequence
 
-NOT_REAL = "records are real; return its real and imaginary parts, or its absolute value"
+NOT_REAL = "metrics must be real; return its real and imaginary parts, or its absolute value"
 
 
 def check_examples(data: Dataset, name: str) -> None:
-    """Check the shapes of data, and that `take` keeps its structure, dtypes and other axes."""
+    """Check the shapes of data, and that `take` preserves structure, dtypes and other axes."""
     with at(name):
         data.check_shapes()
         size = min(2, data.num_examples)
@@ -27,7 +27,7 @@ def check_examples(data: Dataset, name: str) -> None:
         if not isinstance(data, Corpus):
             if _structure(data) != _structure(taken):
                 raise InputError(
-                    f"take returns a {shown(taken)} of another structure; return the same type of data"
+                    f"take returns a {shown(taken)} with a different structure; return the same type of data"
                 )
             pairs = [(field, x, y) for (field, x), (_, y) in zip(data.arrays(), taken.arrays(), strict=True)]
         for field, x, y in pairs:
@@ -39,17 +39,17 @@ def check_examples(data: Dataset, name: str) -> None:
 
 
 def check_vocabulary(data: Dataset, vocab_size: int | None) -> None:
-    """Check that data have the vocabulary of their settings."""
+    """Check that the data have the vocabulary size of their settings."""
     found = data.vocab_size if isinstance(data, Corpus | Sequences) else None
     if found != vocab_size:
         raise InputError(
-            f"vocab_size: {vocab_size}, but the sampled data have V = {found}; return data of vocab_size "
-            "tokens, because the vocabulary is padded"
+            f"vocab_size: {vocab_size}, but the sampled data have V = {found}; return data over "
+            "vocab_size tokens, because the vocabulary is padded"
         )
 
 
 def check_scores(model: Model[Any], params: Any, corpus: Corpus) -> None:
-    """Check the scores and values of every token, (V,) and (V,), (V, K) or (V, 1)."""
+    """Check the token scores and values, (V,) and (V,), (V, K) or (V, 1)."""
     name = f"{model.kind or type(model).__name__}.scores_and_values"
     vocab, classes = corpus.vocab_size, corpus.num_classes
     columns = () if classes == 2 else (classes,)
@@ -61,7 +61,7 @@ def check_scores(model: Model[Any], params: Any, corpus: Corpus) -> None:
 
 
 def check_floats(name: str, value: Any, shapes: set[tuple[int, ...]], why: str) -> None:
-    """Check that a value is a float array of one of some shapes; `why` describes it."""
+    """Check that a value is a float array of one of the given shapes; `why` describes the value."""
     if not is_floats(value) or value.shape not in shapes:
         raise InputError(f"{name} returns {shown(value)}; return {min(shapes, key=len)} floats, {why}")
 
@@ -74,7 +74,9 @@ def is_floats(value: Any) -> bool:
 def check_like(wanted: Any, found: Any, what: str) -> None:
     """Check that a tree has the structure, shapes and dtypes of another."""
     if _structure(wanted) != _structure(found):
-        raise InputError(f"{what} a {shown(found)}, whose structure differs from its input {shown(wanted)}")
+        raise InputError(
+            f"{what} a {shown(found)}, with a structure that differs from its input {shown(wanted)}"
+        )
     for (path, x), y in zip(jax.tree.leaves_with_path(wanted), jax.tree.leaves(found), strict=True):
         if (jnp.shape(x), jnp.result_type(x)) != (jnp.shape(y), jnp.result_type(y)):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -104,9 +106,10 @@ def metric_names(what: str, metrics: Any, axes: int) -> list[str]:
 
 
 def couples(loss: PerSequence, sequences: int, classes: int) -> bool:
-    """Return True if the loss of a sequence changes when other sequences are replaced, on random data.
+    """Return True if, on random data, the loss of a sequence changes when other sequences are replaced.
 
-    The loss, (outputs, targets) -> (n,), is called with `sequences` sequences if it does not accept 8.
+    The loss, (outputs, targets) -> (n,), is called with 8 sequences, or with `sequences` if it does not
+    accept 8.
     """
 
     def moves(n: int) -> bool:

@@ -1,4 +1,4 @@
-"""Computation of one seed of a study, as pure functions, which the engine lifts to many seeds.
+"""Pure functions that compute one seed of a study, which the engine lifts to many seeds.
 
 The keys of a seed are those of `randomness.keys`.
 """
@@ -37,25 +37,25 @@ from jaxattn.lab.probes.wants import wants_scores
 from jaxattn.lab.study.randomness import HELD_AT, keys
 from jaxattn.lab.study.setting import Setting, numbers_of
 
-# Metrics by name, by the index of their probe.
+# Metrics by name, for each probe index.
 ProbeMetrics = dict[int, Mapping[str, Array]]
 
 
 class Carried(NamedTuple):
-    """State of a phase: the state of its dynamics, and the values that its probes remember from its start."""
+    """State of a phase: the state of its dynamics, and the values that probes remember from its start."""
 
     state: Any
     memory: dict[int, Any]
 
 
 def drawn(setting: Setting) -> DrawnData:
-    """Return the data of a setting that are sampled for every seed."""
+    """Return the data settings of a study that samples data per seed."""
     assert isinstance(setting.data, DrawnData)
     return setting.data
 
 
 def draw_data(setting: Setting, key: Array) -> Splits:
-    """Sample the data of a seed; with a padded vocabulary only its first tokens are used."""
+    """Sample the data of a seed. With a padded vocabulary, only the first tokens are used."""
     made = drawn(setting)
     return made.draw(key) if setting.used is None else made.draw(key, setting.used)
 
@@ -105,7 +105,7 @@ def advance(setting: Setting, index: int, carried: Carried, data: Splits, steps:
 
 
 def measure_probes(setting: Setting, index: int, carried: Carried, data: Splits) -> ProbeMetrics:
-    """Return the metrics of every probe by its index: numbers, and vectors (m,)."""
+    """Evaluate the probes, and return their metrics by probe index: scalars, and vectors (m,)."""
     context = probe_context(setting, index, carried.state.params, data)
     found = {
         number: probe.measure(context.with_memory(carried.memory.get(number)))
@@ -114,12 +114,12 @@ def measure_probes(setting: Setting, index: int, carried: Carried, data: Splits)
     names = [name for metrics in found.values() for name in metrics]
     for name in names:
         if names.count(name) > 1:
-            raise InputError(f"probes: two probes measure {name!r}; give one of them another name")
+            raise InputError(f"probes: two probes measure {name!r}; rename one of the metrics")
     return found
 
 
 def merged_metrics(setting: Setting, found: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
-    """Return the metrics of all probes in one dictionary, without probes that start at a later step."""
+    """Merge the metrics of all probes into one dictionary, without probes that start at a later step."""
     every = setting.probes.at_steps
     return {
         name: x
@@ -130,25 +130,25 @@ def merged_metrics(setting: Setting, found: Mapping[int, Mapping[str, Any]], ste
 
 
 def probes(setting: Setting, index: int, data: Splits) -> dict[int, Probe]:
-    """Return the probes of single steps that apply to a phase, by index."""
+    """Return the step probes that apply to a phase, by index."""
     task, phase = task_of(setting, data), setting.phases[index]
     return {k: probe for k, probe in enumerate(setting.probes.at_steps) if not probe.skip_reason(task, phase)}
 
 
 def phase_probes(setting: Setting, index: int, data: Splits) -> list[PhaseProbe]:
-    """Return the phase probes that apply to a phase; data are those of one seed or of many."""
+    """Return the phase probes that apply to a phase. The data are those of one or many seeds."""
     task, phase = task_of(setting, data), setting.phases[index]
     return [probe for probe in setting.probes.of_phases if not probe.skip_reason(task, phase)]
 
 
 def probe_context(setting: Setting, index: int, params: Params, data: Splits) -> ProbeContext:
-    """Return the context in which probes measure parameters."""
+    """Build the context in which probes measure parameters."""
     phase, sample = setting.phases[index], setting.probes.sample
     return ProbeContext(params, task_of(setting, data), phase, sample=sample)
 
 
 def columns(setting: Setting, index: int, params: Params, data: Splits) -> dict[str, Array]:
-    """Return the token table at the end of a phase; empty unless tokens have scores and values."""
+    """Return the token table at the end of a phase; empty without token scores and values."""
     if wants_scores(task_of(setting, data)):
         return {}
     return token_columns(probe_context(setting, index, params, data))
@@ -180,13 +180,13 @@ def seed_dataset(
     progress: Progress = silent,
     hold: Collection[str] = (),
 ) -> Loaded:
-    """Return the data of one seed, or the data that all seeds share, and the names of the tokens.
+    """Return the data of one seed, or the data that all seeds share, with the token names.
 
     Args:
         data: settings of the data.
         seed: the seed; ignored if all seeds share the data, or if the data are held.
         dtype: dtype of the study, "float32" or "float64".
-        swept: names of the settings that a sweep varies. A run traces them as numbers of the study's dtype,
+        swept: names of the settings that the study varies. A run traces them as numbers of the study's dtype,
             which may round differently from constants.
         progress: progress callback for reading texts.
         hold: the held parts of the random numbers.
@@ -218,7 +218,7 @@ def _drawing(data: DrawnData) -> Callable[[Array, dict[str, Array]], Splits]:
 
 
 def swept_settings(cells: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the settings of the data that differ between cells, given the axis values of each."""
+    """Return the data settings that differ between cells, given the axis values of each cell."""
     found: dict[str, set[Any]] = {}
     for settings in cells:
         for key, value in settings.items():
@@ -227,7 +227,7 @@ def swept_settings(cells: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def check_data(loaded: Loaded) -> None:
-    """Raise InputError if a number in the data is not finite, or `Dataset.check` raises."""
+    """Raise InputError if a number in the data is not finite, or if `Dataset.check` raises one."""
     for name in ("train", "test", "validation"):
         data = getattr(loaded.splits, name)
         if data is None:
@@ -247,5 +247,5 @@ def _check_finite(data: Dataset) -> None:
         if jnp.issubdtype(x.dtype, jnp.floating) and not (finite := np.isfinite(np.asarray(x))).all():
             place = tuple(int(k) for k in np.argwhere(~finite)[0])
             raise InputError(
-                f"{name} holds {float(np.asarray(x)[place])} at {place}; remove that example, or replace it"
+                f"{name} contains {float(np.asarray(x)[place])} at {place}; remove or replace this example"
             )

@@ -1,7 +1,7 @@
-"""A setting of a study: instances from tables, checked together, and its numbers that a program may vary.
+"""Setting of a study: instances created from tables and checked together, and the numbers that may vary.
 
-The vmapped runs of one program may differ in some numbers: the floats of data, model, loss, starts, phases
-and custom probes, unless they are annotated `Static`; and the size of a synthetic vocabulary, by padding.
+The vmapped runs of a program may differ in some numbers: the floats of data, model, loss, starts, phases and
+custom probes, unless they are annotated as `Static`; and, with padding, the size of a synthetic vocabulary.
 """
 
 import functools
@@ -23,21 +23,21 @@ from jaxattn.lab.study.registry import C, Concept, convert, fields_of, keys_of, 
 from jaxattn.lab.study.tree import merge, place_of_thing
 
 SettingPath = tuple[str | int, ...]
-# Numbers by path, such as ("phases", 0, "step_size"); one number, or one for every run.
+# Numbers by path, such as ("phases", 0, "step_size"): scalars, or arrays with one number per run.
 Hyperparameters = Mapping[SettingPath, Any]
 VOCAB_SIZE: SettingPath = ("data", "vocab_size")
-# Paths of parts of a setting in its tables.
+# Paths in the tables for parts of a setting.
 IN_TABLES: dict[Any, SettingPath] = {"starts": ("model", "init"), "probes": ("probes", "own")}
 
 
 class Setting(NamedTuple):
-    """The parts of a study that determine the computation of a seed.
+    """Parts of a study that determine the computation of a seed.
 
     Attributes:
-        data: data that are sampled for every seed (`draw`), or shared by all seeds (`load`).
+        data: data that are sampled per seed (`draw`), or shared by all seeds (`load`).
         model: the model.
-        loss: loss of every example, (outputs, targets) -> (n,), or of a batch.
-        starts: initial values that replace those of the model, by parameter.
+        loss: per-example loss, (outputs, targets) -> (n,), or loss of a batch.
+        starts: initial values by parameter, which replace those of the model.
         phases: the phases in order.
         probes: the probes.
         dtype: dtype of parameters and measurements.
@@ -57,14 +57,14 @@ class Setting(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One point of the grid; a study without axes has one.
+    """Point of the grid. A study without axes has a single cell.
 
     Attributes:
         number: index of the cell.
         settings: the axis values.
         setting: instances for these values.
-        tables: their tables, with all settings.
-        config_hash: hash of the settings that determine the numbers.
+        tables: tables of the instances, with all settings.
+        config_hash: hash of the settings that determine the results.
     """
 
     number: int
@@ -85,7 +85,7 @@ _CONCEPTS: dict[str, Concept[Any]] = {
 
 
 def merged_tables(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any:
-    """Merge changes into tables; a table with a changed kind keeps only settings that the new kind has."""
+    """Merge changes into tables. A table with a changed kind keeps only settings that the new kind has."""
 
     def keys(path: tuple[str, ...], kind: Any) -> set[str]:
         place = place_of_thing(path)
@@ -97,25 +97,25 @@ def merged_tables(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any
 
 
 class Reader:
-    """Reader of cells from tables; cells of one reader share instances with equal tables."""
+    """Reader that creates cells from tables. Cells share instances with equal tables."""
 
     def __init__(self, names: ImportPaths) -> None:
         """Store the resolver of import paths."""
         self._names = names
-        # Instances and their full tables, by place and content of the table.
+        # Instances and their complete tables, by place and content of the table.
         self._known: dict[tuple[str, str], tuple[Any, Any]] = {}
 
     def read(self, tree: Mapping[str, Any], number: int = 0, settings: Mapping[str, Any] = {}) -> Cell:
-        """Create the instances that tables describe, and check that they are compatible.
+        """Create instances from tables, and check that they are compatible.
 
         Args:
             tree: the tables data, model, loss, phases and probes, and dtype.
             number: index of the cell.
-            settings: its axis values, which the tables already contain.
+            settings: axis values of the cell, which the tables already contain.
 
         Raises:
             InputError: a table is invalid.
-            UserCodeError: custom code raised.
+            UserCodeError: custom code raised an exception.
         """
         dtype = tree.get("dtype", "float32")
         model_table, starts = _without(tree["model"], "init", dict)
@@ -201,7 +201,7 @@ def pads_vocabulary(setting: Setting) -> bool:
 
 
 def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
-    """Return a setting with the numbers of one run, which may be traced; shapes still determine V."""
+    """Replace the numbers of a setting by those of one run, which may be traced; shapes still determine V."""
     setting = setting._replace(used=numbers.get(VOCAB_SIZE))
     for path, number in numbers.items():
         if path != VOCAB_SIZE:
@@ -210,7 +210,7 @@ def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
 
 
 def key_of(setting: Setting, path: SettingPath) -> str:
-    """Return the path of a number as a key of a sweep file."""
+    """Convert the path of a number to a key of a sweep file."""
     head, *rest = path
     if head == "phases":
         phase = setting.phases[int(rest[0])]
@@ -219,7 +219,7 @@ def key_of(setting: Setting, path: SettingPath) -> str:
 
 
 def numbers_of(thing: Spec) -> Iterator[tuple[SettingPath, float]]:
-    """Yield the numbers of one instance that may differ between vmapped runs, by path within it."""
+    """Yield the numbers of an instance that may differ between vmapped runs, by path within it."""
     static = _static(type(thing))
     for name, value in msgspec.structs.asdict(thing).items():
         if name in static:
@@ -236,11 +236,13 @@ def _check(setting: Setting) -> None:
     known = setting.model.parameters
     for name in setting.starts:
         if known and name not in known:
-            raise InputError(f"model.init: the model has no parameter {name!r}; it has {', '.join(known)}")
+            raise InputError(
+                f"model.init: the model has no parameter {name!r}; choose one of {', '.join(known)}"
+            )
     for index, phase in enumerate(setting.phases):
         place = f"phases[{index}]"
         if names.count(phase.name) > 1:
-            raise InputError(f"phases: two phases are named {phase.name!r}; give each a different name")
+            raise InputError(f"phases: two phases are named {phase.name!r}; rename one of them")
         if known:
             with at(f"{place}.train"):
                 selected(dict.fromkeys(known, 0.0), phase.train)
@@ -253,13 +255,18 @@ def _check(setting: Setting) -> None:
         check_kind(gives, setting.model)
     if setting.probes.max_margin:
         if (moves := setting.model.linear_in) is None:
-            raise InputError("probes.max_margin: the model has no scores that are linear in a parameter")
+            raise InputError(
+                "probes.max_margin: the model has no scores that are linear in a parameter; remove this "
+                "setting"
+            )
         if all(tuple(phase.train) != (moves,) for phase in setting.phases):
-            raise InputError(f"probes.max_margin: no phase trains {moves} alone; add one, or remove this")
+            raise InputError(
+                f"probes.max_margin: no phase trains only {moves}; add one, or remove this setting"
+            )
 
 
 def check_kind(given: type[Dataset], model: Model[Any]) -> None:
-    """Raise InputError unless a model accepts a type of data."""
+    """Raise InputError unless the model accepts the type of the data."""
     if not issubclass(given, model.takes):
         raise InputError(
             f"model: requires {model.takes.__name__}, but the data are {given.__name__}; choose another "
@@ -268,17 +275,17 @@ def check_kind(given: type[Dataset], model: Model[Any]) -> None:
 
 
 def _config_hash(setting: Setting, tables: Mapping[str, Any]) -> str:
-    """Hash the settings that determine a cell's numbers, without names, figures and paths of files."""
+    """Hash the settings that determine the results of a cell, without names, figures and file paths."""
     kept = {key: x for key, x in tables["data"].items() if key not in setting.data.inert}
     encoded = msgspec.json.encode({**tables, "data": kept}, order="deterministic")
     return hashlib.sha256(encoded).hexdigest()[:16]
 
 
 def setting_in_span(setting: Setting) -> Setting:
-    """Return the setting with its model in coordinates of the span, unless a part depends on the axes of R^d.
+    """Return the setting with its model in span coordinates, unless a part depends on the axes of R^d.
 
     Raises:
-        InputError: d is infinite although a part depends on the axes.
+        InputError: d is infinite, but a part depends on the axes.
     """
     things: dict[str, Start | Phase | Measurement] = {
         **{f"model.init.{name}": start for name, start in setting.starts.items()},
@@ -290,14 +297,14 @@ def setting_in_span(setting: Setting) -> Setting:
         return setting._replace(model=setting.model.in_span())
     if setting.model.dim == "inf":
         raise InputError(
-            f"model.dim: 'inf', but {seeing[0]} depends on the axes of R^d (rotation_invariant is not true); "
-            "give a finite dim"
+            f"model.dim: 'inf', but {seeing[0]} depends on the axes of R^d (rotation_invariant is not "
+            "true); use a finite dim"
         )
     return setting
 
 
 def _ask(thing: Spec, place: str, *context: Any) -> None:
-    # The messages of probes contain their places.
+    # The messages of probes already contain their location.
     with at("" if place == "probes" else place):
         thing.check(*context)
 

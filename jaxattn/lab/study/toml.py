@@ -1,4 +1,4 @@
-"""Sweep files: reading, overrides, extension of other files, and writing."""
+"""Sweep files: read, override, extend and write."""
 
 import codecs
 import difflib
@@ -17,7 +17,7 @@ from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.setting import merged_tables
 from jaxattn.lab.study.tree import assign, check_values, flatten, numbered, parse
 
-# Largest size in bytes, and largest number of files that extend each other.
+# Maximum file size in bytes, and maximum number of files that extend each other.
 _LARGEST = 16 * 2**20
 _LONGEST = 20
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -31,18 +31,18 @@ def read_sweep(
     axes: Sequence[str] = (),
     made: Callable[[dict[str, Any], ImportPaths], _D] = Definition,  # type: ignore[assignment]
 ) -> _D:
-    """Read a sweep file, and return the checked study.
+    """Read a sweep file, and return a checked study.
 
     Args:
-        path: the TOML file, which is merged into the file that it `extends`.
+        path: TOML file, which is merged into the file that it `extends`.
         overrides: `key=value` with dotted keys and TOML values, applied last; `key=null` removes a key.
-        axes: `key=[value, ...]`, product axes in addition to those of the file.
+        axes: `key=[value, ...]`, additional product axes.
         made: function that creates a study from its tables and the resolver of import paths.
 
     Raises:
-        InputError: the file is missing or malformed, a key is unknown, a type or value is wrong, or an
+        InputError: the file is missing or malformed, a key is unknown, a type or value is invalid, or an
             override has no effect.
-        UserCodeError: custom code raised.
+        UserCodeError: custom code raised an exception.
     """
     path = Path(path)
     tree = tables(path)
@@ -67,7 +67,7 @@ def _placed(message: str, path: str, overrides: Sequence[str], axes: Sequence[st
 
 
 def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> None:
-    """Apply `key=value` and `key=[value, ...]` to tables; `key=null` removes a key."""
+    """Apply `key=value` and `key=[value, ...]` to tables. `key=null` removes a key."""
     for option, given in (("--set", overrides), ("--axis", axes)):
         for text in given:
             key, separator, value = text.partition("=")
@@ -85,7 +85,7 @@ def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[s
 
 
 def write_sweep(tree: dict[str, Any], path: str | Path) -> Path:
-    """Write tables as a sweep file; raises RunError if it cannot be written."""
+    """Write tables as a sweep file; raise RunError if it cannot be written."""
     path = Path(path)
     try:
         path.write_text(tomli_w.dumps(_without_none(tree)), encoding="utf-8")
@@ -95,7 +95,7 @@ def write_sweep(tree: dict[str, Any], path: str | Path) -> Path:
 
 
 def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a file and those that it extends, without checks; flatten keys of the grid to dotted keys."""
+    """Read a file and the files that it extends, without validation, and flatten grid keys to dotted keys."""
     text = _text(path)
     try:
         tree = tomllib.loads(text)
@@ -109,7 +109,7 @@ def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
         return tree
     here = (*before, _resolved(path))
     if not isinstance(base, str):
-        raise InputError(f"{path}: extends: expected a path, got {base!r}")
+        raise InputError(f"{path}: extends: expected the path of a file, got {base!r}")
     if len(here) > _LONGEST:
         raise InputError(f"{path}: extends: more than {_LONGEST} files extend each other; merge some")
     if _resolved(path.parent / base) in here:
@@ -125,14 +125,14 @@ def _resolved(path: Path) -> Path:
     try:
         return path.resolve()
     except (OSError, ValueError):
-        return path  # Reading the file raises with the reason.
+        return path  # Reading the file raises an error with the reason.
 
 
 def _text(path: Path) -> str:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{path}: cannot be read (not a file); write the sweep to one")
+            raise InputError(f"{path}: cannot be read (not a file); save the sweep to a file")
         if status.st_size > _LARGEST:
             size = f"{status.st_size / 2**20:,.0f} MiB, more than {_LARGEST / 2**20:.0f} MiB"
             raise InputError(f"{path}: too large for a sweep file ({size})")
@@ -184,7 +184,7 @@ def _nearby(path: Path) -> str:
 
 
 def check_seen(tree: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Raise InputError for an override without effect, because all cells have other values of its key."""
+    """Raise InputError for an override without effect, because all cells replace the value of its key."""
     blocks = tree.get("blocks", {})
     of_file = [*_swept(tree)]
     variants = [[*_of_block(name, block), *of_file] for name, block in blocks.items()] or [of_file]
@@ -199,7 +199,7 @@ def check_seen(tree: Mapping[str, Any], overrides: Sequence[str]) -> None:
 
 
 def _of_block(name: str, block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield keys that a block sweeps or sets, each with the option that changes it there."""
+    """Yield the keys that a block sweeps or sets, with the option that changes each of them."""
     for key, option in _swept(block):
         yield key, option.replace("--axis ", "--set axes.").replace("--set ", f"--set blocks.{name}.")
     for key in flatten({key: x for key, x in block.items() if key not in GRID}):
@@ -207,7 +207,7 @@ def _of_block(name: str, block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _swept(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield keys that all cells of a grid have, each with the option that changes its values."""
+    """Yield the keys that all cells of a grid set, with the option that changes each of them."""
     for key in table.get("axes", {}):
         yield key, f"--axis {key}=[...]"
     for key in table.get("zip", {}):

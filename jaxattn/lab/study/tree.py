@@ -1,4 +1,4 @@
-"""Trees of plain values as in TOML and JSON: dotted keys, merging and flattening."""
+"""Trees of plain values, as in TOML and JSON: dotted keys, merging and flattening."""
 
 import copy
 import math
@@ -19,16 +19,16 @@ Keys = Callable[[_Path, Any], Iterable[str]]
 def assign(tree: Any, key: str, value: Any) -> Any:
     """Return a copy of a tree with `tree[a][b]... = value` for a dotted key.
 
-    Lists are indexed by number or by an entry's name. The value None removes the key.
+    List entries are addressed by number or name. The value None removes the key.
     """
     if key.count(".") > DEEPEST:
-        raise InputError(f"{key:.60}...: nested more than {DEEPEST} times; no setting is nested so deeply")
+        raise InputError(f"{key:.60}...: nested more than {DEEPEST} times; remove some levels")
     axis = _AXIS.fullmatch(key)
     return _assigned(tree, (), [*axis[1].split("."), axis[2]] if axis else key.split("."), value)
 
 
 def numbered(tree: Any, key: str) -> str:
-    """Return a dotted key with the entries of lists given by number instead of name."""
+    """Replace the names of list entries in a dotted key by their numbers."""
     parts = []
     for part in key.split("."):
         if isinstance(tree, list):
@@ -43,11 +43,11 @@ def numbered(tree: Any, key: str) -> str:
 
 
 def check_values(tree: Any, place: str = "", depth: int = 0) -> None:
-    """Raise InputError with the place for a number that is not finite, or for tables nested too deeply."""
+    """Raise InputError, with the location, for a non-finite number, or for tables nested too deeply."""
     if isinstance(tree, float) and not math.isfinite(tree):
-        raise InputError(f"{place}: {tree} is not allowed here; give a finite number")
+        raise InputError(f"{place}: {tree} is not allowed here; use a finite number")
     if depth > DEEPEST:
-        raise InputError(f"{place:.60}...: nested more than {DEEPEST} times; no setting is nested so deeply")
+        raise InputError(f"{place:.60}...: nested more than {DEEPEST} times; remove some levels")
     if isinstance(tree, dict):
         for key, x in tree.items():
             check_values(x, f"{place}.{key}" if place else str(key), depth + 1)
@@ -65,7 +65,7 @@ def check_keys(tree: Mapping[str, Any], known: Collection[str]) -> None:
 
 
 def _places(tree: Any, key: str, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys below the top level that end with a key, with entries of lists by name."""
+    """Yield the dotted keys below the top level that end with a key, with list entries by name."""
     entries = (
         tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list | tuple) else ()
     )
@@ -77,9 +77,9 @@ def _places(tree: Any, key: str, prefix: str = "") -> Iterator[str]:
 
 
 def merge(tree: Any, changes: dict[str, Any], keys: Keys = lambda path, kind: (), path: _Path = ()) -> Any:
-    """Return a tree with changes applied: tables are merged, entries of lists are found by name or number.
+    """Return a tree with changes applied, which merges tables and finds list entries by name or number.
 
-    `keys` maps a path and a new kind to the keys that are kept, in addition to the name.
+    `keys` maps a path and a new kind to the keys to keep in addition to the name.
     """
     merged = copy.copy(tree)
     for key, value in changes.items():
@@ -99,7 +99,7 @@ def _changed(old: Any, new: Any, keys: Keys, path: _Path) -> Any:
 
 
 def flatten(table: dict[str, Any], leaves: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
-    """Return one table with dotted keys; a nested table with one of the keys `leaves` remains a value."""
+    """Flatten a table to dotted keys. A nested table with one of the keys `leaves` remains a value."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict) and not any(leaf in value for leaf in leaves):
@@ -129,7 +129,7 @@ def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any
     part, *rest = parts
     key = ".".join([*before, *parts])
     if isinstance(tree, str) and place_of_thing(before):
-        # A name alone is a table with this kind.
+        # A bare name is a table with this kind.
         tree = {"kind": tree}
     if not isinstance(tree, dict | list):
         raise InputError(
@@ -145,7 +145,7 @@ def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any
     if value is not None:
         changed[place] = value
     elif isinstance(changed, dict) and place not in changed:
-        raise InputError(f"{key}: is not set, so it has its default; omit this option")
+        raise InputError(f"{key}: not set, so the default already applies; omit this option")
     else:
         del changed[place]
     return changed
@@ -162,4 +162,4 @@ def _position(entries: list[Any], part: str, key: str) -> int:
     if part.isdecimal() and int(part) < len(entries):
         return int(part)
     known = ", ".join([*(str(name) for name in names if name), f"0 to {len(entries) - 1}"])
-    raise InputError(f"{key}: no entry {part!r} in the list; there are {known}")
+    raise InputError(f"{key}: no entry {part!r} in the list; choose one of {known}")

@@ -1,1 +1,1 @@
-"""Labelled texts as data: file readers, tokeniser, vocabulary, and a cache of the tokenised texts."""
+"""Labelled texts as data: file readers, tokeniser, vocabulary, and a cache of tokenised texts."""

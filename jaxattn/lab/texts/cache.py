@@ -1,4 +1,4 @@
-"""A cache of arrays, keyed by a hash of their sources; its failures never stop a run."""
+"""Cache of arrays, keyed by a hash of their sources. Its failures never stop a run."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ Note = Callable[[str], None]
 
 
 def source_digest(files: Mapping[str, str], settings: bytes) -> str:
-    """Return a hash, 40 hexadecimal digits, of files and settings, independent of the folder of the files.
+    """Hash files and settings, independent of the folder of the files, as 40 hexadecimal digits.
 
     Raises:
         InputError: a file cannot be read.
@@ -24,7 +24,7 @@ def source_digest(files: Mapping[str, str], settings: bytes) -> str:
     for name, path in files.items():
         try:
             with open(path, "rb", buffering=0) as file:
-                # The sizes make the hash depend on the file that contains each byte.
+                # The sizes make the hash depend on which file contains each byte.
                 state.update(
                     f"\0{name}\0{os.fstat(file.fileno()).st_size}\0".encode(errors="surrogateescape")
                 )
@@ -35,12 +35,12 @@ def source_digest(files: Mapping[str, str], settings: bytes) -> str:
 
 
 def read_cached(path: Path, names: Iterable[str], note: Note) -> dict[str, np.ndarray] | None:
-    """Read the named arrays from a .npz file; return None if they must be computed again.
+    """Read the named arrays from a .npz file, or return None if they must be recomputed.
 
-    A damaged file is renamed, and `note` is called with one line about it.
+    A damaged file is renamed, and `note` is called with a one-line message.
     """
     try:
-        # The file is opened here because np.load leaves its own file open when it fails.
+        # Open the file here, because np.load does not close it on failure.
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             return {name: stored[name] for name in names}
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -55,7 +55,7 @@ def read_cached(path: Path, names: Iterable[str], note: Note) -> dict[str, np.nd
 
 
 def write_cached(path: Path, arrays: Mapping[str, np.ndarray], note: Note) -> None:
-    """Write arrays to a .npz file atomically; a failure only calls `note`, with one line."""
+    """Write arrays to a .npz file atomically. On failure, only call `note` with a one-line message."""
     temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

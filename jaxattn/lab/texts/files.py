@@ -12,7 +12,7 @@ _UNREADABLE = (OSError, ValueError, RuntimeError, csv.Error)
 
 @contextmanager
 def reading(where: str, remedy: str = "save it as UTF-8") -> Iterator[None]:
-    """Convert library errors about unreadable data into one line, with a remedy for a wrong encoding."""
+    """Convert library errors about unreadable data to one line, with a remedy for a wrong encoding."""
     try:
         yield
     except InputError:
@@ -27,7 +27,7 @@ def reading(where: str, remedy: str = "save it as UTF-8") -> Iterator[None]:
 
 
 REMEDY = 'save it as UTF-8, or set its encoding, such as data.encoding = "cp1252" for files from Windows'
-# The first bytes of compressed files.
+# Leading bytes of compressed files.
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -38,7 +38,7 @@ _COMPRESSED = {
 
 
 def refuse_compressed(path: str) -> None:
-    """Raise InputError if a file is compressed; some encodings would accept its bytes as text."""
+    """Raise InputError if a file is compressed, since some encodings would accept its bytes as text."""
     with open(path, "rb") as file:
         start = file.read(10)
     for first, name in _COMPRESSED.items():
@@ -47,28 +47,28 @@ def refuse_compressed(path: str) -> None:
 
 
 def codec(encoding: str | None) -> str:
-    """Return Python's name of an encoding; for None, UTF-8 with or without a byte order mark.
+    """Return Python's name of an encoding. None stands for UTF-8 with or without a byte order mark.
 
-    Latin-1 is read as Windows-1252, as browsers do, because it differs only in control characters.
+    Latin-1 is read as Windows-1252, as in browsers, because the two differ only in control characters.
 
     Raises:
-        InputError: Python does not know the encoding.
+        InputError: the encoding is unknown.
     """
     try:
         " ".encode(encoding or "utf-8")
         name = codecs.lookup(encoding or "utf-8").name
     except (LookupError, ValueError):
-        raise InputError(f'encoding: {encoding!r:.40} is not known; use one such as "cp1252"') from None
+        raise InputError(f'encoding: unknown encoding {encoding!r:.40}; use one such as "cp1252"') from None
     return {"utf-8": "utf-8-sig", "iso8859-1": "cp1252"}.get(name, name)
 
 
 @contextmanager
 def decoding(path: str, encoding: str | None) -> Iterator[str]:
-    """Yield the codec of a file (see `codec`), and convert decoding errors into one line.
+    """Yield the codec of a file (see `codec`), and convert decoding errors to one line.
 
     Raises:
-        InputError: the file cannot be read, or has another encoding. The message gives the first invalid
-            line, the number of invalid lines and a remedy.
+        InputError: the file cannot be read, or has a different encoding. The message contains the first
+            invalid line, the number of invalid lines and a remedy.
     """
     name = codec(encoding)
     with reading(path, REMEDY):
@@ -83,7 +83,7 @@ def decoding(path: str, encoding: str | None) -> Iterator[str]:
 
 
 def _undecodable(path: str, name: str) -> str:
-    """Describe the invalid lines of a file; return an empty text if the bytes do not determine its lines."""
+    """Describe the invalid lines of a file; return an empty string if its lines cannot be determined."""
     if "\n".encode(name) != b"\n" and name != "utf-8-sig":
         return ""
     with open(path, "rb") as file:

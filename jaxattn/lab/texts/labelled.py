@@ -10,7 +10,7 @@ import numpy as np
 from jaxattn.core.errors import InputError
 
 Label = int | str
-# The raw labels of one class.
+# Raw labels of one class.
 ClassLabels = Label | tuple[Label, ...]
 
 _WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9]*)(?:\.0*)?")
@@ -19,36 +19,36 @@ IGNORED = -1
 
 
 class LabelledTexts(NamedTuple):
-    """Word numbers of all texts end to end, (Σ T,) uint32, and the number of words of each, (n,) int64."""
+    """Concatenated word numbers of all texts, (Σ T,) uint32, and number of words in each text, (n,) int64."""
 
     numbers: np.ndarray
     lengths: np.ndarray
 
 
 class Labelled(NamedTuple):
-    """The rows of a split that have a class: their texts, class numbers (n,) and places in the files."""
+    """Rows of a split that have a class: texts, class numbers (n,), and positions in the files."""
 
     texts: LabelledTexts
     classes: np.ndarray
     places: list[str]
 
     def keep(self, kept: np.ndarray) -> "Labelled":
-        """Return the rows for which `kept`, (n,) bool, is true."""
+        """Return the rows for which `kept`, (n,) bool, is True."""
         numbers = self.texts.numbers[np.repeat(kept, self.texts.lengths)]
         places = list(itertools.compress(self.places, kept))
         return Labelled(LabelledTexts(numbers, self.texts.lengths[kept]), self.classes[kept], places)
 
 
 def is_missing(value: Any) -> bool:
-    """Return True if a value of a table is null or NaN."""
+    """Return True if a table value is null or NaN."""
     return value is None or (isinstance(value, float) and value != value)
 
 
 def plain_text(label: Any) -> Any:
-    """Return a raw label in the normalised form in which labels are compared.
+    """Normalise a raw label for comparison.
 
-    Whole numbers and booleans become ints: 1 for 1.0, True, "1", "1.0" and "true". Null, NaN, "nan" and an
-    empty text become None. Other numbers become texts.
+    Integers and booleans become ints: 1 for 1.0, True, "1", "1.0" and "true". Null, NaN, "nan" and empty text
+    become None. Other numbers become text.
     """
     if isinstance(label, str):
         if _WHOLE.fullmatch(label):
@@ -67,7 +67,7 @@ def members(label: ClassLabels) -> tuple[Label, ...]:
 
 
 def class_numbers(labels: Sequence[ClassLabels], ignored: Sequence[Label]) -> dict[Any, int]:
-    """Map each raw label, in its normalised form, to the number of its class, or to IGNORED.
+    """Map each normalised raw label to its class number, or to IGNORED.
 
     Raises:
         InputError: a label occurs twice.
@@ -82,10 +82,10 @@ def class_numbers(labels: Sequence[ClassLabels], ignored: Sequence[Label]) -> di
 
 
 def balanced(source: Any, split: str, labelled: Labelled) -> Labelled:
-    """Reduce every class to the size of the smallest class.
+    """Subsample each class to the size of the smallest class.
 
     Raises:
-        InputError: a class has no row.
+        InputError: a class has no rows.
     """
     sizes = np.bincount(labelled.classes, minlength=len(source.labels))
     if not sizes.all():
@@ -100,9 +100,9 @@ def held_out(source: Any, labelled: Labelled) -> tuple[Labelled, Labelled]:
     """Split the training rows into training and validation rows.
 
     Raises:
-        InputError: the validation fraction is less than one row of every class.
+        InputError: the validation fraction is less than one row for every class.
     """
-    # The small addend corrects rounding, so that 0.29 of 100 rows is 29.
+    # The small offset corrects rounding, so that 0.29 of 100 rows is 29.
     numbers = np.floor(source.validation * np.bincount(labelled.classes) + 1e-6)
     is_held = _place_in_class(labelled.classes) < numbers[labelled.classes]
     if not is_held.any():
@@ -114,7 +114,7 @@ def held_out(source: Any, labelled: Labelled) -> tuple[Labelled, Labelled]:
 
 
 def _place_in_class(classes: np.ndarray) -> np.ndarray:
-    # Only the raw bits are the same in every version of NumPy, not its shuffles.
+    # Only the raw bits, not the shuffles, are the same in every version of NumPy.
     shuffled = np.argsort(np.random.PCG64(0).random_raw(len(classes)), kind="stable")
     by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
     sizes = np.bincount(classes)

@@ -1,4 +1,4 @@
-"""Readers of labelled texts: one settings class for each format."""
+"""Readers of labelled texts, with one settings class per format."""
 
 import glob
 import os
@@ -19,7 +19,7 @@ _BATCH = 512
 
 
 class Tfds(Source, frozen=True, kw_only=True):
-    """A data set prepared by tensorflow-datasets in a random-access format; TensorFlow is not required.
+    """Data set prepared by tensorflow-datasets in a random-access format. TensorFlow is not required.
 
     Attributes:
         dataset: name of the data set; "name/config:1.0.0" selects a configuration and a version.
@@ -45,8 +45,9 @@ class Tfds(Source, frozen=True, kw_only=True):
         paths = sorted(path for path in root.rglob("*") if path.is_file())
         if not paths:
             raise InputError(
-                f"data.dataset: no {self.dataset} in {self._folder}; data.data_dir sets the folder. "
-                f"To prepare it: tensorflow_datasets.builder({self.dataset!r}, data_dir={self._folder!r})"
+                f"data.dataset: no {self.dataset} in {self._folder}; set the folder with "
+                "data.data_dir, or prepare the data with "
+                f"tensorflow_datasets.builder({self.dataset!r}, data_dir={self._folder!r})"
                 '.download_and_prepare(file_format="array_record")'
             )
         return {path.relative_to(root).as_posix(): str(path) for path in paths}
@@ -105,14 +106,14 @@ class Lines(Files, frozen=True, kw_only=True):
 
 
 class Folder(Source, frozen=True, kw_only=True):
-    """One file per text, PATH/SPLIT/LABEL/*.txt, as in aclImdb.
+    """Texts in separate files, PATH/SPLIT/LABEL/*.txt, as in aclImdb.
 
     Attributes:
-        path: folder that contains one folder for each split.
+        path: folder that contains one folder per split.
         train: folder of the training split inside `path`.
         test: folder of the test split inside `path`; "" for none.
-        labels: the folder of each class inside the folder of a split. The order defines the classes.
-        ignore_labels: folders of a split that are ignored.
+        labels: folder name of each class within a split. The order defines the classes.
+        ignore_labels: folder names to ignore within a split.
         encoding: encoding, such as "cp1252"; defaults to UTF-8.
     """
 
@@ -143,19 +144,21 @@ class Folder(Source, frozen=True, kw_only=True):
         labels = [label for every in self.labels for label in members(every)]
         known = {str(label) for label in (*labels, *self.ignore_labels)}
         if not os.path.isdir(folder):
-            raise InputError(f"data.path: there is no folder {folder}; data.{split} is its last part")
+            raise InputError(
+                f"data.path: no folder {folder}; its last part is data.{split}, which you can change"
+            )
         with reading(folder):
             for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()):
                 if name not in known:
                     raise InputError(
-                        f"data.labels: {folder} holds {name!r}; expected {listed(map(str, labels))}; "
+                        f"data.labels: {folder} contains {name!r}, expected {listed(map(str, labels))}; "
                         "add it to data.labels or data.ignore_labels"
                     )
             texts = []
             for label in labels:
                 inside = os.path.join(folder, str(label))
                 if not (names := sorted(glob.glob("*.txt", root_dir=inside))):
-                    raise InputError(f"data.labels: there is no file {inside}/*.txt")
+                    raise InputError(f"data.labels: no files {inside}/*.txt; check the folder names")
                 # The names are part of the cache key, so they must be the same on every system.
                 texts += [(f"{split}/{label}/{name}", os.path.join(inside, name), label) for name in names]
         return texts

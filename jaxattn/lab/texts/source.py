@@ -1,4 +1,4 @@
-"""Base class of sources of labelled texts: settings of splits, classes and vocabulary."""
+"""Base class of labelled text sources, with settings for splits, classes and vocabulary."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -23,11 +23,11 @@ Labels = Annotated[tuple[Label | Several, ...], msgspec.Meta(min_length=2)]
 
 
 class TextRows(NamedTuple):
-    """The rows of one split, which can be iterated over once.
+    """Rows of one split, which can be iterated over once.
 
     Attributes:
         total: number of rows; None if it is unknown before reading.
-        rows: iterator over (place, text, raw label); the place, such as "row 3", is used in messages.
+        rows: iterator over (place, text, raw label). The place, such as "row 3", is used in messages.
     """
 
     total: int | None
@@ -40,27 +40,26 @@ class Source(SharedData, frozen=True, kw_only=True):
     Attributes:
         train: name of the training split.
         test: name of the test split; "" for none.
-        labels: the raw label of each class. The order defines the classes: -1 and +1 for two classes, 0 ..
-            K-1 for more. A list merges several raw labels into one class: [[1, 2], [4, 5]]. The raw labels
-            1.0, "1" and true are equal to 1.
+        labels: raw label of each class. The order defines the classes: -1 and +1 for two classes, 0 .. K-1
+            for more. A list merges several raw labels into one class, as in [[1, 2], [4, 5]]. The raw labels
+            1.0, "1" and true are equivalent to 1.
         class_names: names of the classes for display, in the order of `labels`; defaults to the labels.
-        ignore_labels: raw labels whose rows are ignored.
-        balance: whether to subsample all classes of a split to the size of the smallest one.
-        validation: fraction of the training rows in each class to hold out for validation, after balancing.
+        ignore_labels: raw labels of rows to ignore.
+        balance: True to subsample all classes of a split to the size of the smallest one.
+        validation: fraction of the training rows of each class to hold out for validation, after balancing.
             Rows are chosen deterministically, as for `balance`.
-        min_count: smallest number of occurrences of a word in the training split.
-        max_vocab: largest size of the vocabulary, which then contains the most frequent words; defaults to no
-            limit.
-        max_length: length to which texts are truncated, in words of the vocabulary; defaults to no limit.
-        order: "kept" to read texts as sequences of token ids, for models that depend on the order; defaults
-            to bags of words.
+        min_count: minimum number of occurrences of a word in the training split.
+        max_vocab: maximum vocabulary size, which keeps the most frequent words; unlimited by default.
+        max_length: maximum length of a text, in words of the vocabulary; unlimited by default.
+        order: "kept" to read texts as sequences of token ids, for models that depend on the order. Default:
+            bags of words.
         escapes: "kept" to read a backslash followed by n as two characters. By default, it is read as a line
-            break if it makes up most pairs of a backslash and a letter in the text, as in the files of Yelp,
-            Amazon and DBpedia.
-        empty: what to do with a row that has no label or no word in the vocabulary: "error", or "drop" to
-            ignore it. Rows without a word in the vocabulary are dropped after balancing and after the
+            break if most backslashes before letters in the text precede an n, as in the files of Yelp, Amazon
+            and DBpedia.
+        empty: handling of rows without a label or without a word in the vocabulary: "error", or "drop" to
+            ignore them. Rows without a word in the vocabulary are dropped after balancing and after the
             validation split.
-        inert: settings that do not change any number, such as paths and class names.
+        inert: settings that do not affect results, such as paths and class names.
     """
 
     overridable: ClassVar[frozenset[str]] = SharedData.overridable | {"encoding", "split_column"}
@@ -86,11 +85,12 @@ class Source(SharedData, frozen=True, kw_only=True):
         names = self.class_names or ()
         if self.class_names is not None and len(names) != len(self.labels):
             raise InputError(
-                f"class_names: {len(names)} for {len(self.labels)} labels; give one for each, in their order"
+                f"class_names: {len(names)} names for {len(self.labels)} labels; expected one per label, "
+                "in the same order"
             )
         for name in names:
             if names.count(name) > 1:
-                raise InputError(f"class_names: {name!r} occurs twice; give each class a different name")
+                raise InputError(f"class_names: {name!r} occurs twice; rename one of the classes")
         codec(self.encoding)
 
     @property
@@ -100,7 +100,7 @@ class Source(SharedData, frozen=True, kw_only=True):
 
     @property
     def split_column(self) -> str | None:
-        """Column or field with the split of a row; None if each split has separate files."""
+        """Column or field with the split of each row; None if splits have separate files."""
         return None
 
     @property
@@ -130,7 +130,7 @@ class Source(SharedData, frozen=True, kw_only=True):
         """Return the files that the rows depend on.
 
         Returns:
-            Paths by name. The names and their order do not depend on the folder of the files.
+            Paths by name. The names and their order are independent of the folder of the files.
 
         Raises:
             InputError: there are no files.
@@ -141,13 +141,13 @@ class Source(SharedData, frozen=True, kw_only=True):
         """Open one of `splits`, and return its rows in the order of the files.
 
         Raises:
-            InputError: a file is missing or unreadable; possibly not before the rows are read.
+            InputError: a file is missing or unreadable. This may be raised only when the rows are read.
         """
         raise NotImplementedError
 
 
 def as_text(value: Any, where: str) -> str:
-    """Return the text of a row; bytes are decoded as UTF-8, and null is an empty text.
+    """Return the text of a row. Bytes are decoded as UTF-8, and null becomes an empty string.
 
     Raises:
         InputError: the value is not a text.
@@ -159,6 +159,7 @@ def as_text(value: Any, where: str) -> str:
             return value.decode("utf-8-sig")
     if not isinstance(value, str):
         raise InputError(
-            f"data.text: {where} holds {value!r:.40}, not a text; set data.text to the field with the text"
+            f"data.text: {where} contains {value!r:.40}, which is not text; set data.text to the "
+            "field with the text"
         )
     return value

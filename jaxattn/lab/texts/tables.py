@@ -1,4 +1,4 @@
-"""Readers of files of labelled rows with named fields: Parquet, CSV and JSON lines."""
+"""Readers for files of labelled rows with named fields: Parquet, CSV and JSON lines."""
 
 import csv
 import glob
@@ -17,12 +17,12 @@ from jaxattn.lab.texts.source import Name, Source, TextRow, TextRows, as_text
 
 _BATCH = 512
 
-# One field, or several fields whose texts are joined.
+# One field, or several fields to concatenate.
 Texts = Name | Annotated[tuple[Name, ...], msgspec.Meta(min_length=1)]
 
 
 class Files(Source, frozen=True, kw_only=True):
-    """Rows in a file, or in one file per split; a split may have several files, such as shards.
+    """Rows in a single file, or in separate files per split. A split may have several files, such as shards.
 
     Attributes:
         path: file that contains the training rows, or a pattern such as "train-*.parquet".
@@ -33,11 +33,12 @@ class Files(Source, frozen=True, kw_only=True):
     test_path: str | None = None
 
     def check(self, *context: object) -> None:
-        """Raise InputError if settings contradict each other."""
+        """Raise InputError if settings are incompatible."""
         super().check()
         if not self.split_column and (self.train != "train" or self.test not in ("test", "", None)):
             raise InputError(
-                "train, test: they are values of split_column; set split_column, or remove train and test"
+                "train, test: these are values of split_column, which is not set; set it, or remove "
+                "train and test"
             )
 
     @property
@@ -47,7 +48,7 @@ class Files(Source, frozen=True, kw_only=True):
         return ("train", "test") if self.test and there else ("train",)
 
     def files(self) -> dict[str, str]:
-        """Return the files of all splits; files of the same setting are sorted by name."""
+        """Return the files of all splits. Files of the same setting are sorted by name."""
         found = {}
         for setting in ("path", "test_path"):
             for number, path in enumerate(self._found(setting)):
@@ -64,7 +65,7 @@ class Files(Source, frozen=True, kw_only=True):
             return found
         where = os.path.abspath(place)
         folder = f'; it is a folder: list its files, such as "{where}/*"' if os.path.isdir(place) else ""
-        raise InputError(f"data.{setting}: there is no file {where}{folder}")
+        raise InputError(f"data.{setting}: no file {where}{folder}")
 
     def read(self, split: str) -> TextRows:
         """Open a split."""
@@ -81,17 +82,17 @@ class Files(Source, frozen=True, kw_only=True):
 
 
 def place_in(paths: Sequence[str], path: str, place: str) -> str:
-    """Return the place of a row, with the name of its file if there are several files."""
+    """Return the location of a row, including the file name if there are several files."""
     return place if len(paths) == 1 else f"{place} of {os.path.basename(path)}"
 
 
 class _Table(Files, frozen=True, kw_only=True):
-    """Rows with named fields in a file, or in one file per split.
+    """Rows with named fields, in a single file or in separate files per split.
 
     Attributes:
         text: field with the text, or a list of fields to concatenate.
         label: field with the label.
-        split_column: name of the field that assigns each row to a split, if one file contains several splits.
+        split_column: name of the field with the split of each row, if one file contains several splits.
             `train` and `test` are then values of this field, or several values joined by "+", such as
             "train+extra".
     """
@@ -106,7 +107,7 @@ class _Table(Files, frozen=True, kw_only=True):
             raise InputError("test_path, split_column: both select the test rows; set only one of them")
 
     def _records(self, path: str) -> Iterator[Any]:
-        """Yield the place of each row of a file, followed by its values of `table_fields`."""
+        """Yield the location of each row of a file, followed by its values of `table_fields`."""
         raise NotImplementedError
 
     def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[TextRow]:
@@ -123,7 +124,7 @@ class _Table(Files, frozen=True, kw_only=True):
             if value not in seen:
                 raise InputError(
                     f"data.split_column: no row of {', '.join(paths):.400} has {self.split_column} = "
-                    f"{value!r}; there are {listed(sorted(seen))}"
+                    f"{value!r}; choose from {listed(sorted(seen))}"
                 )
 
 
@@ -155,8 +156,8 @@ class Csv(_Table, frozen=True, kw_only=True):
 
     Attributes:
         columns: names of the fields, from left to right, for files without a header line.
-        delimiter: the character between fields, such as "\\t".
-        quoting: "fields" if quotes enclose fields, or "none" if they are ordinary characters. The default is
+        delimiter: character between fields, such as "\\t".
+        quoting: "fields" if quotes enclose fields, or "none" if they are ordinary characters. By default,
             "none" if every line is then a row with a known label, else "fields".
         encoding: encoding, such as "cp1252"; defaults to UTF-8.
     """
@@ -180,14 +181,14 @@ class Csv(_Table, frozen=True, kw_only=True):
                         "" if letters else ', or set data.quoting = "none" if they are ordinary characters'
                     )
                     where = f"line {lines.line_num} of {path}"
-                    raise InputError(f"data: {where}: {error}; fix its quotes{remedy}") from error
+                    raise InputError(f"data: {where}: {error}; fix the quotes{remedy}") from error
 
     def _dialect(self, letters: bool) -> dict[str, Any]:
         quoting = csv.QUOTE_NONE if letters else csv.QUOTE_MINIMAL
         return {"delimiter": self.delimiter, "quoting": quoting, "strict": True}
 
     def _is_unquoted(self, path: str, encoding: str) -> bool:
-        """Return True if every line is a row with a known label when quotes are ordinary characters."""
+        """Return True if, with quotes as ordinary characters, every line is a row with a known label."""
         with open(path, encoding=encoding, newline="") as file:
             lines = csv.reader(file, **self._dialect(letters=True))
             try:
@@ -211,7 +212,7 @@ class Csv(_Table, frozen=True, kw_only=True):
             if len(fields) not in (0, len(header)):
                 fault = f"has {len(fields)} fields, but there are {len(header)} field names"
                 remedy = "list all of them in data.columns, or " if self.columns else ""
-                raise InputError(f"data: line {lines.line_num} of {path} {fault}; {remedy}fix its quotes")
+                raise InputError(f"data: line {lines.line_num} of {path} {fault}; {remedy}fix the quotes")
             if self.quoting is None and lines.line_num > last + 1:
                 self._check_one_row(fields, is_row, f"lines {last + 1} to {lines.line_num} of {path}")
             last = lines.line_num
@@ -222,7 +223,7 @@ class Csv(_Table, frozen=True, kw_only=True):
         every = self.delimiter.join(fields).splitlines()
         if any(is_row(line.split(self.delimiter)) for line in every[:-1]):
             raise InputError(
-                f"data: {where} form one row whose quotes enclose whole rows; set data.quoting = "
+                f"data: {where} form one row with quotes that enclose whole rows; set data.quoting = "
                 '"none" if quotes are ordinary characters there, else "fields"'
             )
 
@@ -252,10 +253,12 @@ class Jsonl(_Table, frozen=True, kw_only=True):
                 where = f"line {number} of {path}"
                 try:
                     fields = decode(line)
-                    # For a repeated name the first decoder keeps only the last value.
+                    # For a repeated name, the first decoder keeps only the last value.
                     names = [name for name, _ in json.loads(line, object_pairs_hook=tuple)]
                 except (msgspec.DecodeError, RecursionError) as error:
-                    raise InputError(f"data: {where} is not a JSON object: {first_line(error)}") from error
+                    raise InputError(
+                        f"data: {where} is not a JSON object: {first_line(error)}; write one object per line"
+                    ) from error
                 yield f"line {number}", *map(fields.get, table_fields(self, names, where))
 
 
@@ -265,17 +268,17 @@ def column_names(text: Any) -> tuple[str, ...]:
 
 
 def table_fields(source: Any, have: Sequence[str], where: str, hint: str = "") -> list[str]:
-    """Return the names of the text fields, the label and the split; each must occur exactly once."""
+    """Return the names of the fields of text, label and split, each of which must occur exactly once."""
     split = source.split_column
     named = [*(("text", name) for name in column_names(source.text)), ("label", source.label)]
     named += [("split_column", split)] if split else []
     for setting, name in named:
         if (number := have.count(name)) != 1:
             what = "no field" if number == 0 else f"{number} fields"
-            raise InputError(f"data.{setting}: {where} has {what} {name!r}; it has {listed(have)}{hint}")
+            raise InputError(f"data.{setting}: {where} has {what} {name!r}; choose from {listed(have)}{hint}")
     return [name for _, name in named]
 
 
 def row_of(place: str, texts: Sequence[Any], label: Any, where: str) -> TextRow:
-    """Return a row from its fields; several texts are joined by line breaks."""
+    """Build a row from its fields, joining several texts by line breaks."""
     return place, "\n".join(as_text(value, f"{place} of {where}") for value in texts), label

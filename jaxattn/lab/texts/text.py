@@ -1,4 +1,4 @@
-"""Conversion of labelled texts to corpora: tokeniser, vocabulary of the training split, token ids."""
+"""Convert labelled texts to corpora: tokeniser, vocabulary of the training split, and token ids."""
 
 import functools
 import re
@@ -33,7 +33,7 @@ from jaxattn.lab.texts.labelled import (
     plain_text,
 )
 
-# Part of the cache key; every change of the tokeniser or of the stored arrays needs a new value.
+# Part of the cache key. Every change of the tokeniser or of the stored arrays needs a new value.
 _FORMAT = b"words, bags 2"
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _BREAK = re.compile(r"<br\s*/?>")
@@ -47,18 +47,18 @@ _FAR = re.compile(
 _JOINERS = "\u200c\u200d"
 _ESCAPE = re.compile(r"\\[A-Za-z]")
 _STRIDE = 512
-# Stored arrays of a split: for bags of words, and for sequences.
+# Stored arrays of a split, for bags of words and for sequences.
 _BAGS = ("tokens", "counts", "distinct", "classes")
 _ORDERED = ("ids", "lengths", "classes")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The V known words; a word's index is its token id.
+    """The V known words, where the index of a word is its token id.
 
     Attributes:
-        tokens: the words, by decreasing count and then alphabetically, unless another order was given.
-        counts: occurrences of each word in the training split.
+        tokens: the words, by decreasing count and then alphabetically, unless a vocabulary was given.
+        counts: number of occurrences of each word in the training split.
     """
 
     tokens: tuple[str, ...]
@@ -75,12 +75,12 @@ class Vocabulary:
 
 
 class TextCorpora(NamedTuple):
-    """A text data set as token ids.
+    """Text data set as token ids.
 
     Attributes:
         train: training split.
         test: test split; None if the source has none.
-        vocabulary: the words of all token ids.
+        vocabulary: words of all token ids.
         validation: held-out part of the training split; None if nothing was held out.
     """
 
@@ -93,8 +93,8 @@ class TextCorpora(NamedTuple):
 def tokenise(text: str) -> list[str]:
     """Split a text into lower-case words of letters and digits, with inner apostrophes ("don't").
 
-    `<br />` tags are removed. A combining mark belongs to the letter before it. Words are in Unicode's form
-    NFC, so canonically equal texts have equal words.
+    `<br />` tags are removed. A combining mark belongs to the letter before it. Words are normalised to
+    Unicode NFC, so canonically equivalent texts have equal words.
     """
     plain = _BREAK.sub(" ", text.lower().replace("’", "'"))
     if plain.isascii() or not _FAR.search(plain):
@@ -107,16 +107,16 @@ def tokenise(text: str) -> list[str]:
 def _word_with_marks() -> re.Pattern[str]:
     characters = map(chr, range(sys.maxunicode + 1))
     marks = "".join(c for c in characters if unicodedata.category(c).startswith("M"))
-    # The lookahead for the range comes first because it is faster than the set.
+    # The lookahead for the range comes first, because it is faster than the set.
     part = rf"\w+(?:(?=[{marks[0]}-{marks[-1]}])[{marks}{_JOINERS}]+\w*)*"
     return re.compile(rf"{part}(?:'{part})*")
 
 
 def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int | None = None) -> Vocabulary:
-    """Build the vocabulary of the training texts: words with `min_count` occurrences, at most `max_vocab`.
+    """Build a vocabulary of at most `max_vocab` words that occur at least `min_count` times.
 
     Raises:
-        InputError: no word is left.
+        InputError: no words are left.
     """
     words = _numbering()
     return _select(words, _number(texts, words), min_count, max_vocab)
@@ -125,11 +125,11 @@ def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int
 def encode(
     texts: Iterable[str], vocabulary: Vocabulary, *, max_length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Convert n texts to token ids of known words; `max_length` keeps the first ones.
+    """Convert n texts to token ids of known words, keeping the first `max_length` ids of each.
 
     Returns:
-        Token ids of all texts end to end, (Σ T,) int32, and the number of ids of each text, (n,) int64, which
-        may be 0.
+        Concatenated token ids of all texts, (Σ T,) int32, and the number of ids of each text, (n,) int64,
+        which may be 0.
     """
     words = _numbering()
     return _known(_number(texts, words), _token_ids(words, vocabulary), max_length)
@@ -142,12 +142,12 @@ def load_text(
     cache_dir: str | Path | None = None,
     progress: Progress = silent,
 ) -> TextCorpora:
-    """Read a text data set, or load it from the cache if its files and settings are unchanged.
+    """Read a text data set, or load it from the cache if files and settings are unchanged.
 
     Args:
         source: settings of the source; see `readers`.
-        tokens: vocabulary whose k-th entry is token k; by default that of the training split, with
-            `min_count` and `max_vocab`.
+        tokens: vocabulary, with token k as the k-th entry. Default: the vocabulary of the training split,
+            with `min_count` and `max_vocab`.
         cache_dir: folder of the cache; see `storage.files.cache_folder`.
         progress: progress callback.
 
@@ -156,7 +156,7 @@ def load_text(
 
     Raises:
         InputError: settings are invalid, files are missing or cannot be read, a label is unknown, a class has
-            no training text, a text has no known word (unless `source.empty` is "drop"), or a token is given
+            no training text, a text has no known word (unless `source.empty` is "drop"), or a token occurs
             twice.
     """
     source = _checked(source)
@@ -207,7 +207,7 @@ def _corpus_of(
 
 
 def _checked(source: Any) -> Any:
-    # Settings that are constructed in Python have no check of types and bounds yet.
+    # Types and bounds of settings that were constructed in Python have not been checked yet.
     try:
         checked = msgspec.convert(msgspec.to_builtins(source), type(source))
     except msgspec.ValidationError as error:
@@ -226,7 +226,7 @@ def _check_classes(source: Any, split: str, classes: np.ndarray, note: cache.Not
 
 def _settings(source: Any) -> bytes:
     fields = {"kind": type(source).__name__} | msgspec.to_builtins(source)
-    # Unset settings are not part of the key, so that new settings keep existing cache files valid.
+    # Unset settings are not part of the key, so that adding settings keeps existing cache files valid.
     kept = {name: x for name, x in fields.items() if name not in source.inert and x is not None}
     return _FORMAT + msgspec.json.encode(kept, order="sorted")
 
@@ -263,13 +263,13 @@ def _arrays(source: Any, given: tuple[str, ...] | None, progress: Progress) -> d
         kept = lengths > 0
         if source.empty == "error" and not kept.all():
             raise InputError(
-                f"data: {split} split, {places[int(np.argmin(kept))]}: no word of it is in the vocabulary; "
-                'set data.empty = "drop" to drop such rows, or lower data.min_count'
+                f"data: {split} split, {places[int(np.argmin(kept))]}: none of its words is in the "
+                'vocabulary; set data.empty = "drop" to drop such rows, or lower data.min_count'
             )
         if not kept.any():
             raise InputError(
-                f"data: no row of the {split} split holds a known word; "
-                f"{'lower data.min_count' if given is None else 'check that the vocabulary is in lower case'}"
+                f"data: no row of the {split} split contains a known word; "
+                + ("lower data.min_count" if given is None else "check that the vocabulary is in lower case")
             )
         ordered = source.order == "kept"
         own = (ids, lengths[kept]) if ordered else count_tokens(ids, lengths[kept], len(vocabulary))
@@ -308,7 +308,8 @@ def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progr
     numbered = _number(texts(), words)
     if not places:
         raise InputError(
-            f"data.labels: no row of the {split} split has one of the labels {list(source.labels)}"
+            f"data.labels: no row of the {split} split has one of the labels {list(source.labels)}; "
+            "check the labels"
         )
     if unlabelled:
         progress(f"data.empty: {unlabelled:,} rows of the {split} split have no label and are dropped", 0, 0)
@@ -319,7 +320,7 @@ def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progr
 
 
 def _class_of(source: Any, split: str, place: str, label: Any, numbers: Mapping[Any, int]) -> int | None:
-    """Return the number of a row's class, IGNORED, or None if the row has no label and may be dropped."""
+    """Return the class number of a row, IGNORED, or None if the row has no label and may be dropped."""
     name = plain_text(label)
     # A list or a table cannot be a label, and is not hashable.
     number = numbers.get(name) if name.__hash__ else None
@@ -337,9 +338,9 @@ def _class_of(source: Any, split: str, place: str, label: Any, numbers: Mapping[
 
 
 def has_escaped_breaks(text: str) -> bool:
-    r"""Return True if a text writes line breaks as a backslash followed by n.
+    r"""Return True if a text encodes line breaks as a backslash followed by n.
 
-    Most of its backslashes before letters must be before n: "the C:\Users\new folder" has no line break.
+    Most backslashes before letters must precede an n: "the C:\Users\new folder" has no line break.
     """
     breaks = text.count("\\n")
     return breaks > 0 and 2 * breaks > len(_ESCAPE.findall(text))
@@ -366,8 +367,8 @@ def _select(
     frequent = [(-count, word) for word, count in zip(words, counts, strict=True) if count >= min_count]
     if not frequent:
         raise InputError(
-            f"data.min_count: no word of the training split occurs {min_count} times; "
-            f"the most frequent one occurs {max(counts, default=0)} times"
+            f"data.min_count: no word of the training split occurs {min_count} times; use at most "
+            f"{max(counts, default=0)}"
         )
     chosen = sorted(frequent)[:max_vocab]
     return Vocabulary(tuple(word for _, word in chosen), tuple(-count for count, _ in chosen))

@@ -18,9 +18,10 @@ from jax import Array
 import jaxattn as ja
 
 Number = int | float
-# Median of |N(0, 1)|: half of the seeds have a larger value.
+# Median of |N(0, 1)|, which half of the seeds exceed.
 MEDIAN_NOISE = 0.6744897501960817
-# Attention off the top token below which the selection is final, and the maximum path length of the scores.
+# The selection is final when the attention off the top token falls below this; and maximum path length of the
+# scores.
 _DECIDED, _LONGEST = 1e-6, 1e4
 _GRID = np.geomspace(0.1, 40.0, 25)
 
@@ -282,7 +283,7 @@ def label_window(
         return follow(made).lost
 
     ceiling = unit * float(np.log(max(2 * (length - 1) ** 2 - 1, 1)))
-    # With equal counts no label is lost far above the ceiling.
+    # With equal counts, no label is lost far above the ceiling.
     grid = _GRID if counts is not None else _GRID[: np.searchsorted(_GRID, 2 * ceiling / unit) + 1]
     first, last = _longest_run([lost(g) for g in grid])
     if first == last:

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxattn.lab.books import Item, Measured, cells, round_up, share, worst
 
-# Largest 1 - cos at the end of the flow in log r that confirms the limit.
+# Maximum 1 - cos at the end of the flow in log r that confirms the limit.
 CONFIRMED = 1e-5
 
 

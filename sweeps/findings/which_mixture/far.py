@@ -21,9 +21,9 @@ import numpy as np
 from scipy.integrate import Radau
 
 STEEP = 1e6
-# Sequences whose log-weight is this many nats below the largest exert no force on p.
+# Sequences exert no force on p if their log-weight is this many nats below the largest one.
 ACTIVE = 100.0
-# Step of finite differences; the width of a wall is 1e-6.
+# Finite-difference step. The width of a wall is 1e-6.
 APART = 1e-7
 
 
@@ -132,7 +132,8 @@ def follow(far, p, log_r, until, tolerance=1e-6, steps=20_000):
     speed = float(np.linalg.norm(far(log_r, p)))
     if not np.isfinite(speed):  # there are no weights, or p is far beyond a wall
         return np.array([log_r]), p[None], False
-    # Scores need absolute accuracy, not relative to ‖p‖: a step that is too long changes the top token.
+    # Scores need absolute accuracy, not accuracy relative to ‖p‖: a step that is too long changes the top
+    # token.
     given = {"rtol": 1e-2 * tolerance, "atol": tolerance, "max_step": until / 20}
     # p first relaxes to slightly displaced walls, so the first steps may be tiny.
     given["first_step"] = 1e-6 / max(speed, 1.0)

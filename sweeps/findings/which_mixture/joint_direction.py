@@ -9,13 +9,13 @@ import numpy as np
 from joint_head import Entries, Head, NotCertified
 from two_sided import TwoSided, two_sided
 
-# A token is on the margin of v if y γ is 1 up to this tolerance, which exceeds rounding.
+# A token is on the margin of v if y γ is 1 up to this tolerance, which exceeds rounding errors.
 ON_MARGIN = 1e-8
 # Required slack of a strict inequality.
 _STRICT = 1e-6
-# Maximum number of times that the holders of light sequences are updated.
+# Maximum number of updates of the holders of light sequences.
 _CHOICES = 20
-# Maximum number of combinations of level holders that are tried.
+# Maximum number of combinations of level holders to try.
 _LEVEL_CHOICES = 256
 # A multiplier below this fraction of the largest one is zero.
 _NO_MULTIPLIER = 1e-9

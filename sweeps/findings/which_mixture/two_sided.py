@@ -6,9 +6,9 @@ import numpy as np
 
 # Multipliers below this fraction of the largest count as zero when tight rows are solved as equations.
 _NO_MULTIPLIER = 1e-10
-# Largest violation of a requirement, relative to 1 + ‖p‖ times the longest row.
+# Maximum violation of a constraint, relative to 1 + ‖p‖ times the longest row.
 _FEASIBLE = 1e-9
-# A residual of least-distance programming below this proves that there is no p.
+# A least-distance residual below this proves infeasibility.
 _NO_RESIDUAL = 1e-14
 
 
@@ -53,7 +53,7 @@ def two_sided(rows: np.ndarray, required: np.ndarray) -> TwoSided:
         return TwoSided(np.zeros(dim), np.zeros(m), np.float64(0), np.float64(0))
     longest = np.sqrt(np.square(rows).sum(axis=1).max())
     scaled, height, multipliers = rows / max(longest, np.finfo(float).tiny), 1.0, np.zeros(m)
-    # Rounding is smallest for h near 1/‖p‖, which takes one or several passes to find.
+    # Rounding is smallest for h near 1/‖p‖, which takes one or more passes to find.
     for _ in range(4):
         matrix = np.vstack([scaled.T, height * required])
         try:

@@ -19,7 +19,8 @@ def diagram(results, item) -> Measured:
     index = ["block", "data.sequences", "data.signal", "seed"]
     records = records.fillna({"data.sequences": 20})
     wide = records.pivot_table(index=index, columns="metric", values="value")
-    # The published test set reuses training noise: the first 20 of its 1,000 sequences are those of training.
+    # The published test set reuses training noise: its first 20 of 1,000 sequences are those of the training
+    # set.
     wide["test accuracy, reused noise"] = 0.98 * wide["test_accuracy"] + 0.02 * wide["true_accuracy"]
     findings = []
     for (_, signal), rows in wide.loc["published"].groupby(level=["data.sequences", "data.signal"]):

@@ -11,7 +11,7 @@ import jaxattn as ja
 from jaxattn.base import Task
 from jaxattn.data import Vectors
 
-PLATEAU = 0.8  # of the loss at the start
+PLATEAU = 0.8  # fraction of the initial loss
 
 
 def sequences(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:

@@ -27,9 +27,9 @@ def locations(
 class Params(NamedTuple):
     """Unit vectors, and the number of steps taken."""
 
-    k: Array  # (d,) where to look
-    v: Array  # (d,) what to read
-    t: Array  # () the clock of λ
+    k: Array  # (d,) attention direction
+    v: Array  # (d,) value direction
+    t: Array  # () time variable of λ
 
 
 class Pointwise(ja.Model[Vectors]):

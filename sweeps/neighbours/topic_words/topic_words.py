@@ -29,7 +29,7 @@ class Params(NamedTuple):
     K: Array  # (V, d) keys
     E: Array  # (V, d) embeddings
     q: Array  # (d,) query
-    W: Array  # (d, C) head
+    W: Array  # (d, C) read-out vectors
 
 
 class Keys(ja.Model[Corpus]):

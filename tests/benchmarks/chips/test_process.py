@@ -28,7 +28,7 @@ def installed(monkeypatch):
     return pretend
 
 
-def test_missing_compilers_give_requirements(installed):
+def test_missing_compilers_list_requirements(installed):
     installed(jax="0.10.2", jaxlib="0.10.2")
     with pytest.raises(
         InputError,
@@ -39,7 +39,7 @@ def test_missing_compilers_give_requirements(installed):
         process.call(read_target("h200"), "nowhere:nothing", {})
 
 
-def test_mismatched_compiler_gives_matching_version(installed):
+def test_mismatched_compiler_reports_the_matching_version(installed):
     installed(jax="0.10.2", jaxlib="0.10.2", libtpu="0.0.41")
     with pytest.raises(InputError, match=r"libtpu 0.0.41 does not match jax 0.10.2; .*'libtpu==0.0.42.\*'"):
         process.check(read_target("v5e"))

@@ -60,12 +60,12 @@ def test_shipped_programs_stay_below_ceilings(case):
         assert {named(row): row.float64 for row in programs if row.float64} == {}
 
 
-def test_float64_study_runs_on_tpu_host():
+def test_float64_study_runs_on_the_host_of_a_tpu():
     found = plan("v5e:2x2", "tests/sweeps/flow.toml")
     assert {row.where for row in found.programs} == {"host"}
 
 
-def test_only_exact_flow_of_float32_study_runs_on_host():
+def test_only_the_exact_flow_of_a_float32_study_runs_on_the_host():
     found = plan("v5e:2x2", "tests/sweeps/flow.toml", overrides=["dtype='float32'"])
     where = {named(row): row.where for row in found.programs}
     host = {name for name, place in where.items() if place == "host"}
@@ -99,7 +99,7 @@ def test_runs_are_limited_to_memory():
     assert group.batches == math.ceil(512 / group.together)
 
 
-def test_seed_that_exceeds_memory_gets_a_size_that_fits():
+def test_a_smaller_size_is_suggested_if_a_seed_exceeds_memory():
     large = ["data.vocab_size=200000", "model.dim=65536", "phases.query.optimizer='adam'"]
     with pytest.raises(InputError, match=r"cell 0: one seed needs [\d,.]+ GiB or more, and a100") as raised:
         plan("a100", "tests/sweeps/small.toml", overrides=large)

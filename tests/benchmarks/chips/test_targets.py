@@ -14,7 +14,7 @@ from jaxattn.core.errors import InputError
         ("v4", "tpu", "v4:2x2x1"),
     ],
 )
-def test_target_names(name, platform, topology):
+def test_targets_are_parsed_from_names(name, platform, topology):
     target = read_target(name)
     assert (target.name, target.platform, target.topology) == (name, platform, topology)
     assert bool(target.config) == (platform == "gpu")

@@ -196,7 +196,7 @@ class Contrast(ja.Loss):
 
 
 @pytest.mark.more
-def test_coupled_loss_gets_only_the_minibatch(problem):
+def test_coupled_loss_receives_only_the_minibatch(problem):
     params, corpus = problem
     ids, mask = ja.models.reference.padded_sequences(corpus)
     phase = Descent(name="q", train=("E", "p"), optimizer="sgd", step_size=0.5, steps=5, batch_size=8)
@@ -231,7 +231,7 @@ def test_batch_of_all_sequences_equals_full_batch(problem):
     np.testing.assert_allclose(one.E, other.E, rtol=1e-10, atol=1e-12)
 
 
-def test_dict_parameters_and_custom_loss(problem):
+def test_descent_accepts_dict_parameters_and_a_custom_loss(problem):
     params, corpus = problem
     hinge = ja.losses.Hinge(smoothing=0.1)
     algorithm = descent(
@@ -249,7 +249,7 @@ def test_dict_parameters_and_custom_loss(problem):
     np.testing.assert_allclose(got["p"], params.p, rtol=1e-12)
 
 
-def test_line_search_gets_the_loss_function(problem):
+def test_line_search_receives_the_loss_function(problem):
     """L-BFGS on p reaches the same loss in 30 steps as SciPy's."""
     from scipy.optimize import minimize
 
@@ -302,7 +302,7 @@ def test_one_step_adds_half_the_importance_to_the_values(wide_problem):
     np.testing.assert_allclose(ratio, 1, atol=0.1)
 
 
-def test_one_step_on_other_parameters(wide_problem):
+def test_one_step_can_train_other_parameters(wide_problem):
     params, corpus = wide_problem
     moved = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=1.0, train=("p", "v")))(params)
     assert (moved.E == params.E).all()
@@ -310,7 +310,7 @@ def test_one_step_on_other_parameters(wide_problem):
     assert (moved.v != params.v).any()
 
 
-def test_one_step_with_custom_loss(wide_problem):
+def test_one_step_accepts_a_custom_loss(wide_problem):
     params, corpus = wide_problem
     exponential = ja.losses.Exponential()
     f = ja.models.one_layer.outputs(params, corpus)
@@ -326,7 +326,7 @@ def test_one_step_with_custom_loss(wide_problem):
     np.testing.assert_allclose(gradients["p"], jax.jit(jax.grad(by_position))(params.p), rtol=1e-3, atol=1e-7)
 
 
-def test_one_step_with_dict_parameters(wide_problem):
+def test_one_step_accepts_a_dict_of_parameters(wide_problem):
     params, corpus = wide_problem
     logits = lambda own, corpus: ja.models.one_layer.outputs(ja.models.one_layer.Params(**own), corpus)  # noqa: E731
     moved = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=3.0, outputs=logits))(vars(params))
@@ -435,7 +435,7 @@ def test_held_out_loss_is_evaluated_only_between_blocks(overfitting):
     assert looks.count(40) >= 2 * 4 * EVERY
 
 
-def test_early_stop_with_custom_parameters_and_loss(overfitting):
+def test_early_stop_accepts_custom_parameters_and_loss(overfitting):
     params, train, held_out = overfitting
     squared = ja.losses.Squared()
     logits = lambda own, corpus: attend(corpus, own["scores"], own["values"])  # noqa: E731
@@ -451,5 +451,5 @@ def test_early_stop_with_custom_parameters_and_loss(overfitting):
 def test_batch_size_above_the_number_of_examples_raises(study):
     descent = {"name": "q", "kind": "descent", "train": ["p"], "optimizer": "sgd", "step_size": 0.1}
     study(phases=[descent | {"steps": 2, "batch_size": 30}])
-    with pytest.raises(InputError, match=r"phases\[0\]: batch_size: 31 of 30 examples; give a smaller one"):
+    with pytest.raises(InputError, match=r"phases\[0\]: batch_size: 31 for 30 examples; use a smaller one"):
         study(phases=[descent | {"steps": 2, "batch_size": 31}])

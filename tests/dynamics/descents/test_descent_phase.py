@@ -26,7 +26,7 @@ def test_schedules_match_their_formulas(name, formula):
         np.testing.assert_allclose(made(step), 0.3 * formula(step / 100), rtol=1e-5, atol=1e-7)
 
 
-def test_inverse_sqrt_schedule_and_warmup():
+def test_inverse_sqrt_schedule_with_warmup_matches_its_formula():
     made = schedule("inverse_sqrt", 0.3, 100, warmup=10)
     np.testing.assert_allclose([made(0), made(5), made(10), made(13)], [0, 0.15, 0.3, 0.15], rtol=1e-6)
 
@@ -91,7 +91,7 @@ def test_step_size_and_options_can_be_traced():
             np.testing.assert_allclose(found, alone, rtol=1e-5, err_msg=name)
 
 
-def test_custom_optax_chain():
+def test_custom_optax_chain_is_accepted():
     def clipped(step_size, *, norm: float, decay: float = 0.0):
         return optax.chain(optax.clip_by_global_norm(norm), optax.sgd(step_size, momentum=decay))
 
@@ -112,12 +112,12 @@ def test_custom_optax_chain():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("adamv", [], "optimizer: 'adamv' is not known; did you mean 'adam"),
+        ("adamv", [], "unknown optimiser 'adamv'; did you mean 'adam"),
         ("polyak_sgd", [], "did you mean 'polyak'?"),
-        ("noisy_sgd", [], "'noisy_sgd' is not known"),
-        ("scale_by_adam", [], "'scale_by_adam' is not known"),
+        ("noisy_sgd", [], "unknown optimiser 'noisy_sgd'"),
+        ("scale_by_adam", [], "unknown optimiser 'scale_by_adam'"),
         ("adamw", ["weight_decy"], "weight_decy: not an option of adamw; did you mean 'weight_decay'?"),
-        ("adamw", ["learning_rate"], "learning_rate: the key for this argument of adamw is step_size"),
+        ("adamw", ["learning_rate"], "learning_rate: adamw takes this argument as step_size"),
         ("adamw", ["momentum"], "momentum: not an option of adamw"),
         ("sgd", ["epsilon"], "epsilon: not an option of sgd"),
         ("sign_sgd", ["momentum"], "momentum: not an option of sign_sgd; known: none"),

@@ -109,14 +109,14 @@ def test_rounding_exerts_no_force_on_a_token_whose_value_equals_the_output():
     assert away(limit.direction.p, expected) < 1e-12
 
 
-def test_second_order_force_with_a_single_top_token():
+def test_second_order_force_of_a_single_top_token_is_accurate():
     corpus = corpus_of([[0, 1], [0, 1], [3, 4]], [1, -1, 1])
     _, path = flow(corpus, [0, 0.5, 0, 1, 0, 0], [0.1, 0, 0, 0, 0, 0])
     assert path.stop == "norm"
     assert away(path.p[-1], [1, -1, 0, 2, -2, 0]) < 1e-8
 
 
-def test_second_order_force_with_three_classes():
+def test_second_order_force_of_three_classes_is_accurate():
     """r·(γ_1 - γ_0) = 0 for π = 1/3, γ_1 = (1, 2, 0), label 0: the force of one sequence is zero."""
     corpus = corpus_of([[0, 1], [3, 4]], [0, 1], num_classes=3)
     values = np.zeros((6, 3))
@@ -151,7 +151,7 @@ def test_unknown_order_ends_the_path():
 
 
 @pytest.mark.parametrize("small", [1e-2, 1e-4])
-def test_tie_is_found_among_keys_of_other_scales(small):
+def test_tie_is_found_among_keys_of_different_scales(small):
     """0 and 1 tie at a finite distance; their keys are `small` times as long as those of 3 and 4."""
     keys = np.diag([small, small, small, 1.0, 1.0, 1.0])
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [0, 1], [3, 4]], [1, 1, -1, 1])

@@ -137,7 +137,7 @@ def test_every_seed_converges_to_its_certified_max_margin_direction():
         assert abs(slope + 2) < 0.1
 
 
-def test_two_tokens_in_closed_form():
+def test_flow_of_two_tokens_matches_the_closed_form():
     """X = (0, 1), y = 1, E = ±e/2, v = e: p = s e, f = tanh(s/2)/2.
 
     -∂L/∂p = sigmoid(-f) sech²(s/2)/4 · e.
@@ -170,7 +170,7 @@ def test_vmapped_seeds_match_single_seeds():
 
 
 @pytest.mark.more
-def test_seeds_that_differ_only_in_the_start():
+def test_seeds_may_differ_only_in_the_start():
     """Three seeds are integrated in chunks of two."""
     params, _ = problems()
     one, corpus = problem(0)
@@ -182,7 +182,7 @@ def test_seeds_that_differ_only_in_the_start():
 
 
 @pytest.mark.more
-def test_fewer_dimensions_than_tokens():
+def test_zero_columns_do_not_change_the_path():
     """For V > d the coordinates are p itself; padding E with zero columns gives the same path."""
     params, corpus = problem(0)
     params = jax.tree.map(lambda x: x[..., :6], params)
@@ -230,7 +230,7 @@ def test_repeated_and_single_token_sequences_do_not_change_the_path():
     np.testing.assert_allclose(with_one_token.log_time[1:] - twice.log_time[1:], np.log(2), rtol=1e-9)
 
 
-def test_float32_session_gets_the_float64_path():
+def test_float32_session_computes_the_float64_path():
     params, corpus = problem(0)
     single = jax.tree.map(lambda x: x.astype(jnp.float32), params)
     expected = flow(jax.tree.map(lambda x: x.astype(jnp.float64), single), corpus)
@@ -241,7 +241,7 @@ def test_float32_session_gets_the_float64_path():
     np.testing.assert_array_equal(path.log_time, expected.log_time)
 
 
-def test_rows():
+def test_rows_are_at_log_spaced_arc_lengths():
     params, corpus = problem(0)
     path = flow(params, corpus)
     assert path.p.shape == (16, 64)
@@ -259,7 +259,7 @@ def test_rows():
     np.testing.assert_array_equal(short.p[rows:], jnp.broadcast_to(short.p[-1], (16 - rows, 64)))
 
 
-def test_stopping_conditions():
+def test_path_ends_at_its_stopping_condition():
     params, corpus = problem(0)
     assert flow(params, corpus, max_steps=0).stop == "step_budget"
     assert flow(params, corpus, until_arc_length=0.0).stop == "arc_length"
@@ -281,7 +281,7 @@ def test_new_stopping_conditions_and_tolerances_do_not_recompile():
 
 
 @pytest.mark.more
-def test_inside_jit_and_vmap():
+def test_flow_works_inside_jit_and_vmap():
     params, corpora = problems()
     outside = flow(params, corpora)
     inside = jax.jit(jax.vmap(lambda params, corpus: flow(params, corpus)))(params, corpora)
@@ -289,7 +289,7 @@ def test_inside_jit_and_vmap():
 
 
 @pytest.mark.more
-def test_inside_jit_and_two_vmaps_in_float32():
+def test_flow_works_inside_jit_and_two_vmaps_in_float32():
     params, corpus = jax.tree.map(lambda x: x.astype(jnp.float32), take(problems(), 0)[0]), problem(0)[1]
     lengths = jnp.arange(1.0, 5.0, dtype=jnp.float32).reshape(2, 2)
 
@@ -380,7 +380,7 @@ def test_every_status_has_a_reason():
     assert [reason.partition(": ")[0] for reason in _REASONS.values()] == [x.name.lower() for x in Stop]
 
 
-def test_zero_gradient_everywhere():
+def test_path_with_zero_gradient_stays_at_its_start():
     params, corpus = problem(0)
     nothing, same = jnp.zeros_like(params.E), jnp.broadcast_to(params.E[0], params.E.shape)
     # Equal embeddings may still differ in their values E·v by rounding.
@@ -409,10 +409,10 @@ def test_invalid_input_raises():
         with pytest.raises(InputError, match="do not match"):
             flow(params.replace(**wrong), corpus)
     for name, end in (("until_norm", -1.0), ("until_norm", np.nan), ("until_arc_length", -0.1)):
-        with pytest.raises(InputError, match=f"{name}: .*; give a length of 0 or more"):
+        with pytest.raises(InputError, match=f"{name}: .*; must be at least 0"):
             flow(params, corpus, **{"until_norm": 1.0, "until_arc_length": 1.0, name: end})
     for name, number in (("max_steps", -1), ("width", 0)):
-        with pytest.raises(InputError, match=f"{name}: {number}; give at least {number + 1}"):
+        with pytest.raises(InputError, match=f"{name}: {number}; must be at least {number + 1}"):
             flow(params, corpus, **{name: number})
     params, corpora = problems()
     with pytest.raises(InputError, match="leading axes of"):

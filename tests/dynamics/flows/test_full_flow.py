@@ -86,7 +86,7 @@ def on_top(E, p, corpus):
 
 @pytest.mark.more
 @pytest.mark.parametrize(("relevant", "scale", "all_relevant"), [(4, 1.0, True), (10, 0.1, False)])
-def test_top_tokens_align_with_the_head(relevant, scale, all_relevant):
+def test_top_tokens_align_with_v(relevant, scale, all_relevant):
     """E_s·v = y_s ‖v‖²/√r_eff for the r_eff top tokens at the end, 0 for others, and E of rank one.
 
     The top tokens are the relevant ones; or, with 10 of 12 tokens relevant and a small start, the relevant
@@ -143,11 +143,11 @@ def test_invalid_input_raises():
         ja.dynamics.full_flow(params, corpus, until_log_loss=-np.inf)
     with pytest.raises(InputError, match="points: 2"):
         ja.dynamics.full_flow(params, corpus, points=2)
-    with jax.enable_x64(False), pytest.raises(InputError, match="needs float64"):
+    with jax.enable_x64(False), pytest.raises(InputError, match="requires float64"):
         jax.jit(lambda params: ja.dynamics.full_flow(params, corpus).p)(params)
 
 
-def test_start_below_the_target_loss_is_the_whole_path():
+def test_path_that_starts_below_the_target_loss_stays_there():
     params, corpora = problems(24)
     path = ja.dynamics.full_flow(params, corpora, until_log_loss=0.0, points=8)
     assert path.stop.tolist() == ["loss", "loss"]

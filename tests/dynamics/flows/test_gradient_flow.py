@@ -85,7 +85,7 @@ def flat(path, row):
 
 @pytest.mark.parametrize("solver", ["explicit", "implicit"])
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_paths_equal_those_of_radau(name, solver):
+def test_paths_match_radau(name, solver):
     params, task, train = problem(name)
     flow = jax.jit(lambda params: gradient_flow(params, task, train=train, until_time=300.0, solver=solver))
     path = flow(params)
@@ -97,7 +97,7 @@ def test_paths_equal_those_of_radau(name, solver):
         assert np.linalg.norm(flat(path, row) - wanted[row]) <= 1e-6 * np.linalg.norm(wanted[row])
 
 
-def test_the_path_of_p_is_that_of_the_exact_flow():
+def test_the_path_of_p_matches_the_exact_flow():
     params, task, _ = problem("two classes")
     path = gradient_flow(params, task, train=("p",), until_time=1e5)
     scores = ja.theory.scores.one_layer(params, task.data.train)
@@ -108,7 +108,7 @@ def test_the_path_of_p_is_that_of_the_exact_flow():
     assert abs(float(path.metrics["log_time"][-1] - exact.log_time[-1])) < 1e-4
 
 
-def test_descent_with_small_steps_comes_to_the_same_point():
+def test_descent_with_small_steps_reaches_the_same_point():
     params, task, train = problem("MLP")
     path = gradient_flow(params, task, train=train, until_time=2.0)
     errors = []
@@ -127,7 +127,7 @@ def test_descent_with_small_steps_comes_to_the_same_point():
     np.testing.assert_allclose(errors[0] / errors[1], 2, rtol=0.05)
 
 
-def test_a_path_ends_at_the_loss_and_at_the_norm_that_are_asked_for():
+def test_a_path_ends_at_the_requested_loss_or_norm():
     params, task, train = problem("two classes")
     whole = gradient_flow(params, task, train=train, until_time=1e3)
     log_loss, norm = whole.metrics["log_loss"], whole.metrics["trained_norm"]
@@ -143,10 +143,10 @@ def test_a_path_ends_at_the_loss_and_at_the_norm_that_are_asked_for():
     assert path.metrics["trained_norm"][-1] >= norm[50]
 
 
-def test_a_path_that_is_too_stiff_fails_with_the_remedy():
+def test_a_path_that_is_too_stiff_fails_with_a_remedy():
     params, task, train = problem("MLP")
     path = gradient_flow(params, task, train=train, until_time=1e9, max_steps=50)
     assert int(path.status) == Stop.FAILED
     assert "use exact_flow" in GradientFlow.failure
-    with pytest.raises(InputError, match="until_time: inf; give a finite time"):
+    with pytest.raises(InputError, match="until_time: inf; must be finite"):
         gradient_flow(params, task, train=train, until_time=np.inf)

@@ -54,7 +54,7 @@ def mirrored(c=1.0):
 
 @pytest.mark.more
 @pytest.mark.parametrize("c", [1.0, 0.004])
-def test_two_pairs_in_closed_form(c):
+def test_flow_of_two_pairs_matches_the_closed_form(c):
     """p = (0, s), v = (w, 0), q = 1/(1 + e^(-2cs)): ds/dt = 2c g w q (1-q), dw/dt = g q have an invariant.
 
     2 w dw = (1 + e^(2cs)) ds/c, so w² - s/c - e^(2cs)/(2c²) is constant, here up to e^20000. For small c the
@@ -210,7 +210,7 @@ def test_vmapped_seeds_match_single_seeds():
     np.testing.assert_array_equal(alone.selection.mask, together.selection.mask[1])
 
 
-def test_rows():
+def test_rows_have_increasing_norms_and_steps():
     params, corpus = mirrored()
     path = flow(params, corpus)
     np.testing.assert_array_equal(path.p[0], params.p)
@@ -279,7 +279,7 @@ def test_invalid_input_raises():
 
 
 @pytest.mark.parametrize(("value", "expected"), [(1.7, 3 * np.exp(5.0 - 10) * 0.6), (1.0, np.inf)])
-def test_error_of_a_slaved_head_in_closed_form(value, expected):
+def test_error_of_a_slaved_v_matches_the_closed_form(value, expected):
     """v_mm is tight on token 0 of one sequence; the other attends to token 1, off the margin or on it."""
     corpus = ja.data.from_sequences([[0, 2, 2, 2], [1, 3, 3, 3]], [1, 1], vocab_size=4)
     head = Head(

@@ -293,7 +293,7 @@ def test_path_matches_an_independent_stiff_solver(large):
 
 
 @pytest.mark.more
-def test_vmapped_seeds_with_many_coordinates(large):
+def test_vmapped_seeds_with_many_coordinates_match_single_seeds(large):
     """Under vmap a condition computes both branches; vmapped seeds match single ones."""
     params, corpus = made(DATA["no tie"], 32)
     scores = ja.theory.scores.one_layer(params, corpus)

@@ -45,7 +45,7 @@ def distance(p, direction):
     return float(ja.theory.one_minus_cosine(p, jnp.array(direction, float)))
 
 
-def test_tie_in_closed_form():
+def test_tie_matches_the_closed_form():
     """(0, 1, 2) twice with y = 1 and (0, 1) with y = -1: f = log 2 for the top tokens, and 2 falls behind.
 
     2 sigmoid(-f) = sigmoid(f) has the root log 2, f = tanh(x/2) for x = a_0 - a_1, and the force on 2 is
@@ -152,7 +152,7 @@ def test_path_ends_if_all_tokens_tie():
 
 
 @pytest.mark.more
-def test_tied_tokens_rest_on_a_curve_of_balances():
+def test_tied_tokens_stay_at_a_point_of_a_curve_of_balances():
     """(0, 1, 2) with both labels, all with attention: f = 0 is one equation for two differences."""
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [3, 4]], [1, -1, 1])
     params = by_hand([0.2, 0.0, -0.5, 0.0, 0.0, 0.0])

@@ -126,15 +126,15 @@ def test_book_without_item_list_has_all_items(tmp_path):
             "book.toml",
             '"step", ',
             '"step", "step", ',
-            r"tiny: two items are called 'step'; rename one of them",
+            r"tiny: two items are named 'step'; rename one of them",
         ),
         (
             "book.toml",
             "items =",
             'table = "agreements.csv"\nitems =',
-            r"book.toml: table: 'agreements.csv': no such table; did you mean 'agreement.csv'\?",
+            r"book.toml: table: unknown table 'agreements.csv'; did you mean 'agreement.csv'\?",
         ),
-        ("own/item.toml", "reports", 'name = "step"\nreports', r"two items are called 'step'; rename one"),
+        ("own/item.toml", "reports", 'name = "step"\nreports', r"two items are named 'step'; rename one"),
         ("step/item.toml", "chosen", "chose", r"step/item.toml: .*unknown field `chose`"),
         (
             "step/item.toml",
@@ -142,12 +142,12 @@ def test_book_without_item_list_has_all_items(tmp_path):
             "{nte}",
             r"step/item.toml: {nte}: no such phrase; book.toml defines note",
         ),
-        ("step/item.toml", "{note}", "{", r"step/item.toml: .*double each literal brace"),
+        ("step/item.toml", "{note}", "{", r"step/item.toml: .*write literal braces twice"),
         (
             "step/item.toml",
             "within = 0.3,",
             "",
-            r"step/item.toml: measures\[1\]: give at_least alone, or around together with .*criteria",
+            r"step/item.toml: measures\[1\]: expected either at_least, or around with .*criteria",
         ),
         ("step/item.toml", "[[measures]]", "[measure]", r"step/item.toml: .*\bmeasure\b"),
         (
@@ -195,7 +195,7 @@ def test_book_without_item_list_has_all_items(tmp_path):
         ("own/item.toml", "compared", 'curves = { Ev = "x" }\ncompared', r"curves: book.toml has no 'x'"),
     ],
 )
-def test_malformed_book_is_a_one_line_error_with_place(tmp_path, file, old, new, message):
+def test_malformed_book_is_a_one_line_error_with_location(tmp_path, file, old, new, message):
     book = changed(tmp_path, file, old, new)
     with pytest.raises(InputError, match=message) as said:
         read_book(book)
@@ -231,7 +231,11 @@ def changed(folder, file, old, new):
             '"shape"',
             r"own/item.toml: measures: no kind 'shape'; choose one of cells, .*or mine.py:NAME",
         ),
-        ('"mine.py:least"', '"mine.py:lest"', r"mine.py has no 'lest'; did you mean mine.py:least"),
+        (
+            '"mine.py:least"',
+            '"mine.py:lest"',
+            r"'lest' does not exist in mine.py; did you mean mine.py:least",
+        ),
         (
             "metric =",
             "metrics =",
@@ -248,7 +252,7 @@ def test_invalid_measure_is_rejected(tmp_path, old, new, message):
     assert "\n" not in str(said.value)
 
 
-def test_other_keys_of_a_measure_are_settings():
+def test_remaining_keys_of_a_measure_are_settings():
     (asked,) = read_book(TINY).item("own").measured
     assert (asked.kind, asked.studies, asked.basis) == ("mine.py:least", ("study",), "published")
     assert asked.settings == {"metric": "one_step_error"}
@@ -266,7 +270,7 @@ def shared(tmp_path):
     return book
 
 
-def test_source_of_study_in_item_book_or_other_book(shared):
+def test_studies_are_found_in_item_book_or_another_book(shared):
     step, own = read_book(shared).items[:2]
     assert [step.source("common").run, own.source("common").run, own.source("more").run] == [
         "common", "common", "own.more"
@@ -296,13 +300,13 @@ def test_study_has_seed_limit_of_its_measures(shared):
     [
         (
             "comon",
-            r"step/item.toml: studies: neither the item nor the book has comon.toml; did you mean 'common'\?",
+            r"step/item.toml: studies: comon.toml exists neither in the item nor in the book; did",
         ),
-        ("own", r"own.toml: an item is also called own; give the study another name"),
-        ("nowhere:study", r"nowhere: no such book, because there is no book.toml; did you mean"),
+        ("own", r"own.toml: an item has the same name own; rename the study"),
+        ("nowhere:study", r"nowhere: no such book \(no book.toml\); did you mean"),
     ],
 )
-def test_missing_study_is_an_error_before_the_run(shared, call, tmp_path, name, message):
+def test_missing_study_is_rejected_before_the_run(shared, call, tmp_path, name, message):
     if name == "own":
         shutil.copy(shared / "common.toml", shared / "own.toml")
     path = shared / "step" / "item.toml"
@@ -327,7 +331,7 @@ def test_cyclic_sweep_files_are_rejected(shared, call, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_other_books_are_found_next_to_the_book_not_in_the_working_directory(tmp_path, monkeypatch):
+def test_other_books_are_searched_next_to_the_book(tmp_path, monkeypatch):
     """The code of a book is imported, so the working directory is not trusted."""
     stranger = tmp_path / "sweeps" / "findings"
     (stranger / "which_cover").mkdir(parents=True)
@@ -340,7 +344,10 @@ def test_other_books_are_found_next_to_the_book_not_in_the_working_directory(tmp
     assert cover.study("full", "findings:which_cover/claim").name == "cover"
     findings.load_measure(cover.measured[0], cover)
     monkeypatch.setattr(books_module, "CHECKOUT", tmp_path / "nowhere")
-    assert cover.absent == "findings: this book is in sweeps/ of a checkout of jaxattn; run the command there"
+    assert (
+        cover.absent
+        == "findings: this book requires a checkout of jaxattn, where it is in sweeps/; run the command there"
+    )
     # Books next to this book take precedence.
     shutil.copytree(TINY, tmp_path / "sweeps" / "mine")
     mine = read_book("mine").item("step").source("findings:which_cover/claim").path
@@ -352,23 +359,25 @@ def test_missing_book_is_rejected(call, tmp_path):
     assert status == 2
     (line,) = said.splitlines()
     assert re.search(
-        "nowhere: no such book, because there is no book.toml; known: claims, findings, neighbours, paper",
+        "nowhere: no such book \\(no book.toml\\); known: claims, findings, neighbours, paper",
         line,
     )
-    with pytest.raises(InputError, match=r"claim: no such book, .*; did you mean 'claims'\?"):
+    with pytest.raises(InputError, match=r"claim: no such book .*; did you mean 'claims'\?"):
         read_book("claim")
     with pytest.raises(InputError, match="no such book"):
         read_book(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["neighbours", "findings"])
-def test_checkout_book_outside_a_checkout_is_an_error(call, tmp_path, monkeypatch, name):
+def test_book_of_a_checkout_is_rejected_outside_of_one(call, tmp_path, monkeypatch, name):
     monkeypatch.setattr(books_module, "CHECKOUT", tmp_path / "nowhere")
     monkeypatch.chdir(tmp_path)
     status, _, said = call("reproduce", name)
     assert status == 2
     (line,) = said.splitlines()
-    assert line.endswith(f"{name}: this book is in sweeps/ of a checkout of jaxattn; run the command there")
+    assert line.endswith(
+        f"{name}: this book requires a checkout of jaxattn, where it is in sweeps/; run the command there"
+    )
 
 
 def test_documented_book_format_is_valid(tmp_path):

@@ -37,7 +37,7 @@ def test_cell_metrics_are_ordered_by_seed_and_step(run):
     assert second.reached.all()
 
 
-def test_why_lists_failures_of_the_cell_only(run):
+def test_why_lists_only_the_failures_of_the_cell(run):
     run.manifest["failures"] = [
         {"cell": cell, "seed": seed, "phase": "limit", "step": 3, "reason": reason}
         for cell, seed, reason in (
@@ -51,7 +51,7 @@ def test_why_lists_failures_of_the_cell_only(run):
     assert Cell(run, 1).why == "other"
 
 
-def test_round_up():
+def test_bounds_are_rounded_up_to_one_digit():
     bounds = [round_up(x) for x in (0.0, 1e-9, 1.01e-9, 9.2e-5, 0.3, 0.31)]
     assert bounds == ["0", "1e-9", "2e-9", "1e-4", "3e-1", "4e-1"]
 

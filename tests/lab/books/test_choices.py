@@ -88,7 +88,7 @@ def shapes_by_hand(results, cell):
 
 
 @pytest.mark.more
-def test_choices_count_shapes(run, measured):
+def test_choices_count_the_settings_with_each_shape(run, measured):
     results, _ = run
     by_hand = np.array([shapes_by_hand(results, cell) for cell in range(8)])
     shares = {f.measured: f.estimate for f in measured.findings}
@@ -101,7 +101,7 @@ def test_choices_count_shapes(run, measured):
 
 
 @pytest.mark.more
-def test_position_of_shown_run_among_draws(run, measured):
+def test_position_of_the_shown_run_among_random_settings(run, measured):
     results, _ = run
     table = measured.tables["What it depends on"]
     assert set(table["optimizer"]) == {"Adam", "SGD"}

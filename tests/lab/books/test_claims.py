@@ -123,7 +123,7 @@ def test_growth_distinguishes_divergence_from_finite_stationary_point(made, limi
     assert verdicts(judged(GROWS, made(limit)))[:2] == [FAILS, FAILS]
 
 
-def test_flow_that_ends_early_fails_with_its_norm(made, limit):
+def test_flow_that_ends_early_fails_and_reports_its_norm(made, limit):
     short = made(limit, **{"phases.limit.until_norm": 2e6})
     assert judged(CONVERGES, short)[0].verdict == FAILS
     assert cells(short)[0].ends == "40 of 40 end at ‖p‖ = 1000000"
@@ -169,7 +169,7 @@ def test_failed_flow_has_no_value_and_keeps_other_findings(made, limit):
     assert held.counted == f"39 of 40: in 1 {reason}"
 
 
-def test_limits_with_ties(made, limit):
+def test_limits_with_ties_are_measured(made, limit):
     def of(away, holds):
         found = {
             "limit_certified_distance": away,
@@ -189,7 +189,7 @@ def test_limits_with_ties(made, limit):
     assert (found[0][1].estimate.value, found[0][1].verdict) == (0.25, "measured")
 
 
-def test_several_relevant_tokens(made, limit):
+def test_several_relevant_tokens_are_measured(made, limit):
     limit["limit", "only_relevant_selected"] = 0.0
     kind = {"data.kind": "multi_relevant", "data.relevant_per_sequence": 2}
     found = judged(SEVERAL, made(limit, **kind))
@@ -198,7 +198,7 @@ def test_several_relevant_tokens(made, limit):
 
 
 @pytest.mark.parametrize(("classes", "of"), [(2, ONE_STEP), (4, CLASSES)])
-def test_power_of_d_in_one_step_law(made, classes, of):
+def test_power_of_d_in_the_one_step_law_is_recovered(made, classes, of):
     run = joined(
         *(
             made(
@@ -218,7 +218,7 @@ def test_power_of_d_in_one_step_law(made, classes, of):
     assert ("K = 4" in found[0].setting) == (classes == 4)
 
 
-def test_claim_v_compares_selection_and_direction(made, limit):
+def test_joint_claim_compares_selection_and_direction(made, limit):
     found = {
         "p_norm": 1e4,
         "relevant_margin": 0.01,
@@ -251,7 +251,7 @@ def test_claim_v_compares_selection_and_direction(made, limit):
         judged(TOGETHER, made(together, **until), alone)
 
 
-def test_growth_on_texts_is_derivative_of_norm(made):
+def test_growth_on_texts_is_the_derivative_of_the_norm(made):
     found = {"p_norm": 2.0, "cos_p_descent": 0.5, "log_gradient_norm": np.log(0.02)}
     steps = {"phases.descent.steps": 1200, "phases.descent.step_size": 0.25}
     norm, growth = judged(GROWS_ON_TEXTS, made({("descent", name): x for name, x in found.items()}, **steps))
@@ -279,7 +279,7 @@ def at(made, step_size, kept):
 
 
 @pytest.mark.parametrize(("step_size", "inside"), [(200.0, False), (800.0, True), (2000.0, False)])
-def test_label_is_lost_only_inside_window(made, window, step_size, inside):
+def test_labels_are_lost_only_inside_the_window(made, window, step_size, inside):
     (lost,), (kept,) = (judged(LABEL, at(made, step_size, x)) for x in (0.4, 1.0))
     assert (lost.verdict, kept.verdict) == ((HOLDS, FAILS) if inside else (FAILS, HOLDS))
     assert lost.setting == f"equal_counts, V = 50, n = 200, T = 8, d = 2048, η0 = {step_size:g}"
@@ -293,14 +293,14 @@ def test_window_depends_on_cell_sizes(made):
 
 
 @pytest.mark.parametrize(("keep", "verdict"), [(0, HOLDS), (8, HOLDS), (20, "undecided"), (32, FAILS)])
-def test_median_seed_decides_next_to_an_edge(made, window, keep, verdict):
+def test_the_median_seed_decides_near_an_edge(made, window, keep, verdict):
     beside = at(made, 355.0, 0.0)
     beside.records.loc[beside.records["seed"] < keep, "value"] = 1.0
     (found,) = judged(LABEL, beside)
     assert (found.verdict, found.criterion.low, found.estimate.hits) == (verdict, 0.5, SEEDS - keep)
 
 
-def test_no_window_loses_no_label(made, monkeypatch):
+def test_no_label_is_lost_without_a_window(made, monkeypatch):
     set_window(monkeypatch, SimpleNamespace(lower=np.nan, upper=np.nan))
     (found,) = judged(LABEL, at(made, 800.0, 1.0))
     assert (found.verdict, found.certificate) == (HOLDS, "predicted: lost nowhere")
@@ -330,7 +330,7 @@ LAWFUL = {
         ("variance_sign", 0.0, [HOLDS, HOLDS]),
     ],
 )
-def test_cover_law_and_order(made, metric, value, expected):
+def test_cover_claims_check_the_law_and_the_order(made, metric, value, expected):
     settings = {"data.relevant": 10, "model.init.E.scale": 0.01, "phases.all.until_log_loss": -1e4}
     records = {("all", name): x for name, x in (LAWFUL | {metric: value}).items()}
     found = judged(COVER, made(records, **settings))
@@ -340,7 +340,7 @@ def test_cover_law_and_order(made, metric, value, expected):
     assert found[0].measured == "a cover, E·v within 1 % of that at L = e^(-10,000)"
 
 
-def test_certificates_of_mixtures(made):
+def test_mixture_claims_report_certificates(made):
     def of(certified, away):
         values = {"certified": certified, "far_error": away, "gap": 3e-16}
         return judged(MIXTURE, made({("both", name): x for name, x in values.items()}))
@@ -394,5 +394,5 @@ def test_texts_with_three_classes_are_rejected(made, tmp_path):
     run = made({("step", "one_step_error"): 0.1, ("step", "embedding_error"): 0.1})
     run.manifest["config"] = {"data": {"kind": "csv", "path": str(path), "labels": [0, 1, 2]}}
     run.manifest["cells"][0]["settings"]["data.kind"] = "csv"
-    with pytest.raises(InputError, match="3 classes; use texts with two labels"):
+    with pytest.raises(InputError, match="3 classes; use texts with two classes"):
         _ = Cell(run, 0).data

@@ -73,7 +73,7 @@ def test_finished_claims_are_not_run_again(one, claims, folder):
     assert stamps(folder) == before
 
 
-def test_fewer_seeds_run_nothing_and_more_seeds_are_added(one, claims, folder, tmp_path):
+def test_only_additional_seeds_are_run(one, claims, folder, tmp_path):
     before = stamps(folder)
     fewer = claims("MC", seeds=2)
     assert stamps(folder) == before
@@ -132,7 +132,7 @@ def test_manifest_has_versions_and_command(one, folder):
     assert "jaxattn reproduce claims" in str(manifest["command"])
 
 
-def test_failed_promise_gives_status_1(one):
+def test_failed_promise_exits_with_status_1(one):
     ran = section(one, "MC")
     promised = next(finding for finding in ran.findings if finding.basis == "promised")
     failed, open_ = (replace(promised, estimate=Estimate(*[x] * 3, 3)) for x in (9.0, float("nan")))
@@ -143,7 +143,7 @@ def test_failed_promise_gives_status_1(one):
     assert replace(one, sections=(), failed={"MC": "no memory"}).status == 1
 
 
-def test_unwritable_folder(one, claims, tmp_path):
+def test_unwritable_folder_is_a_one_line_error(one, claims, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
         RunError, match=r"^MC: .*file: is a file, not a folder; choose another results folder with --out"
@@ -151,14 +151,16 @@ def test_unwritable_folder(one, claims, tmp_path):
         claims("MC", out=tmp_path / "file")
 
 
-def test_claims_with_checkout_studies_are_skipped_without_checkout(
+def test_claims_with_studies_in_a_checkout_are_skipped_without_one(
     one, claims, folder, tmp_path, monkeypatch, capsys, call
 ):
     monkeypatch.setattr(books_module, "CHECKOUT", tmp_path)
     monkeypatch.chdir(tmp_path)
     page = claims(book=replace_items("MC", *FOUND), quiet=False)
     said = capsys.readouterr().err
-    reason = "findings: this book is in sweeps/ of a checkout of jaxattn; run the command there"
+    reason = (
+        "findings: this book requires a checkout of jaxattn, where it is in sweeps/; run the command there"
+    )
     assert f"label, cover, mixture: not run; {reason}" in said
     assert page.status == 0
     assert section(page, "MC").ran
@@ -194,7 +196,7 @@ def test_claims_with_checkout_studies_are_skipped_without_checkout(
         ("MC", {"overrides": {"law-classes": ("model.dims=3",)}}, r"dims"),
     ],
 )
-def test_wrong_input_is_rejected_before_the_run(claims, tmp_path, only, options, message):
+def test_invalid_input_is_rejected_before_the_run(claims, tmp_path, only, options, message):
     with pytest.raises(InputError, match=message) as said:
         claims(only, out=tmp_path / "out", **options)
     assert "\n" not in str(said.value)

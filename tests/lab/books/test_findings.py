@@ -64,7 +64,7 @@ def test_equal_seeds_have_no_interval():
     assert (same.verdict, same.text) == ("agrees", "1.00 (no spread over 6 seeds)")
 
 
-def test_deciding_number_of_seeds():
+def test_too_few_seeds_cannot_decide_a_statement():
     of = {"basis": "promised", "criterion": at_least(reading.REQUIRED)}
     holds = [share("x", np.ones(n, bool), **of).verdict == "holds" for n in range(1, 60)]
     assert holds.index(True) + 1 == reading.DECIDING_SEEDS == 36
@@ -113,7 +113,7 @@ def results():
     return Run(Path(), {"cells": cells}, table, pd.DataFrame())
 
 
-def test_last_metric_of_last_phase_over_finite_seeds(results):
+def test_last_averages_finite_seeds_at_the_end_of_the_last_phase(results):
     first, second = metrics.cells(results, BOOK.item("texts"), metrics=["train_accuracy"]).findings
     assert (first.measured, first.over) == ("a, model.dim = 4: train accuracy", "3 seeds")
     assert first.estimate.value == 1
@@ -146,7 +146,7 @@ def test_first_matching_criterion_is_used():
     assert replace(held, criterion=None, published="-", basis=None) == NUMBERS[0]
 
 
-def test_basis_of_criterion_finding_or_measure():
+def test_basis_comes_from_criterion_finding_or_measure():
     own = [NUMBERS[0], replace(NUMBERS[1], basis="expected", criterion=at_least(0.3))]
     asked = msgspec.structs.replace(asking(), basis="promised")
     assert [(x.basis, x.verdict) for x in findings.with_criteria(own, asked)] == [
@@ -174,7 +174,7 @@ def test_unmatched_criterion_is_rejected_unless_optional(results):
     (criterion,) = BOOK.item("own").measured[0].criteria.values()
     asked = msgspec.structs.replace(plain, criteria={"x: *": criterion})
     with pytest.raises(
-        InputError, match=r"criteria: no finding 'x: .'; the findings are a, model.dim = 4: train accuracy"
+        InputError, match=r"criteria: no finding matches 'x: .'; choose from a, model.dim = 4: train accuracy"
     ):
         findings.measure_item([results], asked, texts)
     asked = msgspec.structs.replace(

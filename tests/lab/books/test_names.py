@@ -34,7 +34,9 @@ def test_custom_measures_have_names_after_run():
     (measure,) = item.measured
     assert known_names(measure, item, item.study("laptop")) is None
     check_names(measure, item, None)
-    with pytest.raises(InputError, match=r"own/item.toml: criteria: no finding 'least one_step_error'"):
+    with pytest.raises(
+        InputError, match=r"own/item.toml: criteria: no finding matches 'least one_step_error'"
+    ):
         check_names(measure, item, ["another"])
 
 
@@ -50,7 +52,7 @@ def test_unmatched_criterion_is_rejected_before_the_run(call, tmp_path):
         assert status == 2
         (line,) = said.splitlines()
         assert line.endswith(
-            "item.toml: criteria: no finding 'power of n'; the findings are "
+            "item.toml: criteria: no finding matches 'power of n'; choose from "
             "power of d in the error per unit of η0"
         )
     assert not out.exists()

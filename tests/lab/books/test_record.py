@@ -58,7 +58,7 @@ def keep(section, folder):
     return folder
 
 
-def test_record_round_trip(folder):
+def test_records_round_trip_through_files(folder):
     mine = record.read_record(ITEM, "laptop", folder)
     assert page.as_markdown(PAPER, (mine,), HERE) == page.as_markdown(PAPER, (SECTION,), HERE)
     assert page.as_html(PAPER, (mine,), HERE) == page.as_html(PAPER, (SECTION,), HERE)
@@ -95,12 +95,14 @@ def test_page_shows_records_and_commands_for_missing_items(folder):
     )
 
 
-def test_results_of_another_scale_are_not_overwritten(folder):
-    with pytest.raises(InputError, match=r"holds results at laptop scale; add `--scale laptop`, or choose"):
+def test_results_at_a_different_scale_are_not_overwritten(folder):
+    with pytest.raises(
+        InputError, match=r"contains results at laptop scale; add `--scale laptop`, or choose"
+    ):
         record.read_record(ITEM, "full", folder)
 
 
-def test_record_of_other_settings_is_not_shown(folder):
+def test_record_with_different_settings_is_not_shown(folder):
     path = folder / record.place(ITEM)
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"settings": "of before"}))

@@ -90,8 +90,8 @@ def test_requested_item_without_data_is_rejected(call, tmp_path):
     assert status == 2
     (line,) = said.splitlines()
     assert line.endswith(
-        "--only fig1_imdb: no data; run `jaxattn reproduce paper --only fig1_imdb --data-dir DIR`, with "
-        "DIR/tfds: imdb_reviews of tensorflow-datasets"
+        "--only fig1_imdb: data are missing; run `jaxattn reproduce paper --only fig1_imdb --data-dir DIR`, "
+        "with DIR/tfds: imdb_reviews of tensorflow-datasets"
     )
     assert not out.exists()
 
@@ -142,7 +142,9 @@ def test_items_without_data_are_listed_in_one_line(tiny, tmp_path, capsys):
         "1 item: measures that need data are not run; add `--data-dir DIR`, with "
         "DIR/texts.csv: texts with labels"
     )
-    with pytest.raises(InputError, match="--only texts: no data; run `jaxattn reproduce tiny --only texts"):
+    with pytest.raises(
+        InputError, match="--only texts: data are missing; run `jaxattn reproduce tiny --only texts"
+    ):
         of_tiny(tiny, tmp_path, "texts")
 
 
@@ -161,7 +163,7 @@ def replace_items(book, *names):
     return replace(book, shared=msgspec.structs.replace(book.shared, items=names))
 
 
-def test_item_is_run_with_data_and_shown_from_record_without(tiny, tmp_path):
+def test_item_without_data_is_shown_from_its_record(tiny, tmp_path):
     (tmp_path / "data").mkdir()
     rows = "".join(f"{word} film,{label}\n" for label, word in enumerate(("good", "bad")) for _ in range(9))
     (tmp_path / "data" / "texts.csv").write_text(f"text,label\n{rows}")
@@ -208,7 +210,7 @@ def test_finished_item_is_not_run_again(page, again):
     assert records.stat().st_mtime_ns == changed
 
 
-def test_missing_data_file_is_a_failure_with_a_row(page, again, tmp_path):
+def test_missing_data_file_is_reported_in_a_row(page, again, tmp_path):
     out = shutil.copytree(page.paths[0].parent, tmp_path / "paper")
     (tmp_path / "none").mkdir()
     made = again("fig3_yelp", out=out, data_dir=tmp_path / "none", overrides={})
@@ -228,9 +230,9 @@ def test_unknown_item_is_rejected(again):
         again("fig9")
 
 
-def test_folder_of_another_scale_is_rejected(page, again):
+def test_folder_with_a_different_scale_is_rejected(page, again):
     before = {path: path.stat().st_mtime_ns for path in page.paths[0].parent.rglob("*")}
-    with pytest.raises(InputError, match="holds results at laptop scale; add `--scale laptop`"):
+    with pytest.raises(InputError, match="contains results at laptop scale; add `--scale laptop`"):
         again("fig2_synthetic", scale="full")
     assert {path: path.stat().st_mtime_ns for path in page.paths[0].parent.rglob("*")} == before
 
@@ -384,7 +386,7 @@ def test_shared_study_is_run_once(shared, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.more
-def test_shared_study_has_largest_requested_number_of_seeds(shared, tmp_path):
+def test_a_shared_study_runs_the_largest_requested_number_of_seeds(shared, tmp_path):
     both = of_tiny(read_book(shared), tmp_path / "both", seeds=4)
     assert [finding.estimate.seeds for each in both.sections for finding in each.findings] == [4, 4, 4]
     # The item with a limit alone runs no further seeds.
@@ -392,7 +394,7 @@ def test_shared_study_has_largest_requested_number_of_seeds(shared, tmp_path):
     assert [finding.estimate.seeds for finding in own.findings] == [4, 3]
 
 
-def test_failed_shared_study_fails_its_items_only(shared, tmp_path):
+def test_a_failed_shared_study_fails_only_its_items(shared, tmp_path):
     broken = {"common": ("data.vocab_size=3",)}
     with pytest.raises(InputError, match="vocab_size"):
         of_tiny(read_book(shared), tmp_path / "out", overrides=broken)
@@ -418,7 +420,7 @@ def test_available_texts_are_measured(shared, tmp_path):
     assert "not run" not in own.facts
 
 
-def test_unmeasurable_run_is_a_one_line_failure(call, tmp_path):
+def test_run_that_cannot_be_measured_is_a_one_line_failure(call, tmp_path):
     """The findings of custom code are known only after the run."""
     book = shutil.copytree(TINY_BOOK, tmp_path / "tiny")
     path = book / "own" / "item.toml"
@@ -428,8 +430,8 @@ def test_unmeasurable_run_is_a_one_line_failure(call, tmp_path):
     assert status == 1
     (line,) = said.splitlines()
     assert line == (
-        "jaxattn: failed: own: the run cannot be read: criteria: no finding 'least error'; the findings "
-        "are least "
+        "jaxattn: failed: own: the run cannot be read: criteria: no finding matches 'least error'; choose "
+        "from least "
         "one_step_error"
     )
     assert "not readable" in printed

@@ -35,7 +35,7 @@ def planted(rng, shape, seeds=1, noise=0.1, tokens=2000):
     return pd.concat([pd.DataFrame(frame) for frame in frames], ignore_index=True)
 
 
-def test_u_shape_detects_planted_u_but_no_line(rng):
+def test_u_shape_detects_a_u_but_not_a_line(rng):
     u = binned(planted(rng, np.square, 6), "Ep", edges=EDGES)
     line = binned(planted(rng, lambda x: x, 6), "Ep", edges=EDGES)
     of_u, of_line = (jackknifed(u_shape(x.mean, x.centres)) for x in (u, line))

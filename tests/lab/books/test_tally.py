@@ -33,7 +33,7 @@ FREE = Finding("x", Estimate(1.0, 0.9, 1.1, 9))
         ([BAD, OPEN, OPEN], "0 of 3 agree, 1 differs, 2 inconclusive", "mixed"),
     ],
 )
-def test_tally_counts_and_tone(findings, text, tone):
+def test_tally_has_counts_and_tone(findings, text, tone):
     assert labelled_findings(tallies(findings)) == [(text, tone)]
     assert item_verdict(findings) == text
 

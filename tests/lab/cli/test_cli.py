@@ -21,7 +21,7 @@ STUDY = Path(__file__).parents[2] / "sweeps" / "small.toml"
 SMALL = [STUDY, "--set", "chunk=1", "--seeds", "2", "--quiet"]
 
 
-def test_run_then_aggregate_then_report(call, tmp_path):
+def test_runs_can_be_aggregated_and_reported(call, tmp_path):
     folder = tmp_path / "quick"
     kinds = ('"one_step_law", phase = "embed"', '"importance", phase = "query"', '"curves"')
     figures = f"[{', '.join(f'{{kind = {kind}}}' for kind in kinds)}]"
@@ -107,7 +107,7 @@ def test_shards_and_seeds_are_combined(call, tmp_path):
     assert "model.dim: not swept" in error
 
 
-def test_quiet_plan_prints_only_tables(call, tmp_path):
+def test_quiet_plan_only_prints_tables(call, tmp_path):
     words = ["plan", *SMALL, "--quick", "--out", tmp_path / "none"]
     status, out, error = call(*words)
     assert (status, error) == (0, "")
@@ -141,7 +141,7 @@ def test_missing_file_locks_is_a_one_line_error():
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
-    assert "no POSIX file locks" in line
+    assert "require POSIX file locks" in line
     assert line.endswith("on Windows, WSL")
 
 
@@ -165,13 +165,13 @@ def test_schema_and_doctor_print_output(call):
         (["plan", "nosuch.toml", "--target=h200"], "python benchmarks/chips/plan.py"),
     ],
 )
-def test_moved_names_give_a_one_line_error_with_new_place(call, words, place):
+def test_moved_names_raise_a_one_line_error_with_the_new_location(call, words, place):
     status, out, error = call(*words)
     assert (status, out, error.count("\n")) == (2, "", 1)
     assert place in error
 
 
-def test_new_places_of_moved_names_exist():
+def test_new_locations_of_moved_names_exist():
     root = Path(__file__).parents[3]
     for place in COMMANDS.values():
         paths = re.findall(r"(?:docs|benchmarks)/[\w./]+\w", place)
@@ -236,7 +236,7 @@ def test_command_list_fits_80_columns_and_wraps_at_60():
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("command", cli.commands())
-def test_help_shows_example_and_omits_default_none(command, width, monkeypatch):
+def test_help_shows_an_example_and_omits_none_as_default(command, width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     out = usage.help_of([command, "--help"], cli.command_groups())
     rows = out.splitlines()
@@ -258,20 +258,20 @@ def test_help_shows_example_and_omits_default_none(command, width, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["repor"], "repor: no such command; did you mean report?"),
-        (["agg", "x"], "agg: no such command; did you mean aggregate?"),
-        (["xyz"], "xyz: no such command; `jaxattn --help` lists them"),
-        (["--versoin"], "--versoin: no such option; did you mean --version?"),
-        (["run", "--seed", "3"], "--seed: no such option of run; did you mean --seeds?"),
-        (["run", "x.toml", "--max=3"], "--max: no such option of run; did you mean --max-memory?"),
-        (["run", "--nosuch"], "--nosuch: no such option of run; `jaxattn run --help` lists its options"),
+        (["repor"], "repor: unknown command; did you mean report?"),
+        (["agg", "x"], "agg: unknown command; did you mean aggregate?"),
+        (["xyz"], "xyz: unknown command; `jaxattn --help` lists them"),
+        (["--versoin"], "--versoin: unknown option; did you mean --version?"),
+        (["run", "--seed", "3"], "--seed: unknown option of run; did you mean --seeds?"),
+        (["run", "x.toml", "--max=3"], "--max: unknown option of run; did you mean --max-memory?"),
+        (["run", "--nosuch"], "--nosuch: unknown option of run; `jaxattn run --help` lists its options"),
         (["run"], "run: missing SWEEP; see `jaxattn run --help`"),
         (["diagnose", "--head", "v.npy"], "diagnose: missing --embedding, --query, --corpus; see "),
         (["run", "x.toml", "y.toml"], "run: unrecognized options: y.toml; see `jaxattn run --help`"),
         (["aggregate", "x", "--seed", "a"], "aggregate: error parsing --seed: invalid literal"),
     ],
 )
-def test_mistyped_command_line_suggests_nearest_name(call, words, message):
+def test_mistyped_command_line_suggests_the_nearest_name(call, words, message):
     status, out, error = call(*words)
     assert (status, out) == (2, "")
     assert error.startswith(f"jaxattn: {message}")
@@ -300,14 +300,14 @@ def test_options_accept_underscores(call):
         (["run", SWEEPS / "nosuch.toml"], "no such sweep file"),
         (["run", SWEEPS / "quickstart.toml", "--set", "model.dimension=3"], "did you mean 'dim'"),
         (["run", SWEEPS / "quickstart.toml", "--seeds", "0"], "seeds: expected 'int' >= 1"),
-        (["run", SWEEPS / "quickstart.toml", "--set", "data.relevant=7"], "relevant: 7 is not a positive"),
+        (["run", SWEEPS / "quickstart.toml", "--set", "data.relevant=7"], "relevant: 7; must be a positive"),
         (["run", SWEEPS / "quickstart.toml", "--set", "figures.0.phase=nosuch"], "nosuch"),
         (["run", SWEEPS / "imdb_one_step.toml", "--set", "data.data_dir=nosuch"], "nosuch"),
         (["data", SWEEPS / "imdb_one_step.toml", "--set", "data.data_dir=nosuch"], "nosuch"),
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim"], "expected key=value"),
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dims=[3]"], "did you mean 'dim'"),
         (["run", SWEEPS / "quickstart.toml", "--shard", "half"], "--shard half: expected I/N"),
-        (["run", SWEEPS / "quickstart.toml", "--shard", "3/2"], "give a number from 1 to 2"),
+        (["run", SWEEPS / "quickstart.toml", "--shard", "3/2"], "I must be in 1 to 2"),
         (
             ["run", SWEEPS / "quickstart.toml", "--seeds", "9:3"],
             "jaxattn: --seeds: 9:3 is an empty range; write",
@@ -315,13 +315,13 @@ def test_options_accept_underscores(call):
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim=16"], "--axis model.dim: 16 is not a list"),
         (["run", SWEEPS / "quickstart.toml", "--set", "model.dim=0"], "jaxattn: --set model.dim: expected"),
         (["claims", "--only", "T4.4"], "--only: T4.4: no such item; there are L4.1"),
-        (["claims", "--only", "L4.1", "--only", "T4.3"], "--only: given 2 times; give it once"),
+        (["claims", "--only", "L4.1", "--only", "T4.3"], "--only: given 2 times; use it once"),
         (["run", SWEEPS / "quickstart.toml", "--out", "a", "--out=b"], "--out: given 2 times"),
         (["claims", "--seeds", "1"], "an interval over seeds requires at least 2"),
         (["claims", "--only", "L4.1", "--data-dir", "nosuch"], "nosuch"),
         (["status", "nosuch"], "nosuch"),
-        (["aggregate"], "give at least one results folder"),
-        (["status"], "give at least one results folder"),
+        (["aggregate"], "expected at least one results folder"),
+        (["status"], "expected at least one results folder"),
         (
             ["run", SWEEPS / "quickstart.toml", "--set", "seeds=abc"],
             "seeds: expected a number, a range such as",
@@ -335,7 +335,7 @@ def test_options_accept_underscores(call):
         (["aggregate", "nosuch"], "nosuch"),
         (
             ["launch", STUDY, "--shards", "3", "--executor", "local"],
-            "--shards: shard 3/3: there are 2 batches; use at most 2 shards, or make more batches with --set",
+            "--shards: shard 3/3: only 2 batches; use at most 2 shards, or create more batches with --set",
         ),
         (
             ["launch", STUDY, "--shards", "2", "--executor", "local", "--option", "gpus"],
@@ -343,7 +343,7 @@ def test_options_accept_underscores(call):
         ),
     ],
 )
-def test_wrong_input_is_a_one_line_error_with_status_2(call, monkeypatch, tmp_path, arguments, message):
+def test_invalid_input_is_a_one_line_error_with_status_2(call, monkeypatch, tmp_path, arguments, message):
     monkeypatch.chdir(tmp_path)
     status, out, error = call(*arguments)
     assert status == 2
@@ -361,11 +361,11 @@ def test_wrong_input_is_a_one_line_error_with_status_2(call, monkeypatch, tmp_pa
     ],
     ids=lambda words: words[0],
 )
-def test_only_studies_accept_a_bucket(call, monkeypatch, tmp_path, words):
+def test_only_studies_can_write_to_a_bucket(call, monkeypatch, tmp_path, words):
     monkeypatch.chdir(tmp_path)
     status, _, error = call(*words, "--out", "s3://bucket/x")
     assert status == 2
-    assert "s3://bucket/x: only studies can write to a bucket; use a local folder" in error
+    assert "s3://bucket/x: this command cannot write to a bucket; use a local folder" in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -393,7 +393,7 @@ main()
 @pytest.mark.parametrize(
     "moment", ["tyro", "jaxlib", pytest.param("jaxattn.lab.engine.run", marks=pytest.mark.more)]
 )
-def test_interrupt_before_run_is_one_line(tmp_path, moment):
+def test_interrupt_before_a_run_prints_one_line(tmp_path, moment):
     words = ["run", SWEEPS / "quickstart.toml", "--out", tmp_path / "run"]
     command = [sys.executable, "-c", INTERRUPTED, moment, *map(str, words)]
     # A background process ignores SIGINT, and so do its children.
@@ -447,9 +447,9 @@ def test_diagnose_rejects_mismatched_input(call, tmp_path, trained):
         (["--set", "data.vocab_size=31"], "30 rows for a corpus over V = 31"),
         (["--set", "data.vocab=31"], "unknown key 'vocab'; did you mean 'vocab_size'?"),
         (["--set", "model.dim=3"], "expected data.KEY=VALUE"),
-        (["--query", tmp_path / "none.npy"], "there is no such file"),
+        (["--query", tmp_path / "none.npy"], "no such file"),
         (["--corpus", tmp_path / "none.toml"], "no [data] table"),
-        (words, "this corpus has no words"),
+        (words, "this corpus does not consist of texts"),
         ([*other, *words], "'a' is token 0 and token 2"),
         (other, "30 rows for a corpus over V = 2"),
     ):
@@ -462,7 +462,7 @@ def test_diagnose_rejects_mismatched_input(call, tmp_path, trained):
 
 
 @pytest.mark.parametrize("command", ["status", "aggregate", "report"])
-def test_fifo_in_place_of_file_does_not_block(call, tmp_path, command):
+def test_a_fifo_instead_of_a_file_does_not_block(call, tmp_path, command):
     os.mkfifo(tmp_path / "manifest.json")
     status, _, error = call(command, tmp_path)
     assert status == 2
@@ -516,7 +516,7 @@ def test_full_standard_output_is_a_one_line_error(command):
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "jaxattn: standard output: No space left on device; fix this and repeat"
+        "jaxattn: standard output: No space left on device; fix this and try again"
     )
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr

@@ -123,7 +123,7 @@ MANY = [*METRICS, *(f"spectral_norm_of_layer_{k}" for k in range(14))]
 
 
 @pytest.mark.parametrize("cells", [1, 6])
-def test_six_metrics_are_printed_or_all(lines, tmp_path, cells):
+def test_six_metrics_or_all_are_printed(lines, tmp_path, cells):
     run = run_of(tmp_path, cells, metrics=MANY)
     found = " ".join(" ".join(lines(console.print_summary, run, resamples=20)).split())
     assert sum(f" {name} " in found for name in MANY) == 6
@@ -199,7 +199,7 @@ def test_constant_columns_of_wide_table_are_printed_once(lines):
     assert sum(line.startswith("──") for line in found) == 1
 
 
-def test_very_wide_table_is_printed_row_by_row(lines):
+def test_a_very_wide_table_is_printed_row_by_row(lines):
     frame = pd.DataFrame(
         {f"axis_{k}": [f"a-word-of-some-length-{k}-{row}" for row in "xy"] for k in range(5)}
     )
@@ -236,7 +236,7 @@ def test_first_failures_are_printed_with_remedy(capsys, cells, seeds, shown):
     assert last == f"jaxattn: {more}try a smaller step_size in that phase, or --set dtype=float64"
 
 
-def test_nonfinite_initial_loss_has_its_own_remedy(capsys):
+def test_nonfinite_initial_loss_has_a_specific_remedy(capsys):
     console.print_failures([failure | {"step": 0} for failure in failures(1, 2)], "results/x")
     *_, last = capsys.readouterr().err.splitlines()
     assert last.startswith("jaxattn: no step was taken: check the outputs of the model and the loss")

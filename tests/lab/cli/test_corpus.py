@@ -75,7 +75,7 @@ def test_data_describes_custom_corpus(study):
 
 
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
-def test_advised_step_sizes_give_stated_values(tables, classes):
+def test_advised_step_sizes_give_the_stated_values(tables, classes):
     """From E = 0 the one-step law is exact for any d."""
     data = {"kind": "independent", "vocab_size": 20, "relevant": 6, "length": 5, "sequences": 60}
     loss = "logistic" if classes == 2 else "cross_entropy"

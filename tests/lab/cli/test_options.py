@@ -27,5 +27,5 @@ def test_folder_of_shards_is_expanded(begun):
 def test_run_and_other_folders_are_not_expanded(begun):
     root = begun("both", "both/shard-1-of-2")
     assert read_folders((root / "both", root / "nosuch")) == ([root / "both", root / "nosuch"], [])
-    with pytest.raises(InputError, match="give at least one results folder"):
+    with pytest.raises(InputError, match="expected at least one results folder"):
         read_folders(())

@@ -101,7 +101,7 @@ def test_trained_model_is_above_null_band(corpus):
 
 
 @pytest.mark.more
-def test_one_gradient_step_gives_alpha(corpus, alpha):
+def test_one_gradient_step_writes_alpha_into_the_values(corpus, alpha):
     errors = []
     for dim in (64, 4096):
         found = diagnose(*planted(alpha, alpha, dim), corpus, **FAST)
@@ -171,7 +171,7 @@ def test_uniform_attention_selects_nothing(corpus, alpha):
 
 
 @pytest.mark.more
-def test_several_classes(many):
+def test_several_classes_are_diagnosed(many):
     alpha = alpha_of(many)
     E = np.column_stack([np.abs(alpha).max(axis=1), alpha, np.zeros((V, 252))])
     p, v = np.eye(256)[0], np.eye(256)[:, 1:4]
@@ -207,7 +207,7 @@ def test_class_names_are_shown(corpus, alpha, tmp_path):
     assert set(pd.read_csv(paths[2])["class"]) == {"fine"}
 
 
-def test_text_names_tokens_of_correlations(corpus, alpha):
+def test_page_describes_the_tokens_of_the_correlations(corpus, alpha):
     found = diagnose(*planted(alpha, alpha), corpus, **(FAST | {"min_count": 90}))
     count = np.asarray(ja.data.token_counts(corpus))
     used, occur = (count >= 90).sum(), (count > 0).sum()
@@ -271,8 +271,8 @@ def test_mismatched_input_is_a_one_line_error(corpus, alpha, change, said):
     assert "\n" not in str(caught.value)
 
 
-def test_invalid_diagnosis_settings(corpus, alpha):
-    with pytest.raises(InputError, match="lower it"):
+def test_invalid_diagnosis_settings_are_rejected(corpus, alpha):
+    with pytest.raises(InputError, match="lower min_count"):
         diagnose(*planted(alpha, alpha), corpus, min_count=10**6)
     with pytest.raises(InputError, match="2 names for V = 60"):
         diagnose(*planted(alpha, alpha), corpus, tokens=["a", "b"])
@@ -280,12 +280,12 @@ def test_invalid_diagnosis_settings(corpus, alpha):
         diagnose(*planted(alpha, alpha), corpus, draws=0)
 
 
-def test_zero_model_has_undefined_correlations(corpus):
+def test_a_zero_model_has_undefined_correlations(corpus):
     found = diagnose(*planted(np.zeros(V), np.zeros(V)), corpus, **FAST)
     assert (found.quantities["verdict"][:16] == "not defined").all()
 
 
-def test_files(corpus, alpha, tmp_path):
+def test_write_creates_page_table_and_figures(corpus, alpha, tmp_path):
     found = diagnose(*planted(np.abs(alpha), alpha), corpus, tokens=[f"w{s}|" for s in range(V)], **FAST)
     paths = found.write(tmp_path / "new" / "folder", 3)
     assert [path.name for path in paths] == ["diagnosis.html", "diagnosis.md", "tokens.csv", "importance.png"]
@@ -319,7 +319,7 @@ def test_attention_heads_are_measured_separately(corpus, alpha, tmp_path):
     assert {"importance_0.png", "importance_1.png"} <= {path.name for path in found.write(tmp_path)}
 
 
-def test_separate_heads_and_ambiguous_shapes(corpus, alpha):
+def test_separate_heads_are_measured_and_ambiguous_shapes_rejected(corpus, alpha):
     E = np.column_stack([np.abs(alpha), alpha, -alpha, np.zeros(V)])
     unit, spoken = np.eye(4), []
     for head in (
@@ -332,13 +332,13 @@ def test_separate_heads_and_ambiguous_shapes(corpus, alpha):
         spoken.append([values[h, "E·v against α", "Pearson, tokens"] for h in range(3)])
     np.testing.assert_allclose(spoken, [[1, -1, 1]] * 3, rtol=0, atol=1e-9)
     with pytest.raises(
-        InputError, match=r"the first axis may be attention heads or classes; give \(2, 4, 1\)"
+        InputError, match=r"the first axis may be attention heads or classes; reshape it to \(2, 4, 1\)"
     ):
         diagnose(E, unit[:2], unit[1:3], corpus, **FAST)
 
 
 @pytest.mark.more
-def test_by_class_matches_correlations_with_class_alpha(many):
+def test_by_class_matches_correlations_with_the_alpha_of_each_class(many):
     many, alpha = many.replace(class_names=("sport", "war", "art")), alpha_of(many)
     used = np.asarray(ja.data.token_counts(many)) >= FAST["min_count"]
     rng = np.random.default_rng(3)
@@ -375,5 +375,5 @@ def test_page_and_object_have_same_content(corpus, alpha, tmp_path):
             assert typeset(entry) in page.replace("<wbr>", "")
     assert 'srcdoc="&lt;!DOCTYPE html&gt;' in found._repr_html_()
     assert repr(found).splitlines()[1:] == list(found.verdicts)
-    with pytest.raises(InputError, match="head: 1; there are 1"):
+    with pytest.raises(InputError, match="head: 1; must be in 0 to 0"):
         found.figure(1)

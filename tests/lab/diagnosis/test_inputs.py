@@ -49,7 +49,7 @@ def test_synthetic_corpus_matches_sweep_seed(tmp_path, seed):
             np.testing.assert_array_equal(x, y)
 
 
-def test_texts_with_model_vocabulary(texts, tmp_path):
+def test_texts_are_encoded_with_the_vocabulary_of_the_model(texts, tmp_path):
     learnt, words = read_corpus(texts)
     assert words == ("good", "bad", "film", "a", "one")
     (tmp_path / "words.txt").write_text("[PAD]\nfilm\ngood\n\nbad\n", encoding="utf-8")
@@ -60,7 +60,7 @@ def test_texts_with_model_vocabulary(texts, tmp_path):
     assert corpus.targets.tolist() == learnt.targets.tolist()
 
 
-def test_unreadable_input(texts, tmp_path):
+def test_unreadable_input_is_rejected(texts, tmp_path):
     (tmp_path / "bad.toml").write_text("[data")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     (tmp_path / "other.txt").write_text("x\ny\n")
@@ -70,14 +70,14 @@ def test_unreadable_input(texts, tmp_path):
     assert "not valid TOML" in message(tmp_path / "bad.toml")
     assert "cannot be read" in message(texts, vocabulary=tmp_path / "none.txt")
     assert "save it as UTF-8" in message(texts, vocabulary=tmp_path / "latin.txt")
-    assert "no word of it is in the vocabulary" in message(texts, vocabulary=tmp_path / "other.txt")
+    assert "none of its words is in the vocabulary" in message(texts, vocabulary=tmp_path / "other.txt")
     assert "unknown key 'pth'" in message(texts, overrides=["data.pth=3"])
     assert "expected data.KEY=VALUE" in message(texts, overrides=["model.dim=3"])
     (tmp_path / "drawn.toml").write_text(DATA)
     assert "has no words" in message(tmp_path / "drawn.toml", vocabulary=tmp_path / "other.txt")
 
 
-def test_custom_corpus_next_to_the_file(tmp_path):
+def test_custom_corpus_is_imported_from_the_folder_of_the_file(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import jaxattn as ja\n\ndef corpus(*, vocab_size: int):\n"
         "    return ja.data.from_sequences([[0, 1], [2]], labels=[1, -1], vocab_size=vocab_size)\n"

@@ -23,9 +23,7 @@ def cut(study, known=()):
 
 def test_too_many_shards_raise_before_the_run(study):
     batches.check_shards(study(seeds=3), 3)
-    with pytest.raises(
-        InputError, match=r"^shard 4/4: there are 3 batches; use at most 3 shards, or make more"
-    ):
+    with pytest.raises(InputError, match=r"^shard 4/4: only 3 batches; use at most 3 shards, or create more"):
         batches.check_shards(study(seeds=3), 4)
     # Without a chunk, each of 4 shards of 6 seeds has one or two seeds, depending on memory.
     batches.check_shards(study(seeds=6, chunk=None), 4)
@@ -83,7 +81,7 @@ def test_existing_batches_of_several_cells_are_kept(study):
 
 def test_too_many_batches_raise(study):
     with pytest.raises(
-        InputError, match=r"chunk: 1 cells × 1,000,000 seeds in batches of 1 are more than 100,000"
+        InputError, match=r"chunk: 1 cells × 1,000,000 seeds in batches of 1 make more than 100,000"
     ):
         cut(study(seeds=1_000_000, chunk=1))
 
@@ -109,7 +107,7 @@ def named(cut):
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_remaining_batches_are_cut_as_planned(tmp_path, study, first):
+def test_remaining_batches_are_split_as_planned(tmp_path, study, first):
     """Ten seeds in batches of four: whichever batch has started, the others are the same."""
     wanted = study(seeds=10)
     groups = compile_groups(wanted.cells)
@@ -151,7 +149,7 @@ def test_shards_combine_to_the_full_study(tmp_path, go, study):
 
 @pytest.mark.parametrize(
     ("shard", "message"),
-    [((4, 3), "give a number from 1 to 3"), ((5, 5), "there are 4 batches; use at most 4 shards")],
+    [((4, 3), "I must be in 1 to 3"), ((5, 5), "only 4 batches; use at most 4 shards")],
 )
 def test_invalid_shards_raise(study, shard, message):
     with pytest.raises(InputError, match=message):

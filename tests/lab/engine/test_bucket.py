@@ -205,7 +205,7 @@ def test_second_run_reports_the_holder_of_the_lock(study, place, elsewhere, look
         looked_at(holder.bucket.lock)
         assert lock.is_locked(place)
         elsewhere()
-        with pytest.raises(RunError, match=rf"process {os.getpid()} on .* \(since 20.*\) is running there"):
+        with pytest.raises(RunError, match=rf"in use by process {os.getpid()} on .* \(since 20.*\)"):
             go(place, study())
     assert not lock.is_locked(place)
 
@@ -223,7 +223,7 @@ def test_abandoned_lock_is_taken_over_despite_clock_skew(study, place, elsewhere
         gone.check()
 
 
-def test_same_machine_resumes_at_once_after_a_kill(study, place, elsewhere, go, monkeypatch):
+def test_same_machine_resumes_immediately_after_a_kill(study, place, elsewhere, go, monkeypatch):
     store = Store(place)
     store.directory.mkdir(parents=True)
     lock.Lock(store.bucket.objects, store.directory / bucket.OWN[0]).take(print)
@@ -251,7 +251,7 @@ def test_suspended_run_cannot_overwrite_its_successor(
     assert verify(results_folder(place).fetch(*WHOLE)) == []
 
 
-def test_lost_lock_is_never_taken_back(place, elsewhere, soon, tmp_path):
+def test_a_lost_lock_is_never_reacquired(place, elsewhere, soon, tmp_path):
     """Reporting the new holder reads the lock object, and a process may replace what it has read."""
     first, second = (lock.Lock(objects.Objects(place), tmp_path / name) for name in ("first", "second"))
     first.take(print)
@@ -366,7 +366,7 @@ def test_occasional_request_failures_are_retried(
         ("lost before", "unexpected response of the server"),
     ],
 )
-def test_bucket_failure_during_a_run_is_one_line(
+def test_bucket_failure_during_a_run_is_a_one_line_error(
     go, study, place, elsewhere, server, fault, words, impatient, soon, two_batches, assert_same
 ):
     marks = itertools.count()
@@ -387,7 +387,7 @@ def test_bucket_failure_during_a_run_is_one_line(
 
 
 @pytest.mark.parametrize(("fault", "words"), [("denied", "access denied"), ("expired", "have expired")])
-def test_bucket_failure_at_the_start_is_one_line(study, place, elsewhere, server, fault, words):
+def test_bucket_failure_at_the_start_is_a_one_line_error(study, place, elsewhere, server, fault, words):
     server.fault = lambda method, path: fault
     with pytest.raises(InputError, match=words):
         study().run(place, quiet=True)
@@ -399,7 +399,7 @@ def test_invalid_addresses_raise(study, place, elsewhere, server, monkeypatch, i
     run = study().run
     with pytest.raises(InputError, match=r"s3://nosuch/x: cannot be read: no such bucket; create it"):
         run("s3://nosuch/x", quiet=True)
-    with pytest.raises(InputError, match="not the address of a folder; give s3://BUCKET/NAME"):
+    with pytest.raises(InputError, match="not the address of a folder; use s3://BUCKET/NAME"):
         run("s3://bucket", quiet=True)
     with pytest.raises(InputError, match="not the address of a folder"):
         run("s3://bucket/a/../b", quiet=True)
@@ -423,16 +423,18 @@ def test_missing_credentials_raise(study, place, elsewhere, monkeypatch, tmp_pat
 def test_bucket_prefix_with_other_objects_raises(study, place, elsewhere, server):
     other = objects.Objects(place)
     other.commit("thesis.tex", b"x")
-    with pytest.raises(InputError, match="not empty and not a results folder; choose another with --out"):
+    with pytest.raises(InputError, match="neither empty nor a results folder; choose another with --out"):
         study().run(place, quiet=True)
     assert sent(server, place).keys() == {"thesis.tex"}
 
 
-def test_bucket_folder_of_another_config_raises(go, study, place, elsewhere, server):
+def test_bucket_folder_with_a_different_config_raises(go, study, place, elsewhere, server):
     go(place, study())
     before = sent(server, place)
     elsewhere()
-    with pytest.raises(InputError, match=r"s3://bucket.*: holds results of another config \(model.dim"):
+    with pytest.raises(
+        InputError, match=r"s3://bucket.*: contains results of a different config \(model.dim"
+    ):
         study(model={"kind": "one_layer", "dim": 8}).run(place, quiet=True)
     after = sent(server, place)
     assert {**before, lock.OBJECT: b""} == {**after, lock.OBJECT: b""}

@@ -151,11 +151,11 @@ def misspelt(params, task, *, points: int = 3):
     [
         (
             undeclared,
-            r"phases\[1\]: .*undeclared: it declares no trained parameters; add @ja.declare\(train=",
+            r"phases\[1\]: .*undeclared: declares no trained parameters; add @ja.declare\(train=",
         ),
         (
             without_points,
-            r"phases\[1\]: .*without_points: it has no setting points, .*; add points: int = 64",
+            r"phases\[1\]: .*without_points: has no setting points, .*; add points: int = 64",
         ),
         (
             with_steps,
@@ -163,18 +163,18 @@ def misspelt(params, task, *, points: int = 3):
         ),
         (misspelt, r"phases\[1\]: declare: FlowPhase has no attribute 'trains'; did you mean 'train'"),
         (returning(None, train=["q"]), r"phases\[1\].train: q: not a parameter of the model; known: E, p, v"),
-        (returning(lambda params: params.p), r"phases\[1\]: it returns float32\[16\]; return a ja.dynamics"),
+        (returning(lambda params: params.p), r"phases\[1\]: returned float32\[16\]; return a ja.dynamics"),
         (
             returning(lambda x: RecordedPath(params={"v": rows(x.v)}, status=1)),
-            r"phases\[1\]: it returns a path of v; train has p",
+            r"phases\[1\]: returned a path of v, but train is p",
         ),
         (
             returning(lambda x: RecordedPath(params={"p": rows(x.p, 4)}, status=1)),
-            r"phases\[1\]: p of the path has shape \(4, 16\); return \(3, 16\), one row per point",
+            r"phases\[1\]: p of the path has shape \(4, 16\); expected \(3, 16\), one row per point",
         ),
         (
             returning(lambda x: RecordedPath({"p": rows(x.p)}, 1, {"time": jnp.zeros(())})),
-            r"phases\[1\]: time of the path has shape \(\); return \(3,\), one row per point",
+            r"phases\[1\]: time of the path has shape \(\); expected \(3,\), one row per point",
         ),
     ],
 )

@@ -105,7 +105,7 @@ def test_killed_process_does_not_stop_others_and_resumes(undisturbed, tmp_path, 
         assert both[1 - killed].returncode == 1
         last = error.splitlines()[-1]
         assert last.startswith(
-            f"jaxattn: {shard}: not finished, and no process has worked there for 2 s; run the"
+            f"jaxattn: {shard}: not finished, and no process has run there for 2 s; run the"
         )
         assert "Traceback" not in error
     for process in start_all(tmp_path, "--quiet"):
@@ -163,7 +163,7 @@ def test_running_shards_are_waited_for(shards, wait, clock, tmp_path):
     store = Store(shard)
     finished = manifest.read_manifest(shard)
     store.write_manifest(finished | {"status": "running"})
-    with pytest.raises(RunError, match="shard-2-of-2: not finished, and no process has worked there for 10"):
+    with pytest.raises(RunError, match="shard-2-of-2: not finished, and no process has run there for 10"):
         wait(folder)
     assert clock.now == 1000.0 + 10.0 + ResultsFolder.look_s
 
@@ -182,10 +182,10 @@ def test_running_shards_are_waited_for(shards, wait, clock, tmp_path):
     assert notes[-1] == f"{shard}: waiting for this shard to finish"
 
 
-def test_shards_with_fewer_seeds_or_another_config_are_rejected(shards, wait):
+def test_shards_with_fewer_seeds_or_a_different_config_are_rejected(shards, wait):
     with pytest.raises(RunError, match=r"shard-[12]-of-2: not finished"):
         wait(shards, seeds=3)
-    with pytest.raises(InputError, match=r"another config \(model.dim: 16 -> 8\)"):
+    with pytest.raises(InputError, match=r"a different config \(model.dim: 16 -> 8\)"):
         wait(shards, model={"kind": "one_layer", "dim": 8})
 
 
@@ -197,7 +197,7 @@ def test_shards_with_different_batches_raise(shards, wait, monkeypatch):
 
     monkeypatch.setattr(Store, "existing", other_width)
     with pytest.raises(
-        RunError, match="its shards have different batches, because the hosts differ in memory"
+        RunError, match="the shards have different batches, because the hosts differ in memory"
     ):
         wait(shards)
 
@@ -242,7 +242,7 @@ def test_launcher_variables_determine_the_process(launched, variables, shard, gp
 def test_distributed_auto_without_a_launcher_raises(launched, missing):
     updated = launched({name: text for name, text in SLURM.items() if name != missing})
     with pytest.raises(
-        InputError, match=r"--distributed auto: .* no variables of Slurm .* or Open MPI .* give N,I"
+        InputError, match=r"--distributed auto: no variables of Slurm .* or Open MPI .* use N,I"
     ):
         distributed.read_process("auto")
     assert updated == {}
@@ -260,7 +260,7 @@ def test_non_numeric_launcher_variables_raise(launched):
         ("localhost", "expected auto, or N,I"),
         ("localhost:1,2", "expected auto, or N,I"),
         ("a,b,2,0", "expected auto, or N,I"),
-        ("localhost:1,2,2", "processes are numbered 0 to 1"),
+        ("localhost:1,2,2", "the index must be in 0 to 1"),
     ],
 )
 def test_invalid_distributed_option_raises(text, message):
@@ -283,7 +283,7 @@ def test_preempted_job_is_requeued():
     assert shard.checkpoint().function is shard
 
 
-def test_missing_slurm_is_one_line(tmp_path):
+def test_missing_slurm_is_a_one_line_error(tmp_path):
     with pytest.raises(InputError, match=r"cannot be submitted to slurm: .*; use --executor local to run"):
         studies.submit([["doctor"]], tmp_path, "slurm", 5, {})
 

@@ -25,7 +25,7 @@ def test_seed_keys_do_not_depend_on_other_seeds():
 
 
 @pytest.mark.slow
-def test_large_shared_corpus_matches_small_one(monkeypatch, study):
+def test_large_shared_corpus_matches_a_small_one(monkeypatch, study):
     setting = study().base
     data_keys, model_keys, _ = seed_keys([0, 1, 2])
     own = Programs(setting).draw(data_keys[:1], {})

@@ -86,7 +86,7 @@ def test_runs_are_limited_by_memory(study):
     assert noted == [wanted[0]]  # Compilation takes seconds.
     assert 7 <= found <= 9
     assert memory.peak(*wanted, found) <= 1.02 * budget
-    with pytest.raises(InputError, match=r"cell 0: one seed needs \d+ MiB, but \d MiB may be used"):
+    with pytest.raises(InputError, match=r"cell 0: one seed needs \d+ MiB, but the limit is \d MiB"):
         memory.fitting_width(*wanted, 50, memory.peak(*wanted, 1) // 4)
 
 
@@ -94,18 +94,18 @@ def test_runs_are_limited_by_memory(study):
 def test_too_large_cells_raise_before_compilation(study, tables, monkeypatch, sizes):
     monkeypatch.setattr(memory, "peak", None)
     wanted = first(study(data=tables()["data"] | sizes))
-    with pytest.raises(InputError, match=r"cell 0: one seed needs [\d,]+ MiB, but [\d,]+ MiB may be used"):
+    with pytest.raises(InputError, match=r"cell 0: one seed needs [\d,]+ MiB, but the limit is [\d,]+ MiB"):
         memory.fitting_width(*wanted, 5, 2**32)
 
 
 def test_too_large_arrays_raise(study, tables):
     sizes = {"vocab_size": 2**31 - 1, "length": 40, "sequences": 200}
     wanted = first(study(data=tables()["data"] | sizes))
-    with pytest.raises(InputError, match="cell 0: its arrays are too large to compile"):
+    with pytest.raises(InputError, match="cell 0: the arrays are too large to compile"):
         memory.fitting_width(*wanted, 5, 2**32)
 
 
-def test_program_sizes_of_custom_code(study):
+def test_program_sizes_include_custom_code(study):
     wanted = first(study("own"))
     # The parameters are E, W, p and v in float64.
     assert memory.program_sizes(*wanted, 1)[1] >= 8 * (10 * 4 + 16 + 4 + 4)

@@ -92,7 +92,7 @@ def test_a_module_trains_and_resumes_bitwise(model, go, stop, every_step, assert
     assert losses.query("phase == 'head'").value.is_monotonic_decreasing
 
 
-def test_parameters_are_read_back_by_their_paths(go, tmp_path):
+def test_parameters_are_loaded_by_path(go, tmp_path):
     made = study(with_linen)
     go(tmp_path / "run", made)
     results = ja.load(tmp_path / "run")
@@ -102,7 +102,7 @@ def test_parameters_are_read_back_by_their_paths(go, tmp_path):
     assert (pytrees.get(after, "head.kernel") != pytrees.get(before, "head.kernel")).all()
 
 
-def test_a_width_is_swept(go, tmp_path):
+def test_the_width_of_a_module_can_be_swept(go, tmp_path):
     made = ja.Study(
         name="widths",
         data=points,
@@ -126,6 +126,6 @@ def test_a_width_is_swept(go, tmp_path):
         (["head", "tail"], r"phases\[1\].train: tail: not a parameter of the model"),
     ],
 )
-def test_a_pattern_that_matches_nothing_is_named_before_the_run(train, words, tmp_path):
+def test_a_pattern_without_match_is_rejected_before_the_run(train, words, tmp_path):
     with pytest.raises(InputError, match=words):
         study(with_linen, train=train).run(tmp_path / "run", quiet=True)

@@ -60,7 +60,7 @@ def run(monkeypatch, study):
     return Run(monkeypatch, study())
 
 
-def test_time_left_is_known_once_every_phase_was_timed(run):
+def test_time_left_is_known_once_every_phase_is_timed(run):
     run.monitor.begin_batch(run.batches[0], 0, 3)
     run.embed()
     assert run.monitor.left() is None  # The phase query has not been timed.
@@ -144,7 +144,7 @@ def test_time_left_of_a_flow_uses_earlier_flows(monkeypatch, study):
     assert run.monitor.left() is None  # This is longer than any earlier flow.
 
 
-def test_block_and_checkpoint_intervals(monkeypatch, study):
+def test_block_and_checkpoint_intervals_are_respected(monkeypatch, study):
     run = Run(monkeypatch, study(), block_s=2.0, checkpoint_s=10.0, checkpoint_share=0.1)
     run.monitor.begin_batch(run.batches[0], 0, 3)
     run.monitor.begin_phase(1, [0, 100], 0)

@@ -31,9 +31,9 @@ def test_plan_counts_finished_batches(two_batches, tmp_path, study):
     assert "3 batches, 2 of them done, about " in whole
 
 
-def test_plan_rejects_a_folder_of_another_config(two_batches, study, go):
+def test_plan_rejects_a_folder_with_a_different_config(two_batches, study, go):
     other = study(chunk=1, model={"kind": "one_layer", "dim": 8})
-    said, refused = [], r"holds results of another config \(model.dim: 16 -> 8\)"
+    said, refused = [], r"contains results of a different config \(model.dim: 16 -> 8\)"
     for ask in (lambda: plan_study(other, two_batches, quick=True), lambda: go(two_batches, other)):
         with pytest.raises(InputError, match=refused) as caught:
             ask()
@@ -115,9 +115,9 @@ def test_figures_of_unknown_metrics_raise_before_the_run(study, tmp_path):
     for figure, said in (
         (
             {"kind": "curves", "metrics": ["loss", "lss"]},
-            r"figures\[0\].metrics\[1\]: .*'lss'; did you mean 'loss'",
+            r"figures\[0\].metrics\[1\]: 'lss' .*; did you mean 'loss'",
         ),
-        ({"kind": "curves", "x": "p_nrm"}, r"figures\[0\].x: the study does not measure 'p_nrm'"),
+        ({"kind": "curves", "x": "p_nrm"}, r"figures\[0\].x: 'p_nrm' is not measured by the study"),
         ({"kind": "convergence", "x": "p_norm", "y": "margin_shortfall"}, "'margin_ratio'"),
     ):
         with pytest.raises(InputError, match=said):

@@ -51,12 +51,12 @@ def test_time_left_counts_down_between_updates(monkeypatch):
     assert shown.render(SimpleNamespace(fields={"end": None})).plain == ""
 
 
-def test_duration_format():
+def test_durations_are_formatted():
     assert [duration(x) for x in (3.4, 100.0, 150.0, 8000.0)] == ["3 s", "100 s", "2.5 min", "2.2 h"]
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError, OSError, ValueError])
-def test_errors_of_stderr_are_ignored(monkeypatch, error):
+def test_errors_when_writing_to_stderr_are_ignored(monkeypatch, error):
     class Gone(io.StringIO):
         def write(self, text):
             raise error("gone")
@@ -68,7 +68,7 @@ def test_errors_of_stderr_are_ignored(monkeypatch, error):
         reporter.trace("data", SimpleNamespace(trace="a trace"))
 
 
-def test_patient_is_silent_for_short_work(monkeypatch):
+def test_patient_progress_is_silent_for_short_work(monkeypatch):
     now, said = [100.0], []
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     tell = progress.patient(lambda what, share: said.append((what, share)))

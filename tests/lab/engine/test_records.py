@@ -13,7 +13,7 @@ def test_complex_metric_raises(study):
     batch = Batch(None, tuple(study().cells), range(3, 4))
     assert rows({"turn": np.array([2.0])}, batch, "query", 1)["value"].tolist() == [2.0]
     with pytest.raises(
-        InputError, match=r"^probes: 'turn' is complex; records are real; return its real and"
+        InputError, match=r"^probes: 'turn' is complex; metrics must be real; return its real and"
     ):
         rows({"turn": np.array([1j])}, batch, "query", 1)
 

@@ -28,8 +28,8 @@ def test_a_finished_run_is_not_run_again(small_run, monkeypatch, go, study):
     assert before == {path: path.stat().st_mtime_ns for path in small_run.glob("*.parquet")}
 
 
-def test_folders_of_another_config_and_other_folders_raise(small_run, tmp_path, go, study):
-    with pytest.raises(InputError, match=r"another config \(model.dim: 16 -> 8\)"):
+def test_folders_with_a_different_config_or_other_files_raise(small_run, tmp_path, go, study):
+    with pytest.raises(InputError, match=r"a different config \(model.dim: 16 -> 8\)"):
         go(small_run, study(model={"kind": "one_layer", "dim": 8}))
     (tmp_path / "thesis.txt").write_text("my life's work")
     with pytest.raises(InputError, match="not empty and not a results folder"):
@@ -37,7 +37,7 @@ def test_folders_of_another_config_and_other_folders_raise(small_run, tmp_path, 
     assert (tmp_path / "thesis.txt").exists()
 
 
-def test_full_disk_is_one_line_and_results_are_kept(tmp_path, monkeypatch, go, study):
+def test_full_disk_is_a_one_line_error_and_results_are_kept(tmp_path, monkeypatch, go, study):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -163,14 +163,14 @@ def test_retry_repeats_only_a_single_seed_out_of_memory(tmp_path, monkeypatch, g
     assert set(again) == {f"cells-00000-00000-seeds-0000{seed}-0000{seed}" for seed in range(2)}
 
 
-def test_single_seed_out_of_memory_is_one_line(tmp_path, monkeypatch, go, study):
+def test_single_seed_out_of_memory_is_a_one_line_error(tmp_path, monkeypatch, go, study):
     out_of_memory(monkeypatch, most=0)
     errors = go(tmp_path, study(seeds=2))[0].errors
     assert [error["batch"][-11:] for error in errors] == ["00000-00000", "00001-00001"]
     assert "Out of memory; a single seed does not fit" in errors[0]["reason"]
 
 
-def test_quiet_shows_damage(two_batches, tmp_path, study, capsys):
+def test_quiet_run_reports_damage(two_batches, tmp_path, study, capsys):
     folder = shutil.copytree(two_batches, tmp_path / "small")
     (folder / "records.parquet").write_bytes(b"PAR1")
     with Reporter(quiet=True) as reporter:

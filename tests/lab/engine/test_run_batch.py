@@ -216,7 +216,7 @@ def test_failed_flow_is_reported_and_others_continue(tmp_path, monkeypatch, go, 
 
 
 @pytest.mark.more
-def test_several_classes_axes_and_float64(tmp_path, go, study, tables, read):
+def test_several_classes_and_axes_run_in_float64(tmp_path, go, study, tables, read):
     data = tables()["data"] | {"num_classes": 4, "sequences": 32}
     wanted = study(data=data, dtype="float64", axes={"phases.embed.step_size": [50.0, 60.0]})
     assert not go(tmp_path / "k", wanted)[0].failures
@@ -263,7 +263,7 @@ def test_flow_records_match_the_path_and_its_limit(flow_run, x64, study, read):
         assert rows["important_selected"].iloc[-1] == chosen.selects(corpus, important)[0].mean()
 
 
-def test_only_phases_that_train_p_alone_have_a_limit(flow_run, read):
+def test_only_phases_that_train_only_p_have_a_limit(flow_run, read):
     assert set(MaxMarginDirection.metrics) == {*AT_PROBES, *AT_END}
     embed, query = wide(read, flow_run, "embed"), wide(read, flow_run)
     assert not {*AT_PROBES, *AT_END} & set(embed.columns)
@@ -275,7 +275,7 @@ def test_only_phases_that_train_p_alone_have_a_limit(flow_run, read):
 
 
 @pytest.mark.more
-def test_first_order_method_as_a_phase(tmp_path, go, study, tables, read):
+def test_first_order_method_runs_as_a_phase(tmp_path, go, study, tables, read):
     phases = tables("flow")["phases"]
     phases[1] = {"name": "query", "kind": "log_descent", "method": "polyak", "step_size": 5.0, "steps": 40}
     assert not go(tmp_path / "polyak", study("flow", phases=phases, seeds=2))[0].failures

@@ -51,7 +51,7 @@ FIRST, SECOND = (f"cells-00000-00000-seeds-{seed:05d}-{seed:05d}" for seed in (0
         ),
     ],
 )
-def test_damaged_batch_is_set_aside_and_recomputed(copy, two_batches, go, study, assert_same, table, damage):
+def test_damaged_batch_is_moved_away_and_recomputed(copy, two_batches, go, study, assert_same, table, damage):
     (path,) = (copy / "parts").glob(f"{SECOND}.{table}.*.parquet")
     if damage == "flipped":
         flip(path)
@@ -94,7 +94,7 @@ def stopped(tmp_path_factory, stop, study):
     "victim",
     ["checkpoint", *(pytest.param(x, marks=pytest.mark.more) for x in ("records", "mark", "tokens"))],
 )
-def test_damaged_checkpoint_is_set_aside_and_its_batch_restarts(
+def test_damaged_checkpoint_is_moved_away_and_its_batch_restarts(
     stopped, small_run, tmp_path, go, study, assert_same, victim
 ):
     folder = shutil.copytree(stopped, tmp_path / "small")
@@ -139,7 +139,7 @@ def test_batch_killed_before_commit_resumes_from_its_last_checkpoint(
     assert len(list((tmp_path / "small" / "parts").iterdir())) == 3
 
 
-def test_folder_without_results_accepts_another_config(tmp_path, monkeypatch, go, study, tables):
+def test_folder_without_results_accepts_a_different_config(tmp_path, monkeypatch, go, study, tables):
     data = tables()["data"]
 
     def stopped(*_):
@@ -151,7 +151,7 @@ def test_folder_without_results_accepts_another_config(tmp_path, monkeypatch, go
             go(tmp_path / "small", study(data=data | {"relevant": 4}))
     assert (tmp_path / "small" / "manifest.json").exists()
     assert not go(tmp_path / "small", study())[0].already_finished
-    with pytest.raises(InputError, match="holds results of another config"):
+    with pytest.raises(InputError, match="contains results of a different config"):
         go(tmp_path / "small", study(data=data | {"relevant": 6}))
 
 
@@ -172,12 +172,12 @@ def test_lost_manifest_is_rebuilt_from_the_batches(copy, two_batches, go, study,
     assert parts == {part: part.stat().st_mtime_ns for part in (copy / "parts").iterdir()}
 
 
-def test_lost_manifest_does_not_allow_another_config(copy, go, study, tables):
+def test_lost_manifest_does_not_allow_a_different_config(copy, go, study, tables):
     data = tables()["data"]
     (copy / "manifest.json").unlink()
-    with pytest.raises(InputError, match=r"holds results of another config \(cell 0\)"):
+    with pytest.raises(InputError, match=r"contains results of a different config \(cell 0\)"):
         go(copy, study(data=data | {"relevant": 4}))
-    with pytest.raises(InputError, match="holds results of another config"):
+    with pytest.raises(InputError, match="contains results of a different config"):
         plan_study(study(data=data | {"relevant": 4}), copy, quick=True)
     with pytest.raises(InputError, match=r"manifest\.json: missing; run the same sweep again into this"):
         load(copy)
@@ -188,7 +188,7 @@ def test_batches_of_another_folder_raise(copy, go, study):
         mark = json.loads(path.read_bytes())
         mark["origin"]["cells"] = {"0": "0123456789abcdef"}
         path.write_bytes(files.sealed({key: x for key, x in mark.items() if key != files.SEAL}))
-    with pytest.raises(InputError, match=r"holds results of another config \(cell 0\)"):
+    with pytest.raises(InputError, match=r"contains results of a different config \(cell 0\)"):
         go(copy, study(chunk=1))
 
 
@@ -221,7 +221,7 @@ def test_failed_start_leaves_no_folder(tmp_path, go, study, tables, monkeypatch)
         shutil.rmtree(tmp_path / "a")
 
 
-def test_folder_deleted_during_a_run_is_one_line(tmp_path, go, study, monkeypatch):
+def test_folder_deleted_during_a_run_is_a_one_line_error(tmp_path, go, study, monkeypatch):
     folder = tmp_path / "parent" / "run"
     load_corpora = lift.Programs.draw
 
@@ -235,7 +235,7 @@ def test_folder_deleted_during_a_run_is_one_line(tmp_path, go, study, monkeypatc
     assert not folder.exists()
 
 
-def test_file_in_place_of_the_folder_raises(tmp_path, study, go):
+def test_file_instead_of_the_folder_raises(tmp_path, study, go):
     (tmp_path / "x.py").write_text("")
     for place in (tmp_path / "x.py", tmp_path / "x.py" / "run"):
         with pytest.raises(InputError, match=r"x.py: is a file, not a folder; choose another results folder"):
@@ -282,10 +282,10 @@ def test_unreadable_files_are_not_treated_as_damaged(copy, go, study, monkeypatc
 
 
 @pytest.mark.parametrize("victim", ["records.parquet", f"parts/{FIRST}.json", "metrics.jsonl"])
-def test_folder_in_place_of_a_file_is_one_line(copy, go, study, victim):
+def test_folder_instead_of_a_file_is_a_one_line_error(copy, go, study, victim):
     (copy / victim).unlink()
     (copy / victim).mkdir()
-    named = rf"{copy / victim}: (cannot be written: Is a directory|a folder is in its place)"
+    named = rf"{copy / victim}: (cannot be written: Is a directory|is a folder, not a file)"
     asked = {"records.parquet": load, "metrics.jsonl": lambda path: go(path, study(chunk=1, seeds=3))}
     with pytest.raises((InputError, RunError), match=named):
         asked.get(victim, run_status)(copy)
@@ -300,7 +300,7 @@ def test_second_process_is_rejected_by_the_lock(tmp_path, go, study):
     command = [sys.executable, "-c", code, str(tmp_path / "small")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "in\n"
-        with pytest.raises(RunError, match=rf"small: process {process.pid} on .* is running there; wait"):
+        with pytest.raises(RunError, match=rf"small: in use by process {process.pid} on .*; wait"):
             go(tmp_path / "small", study())
         process.kill()
     # A lock is released when its holder ends.

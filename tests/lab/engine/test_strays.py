@@ -80,7 +80,7 @@ def wide(go, study, tmp_path_factory):
 
 @pytest.mark.parametrize("seeds", ["00000-00001", "00002-00003"])
 @pytest.mark.parametrize("lost", [False, True])
-def test_overlapping_batches_of_the_same_study_are_set_aside(
+def test_overlapping_batches_of_the_same_study_are_moved_away(
     wide, folder, go, study, two_batches, assert_same, seeds, lost
 ):
     batch = f"cells-00000-00000-seeds-{seeds}"

@@ -47,7 +47,7 @@ def test_distances_are_maxima_over_tokens(measured):
     assert measured(SEQUENCES, LABELS, SCORES, [-2.0, -2.0, -2.0, 2.0, 0.0, 0.0])["cover_error"] == 2
 
 
-def test_top_token_under_both_labels_is_not_a_cover(measured):
+def test_a_top_token_under_both_labels_prevents_a_cover(measured):
     found = measured(SEQUENCES, LABELS, [0.0, 1.0, 2.0, 3.0, 4.0, 0.0], [0.0] * 6)
     assert (found["cover_size"], found["cover_share"]) == (1, 0)
     assert np.isnan(found["cover_error"])

@@ -43,7 +43,7 @@ def test_cosines_between_parameters_and_with_the_descent_direction(x64, corpus, 
     np.testing.assert_allclose(found["cos_p_descent"], -angle(params.p, gradient.p), rtol=1e-10)
 
 
-def test_cosine_of_matrices(x64, corpus, show, draw, measure):
+def test_cosine_of_matrices_uses_all_entries(x64, corpus, show, draw, measure):
     corpus, model = corpus(3), models.TwoLayerWeights(dim=5)
     params = draw(model, corpus)
     params = params.replace(W2=2 * params.W1 + params.W2)
@@ -52,7 +52,7 @@ def test_cosine_of_matrices(x64, corpus, show, draw, measure):
     np.testing.assert_allclose(found["cos_W1_W2"], angle(params.W1, params.W2), rtol=1e-12)
 
 
-def test_cosine_of_tiny_and_zero_vectors():
+def test_cosine_handles_tiny_and_zero_vectors():
     x, y = jnp.array([3e-30, 4e-30]), jnp.array([1e25, 0.0])
     np.testing.assert_allclose(cosine_array(x, y), 0.6, rtol=1e-6)
     assert jnp.isnan(cosine_array(x, jnp.zeros(2)))
@@ -140,7 +140,7 @@ def test_conservation_requires_training_all_parameters(x64, corpus, show, draw, 
         Conservation().remember({"W": params.E})
 
 
-def test_conservation_under_vmap(x64, corpus, show, draw):
+def test_conservation_works_under_vmap(x64, corpus, show, draw):
     corpus, model = corpus(), models.OneLayer(dim=40)
     start = [draw(model, corpus, seed) for seed in (0, 1)]
     step = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=1.0, train=TRAIN))
@@ -219,7 +219,7 @@ def test_sharpness_matches_the_dense_hessian(
 
 @pytest.mark.more
 @pytest.mark.parametrize("large", [pytest.param(False, marks=pytest.mark.more), True])
-def test_sharpness_under_vmap(x64, corpus, show, draw, monkeypatch, large):
+def test_sharpness_works_under_vmap(x64, corpus, show, draw, monkeypatch, large):
     if large:
         monkeypatch.setattr(layout, "LARGE", 1)
     corpus, model = corpus(), models.OneLayer(dim=5)
@@ -238,7 +238,7 @@ def largest(matrix, start):
 
 @pytest.mark.parametrize("rank", [0, 1, 3, 30])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_largest_eigenvalue_of_any_matrix(rng, rank, sign):
+def test_largest_eigenvalue_matches_numpy(rng, rank, sign):
     factor = rng.normal(size=(30, rank))
     start = np.float32(rng.normal(size=30))
     for size in (1e-30, 1.0, 1e20):
@@ -248,7 +248,7 @@ def test_largest_eigenvalue_of_any_matrix(rng, rank, sign):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_largest_eigenvalue_from_an_eigenvector():
+def test_largest_eigenvalue_accepts_an_eigenvector_as_start():
     scaled = jax.jit(lambda factor, start: largest_eigenvalue(lambda x: factor * x, start, 5))
     np.testing.assert_allclose(scaled(-2.0, np.ones(5, np.float32)), -2, rtol=1e-6)
     np.testing.assert_allclose(scaled(3.0, np.ones(1, np.float32)), 3, rtol=1e-6)

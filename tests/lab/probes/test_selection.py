@@ -202,7 +202,7 @@ def test_seeds_of_a_large_corpus_are_measured_sequentially(rng, x64, corpus, mon
         np.testing.assert_allclose(found[lane], list(by_token(corpus, scores[lane])), rtol=1e-12, atol=1e-14)
 
 
-def test_entropy_metrics(x64, corpus, show, draw, measure):
+def test_entropy_metrics_match_their_definition(x64, corpus, show, draw, measure):
     corpus, model = corpus(3), models.KeyQuery(dim=5, weights="normal")
     params = draw(model, corpus)
     found = measure(AttentionEntropy(), show(model, params, corpus))

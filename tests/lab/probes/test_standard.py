@@ -237,7 +237,7 @@ def test_unseen_tokens_are_excluded_from_correlations(seen, measure):
     assert none["spearman_Ev_tokens"] == one["spearman_Ev_tokens"]
 
 
-def test_token_columns(seen):
+def test_token_columns_match_explicit_formulas(seen):
     shown = seen()
     columns = token_columns(shown)
     np.testing.assert_allclose(columns["Ep"], shown.params.E @ shown.params.p, rtol=1e-13)
@@ -312,7 +312,7 @@ def test_probe_steps_are_log_spaced_listed_or_regular(settings, query, embed):
     assert probes.steps_of(ONE_STEP) == embed
 
 
-def test_probe_steps_of_a_flow():
+def test_a_flow_is_measured_at_all_rows():
     assert ja.Probes().steps_of(FLOW) == list(range(9))
     assert ja.Probes(every=3).steps_of(FLOW) == [0, 3, 6, 8]
 
@@ -320,11 +320,14 @@ def test_probe_steps_of_a_flow():
 @pytest.mark.parametrize(
     ("probes", "said"),
     [
-        ({"steps": [1, 30]}, "probes.steps: 30 is beyond the end, the longest phase has 20"),
-        ({"steps": {"embed": [2]}}, "probes.steps.embed: 2 is beyond the end, the phase has 1"),
-        ({"every": {"qury": 2}}, "probes.every.qury: no such phase; phases: embed, query"),
-        ({"every": 2, "steps": [1]}, "probes.every: probes.steps sets the steps too; remove one of them"),
-        ({"every": {"query": 2}, "steps": {"query": [1]}}, "probes.every.query: probes.steps.query sets"),
+        ({"steps": [1, 30]}, "probes.steps: 30 is beyond the last step, the longest phase has 20"),
+        ({"steps": {"embed": [2]}}, "probes.steps.embed: 2 is beyond the last step, the phase has 1"),
+        ({"every": {"qury": 2}}, "probes.every.qury: no such phase; choose one of embed, query"),
+        (
+            {"every": 2, "steps": [1]},
+            "probes.every: cannot be combined with probes.steps; remove one of them",
+        ),
+        ({"every": {"query": 2}, "steps": {"query": [1]}}, "probes.every.query: cannot be combined"),
         ({"every": 0}, r"probes.every: .*>= 1"),
         ({"steps": [-1]}, r"probes.steps\[0\]: .*>= 0"),
     ],
@@ -338,7 +341,7 @@ def test_invalid_probe_steps_are_one_line(study, probes, said):
 def test_probe_steps_are_checked_for_every_cell(study):
     probes = {"steps": {"query": [15]}, "min_count": 1}
     assert len(study(probes=probes, axes={"phases.query.steps": [16, 20]}).cells) == 2
-    with pytest.raises(InputError, match="15 is beyond the end, the phase has 10"):
+    with pytest.raises(InputError, match="15 is beyond the last step, the phase has 10"):
         study(probes=probes, axes={"phases.query.steps": [10, 20]})
 
 

@@ -60,7 +60,7 @@ def test_combined_sweeps_are_distinguished_by_name(folder):
 
 
 def test_duplicate_seed_is_rejected(folder):
-    with pytest.raises(InputError, match=r"planted\d+: seed 1 is in .*planted\d+ too"):
+    with pytest.raises(InputError, match=r"planted\d+: seed 1 is also in .*planted\d+"):
         combine([folder(range(2)), folder(range(1, 3))])
 
 
@@ -86,7 +86,7 @@ def test_choose_selects_cells_metrics_and_phases(folder):
     chosen = choose(results, where={"model.dim": "16"}, metrics=["loss"], phases=["query"])
     assert chosen.cells["model.dim"].tolist() == [16, 16]
     assert set(chosen.records["metric"]) == {"loss"}
-    with pytest.raises(InputError, match=r"metric 'los': the run did not record it; did you mean 'loss'\?$"):
+    with pytest.raises(InputError, match=r"metric 'los': not recorded by the run; did you mean 'loss'\?$"):
         choose(results, metrics=["los"])
     with pytest.raises(InputError, match="metric 'entropy': not recorded; the run recorded accuracy, loss"):
         choose(results, metrics=["entropy"])
@@ -105,7 +105,7 @@ def test_choose_accepts_printed_values(folder):
     table = aggregate(paired(results, "phases.query.step_size", "0.333333", "150"))
     rows = table[(table["metric"] == "loss") & (table["step"] == 1)]
     np.testing.assert_allclose(rows["mean"], 10 * (150 - third))
-    with pytest.raises(InputError, match=r"no cells with both '7' and '150'; its values are 150, 0.333333"):
+    with pytest.raises(InputError, match=r"no cells with both '7' and '150'; choose from 150, 0.333333"):
         paired(results, "phases.query.step_size", "7", "150")
     close = folder(range(2), dims=(8,), rates=(third, third + 1e-9))
     with pytest.raises(
@@ -243,7 +243,7 @@ def test_suffix_determines_table_format(tmp_path):
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "t.parquet"), table)
     assert markdown(table).splitlines()[2] == "| a\\|b | 0.123 |"
     assert "c\\_d & 1.00e-7" in latex(table)
-    with pytest.raises(InputError, match=r"t.xlsx: tables are written as .csv"):
+    with pytest.raises(InputError, match=r"t.xlsx: unsupported suffix for a table; use one of .csv"):
         write_page(table, tmp_path / "t.xlsx")
     with pytest.raises(RunError, match="cannot be written"):
         write_page(table, tmp_path / "missing" / "t.csv")

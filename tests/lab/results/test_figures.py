@@ -108,7 +108,9 @@ def test_log_scale_requires_nonnegative_values(load_planted):
     assert (aggregate(run)["mean"] > 0).all()
     assert scales() == ["log", "linear"]
     assert scales(scale="linear") == ["linear", "linear"]
-    with pytest.raises(InputError, match='scale = "log", but crosses has negative values; use "linear"'):
+    with pytest.raises(
+        InputError, match='scale = "log" is not possible, because crosses has negative values; use "linear"'
+    ):
         scales(scale="log")
     assert curves(run, metrics=("falls",), scale="log").figure.axes[0].get_yscale() == "log"
     assert draw_figure(run, {"kind": "curves", "metrics": ["falls"], "scale": "linear"}).figure.axes[0]
@@ -116,7 +118,7 @@ def test_log_scale_requires_nonnegative_values(load_planted):
         draw_figure(run, {"kind": "curves", "scale": "cubic"})
 
 
-def test_curves_against_another_metric(results):
+def test_curves_can_be_drawn_against_another_metric(results):
     """The x of each point is the mean of that metric, recomputed from the records."""
     run = results["dims"]
     drawn = curves(run, metrics=("loss",), cells=(2,), x="p_norm")
@@ -143,7 +145,7 @@ def test_curves_omit_one_step_phases_and_share_panels(results):
     assert "in the phase embed" in curves(results["one_seed"], phase="embed").caption
 
 
-def test_curves_of_many_cells_show_a_selection(results):
+def test_curves_show_a_selection_of_many_cells(results):
     run = results["text"]
     cells = [{"cell": cell, "settings": {"model.dim": cell + 1}} for cell in range(40)]
     loss = run.records[run.records["metric"] == "loss"]
@@ -187,7 +189,7 @@ def test_importance_uses_bins_of_the_run(results, configured):
     assert "4 equal bins of [-0.5, 0.5]" in drawn.caption
 
 
-def test_score_label_of_two_layers_with_weights(results, configured):
+def test_score_label_of_two_layers_shows_the_weights(results, configured):
     drawn = importance(configured(results["text"], model={"kind": "two_layer_weights"}))
     assert "W_2" in drawn.figure.axes[1].get_title("left")
     assert "E·W2 p of" in drawn.caption
@@ -203,7 +205,7 @@ def test_importance_has_one_row_per_class(results):
         importance(results["classes"], label=3)
 
 
-def test_importance_of_many_classes_shows_a_selection(results, monkeypatch):
+def test_importance_shows_a_selection_of_many_classes(results, monkeypatch):
     monkeypatch.setattr("jaxattn.lab.results.token_figures.MOST_CLASSES", 2)
     drawn = importance(results["classes"])
     assert len(drawn.figure.axes) == 4
@@ -279,7 +281,7 @@ def test_scaling_draws_one_line_per_setting(results):
     assert style.png(drawn.figure)
 
 
-def test_scaling_with_one_seed_or_one_value(results, folders):
+def test_scaling_handles_one_seed_or_one_value(results, folders):
     run = results["dims"]
     single = dataclasses.replace(run, records=run.records[run.records["seed"] == 0])
     assert "[" not in scaling(single, axis="model.dim").caption
@@ -331,7 +333,7 @@ def test_top_tokens_shows_tokens_with_dollar_signs(results):
     assert drawn.caption.startswith("The 30 tokens")
 
 
-def test_top_tokens_without_a_font_for_their_letters(results):
+def test_top_tokens_are_drawn_without_a_font_for_their_letters(results):
     run = results["one_seed"]
     drawn = top_tokens(dataclasses.replace(run, tokens=run.tokens.assign(token="\U00013000映画")))
     assert style.png(drawn.figure)
@@ -384,7 +386,7 @@ def test_check_figures_accepts_valid_figures():
     )
 
 
-def test_default_figures(results):
+def test_default_figures_are_curves_and_importance(results):
     figures, problems = draw_all(results["text"])
     assert [drawn.name for drawn in figures] == ["curves", "importance_joint"]
     assert not problems
@@ -448,7 +450,7 @@ def test_score_label_depends_on_model(results, configured, kind, words, label):
     assert f"E·v and {words} of " in drawn.caption
 
 
-def test_importance_caption_names_cell(results):
+def test_importance_caption_identifies_the_cell(results):
     drawn = importance(results["dims"], cell=2)
     assert drawn.title == "Token importance, cell 2 of 4"
     assert ", cell 2 of 4 (" in drawn.caption

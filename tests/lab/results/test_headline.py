@@ -93,11 +93,11 @@ def test_sentences_match_summary_table():
         ([0.9], "The Spearman correlation between E·v and importance over tokens is 0.900"),
     ],
 )
-def test_sentence_on_values_follows_interval(values, words):
+def test_sentence_about_values_depends_on_the_interval(values, words):
     assert headline.sentences(run_of({"loss": values, "spearman_Ev_tokens": values}))[1].startswith(words)
 
 
-def test_sentences_name_lowest_and_highest_cell():
+def test_sentences_report_the_lowest_and_highest_cell():
     run = run_of(
         {"loss": [[0.3], [0.1], [0.2]], "mine": [[1.0], [2.0], [3.0]]},
         cells=[{"model.dim": d} for d in (16, 64, 256)],
@@ -121,7 +121,7 @@ def test_sentences_mention_directions_and_custom_metrics():
     assert second == "1 - cos between p and its max-margin direction is 0.250; margin_ratio is 0.500."
 
 
-def test_two_sentences_for_any_metrics():
+def test_any_metrics_give_two_sentences():
     nan = float("nan")
     assert headline.sentences(run_of({"loss": [nan, nan], "spearman_Ev_tokens": [nan, nan]})) == (
         "No accuracy and no loss has a finite value.",
@@ -164,7 +164,7 @@ def planted(results, configured):
     return make
 
 
-def test_caveat_names_min_count_that_leaves_no_token(planted):
+def test_caveat_reports_a_min_count_that_leaves_no_token(planted):
     empty = {"spearman_Ev_tokens": np.nan, "spearman_Ep_signed_tokens": np.nan, "loss_of_mine": np.nan}
     (line,) = caveats(planted(10**7, **empty))
     assert line == (
@@ -189,7 +189,7 @@ def test_caveats_ignore_nonnumeric_probe_settings(planted, key, strange):
     assert any("probes.important" in line for line in left) == (key in ("low", "high"))
 
 
-def test_caveat_on_logarithm_of_zero(planted):
+def test_caveat_explains_the_logarithm_of_zero(planted):
     (line,) = caveats(planted(45, log_gradient_norm_of_mine=-np.inf))
     assert line == "log_gradient_norm_of_mine: the value is minus infinity, the logarithm of exactly zero"
 

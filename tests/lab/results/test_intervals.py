@@ -27,7 +27,7 @@ def test_student_t_covers_normal_and_lognormal_means(rng, n):
 
 
 @pytest.mark.parametrize("n", range(3, 21))
-def test_clopper_pearson_covers_any_share(n):
+def test_clopper_pearson_covers_any_probability(n):
     bounds = clopper_pearson(np.arange(n + 1), n)
     for p in np.linspace(0.01, 0.99, 99):
         inside = (bounds[0] <= p) & (p <= bounds[1])
@@ -35,7 +35,7 @@ def test_clopper_pearson_covers_any_share(n):
 
 
 @pytest.mark.parametrize("n", [1, 4, 64])
-def test_clopper_pearson_closed_form_without_hits_or_misses(n):
+def test_clopper_pearson_matches_the_closed_form_without_hits_or_misses(n):
     edge = 1 - 0.025 ** (1 / n)
     np.testing.assert_allclose(clopper_pearson(0, n), (0, edge), atol=1e-12)
     np.testing.assert_allclose(clopper_pearson(n, n), (1 - edge, 1), atol=1e-12)

@@ -62,7 +62,7 @@ def test_verdicts_without_criterion():
         (0, 2, "fails", "does not hold"),
     ],
 )
-def test_share_of_seeds(hits, seeds, promised, beyond):
+def test_share_has_a_clopper_pearson_interval(hits, seeds, promised, beyond):
     found = judge.share(np.arange(seeds) < hits)
     interval = stats.binomtest(hits, seeds).proportion_ci(method="exact")
     np.testing.assert_allclose(found[:3], [hits / seeds, interval.low, interval.high], rtol=1e-9)
@@ -104,7 +104,7 @@ def test_number_at_bound_of_its_range_has_no_interval():
     assert verdict(judge.jackknifed([0.95]), at_least(0.9), "published") == "cannot tell"
 
 
-def test_text_of_criteria_and_numbers():
+def test_criteria_and_numbers_are_formatted():
     assert around(-0.5, 0.05) == (-0.55, -0.45, "-0.5 ± 0.05")
     assert at_least(0.9) == (0.9, math.inf, "≥ 0.9")
     assert within_factor(8.0, 2.0) == (4.0, 16.0, "8 within a factor of 2")

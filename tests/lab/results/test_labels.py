@@ -32,7 +32,7 @@ from jaxattn.lab.results.labels import (
         (np.nan, "–"),
     ],
 )
-def test_format_number(value, text):
+def test_numbers_have_three_significant_digits(value, text):
     assert format_number(value) == text
 
 
@@ -41,11 +41,11 @@ def test_interval_determines_digits():
     assert with_interval(2.0, 2.0, 2.0) == "2.00 [2.00, 2.00]"
 
 
-def test_brief_numbers():
+def test_brief_formats_round_numbers():
     assert [brief(x) for x in (1e-9, 1e6, 200.0)] == ["1e-9", "1e6", "200"]
 
 
-def test_setting_of_missing_axis_is_empty():
+def test_setting_of_a_missing_axis_is_empty():
     assert [setting(x) for x in (0.1, 2000.0, "inf", "SGD", np.nan, None)] == [
         "0.1",
         "2000",
@@ -56,11 +56,11 @@ def test_setting_of_missing_axis_is_empty():
     ]
 
 
-def test_ranges_text():
+def test_integers_are_formatted_as_ranges():
     assert [ranges_text(x) for x in ([3], [0, 1], [2, 3, 4], [2, 5])] == ["3", "0 to 1", "2 to 4", "2, 5"]
 
 
-def test_grow_by_factors():
+def test_values_that_grow_by_factors_are_detected():
     assert grow_by_factors([1, 10, 100])
     assert not grow_by_factors([1, 2, 3])
     assert not grow_by_factors([0, 1, 10])
@@ -84,7 +84,7 @@ def test_literal_escapes_dollar_signs(name):
         assert drawn(text) == plain
 
 
-def test_formula_labels():
+def test_invalid_formulas_in_labels_are_escaped():
     labels = {"a": r"$\|p\|^2$ of p", "b": "cost $5^$ now", "c": "one $"}
     assert metric_label("a", labels) == r"$\|p\|^2$ of p"
     assert metric_label("b", labels) == r"cost \$5^\$ now"

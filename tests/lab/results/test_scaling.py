@@ -85,7 +85,7 @@ def test_convergence_draws_seeds_and_median(results):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"x": "norm"}, r"metric 'norm': the run did not record it; did you mean 'p_norm'\?"),
+        ({"x": "norm"}, r"metric 'norm': not recorded by the run; did you mean 'p_norm'\?"),
         (
             {"x": "time"},
             "metric 'time': not recorded; the run recorded loss, margin_ratio, one_minus_cosine, p_norm",
@@ -115,7 +115,7 @@ def test_diagram_prints_mean_in_every_tile(planted):
     assert " and over " not in drawn.caption
 
 
-def test_diagram_caption_names_averaged_axes(planted):
+def test_diagram_caption_lists_averaged_axes(planted):
     cells = tuple({"model.dim": d, "a.b": s, "c": x} for d in (16, 8) for s in (1.0, 30.0) for x in (1, 2))
     drawn = diagram(planted(cells), x_axis="model.dim", y_axis="a.b", metric="margin_ratio")
     assert " and over c at the end of phase query, for every a.b and model.dim." in drawn.caption

@@ -45,7 +45,7 @@ def one(values, **options):
         ([10.0, 0.0, 1.0, 2.0, 100.0], 0.3 * 1 + 0.4 * 2 + 0.3 * 10),
     ],
 )
-def test_interquartile_mean_of_small_samples(values, expected):
+def test_interquartile_mean_of_small_samples_matches_the_definition(values, expected):
     assert one(values)["iqm"] == pytest.approx(expected, rel=1e-14)
 
 
@@ -76,7 +76,7 @@ def test_scale_of_custom_metric_is_declared_by_its_probe(load_planted):
     assert set(plain["scale"]) == {"linear"}
 
 
-def test_mean_and_median():
+def test_mean_and_median_match_numpy():
     values = np.random.default_rng(0).standard_normal(7)
     row = one(values)
     assert row["mean"] == pytest.approx(values.mean())
@@ -153,7 +153,7 @@ def test_interquartile_mean_interval_matches_scipy():
 
 
 @pytest.mark.parametrize("draw", [np.random.Generator.normal, np.random.Generator.exponential])
-def test_interquartile_mean_interval_covers(draw):
+def test_interquartile_mean_interval_covers_the_true_value(draw):
     law = {"normal": scipy.stats.norm, "exponential": scipy.stats.expon}[draw.__name__]
     truth = law.ppf(np.linspace(0.25, 0.75, 20_001)).mean()
     values = draw(np.random.default_rng(2), size=(3000, 20))
@@ -194,7 +194,7 @@ def test_one_seed_has_no_interval_and_no_seed_has_no_mean():
     assert none[list(STATISTICS)].isna().all()
 
 
-def test_series_is_independent_of_other_rows_and_their_order():
+def test_a_series_does_not_depend_on_other_rows_or_their_order():
     rng = np.random.default_rng(4)
     frames = [
         table(rng.standard_normal(n), metric=metric, cell=cell, step=step)
@@ -219,7 +219,7 @@ def test_computation_in_blocks_gives_same_result(monkeypatch):
     pd.testing.assert_frame_equal(whole, aggregate(frames), rtol=1e-12)
 
 
-def test_bootstrap_depends_on_seed_only():
+def test_bootstrap_depends_only_on_the_seed():
     values = np.random.default_rng(6).standard_normal(20)
     assert one(values, seed=1).equals(one(values, seed=1))
     assert one(values, seed=1)["iqm_low"] != one(values, seed=2)["iqm_low"]
@@ -236,7 +236,7 @@ def test_rows_are_sorted_by_cell_phase_step_metric():
     assert found == [(cell, phase, step) for cell in (0, 1) for phase in "zy" for step in (1, 9)]
 
 
-def test_no_rows():
+def test_empty_records_give_an_empty_aggregate():
     empty = aggregate(table([]))
     assert empty.empty
     assert list(empty.columns) == ["cell", "phase", "step", "metric", "scale", "n", "missing", *STATISTICS]
@@ -248,7 +248,7 @@ def test_axis_columns_follow_cell_column(results):
     assert dict(found[["cell", "model.dim"]].drop_duplicates().to_numpy()) == {0: 64, 1: 128, 2: 256, 3: 512}
 
 
-def test_last_steps_per_phase_and_metric():
+def test_last_steps_are_per_phase_and_metric():
     frames = [
         table([1.0], step=3),
         table([1.0], step=7),
@@ -289,7 +289,7 @@ def test_summary_of_many_cells_has_one_row_per_cell_and_phase(results):
     assert "of" not in summary.loc[4, "loss"]
 
 
-def test_summary_title(results):
+def test_summary_title_describes_the_entries(results):
     interval = " [95 % interval, Student's t]"
     geometric = "; for one_step_error the geometric mean [Student's t of the logarithm]"
     dims, failed = results["dims"], results["failed"]

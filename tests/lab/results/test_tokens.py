@@ -38,9 +38,7 @@ def test_failed_seeds_and_nonfinite_tokens_are_dropped(results):
 
 def test_missing_tokens_are_an_error(results):
     run = results["one_seed"]
-    with pytest.raises(
-        InputError, match="no token table, because no phase has ended, or the model does not provide"
-    ):
+    with pytest.raises(InputError, match="no token table, because no phase has ended or the model has no"):
         at_end(dataclasses.replace(run, tokens=run.tokens.head(0)))
     with pytest.raises(InputError, match="phase 'none': tokens were recorded only after embed, joint"):
         at_end(run, phase="none")
@@ -67,7 +65,7 @@ def test_top_tokens_of_different_corpora_use_first_seed(results):
     assert set(best["seed"]) == {0}
 
 
-def test_top_tokens_with_min_count(results):
+def test_top_tokens_respect_min_count(results):
     tokens = at_end(results["text"], phase="joint")
     best = top(tokens, count=5, min_count=500)
     often = tokens.table[tokens.table["count"] >= 500]

@@ -35,12 +35,12 @@ def curve(values, *, metric="test_accuracy", cell=0, half=0.01):
         ([0.6, 0.55, 0.8, 0.9], float("nan"), None),
     ],
 )
-def test_turn_lies_beyond_intervals_of_both_ends(values, half, expected):
+def test_extremum_lies_outside_the_intervals_of_both_ends(values, half, expected):
     found = turn(curve(values, half=half))
     assert (found and ("min" if found.minimum else "max", found.steps[1])) == expected
 
 
-def test_turn_sentence_has_numbers_steps_and_loss():
+def test_sentence_about_an_extremum_has_numbers_steps_and_loss():
     table = pd.concat([curve([0.839, 0.583, 0.7, 0.862]), curve([0.63, 0.61, 0.5, 0.4], metric="test_loss")])
     panels = {"loss": ["test_loss"], "accuracy": ["test_accuracy"]}
     (found,) = turning_sentences(table, panels, [0])
@@ -54,7 +54,7 @@ def test_turn_sentence_has_numbers_steps_and_loss():
     assert "test loss" not in turning_sentences(rising, panels, [0])[0]
 
 
-def test_turns_of_several_cells_are_counted():
+def test_extrema_of_several_cells_are_counted():
     table = pd.concat([
         curve([0.8, 0.5, 0.6, 0.9]), curve([0.5, 0.6, 0.7, 0.9], cell=1), curve([9, 1, 2, 9], metric="p_norm")
     ])  # fmt: skip
@@ -63,7 +63,7 @@ def test_turns_of_several_cells_are_counted():
     ]
 
 
-def test_caption_of_curves_describes_turns(write, rewrite, tmp_path):
+def test_caption_of_curves_describes_extrema(write, rewrite, tmp_path):
     folder = write(tmp_path / "run", vocab_size=20)
     records = load(folder).records
     assert "The test accuracy" not in curves(load(folder)).caption
@@ -87,7 +87,7 @@ def test_rise_after_minimum_is_described(y, expected):
     assert rise(x, np.array(y, float), ("x", "y")) == expected
 
 
-def test_caption_of_convergence_names_cell_with_rise(write, rewrite, tmp_path):
+def test_caption_of_convergence_describes_a_rise(write, rewrite, tmp_path):
     folder = write(tmp_path / "run", vocab_size=20, axes={"model.dim": [64, 128]})
     records = load(folder).records
     options = {"x": "p_norm", "y": "loss"}

@@ -109,7 +109,7 @@ def test_path_outside_a_checkpoint_is_not_repeated_as_advice(folder, name):
     assert "remove" not in str(caught.value)
 
 
-def test_overlaps_of_batches():
+def test_overlapping_batches_are_detected():
     def name(first, last):
         return f"cells-00000-00009-seeds-{first:05d}-{last:05d}"
 

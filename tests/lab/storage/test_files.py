@@ -60,13 +60,13 @@ def test_checksum_is_compared(tmp_path):
     for reading in (files.read_file, files.check_file):
         with pytest.raises(Damaged, match=f"{path}: damaged"):
             reading(path, tmp_path, sha256)
-        with pytest.raises(Damaged, match=f"{tmp_path}: a folder is in its place"):
+        with pytest.raises(Damaged, match=f"{tmp_path}: is a folder, not a file"):
             reading(tmp_path, tmp_path, sha256)
         with pytest.raises(Damaged, match=f"{path}/x: missing"):
             reading(path / "x", tmp_path, sha256)
 
 
-def test_file_names_of_a_folder(tmp_path, monkeypatch):
+def test_file_names_of_a_folder_are_sorted(tmp_path, monkeypatch):
     for name in ("b", "a"):
         (tmp_path / name).write_text("")
     assert files.file_names(tmp_path, tmp_path) == ["a", "b"]
@@ -183,7 +183,7 @@ def test_deeply_nested_json_is_damaged(tmp_path, text):
     assert files.parse_json(b"[" * 100 + b"]" * 100)
 
 
-def test_cache_folder_precedence(monkeypatch, tmp_path):
+def test_cache_folder_follows_the_precedence_of_its_settings(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("JAXATTN_CACHE", raising=False)

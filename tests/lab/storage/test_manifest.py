@@ -78,7 +78,7 @@ def test_invalid_manifest_is_one_line_for_every_command(tmp_path, monkeypatch, c
 def test_missing_keys_of_a_manifest_raise(tmp_path, key):
     manifest.write_manifest(tmp_path, {name: x for name, x in WHOLE.items() if name != key})
     with pytest.raises(
-        InputError, match=f"manifest.json: .*`{key}`.*; use a folder that `jaxattn run` wrote"
+        InputError, match=f"manifest.json: .*`{key}`.*; use a folder written by `jaxattn run`"
     ):
         manifest.read_manifest(tmp_path)
 

@@ -10,7 +10,7 @@ def test_same_source_has_no_note():
     assert provenance.differs([now | {"commit": "0" * 40}]) == ""
 
 
-def test_other_source_is_reported():
+def test_a_different_source_is_reported():
     now = provenance.installed() | {"commit": "a" * 40}
     other = {"version": "0.0.9", "commit": "b" * 40, "source": "0"}
     assert provenance.differs([other]).startswith(
@@ -25,7 +25,7 @@ def test_other_source_is_reported():
     assert now["source"] == provenance.installed()["source"]
 
 
-def test_sources_of_old_manifests():
+def test_sources_of_old_manifests_are_read():
     old = {"versions": {"jaxattn": "0.0.1"}, "git_commit": "c" * 40}
     assert provenance.makers(old) == [{"version": "0.0.1", "commit": "c" * 40}]
     assert "made by jaxattn 0.0.1 at commit cccccccccccc" in provenance.differs(provenance.makers(old))

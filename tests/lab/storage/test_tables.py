@@ -76,7 +76,7 @@ def test_memory_limit_grows_with_the_file(tmp_path, monkeypatch):
     pd.DataFrame({"value": np.random.default_rng(0).normal(size=10_000)}).to_parquet(path)
     assert len(tables.read_table(path, tmp_path, None)) == 10_000
     pd.DataFrame({"value": np.zeros(1_000_000)}).to_parquet(path, compression="zstd")
-    with pytest.raises(Damaged, match="it has 1,000,000 rows, too many for a file of this size"):
+    with pytest.raises(Damaged, match="1,000,000 rows are too many for a file of this size"):
         tables.read_table(path, tmp_path, None)
 
 

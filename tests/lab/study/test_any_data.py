@@ -103,7 +103,7 @@ STUDY = {
 WRONG = {
     "leaves that disagree": (
         {"data": "mine.py:uneven"},
-        "data: train: z: float32[5, 3] for 6 targets; give one row for each example",
+        "data: train: z: float32[5, 3] for 6 targets; expected one row per example",
     ),
     "a take that changes shapes": (
         {"data": "mine.py:flat", "model": "mine.py:Linear"},
@@ -111,11 +111,11 @@ WRONG = {
     ),
     "targets that a loss does not accept": (
         {"loss": "classification"},
-        "loss: Classification does not fit the model and the data: it requires targets that are classes, one for each example, not float32[6]",
+        "loss: Classification is incompatible with the model and the data: it requires targets that are classes, one for each example, not float32[6]",
     ),
     "classes for a loss of numbers": (
         {"data": "mine.py:signs"},
-        "loss: SquaredError does not fit the model and the data: it requires targets that are numbers of the outputs' shape (6,)",
+        "loss: SquaredError is incompatible with the model and the data: it requires targets that are numbers of the outputs' shape (6,)",
     ),
     "noise without classes": (
         {"data": {"kind": "mine.py:line", "label_noise": 0.1}},
@@ -168,7 +168,7 @@ def study(names, **changes):
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_incompatible_parts_raise_one_line(names, tmp_path, case):
+def test_incompatible_parts_raise_one_line_errors(names, tmp_path, case):
     changes, expected = WRONG[case]
     with pytest.raises(InputError) as raised:
         study(names, **changes).plan(tmp_path / "out", quick=True)
@@ -197,7 +197,7 @@ def test_plan_lists_metrics_skipped_for_real_targets(names):
 
 
 @pytest.mark.more
-def test_regression_and_classification_on_vectors(names, tmp_path):
+def test_regression_and_classification_on_vectors_run(names, tmp_path):
     """Compared with NumPy: least squares by descent on all examples, on minibatches and on fresh examples."""
     phases = [
         DESCENT,
@@ -220,14 +220,14 @@ def test_regression_and_classification_on_vectors(names, tmp_path):
     assert results.failures.empty
 
 
-def test_shared_data_of_any_kind(names, tmp_path):
+def test_shared_data_of_any_type_run(names, tmp_path):
     results = study(names, data="mine.py:both", seeds=2).run(tmp_path / "shared", quiet=True)
     last = results.records.query("step == 4").set_index(["seed", "metric"])["value"]
     np.testing.assert_array_equal(last[0, "test_loss"], last[0, "loss"])
     assert last[0, "loss"] != last[1, "loss"]
 
 
-def test_description_of_any_data(names):
+def test_any_data_can_be_described(names):
     data = {"kind": "mine.py:signs", "sequences": 8, "test_sequences": 4}
     ((_, sizes),) = describe_data(study(names, data=data, loss="classification"), 3, silent)
     assert sizes["examples"].tolist() == ["8", "4"]

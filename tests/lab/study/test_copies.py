@@ -67,10 +67,10 @@ def test_copied_function_gives_bitwise_identical_results(study, tmp_path, genera
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sequences": 13}, "data: sequences: 13 is not a positive multiple of num_classes = 2"),
-        ({"test_sequences": 13}, "data: sequences: 13 is not a positive multiple of num_classes = 2"),
+        ({"sequences": 13}, "data: sequences: 13; must be a positive multiple of num_classes = 2"),
+        ({"test_sequences": 13}, "data: sequences: 13; must be a positive multiple of num_classes = 2"),
         ({"vocab_size": 3}, "data: vocab_size: 3 leaves no irrelevant token"),
-        ({"length": 2**20, "sequences": 2**12}, "data: length: 4,096 sequences of 1,048,576 are"),
+        ({"length": 2**20, "sequences": 2**12}, "data: length: 4,096 sequences of 1,048,576 tokens make"),
         ({"max_posterior_difference": 1.5}, "data.max_posterior_difference: expected 'float' <= 1.0"),
     ],
 )
@@ -101,7 +101,7 @@ def test_padded_vocabulary_requires_its_setting(study, tmp_path):
     (tmp_path / "sizeless.py").write_text(
         "def sizeless(key, *, sequences: int, used=None):\n    return None\n"
     )
-    with pytest.raises(InputError, match="it has an argument used and no setting vocab_size"):
+    with pytest.raises(InputError, match="the argument used requires a setting vocab_size"):
         study(False, data={"kind": "sizeless.py:sizeless", "sequences": 8}, axes={"loss.smoothing": [0.1]})
 
 
@@ -126,5 +126,7 @@ def test_class_with_a_renamed_attribute_raises(study, tmp_path):
         "    def why_not(self, outputs, data): return None\n"
         "    def __call__(self, outputs, targets): return outputs\n"
     )
-    with pytest.raises(InputError, match=r"old.py:Old: version 0.3 renamed 'why_not' to 'skip_reason'"):
+    with pytest.raises(
+        InputError, match=r"old.py:Old: 'why_not' was renamed to 'skip_reason' in version 0.3"
+    ):
         study(False, loss="old.py:Old", axes={})

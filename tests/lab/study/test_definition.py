@@ -77,25 +77,25 @@ def test_hash_does_not_depend_on_class_names(load):
         ("model.kind=one_layers", r"model.kind: unknown 'one_layers'; did you mean 'one_layer'\?"),
         ("phases.1.kind=decent", r"phases\[1\].kind: unknown 'decent'; did you mean 'descent'\?"),
         ("loss.kind=hing", r"loss.kind: unknown 'hing'; did you mean 'hinge'\?"),
-        ("phases.1.optimizer=adamm", r"phases\[1\]: optimizer: 'adamm' is not known; did you mean 'adam'"),
+        ("phases.1.optimizer=adamm", r"phases\[1\]: optimizer: unknown optimiser 'adamm'; did you mean"),
         ("phases.1.momentum=big", r"phases\[1\]: momentum: expected a number for sgd, got 'big'"),
         ("phases.1.momentum=[1]", r"phases\[1\]: momentum: expected a number for sgd, got \[1\]"),
-        ("phases.1.optimizer=[]", r"phases\[1\]: optimizer: expected a name, got \[\]"),
-        ("phases.1.optimizer={a = 1}", r"phases\[1\]: optimizer: expected a name, got"),
+        ("phases.1.optimizer=[]", r"phases\[1\]: optimizer: expected a name .*, got \[\]"),
+        ("phases.1.optimizer={a = 1}", r"phases\[1\]: optimizer: expected a name .*, got"),
         ("dtype=float16", r"dtype: invalid enum value 'float16'; did you mean 'float"),
         ("model.dim=0", r"model.dim: expected 'int' >= 1"),
         ("model.dim=-4", r"model.dim: expected 'int' >= 1, got -4$"),
         ("model.dim=big", r"model.dim: invalid enum value 'big'; known: a number, inf"),
         ("model.dim=1.5", r"model.dim: expected 'int .* str', got 'float'"),
         ("model.init.p.scal=2.0", r"model.init.p"),
-        ("model.init.q.scale=2.0", r"model.init: the model has no parameter 'q'; it has E, p, v"),
+        ("model.init.q.scale=2.0", r"model.init: the model has no parameter 'q'; choose one of E, p, v"),
         ("data.num_classes=1", r"data.num_classes: expected 'int' >= 2"),
         ("data.relevant=20", r"^data: vocab_size: 20 leaves no irrelevant token"),
         ("seeds=0", r"seeds: expected 'int' >= 1, got 0$"),
         ("seeds=[3, -1]", r"seeds\[1\]: expected 'int' >= 0, got -1$"),
         ("phases=[]", r"phases: expected 'array' of length >= 1, got \[\]$"),
-        ("axes.model.dim=[]", r"axes.model.dim: an empty list; give at least one value$"),
-        ("axes.model.dim=16", r"axes.model.dim: 16 is not a list; give a list, such as \[16\]$"),
+        ("axes.model.dim=[]", r"axes.model.dim: an empty list; add at least one value$"),
+        ("axes.model.dim=16", r"axes.model.dim: 16 is not a list; use a list, such as \[16\]$"),
         ("axes.model.dim=[8, 16, 8]", r"axes.model.dim: 8 is listed twice; list each value once$"),
         ("zip.model.dim=3", r"zip.model.dim: 3 is not a list"),
         ("blocks.a.axes.model.dim=3", r"blocks.a: axes.model.dim: 3 is not a list"),
@@ -108,17 +108,20 @@ def test_hash_does_not_depend_on_class_names(load):
         ("axes.model.dims=[3]", r"axes: cell 0 \(.*model.dims = 3.*\): model: unknown key 'dims'; did you"),
         ("axes.model.dim=[8, -1]", r"axes: cell 3 \(model.dim = -1, .*\): model.dim: expected 'int' >= 1"),
         ("axes.seeds=[1, 2]", r"seeds cannot be an axis"),
-        ("phases.other.steps=3", r"phases.other.steps: no entry 'other' in the list; there are embed, query"),
+        (
+            "phases.other.steps=3",
+            r"phases.other.steps: no entry 'other' in the list; choose one of embed, query",
+        ),
         ("phases.1.name=embed", r"two phases are named 'embed'"),
         ("phases.1.train=['q']", r"phases\[1\].train: q: not a parameter of the model; known: E, p, v"),
-        ("probes.low=2.0", r"probes.low: 2.0 is not below"),
+        ("probes.low=2.0", r"probes.low: 2.0; must be below"),
         ("probes.own=['nosuch']", r"probes.own\[0\].kind: unknown 'nosuch'"),
         ("name=../up", r"name: expected letters, digits"),
         ("model", r"expected key=value"),
         ("model.dim.deep=3", r"model.dim.deep: .*plain value"),
     ],
 )
-def test_invalid_tables_raise_with_place_and_remedy(load, override, message):
+def test_invalid_tables_raise_with_location_and_remedy(load, override, message):
     with pytest.raises(InputError, match=message) as caught:
         load(override)
     assert "\n" not in str(caught.value)
@@ -224,19 +227,19 @@ SMALL = (Path(__file__).parents[2] / "sweeps" / "small.toml").read_text()
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_mutated_tables_raise_one_line(data):
+def test_mutated_tables_raise_one_line_errors(data):
     check_mutations_of_a_tree(SMALL, data)
 
 
 @pytest.mark.slow
 @settings(max_examples=1_000, deadline=None)
 @given(st.data())
-def test_more_mutated_tables_raise_one_line(data):
+def test_more_mutated_tables_raise_one_line_errors(data):
     check_mutations_of_a_tree(SMALL, data)
 
 
 @pytest.mark.exhaustive
 @settings(max_examples=7_000, deadline=None)
 @given(st.data())
-def test_many_mutated_tables_raise_one_line(data):
+def test_many_mutated_tables_raise_one_line_errors(data):
     check_mutations_of_a_tree(SMALL, data)

@@ -320,17 +320,17 @@ WRONG = {
     # missing files and names
     "no file": (
         {"model": "thine.py:Model"},
-        "model.kind: thine.py: there is no such file; did you mean mine.py?",
+        "model.kind: thine.py: no such file; did you mean mine.py?",
     ),
-    "no module": ({"model": "no_lab.models:Model"}, "model.kind: no_lab.models: there is no such module"),
+    "no module": ({"model": "no_lab.models:Model"}, "model.kind: no_lab.models: no such module"),
     "no name": (
         {"model": "mine.py:Modl"},
-        "model.kind: mine.py:Modl: mine.py has no 'Modl'; did you mean mine.py:Model?",
+        "model.kind: mine.py:Modl: 'Modl' does not exist in mine.py; did you mean mine.py:Model?",
     ),
     "no code": ({"model": "mine.py:number"}, "mine.py:number is neither a class nor a function"),
     "a function": (
         {"model": "mine.py:loss"},
-        "model: mine.py:loss has the argument 'params'; a model function has settings only, after a *",
+        "model: mine.py:loss has the argument 'params'; a model function takes only settings, after a *",
     ),
     # missing bases and methods
     "no data": (
@@ -353,7 +353,7 @@ WRONG = {
     ),
     "scores of too few tokens": (
         {"model": model("FewTokens")},
-        "model: scores: shape (4,) for 12 tokens; give one row for every token",
+        "model: scores: shape (4,) for 12 tokens; expected one row for each token",
     ),
     "no transformation": (
         {"phases": [BATCHED[0] | {"optimizer": "mine.py:no_transformation", "batch_size": None}]},
@@ -376,7 +376,7 @@ WRONG = {
     ),
     "positional": (
         {"loss": {"kind": "mine.py:positional", "power": 3.0}},
-        "loss: positional: 'power' is positional; put * before the settings",
+        "loss: positional: setting 'power' is positional; put * before it",
     ),
     "plain class": (
         {"model": model("Plain", dim=3)},
@@ -397,11 +397,11 @@ WRONG = {
     # invalid return values
     "no corpus": (
         {"data": "mine.py:no_corpus"},
-        "data: it returns tuple; return a jaxattn.Dataset, such as a Corpus",
+        "data: returned tuple; return a jaxattn.Dataset, such as a Corpus",
     ),
     "unnamed": (
         {"model": model("Unnamed")},
-        "model.init: parameters: an array float32[3] has no names; Model.init must return arrays in a dataclass",
+        "model.init: parameters: an array float32[3] has no parameter names; return a dataclass",
     ),
     "keyless": (
         {"model": model("Keyless")},
@@ -409,7 +409,7 @@ WRONG = {
     ),
     "two logits": (
         {"model": model("TwoColumns")},
-        "loss: Classification does not fit the model and the data: it requires outputs (10,) for 10 examples of 2 classes, not float32[10, 2]",
+        "loss: Classification is incompatible with the model and the data: it requires outputs (10,) for 10 examples of 2 classes, not float32[10, 2]",
     ),
     "values only": (
         {"model": model("ValuesOnly")},
@@ -421,7 +421,7 @@ WRONG = {
     ),
     "mean loss": (
         {"loss": "mine.py:mean_loss"},
-        "loss: mine.py:mean_loss returns float32[]; return (10,) floats, one for every example",
+        "loss: mine.py:mean_loss returns float32[]; return (10,) floats, one per example",
     ),
     "whole loss": (
         {"loss": "mine.py:count_loss"},
@@ -437,7 +437,7 @@ WRONG = {
     ),
     "start of nothing": (
         {"model": model("Model", init={"q": "zero"})},
-        "model.init: the model has no parameter 'q'; it has E, p, v",
+        "model.init: the model has no parameter 'q'; choose one of E, p, v",
     ),
     "training nothing": (
         {"phases": phase("Stays", train=["q"])},
@@ -449,7 +449,7 @@ WRONG = {
     ),
     "forgets": (
         {"phases": phase("Forgets")},
-        "phases[0]: Forgets.step returns a Params, whose structure differs from its input State",
+        "phases[0]: Forgets.step returns a Params, with a structure that differs from its input State",
     ),
     "widens": (
         {"phases": phase("Widens")},
@@ -469,7 +469,7 @@ WRONG = {
     ),
     "complex": (
         {"probes": {"own": ["mine.py:turn"]}},
-        "probes.own[0]: mine.py:turn returns complex64[] for 'turn'; records are real; return its real and",
+        "probes.own[0]: mine.py:turn returns complex64[] for 'turn'; metrics must be real; return its real and",
     ),
     "scores that are not declared": (
         {"model": model("Claims")},
@@ -477,7 +477,7 @@ WRONG = {
     ),
     "coupled sequences": (
         {"loss": "mine.py:contrast", "phases": BATCHED},
-        "phases[0].batch_size: mine.py:contrast couples sequences, but it would get all sequences and not only those of the batch; "
+        "phases[0].batch_size: mine.py:contrast couples sequences, but would be evaluated on all sequences instead of the batch; "
         "derive a class from jaxattn.Loss with coupled = True",
     ),
     "a batch's loss that does not say so": (
@@ -511,7 +511,7 @@ WRONG = {
     ),
     "a transformation": (
         {"phases": [BATCHED[0] | {"optimizer": "mine.py:made_already"}]},
-        "phases[0]: optimizer: expected a name, got an optax transformation, whose step size is fixed; or give a fun",
+        "phases[0]: optimizer: expected a name or a function of the step size, such as `def own(step_size): return ",
     ),
     "a letter left out": (
         {"phases": [{("stepsize" if key == "step_size" else key): x for key, x in BATCHED[0].items()}]},
@@ -527,26 +527,26 @@ WRONG = {
     ),
     "an annotation": (
         {"probes": {"own": ["mine.py:no_setting"]}},
-        "probes.own[0]: no_setting has an annotation that settings cannot have (",
+        "probes.own[0]: no_setting has an annotation that is not supported for settings (",
     ),
     # numbers that differ between cells
     "decides": (
         {"model": model("Decides"), "axes": {"model.width": [1.0, 2.0]}},
-        "model.width: cells that differ in it share a program, but model: TracerBoolConversionError in outputs",
+        "model.width: cells with different values share a program, but model: TracerBoolConversionError in outputs",
     ),
     "converts": (
         {"model": model("Converts"), "axes": {"model.width": [1.0, 2.0], "data.shown": [0.5, 1.0]}},
-        "model.width: cells that differ in it share a program, but model: TracerArrayConversionError in outputs",
+        "model.width: cells with different values share a program, but model: TracerArrayConversionError in outputs",
     ),
     "counts steps": (
         {"phases": phase("Timed"), "axes": {"phases.move.time": [1.0, 2.0]}},
-        "phases.move.time: cells that differ in it share a program, but phases[0]: ConcretizationTypeError in timed",
+        "phases.move.time: cells with different values share a program, but phases[0]: ConcretizationTypeError in timed",
     ),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_invalid_custom_code_raises_one_line_with_its_place(names, tmp_path, case):
+def test_invalid_custom_code_raises_a_one_line_error_with_its_location(names, tmp_path, case):
     changes, expected = WRONG[case]
     if "one_layer" in str(changes.get("model")):
         changes = changes | {"model": {"kind": "one_layer", "dim": 4}}
@@ -615,7 +615,7 @@ def test_static_settings_allow_python_control_flow(names, tmp_path):
         ({"data": {"kind": "mine.py:unread"}}, "data: FileNotFoundError in unread", "return np.load(name)"),
         (
             {"model": model("RaisesWhenMade")},
-            "model: RaisesWhenMade raises when it is created",
+            "model: RaisesWhenMade raises an exception when it is created",
             "__post_init__",
         ),
         (
@@ -623,8 +623,8 @@ def test_static_settings_allow_python_control_flow(names, tmp_path):
             "model: TracerBoolConversionError in outputs",
             "if params.p[0] > 0:",
         ),
-        ({"model": "raises.py:Model"}, "raises.py raises while it is imported", "json.loads('no')"),
-        ({"model": "syntax.py:Model"}, "syntax.py raises while it is imported", "def f(:"),
+        ({"model": "raises.py:Model"}, "raises.py raises an exception during import", "json.loads('no')"),
+        ({"model": "syntax.py:Model"}, "syntax.py raises an exception during import", "def f(:"),
     ],
 )
 def test_exceptions_of_custom_code_show_its_traceback(names, tmp_path, changes, line, frame):
@@ -739,7 +739,7 @@ def test_nan_in_the_data_raises(sweep, tmp_path, monkeypatch, capsys):
     changes = {"data": {"kind": "runs.py:holed", "at": 2}, "model": "runs.py:Mean", "loss": "squared_error"}
     assert command(monkeypatch, "run", sweep(**changes), "--out", tmp_path / "out", "--quiet") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("data: train: X holds nan at (4, 2, 1); remove that example, or replace it")
+    assert line.endswith("data: train: X contains nan at (4, 2, 1); remove or replace this example")
 
 
 @pytest.mark.more
@@ -787,7 +787,7 @@ def test_nan_of_a_probe_is_shown_as_a_dash(sweep, tmp_path, monkeypatch, capsys)
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"zero": 0}, "data: train: a label is 0; labels of 2 classes are [-1, 1]"),
+        ({"zero": 0}, "data: train: label 0: labels of 2 classes must be [-1, 1]"),
         *(
             pytest.param(
                 {"add": number},

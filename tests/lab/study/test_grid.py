@@ -95,7 +95,7 @@ def test_too_large_grids_raise_before_cells_are_created(settings, monkeypatch, g
 def test_cells_of_all_blocks_count_towards_the_limit(tables, monkeypatch):
     monkeypatch.setattr("jaxattn.lab.study.grid._MOST_CELLS", 5)
     blocks = {name: {"axes": {"model.dim": [1, 2]}} for name in "abc"}
-    with pytest.raises(InputError, match=r"blocks.c: more than 5 cells over all blocks"):
+    with pytest.raises(InputError, match=r"blocks.c: more than 5 cells in all blocks"):
         Definition(tables(blocks=blocks))
 
 
@@ -108,7 +108,7 @@ def test_cells_of_all_blocks_count_towards_the_limit(tables, monkeypatch):
         ),
         ({"axes": {"model.dim": [1]}, "zip": {"model.dim": [1]}}, "model.dim: swept twice"),
         ({"axes": {"model.dim": [1]}, "exclude": [{"model.d": 1}]}, r"exclude\[0\]: model.d is not swept"),
-        ({"axes": {"model.dim": [1]}, "exclude": [{"model.dim": 1}]}, "exclude: no cell is left"),
+        ({"axes": {"model.dim": [1]}, "exclude": [{"model.dim": 1}]}, "exclude: all cells are excluded"),
         (
             {"halton": {"points": 3, "axes": {"model.dims": {"low": 1, "high": 2}}}},
             "cell 0 .*unknown key",
@@ -116,7 +116,7 @@ def test_cells_of_all_blocks_count_towards_the_limit(tables, monkeypatch):
         ({"halton": {"points": 3, "axes": {}}}, r"halton.axes: "),
         (
             {"halton": {"points": 3, "axes": {"model.dim": {"low": 3, "high": 2}}}},
-            "low 3.0 is not below",
+            "low 3.0; must be below",
         ),
         (
             {"halton": {"points": 3, "axes": {"model.dim": {"low": 0, "high": 2, "log": True}}}},
@@ -125,7 +125,7 @@ def test_cells_of_all_blocks_count_towards_the_limit(tables, monkeypatch):
         ({"axes": {"cells": [1]}}, "cells cannot be an axis"),
     ],
 )
-def test_invalid_grids_raise_with_the_place(settings, grid, message):
+def test_invalid_grids_raise_with_the_location(settings, grid, message):
     with pytest.raises(InputError, match=message):
         settings(**grid)
 
@@ -140,7 +140,7 @@ def test_hash_of_a_cell_equals_that_of_the_equivalent_study(tables):
     assert len({cell.config_hash for cell in cells}) == 4
 
 
-def test_axis_over_kinds_and_custom_settings(study):
+def test_an_axis_may_sweep_kinds_and_custom_settings(study):
     cells = study("own", axes={"loss.softness": [0.5, 1.0], "model.rotation": ["drawn", "identity"]}).cells
     assert [cell.setting.model.rotation for cell in cells] == ["drawn", "identity"] * 2
     assert [cell.setting.loss.softness for cell in cells] == [0.5, 0.5, 1.0, 1.0]
@@ -169,7 +169,7 @@ def test_blocks_are_variants_of_the_file(tables):
     assert Definition(tables("flow")).cells[0].settings == {}
 
 
-def test_block_of_another_kind_keeps_common_settings(study):
+def test_block_with_a_different_kind_keeps_common_settings(study):
     blocks = {
         "mlp": {"model": {"kind": "mlp"}},
         "polyak": {"phases": {"query": {"kind": "log_descent", "method": "polyak"}}},
@@ -194,7 +194,10 @@ def test_block_of_another_kind_keeps_common_settings(study):
     ("block", "message"),
     [
         ({"model": {"dimension": 3}}, r"blocks.b: model: unknown key 'dimension'; did you mean 'dim'"),
-        ({"phases": {"head": {"steps": 3}}}, r"blocks.b: head: no entry 'head' in the list; there are embed"),
+        (
+            {"phases": {"head": {"steps": 3}}},
+            r"blocks.b: head: no entry 'head' in the list; choose one of embed",
+        ),
         (
             {"axes": {"model.dims": [3]}},
             r"blocks.b: axes: cell 0 \(block = 'b', model.dims = 3\): model: unk",

@@ -55,7 +55,7 @@ def test_file_imports_from_its_folder_and_its_book(tmp_path, modules):
     (tmp_path / "shared_by_items.py").write_text("import math\n\ntwo = 2\n")
     code = "from shared_by_items import two\nfrom of_this_item import three\n\nfive = two + three\n"
     names = item(tmp_path, "item", code, of_this_item="three = 3")
-    with pytest.raises(UserCodeError, match=r"code.py raises while it is imported") as caught:
+    with pytest.raises(UserCodeError, match=r"code.py raises an exception during import") as caught:
         names.load("code.py:five")
     assert "No module named 'shared_by_items'" in caught.value.trace
     (tmp_path / "book.toml").touch()
@@ -112,18 +112,21 @@ def test_objects_passed_in_python_take_precedence():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mine.py:dobule", r"mine.py:dobule: mine.py has no 'dobule'; did you mean mine.py:double\?"),
+        (
+            "mine.py:dobule",
+            r"mine.py:dobule: 'dobule' does not exist in mine.py; did you mean mine.py:double\?",
+        ),
         ("mine.py:", r"'mine.py:': expected package.module:Name, or a file"),
-        ("mien.py:double", r"mien.py: there is no such file; did you mean mine.py\?"),
-        ("other/lab.py:double", r"other/lab.py: there is no such file; paths are relative to /"),
+        ("mien.py:double", r"mien.py: no such file; did you mean mine.py\?"),
+        ("other/lab.py:double", r"other/lab.py: no such file; paths are relative to /"),
         (
             "nowhere.to_be.found:X",
-            "there is no such module; install it, or give a file, for example mine.py:Name",
+            "no such module; install it, or give a file, for example mine.py:Name",
         ),
-        ("math:sinn", r"math has no 'sinn'; did you mean math:sin"),
+        ("math:sinn", r"'sinn' does not exist in math; did you mean math:sin"),
     ],
 )
-def test_invalid_import_path_is_one_line(folder, name, message):
+def test_invalid_import_path_is_a_one_line_error(folder, name, message):
     with pytest.raises(InputError, match=message) as caught:
         ImportPaths(folder).load(name)
     assert "\n" not in str(caught.value)
@@ -131,7 +134,7 @@ def test_invalid_import_path_is_one_line(folder, name, message):
 
 def test_import_error_shows_only_lines_of_the_file(tmp_path):
     (tmp_path / "bad.py").write_text("def divide():\n    return 1 / 0\n\n\ndivide()\n")
-    with pytest.raises(UserCodeError, match=r"bad.py raises while it is imported") as caught:
+    with pytest.raises(UserCodeError, match=r"bad.py raises an exception during import") as caught:
         ImportPaths(tmp_path).load("bad.py:divide")
     trace = caught.value.trace
     assert "return 1 / 0" in trace
@@ -141,7 +144,7 @@ def test_import_error_shows_only_lines_of_the_file(tmp_path):
     (tmp_path / "bad.py").write_text("def divide():\n    return 1\n")
     assert ImportPaths(tmp_path).load("bad.py:divide")() == 1
     (tmp_path / "as_module_bad.py").write_text("def divide():\n    return 1 / 0\n\n\ndivide()\n")
-    with pytest.raises(UserCodeError, match="as_module_bad raises while it is imported") as caught:
+    with pytest.raises(UserCodeError, match="as_module_bad raises an exception during import") as caught:
         ImportPaths(tmp_path).load("as_module_bad:x")
     assert caught.value.trace.count("as_module_bad.py") == 2
     assert "import_paths.py" not in caught.value.trace
@@ -156,7 +159,7 @@ def test_code_hash_covers_the_whole_file(folder):
     assert names.code_hash("builtins:print") == names.code_hash("builtins:print")
 
 
-def test_traceback_frames_of_custom_files(folder):
+def test_traceback_shows_frames_of_custom_files(folder):
     files = ImportPaths(folder).files(["mine.py:double", "math:cos"])
     assert str(folder / "mine.py") in files
     assert all("jaxattn" not in file or "test" in file for file in files)

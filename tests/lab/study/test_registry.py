@@ -132,12 +132,12 @@ def test_description_has_defaults(names):
         (
             "model",
             "mine.py:pairs",
-            "model: mine.py:pairs has the argument 'key'; a model function has settings only, after a *",
+            "model: mine.py:pairs has the argument 'key'; a model function takes only settings, after a *",
         ),
         (
             "phase",
             "mine.py:pairs",
-            "mine.py:pairs: it declares no trained parameters; add @ja.declare",
+            "mine.py:pairs: declares no trained parameters; add @ja.declare",
         ),
         (
             "model",
@@ -157,12 +157,12 @@ def test_description_has_defaults(names):
         (
             "loss",
             {"kind": "mine.py:softend"},
-            r"loss.kind: .* has no 'softend'; did you mean mine.py:softened",
+            r"loss.kind: .* 'softend' does not exist .*; did you mean mine.py:softened",
         ),
         (
             "loss",
             {"kind": "main.py:softened"},
-            r"loss.kind: main.py: there is no such file; did you mean mine.py",
+            r"loss.kind: main.py: no such file; did you mean mine.py",
         ),
         ("loss", {"kind": 3}, "loss.kind: expected a name, got 3"),
         ("loss", 3, "loss: expected a table or a name, got 3"),
@@ -170,14 +170,16 @@ def test_description_has_defaults(names):
         ("figure", "nosuch", "figure.kind: unknown 'nosuch'"),
     ],
 )
-def test_invalid_parts_raise_one_line_with_place_and_remedy(concept, table, message, names):
+def test_invalid_parts_raise_a_one_line_error_with_location_and_remedy(concept, table, message, names):
     with pytest.raises(InputError, match=message) as caught:
         made(concept, table, names)
     assert "\n" not in str(caught.value)
 
 
 def test_exception_at_creation_shows_the_custom_code(names):
-    with pytest.raises(UserCodeError, match="model: RaisesWhenMade raises when it is created") as caught:
+    with pytest.raises(
+        UserCodeError, match="model: RaisesWhenMade raises an exception when it is created"
+    ) as caught:
         made("model", {"kind": "mine.py:RaisesWhenMade", "dim": 3}, names)
     assert 'raise KeyError("not like this")' in caught.value.trace
     assert "kinds.py" not in caught.value.trace
@@ -274,12 +276,12 @@ def test_settings_are_fields_or_keyword_only_arguments(names):
         (
             "probe",
             "def Taken(params, corpus, *, name: str = ''): ...",
-            "there is a built-in setting 'name'; rename",
+            "'name' is a built-in setting; rename",
         ),
         (
             "data",
             "def Taken(key, *, label_noise: float = 0.1): ...",
-            "there is a built-in setting 'label_noise'",
+            "'label_noise' is a built-in setting",
         ),
     ],
 )
@@ -297,7 +299,7 @@ def test_setting_with_the_name_of_a_base_attribute_raises(concept, code, message
     assert "\n" not in str(caught.value)
 
 
-def test_unresolved_annotation_is_one_line():
+def test_unresolved_annotation_is_a_one_line_error():
     def loss(logits, labels, *, power: "Nowhere" = 1):  # noqa: F821
         return logits
 

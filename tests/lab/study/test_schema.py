@@ -63,7 +63,7 @@ def test_schema_accepts_shipped_sweeps(validator, path):
         ("blocks.other.model.dim = 'wide'", False),
     ],
 )
-def test_schema_of_additional_lines(validator, tables, line, is_valid):
+def test_schema_validates_additional_lines(validator, tables, line, is_valid):
     assert validator.is_valid(merge(tables(), tomllib.loads(line))) == is_valid
 
 
@@ -80,7 +80,7 @@ def test_schema_of_additional_lines(validator, tables, line, is_valid):
         ("extends = 3", False),
     ],
 )
-def test_schema_of_a_file_that_extends_another(validator, text, is_valid):
+def test_schema_accepts_files_that_extend_another(validator, text, is_valid):
     assert validator.is_valid(tomllib.loads(text)) == is_valid
 
 
@@ -121,11 +121,11 @@ def test_schema_has_the_descriptions_of_settings(made):
         "names of the fields, from left to right, for files without a header line"
     )
     assert texts["min_count"]["description"].startswith(
-        "smallest number of occurrences of a word in the training split"
+        "minimum number of occurrences of a word in the training split"
     )  # This setting is from the base class.
     probes = made["$defs"]["Tables"]["properties"]["probes"]["properties"]
     assert probes["min_count"]["description"].startswith(
-        "smallest number of occurrences for a token to enter correlations"
+        "minimum number of occurrences for a token to be included in correlations"
     )
 
 

@@ -70,7 +70,7 @@ def test_shared_corpus_is_the_same_for_every_seed(study, x64):
 
 def test_two_probes_of_the_same_name_raise(study, x64):
     own = ["mine.py:spread", {"kind": "mine.py:spread", "name": "loss"}]
-    with pytest.raises(InputError, match="probes: two probes measure 'loss'; give one of them another name"):
+    with pytest.raises(InputError, match="probes: two probes measure 'loss'; rename one of the metrics"):
         jax.eval_shape(lambda: next(seed.run_seed(study("own", probes={"bins": 0, "own": own}).base, 0))[2])
 
 
@@ -186,7 +186,7 @@ def shared(tmp_path):
 
 
 @pytest.mark.more
-def test_dataset_of_shared_data(tmp_path):
+def test_dataset_returns_shared_data(tmp_path):
     study = shared(tmp_path)
     results = study.run(tmp_path / "run", quiet=True)
     one, other = study.dataset(0), results.dataset(0)
@@ -197,12 +197,12 @@ def test_dataset_of_shared_data(tmp_path):
 
 
 @pytest.mark.more
-def test_invalid_cell_or_seed_is_one_line(ran):
+def test_invalid_cell_or_seed_is_a_one_line_error(ran):
     study, results = ran
     for ask, said in (
         (lambda: study.dataset(0, 4), "cell 4: the study has cells 0 to 3"),
         (lambda: study.dataset(-1), "seed -1: seeds are numbers from 0"),
-        (lambda: results.dataset(7), "seed 7: the run has 0, 1, 2"),
+        (lambda: results.dataset(7), "seed 7: not in the run; choose one of 0, 1, 2"),
         (lambda: results.dataset(0, 9), "cell 9: .* has only cells 0 to 3"),
     ):
         with pytest.raises(InputError, match=said):

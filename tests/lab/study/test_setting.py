@@ -26,7 +26,7 @@ def descent(train, **changes):
             {"model": {"kind": "mlp", "dim": 8}, "phases": [descent(["W1"])]},
             "train: W1: not a parameter of the model; did you mean 'W'",
         ),
-        ({"phases": [descent(["p"], patience=3)]}, "no validation corpus; give data.validation_sequences"),
+        ({"phases": [descent(["p"], patience=3)]}, "no validation corpus; set data.validation_sequences"),
         (
             {"model": {"kind": "two_layer", "dim": 8}, "phases": [{"name": "flow", "kind": "exact_flow"}]},
             "requires scores that are linear in 'p' .* this model has none",
@@ -47,8 +47,8 @@ def test_incompatible_settings_raise(study, changes, message):
     assert "\n" not in str(caught.value)
 
 
-def test_max_margin_without_a_phase_that_trains_p_alone_raises(study, tables):
-    with pytest.raises(InputError, match=r"probes.max_margin: no phase trains p alone"):
+def test_max_margin_requires_a_phase_that_trains_only_p(study, tables):
+    with pytest.raises(InputError, match=r"probes.max_margin: no phase trains only p"):
         study("flow", phases=tables("flow")["phases"][:1])
 
 

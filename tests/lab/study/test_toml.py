@@ -141,7 +141,7 @@ def test_null_removes_a_key(file):
     study = toml.read_sweep(file, ["axes.model.dim=null", "data.test_sequences=null", "model.dim=32"])
     assert {cell.setting.model.dim for cell in study.cells} == {32}
     assert study.base.data.test_sequences == 0
-    with pytest.raises(InputError, match=r"--set data.tests=null: data.tests: is not set"):
+    with pytest.raises(InputError, match=r"--set data.tests=null: data.tests: not set"):
         toml.read_sweep(file, ["data.tests=null"])
 
 
@@ -204,7 +204,7 @@ def test_circular_or_missing_extends_raises(tmp_path):
     with pytest.raises(InputError, match=r"one.toml: .*three.toml: no such sweep file"):
         toml.read_sweep(one)
     one.write_text("extends = 3")
-    with pytest.raises(InputError, match=r"extends: expected a path, got 3"):
+    with pytest.raises(InputError, match=r"extends: expected the path of a file, got 3"):
         toml.read_sweep(one)
 
 
@@ -212,7 +212,9 @@ def test_too_large_files_are_rejected(tmp_path):
     child, base = tmp_path / "child.toml", tmp_path / "base.toml"
     child.write_text('extends = "base.toml"')
     os.mkfifo(base)
-    with pytest.raises(InputError, match=r"base.toml: cannot be read \(not a file\); write the sweep to one"):
+    with pytest.raises(
+        InputError, match=r"base.toml: cannot be read \(not a file\); save the sweep to a file"
+    ):
         toml.read_sweep(child)
     base.unlink()
     with open(base, "wb") as file:
@@ -229,7 +231,7 @@ def test_invalid_paths_raise(tmp_path, path):
     with pytest.raises(InputError, match=r"cannot be read|no such sweep file"):
         toml.read_sweep(tmp_path / "child.toml")
     (tmp_path / "own.toml").write_text(SMALL.replace('"independent"', f'"{path}.py:Name"'))
-    with pytest.raises(InputError, match=r"there is no such file"):
+    with pytest.raises(InputError, match=r"no such file"):
         toml.read_sweep(tmp_path / "own.toml")
 
 
@@ -239,7 +241,7 @@ def test_invalid_import_paths_raise(file, kind):
         toml.read_sweep(file, [f"model.kind='{kind}'"])
 
 
-def test_error_names_the_command_line_option(file):
+def test_error_shows_the_command_line_option(file):
     with pytest.raises(InputError, match=r"^--set model.dim: expected 'int' >= 1, got -4$"):
         toml.read_sweep(file, ["dtype=float64", "model.dim=-4"])
     with pytest.raises(InputError, match=r"^--axis model.gain: 0.5 is listed twice; list each value once$"):
@@ -248,7 +250,7 @@ def test_error_names_the_command_line_option(file):
         toml.read_sweep(file, ["model.dimm=3"])
 
 
-def test_import_error_has_the_place_in_the_file(file):
+def test_import_error_has_the_location_in_the_file(file):
     (file.parent / "wrong.py").write_text("def f(:\n")
     with pytest.raises(UserCodeError, match=f"^{re.escape(str(file))}: loss.kind: wrong.py raises") as caught:
         toml.read_sweep(file, ["loss=wrong.py:f"])
@@ -274,7 +276,7 @@ def test_long_chain_of_extends_raises(tmp_path):
     [
         (
             "phases.query.step_size=inf",
-            r"phases\[1\].step_size: inf is not allowed here; give a finite number",
+            r"phases\[1\].step_size: inf is not allowed here; use a finite number",
         ),
         ("axes.phases.query.step_size=[nan]", r"axes.phases.query.step_size\[0\]: nan is not allowed here"),
         ("seeds=abc", "seeds: expected a number, a range such as '0:20', or a list$"),
@@ -283,7 +285,7 @@ def test_long_chain_of_extends_raises(tmp_path):
         ("data.vocab_size=2147483648", "data.vocab_size: expected 'int' <= 2147483647"),
         (
             "data.length=2000000000",
-            "length: [23]0 sequences of 2,000,000,000 are [46]0,000,000,000 tokens, more",
+            "length: [23]0 sequences of 2,000,000,000 tokens make [46]0,000,000,000 tokens, more",
         ),
         (f"data.vocab_size={'9' * 5000}", "data.vocab_size: expected 'int', got 'str'"),
     ],
@@ -293,7 +295,7 @@ def test_values_out_of_range_raise(file, override, message):
         toml.read_sweep(file, [override])
 
 
-def test_axes_from_the_command_line(file):
+def test_axes_can_be_set_on_the_command_line(file):
     file.write_text(SMALL)
     study = toml.read_sweep(file, ["model.dim=9"], ["phases.query.steps=[1, 2]", "data.length=[3]"])
     assert [cell.settings for cell in study.cells] == [
@@ -323,7 +325,7 @@ def test_written_sweep_has_the_same_hashes(path, tmp_path):
     assert after.seeds == before.seeds
 
 
-def test_unwritable_path_is_one_line(tmp_path, study):
+def test_unwritable_path_is_a_one_line_error(tmp_path, study):
     with pytest.raises(RunError, match=r"nowhere/x.toml: cannot be written \(No such file or directory\)"):
         study().write(tmp_path / "nowhere" / "x.toml")
 

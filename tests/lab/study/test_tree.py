@@ -23,7 +23,10 @@ def test_dotted_keys_index_tables_and_lists():
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("phases.other.steps", "phases.other.steps: no entry 'other' in the list; there are embed, 0 to 0"),
+        (
+            "phases.other.steps",
+            "phases.other.steps: no entry 'other' in the list; choose one of embed, 0 to 0",
+        ),
         ("phases.7", "no entry '7' in the list"),
         ("name.deep", "'name' holds a plain value"),
         ("name.deep.er", "there is no table 'deep' that could hold this key"),
@@ -34,7 +37,7 @@ def test_invalid_dotted_keys_raise(key, message):
         assign({"name": "x", "phases": [{"name": "embed"}]}, key, 1)
 
 
-def test_merge_replaces_tables_of_another_kind():
+def test_merge_replaces_tables_of_a_different_kind():
     base = {"data": {"kind": "a", "length": 3}, "phases": [{"name": "one", "kind": "x", "steps": 1}]}
     merged = merge(base, {"data": {"length": 4}, "phases": {"one": {"kind": "y", "points": 2}}, "seeds": 3})
     assert merged == {
@@ -68,7 +71,7 @@ def test_merge_keeps_settings_common_to_both_kinds():
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({"a": {"b": [1.0, float("inf")]}}, r"a.b\[1\]: inf is not allowed here; give a finite number"),
+        ({"a": {"b": [1.0, float("inf")]}}, r"a.b\[1\]: inf is not allowed here; use a finite number"),
         ({"a": float("nan")}, "a: nan is not allowed here"),
         (functools.reduce(lambda tree, k: {"x": tree}, range(60), 1), r"x.x.x.*: nested more than 50 times"),
     ],
@@ -102,7 +105,7 @@ def test_none_removes_a_key_or_an_entry():
     assert assign(grid, "blocks.b.halton.axes.a.b", None)["blocks"]["b"]["halton"]["axes"] == {}
     assert tree["data"]["columns"] == ["a", "b"]
     for key in ("data.colums", "probes.bins"):
-        with pytest.raises(InputError, match=f"{key}: is not set, so it has its default"):
+        with pytest.raises(InputError, match=f"{key}: not set, so the default already applies"):
             assign(tree, key, None)
 
 

@@ -43,12 +43,12 @@ def test_digest_depends_only_on_contents_names_and_settings(tmp_path):
     assert early != late
 
 
-def test_digest_of_a_missing_file(tmp_path):
+def test_digest_of_a_missing_file_raises(tmp_path):
     with pytest.raises(InputError, match=r"data: cannot read .*gone"):
         cache.source_digest({"x": str(tmp_path / "gone")}, b"")
 
 
-def test_cache_round_trip(tmp_path, notes):
+def test_arrays_round_trip_through_the_cache(tmp_path, notes):
     path = tmp_path / "new" / "folders" / "x.npz"
     assert cache.read_cached(path, ARRAYS, notes.append) is None
     cache.write_cached(path, ARRAYS, notes.append)
@@ -76,7 +76,7 @@ def test_flipped_bit_is_detected_or_harmless(tmp_path, notes):
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"some text"])
-def test_other_file_in_place_of_cache_file(tmp_path, notes, content):
+def test_a_foreign_cache_file_is_replaced(tmp_path, notes, content):
     path = tmp_path / "x.npz"
     path.write_bytes(content)
     assert cache.read_cached(path, ARRAYS, notes.append) is None

@@ -26,7 +26,7 @@ def test_labels_are_compared_in_normalised_form(written, label):
     assert type(plain_text(written)) is type(label)
 
 
-def test_class_with_several_raw_labels():
+def test_a_class_may_have_several_raw_labels():
     numbers = class_numbers(((1, 2), "4", (5,)), ("3.0",))
     assert numbers == {1: 0, 2: 0, 4: 1, 5: 2, 3: IGNORED}
     assert [class_name(x) for x in ((1, 2), "4", (5,), [7, "a"])] == ["1+2", "4", "5", "7+a"]

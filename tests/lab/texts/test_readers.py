@@ -147,7 +147,7 @@ class TestEveryKind:
         assert source.read(split).total in (len(written), None)
         assert source.splits == ("train", "test")
 
-    def test_corpora(self, source, tmp_path):
+    def test_corpora_match_the_rows(self, source, tmp_path):
         train, test, vocabulary, _ = text_module.load_text(source, cache_dir=tmp_path / "cache")
         assert vocabulary.tokens[:3] == ("bad", "film", "good")
         assert sorted(train.targets.tolist()) == [-1, -1, 1, 1]
@@ -160,12 +160,12 @@ class TestEveryKind:
             with open(path, "rb") as file:
                 assert file.read()
 
-    def test_no_test_split(self, source):
+    def test_the_test_split_is_optional(self, source):
         fields = {name: getattr(source, name) for name in source.__struct_fields__}
         alone = type(source)(**fields | {"test": ""})
         assert alone.splits == ("train",)
 
-    def test_settings_from_a_file(self, source):
+    def test_settings_are_validated_from_a_file(self, source):
         kind, fields = type(source), msgspec.to_builtins(source)
         assert READERS[kind.__name__.lower()] is kind
         assert msgspec.convert(fields, kind) == source
@@ -185,8 +185,11 @@ class TestEveryKind:
             ({"labels": ["a", "b", "a"]}, "'a' occurs twice"),
             ({"labels": [1, 2], "ignore_labels": [2]}, "2 occurs twice"),
             ({"labels": [1, "1"]}, "'1' occurs twice"),
-            ({"labels": [3, 4], "class_names": ["a"]}, "class_names: 1 for 2 labels; give one for each, in"),
-            ({"labels": [3, 4], "class_names": []}, "class_names: 0 for 2 labels"),
+            (
+                {"labels": [3, 4], "class_names": ["a"]},
+                "class_names: 1 names for 2 labels; expected one per label, in",
+            ),
+            ({"labels": [3, 4], "class_names": []}, "class_names: 0 names for 2 labels"),
             ({"labels": [3, 4], "class_names": ["a", "a"]}, "class_names: 'a' occurs twice"),
         ):
             with pytest.raises(InputError, match=says):
@@ -198,19 +201,19 @@ class TestTfds:
         assert rows(Tfds(dataset="tiny_reviews", data_dir=prepared)) == TRAIN
         assert "tensorflow" not in sys.modules
 
-    def test_configurations_versions_and_slices(self, prepared):
+    def test_configurations_versions_and_slices_can_be_selected(self, prepared):
         source = Tfds(dataset="tiny_reviews:1.0.0", data_dir=prepared, train="train[1:3]", test="train[:1]")
         assert rows(source) == TRAIN[1:3]
         assert rows(source, "test") == TRAIN[:1]
 
-    def test_more_rows_than_one_chunk(self, tmp_path):
+    def test_rows_are_read_in_chunks(self, tmp_path):
         many = [(f"text {i}", i % 2) for i in range(1100)]
         source = Tfds(dataset="many", data_dir=write_tfds(tmp_path, "many", train=many))
         read = source.read("train")
         assert read.total == 1100
         assert list(read.rows) == [(f"row {i}", text, label) for i, (text, label) in enumerate(many)]
 
-    def test_folder_by_default(self, prepared, monkeypatch, tmp_path):
+    def test_the_folder_has_a_default(self, prepared, monkeypatch, tmp_path):
         monkeypatch.setenv("TFDS_DATA_DIR", prepared)
         assert rows(Tfds(dataset="tiny_reviews")) == TRAIN
         monkeypatch.delenv("TFDS_DATA_DIR")
@@ -223,14 +226,14 @@ class TestTfds:
         monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
         assert text_module.load_text(source, cache_dir=tmp_path).vocabulary == first.vocabulary
 
-    def test_not_prepared(self, tmp_path):
+    def test_data_that_are_not_prepared_are_rejected(self, tmp_path):
         said = message(Tfds(dataset="imdb_reviews", data_dir=str(tmp_path)).files)
         assert f"no imdb_reviews in {tmp_path}" in said
         assert "data.data_dir" in said
         assert 'download_and_prepare(file_format="array_record")' in said
 
     @pytest.mark.parametrize("fields", [{"train": "dev"}, {"dataset": "tiny_reviews:2.0.0"}])
-    def test_missing_split_or_version(self, prepared, fields):
+    def test_missing_split_or_version_is_rejected(self, prepared, fields):
         source = Tfds(**{"dataset": "tiny_reviews", "data_dir": prepared} | fields)
         said = message(lambda: source.read("train"))
         assert said.startswith("data.train: cannot open split")
@@ -248,28 +251,28 @@ class TestTfds:
         said = message(lambda: Tfds(dataset="imdb_reviews", data_dir=str(tmp_path)).read("train"))
         assert "it would download" not in said
 
-    def test_another_file_format(self, prepared, tmp_path):
+    def test_a_different_file_format_is_rejected(self, prepared, tmp_path):
         shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
         info = tmp_path / "tiny_reviews" / "1.0.0" / "dataset_info.json"
         info.write_text(info.read_text().replace("array_record", "tfrecord"))
         said = message(lambda: Tfds(dataset="tiny_reviews", data_dir=str(tmp_path)).read("train"))
         assert 'file_format="array_record"' in said
 
-    def test_missing_field(self, prepared):
+    def test_missing_field_is_rejected(self, prepared):
         said = message(lambda: Tfds(dataset="tiny_reviews", data_dir=prepared, text="review").read("train"))
-        assert said.startswith("data.text: tiny_reviews has no field 'review'; it has ")
-        assert "label" in said.split("it has")[1]
-        assert "text" in said.split("it has")[1]
+        assert said.startswith("data.text: tiny_reviews has no field 'review'; choose from ")
+        assert "label" in said.split("choose from")[1]
+        assert "text" in said.split("choose from")[1]
         said = message(lambda: rows(Tfds(dataset="tiny_reviews", data_dir=prepared, text="label")))
         assert said.startswith("data.text: row 0 of split 'train' of tiny_reviews")
 
-    def test_bad_utf8(self, tmp_path):
+    def test_invalid_utf8_is_rejected(self, tmp_path):
         write_tfds(tmp_path, "broken", train=[(b"fine", 0), (b"not \xff fine", 1)])
         said = message(lambda: rows(Tfds(dataset="broken", data_dir=str(tmp_path))))
         assert "row 1 of split 'train' of broken" in said
         assert "UTF-8" in said
 
-    def test_damaged_file(self, prepared, tmp_path):
+    def test_damaged_file_is_rejected(self, prepared, tmp_path):
         shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
         (file,) = (tmp_path / "tiny_reviews" / "1.0.0").glob("*-train.array_record*")
         file.write_bytes(file.read_bytes()[:-40])
@@ -279,7 +282,7 @@ class TestTfds:
 
 class TestTables:
     @tables
-    def test_splits_in_one_file(self, kind, tmp_path):
+    def test_one_file_may_contain_all_splits(self, kind, tmp_path):
         columns = ("review", "stars", "part")
         written = [("a", 1, "one"), ("b", 0, "two"), ("c", 0, "one"), ("d", 1, "three")]
         path = WRITERS[kind](tmp_path / "x", written, columns)
@@ -289,12 +292,12 @@ class TestTables:
         assert rows(source, "test") == [("b", 0)]
         said = message(lambda: rows(kind(**fields, train="four")))
         assert said.startswith("data.split_column")
-        assert "part = 'four'; there are one, three, two" in said
+        assert "part = 'four'; choose from one, three, two" in said
         assert kind(**fields, train="one", test="").splits == ("train",)
         joined = kind(**fields, train="one+three", test="two")
         assert rows(joined) == [("a", 1), ("c", 0), ("d", 1)]
         said = message(lambda: rows(kind(**fields, train="one+four")))
-        assert "part = 'four'; there are one, three, two" in said
+        assert "part = 'four'; choose from one, three, two" in said
 
     @tables
     def test_many_long_split_names_make_one_line(self, kind, tmp_path):
@@ -303,54 +306,54 @@ class TestTables:
         assert len(message(lambda: rows(source))) < 1200
 
     @tables
-    def test_one_file_without_a_test_split(self, kind, tmp_path):
+    def test_one_file_may_have_no_test_split(self, kind, tmp_path):
         source = kind(path=WRITERS[kind](tmp_path / "x", TRAIN))
         assert source.splits == ("train",)
         assert list(source.files()) == ["path"]
 
     @tables
-    def test_contradictory_settings(self, kind):
+    def test_incompatible_settings_are_rejected(self, kind):
         assert "split_column" in message(lambda: kind(path="x", test_path="y", split_column="s").check())
         assert "split_column" in message(lambda: kind(path="x", train="one").check())
         assert "split_column" in message(lambda: kind(path="x", test_path="y", test="dev").check())
 
     @tables
-    def test_missing_file(self, kind, tmp_path):
+    def test_missing_file_is_rejected(self, kind, tmp_path):
         path = WRITERS[kind](tmp_path / "x", TRAIN)
         said = message(lambda: kind(path=path, test_path=str(tmp_path / "nowhere")).files())
-        assert said == f"data.test_path: there is no file {tmp_path / 'nowhere'}"
-        assert message(kind(path=str(tmp_path)).files).startswith("data.path: there is no file")
+        assert said == f"data.test_path: no file {tmp_path / 'nowhere'}"
+        assert message(kind(path=str(tmp_path)).files).startswith("data.path: no file")
 
     @tables
     @pytest.mark.parametrize("setting", ["text", "label", "split_column"])
-    def test_missing_column(self, kind, setting, tmp_path):
+    def test_missing_column_is_rejected(self, kind, setting, tmp_path):
         source = kind(**{"path": WRITERS[kind](tmp_path / "x", TRAIN), setting: "other"})
         said = message(lambda: rows(source))
         assert said.startswith(f"data.{setting}: ")
-        assert "no field 'other'; it has text, label" in said
+        assert "no field 'other'; choose from text, label" in said
         assert str(tmp_path / "x") in said
 
     @tables
     @pytest.mark.parametrize("content", [bytes(range(256)), "text,label\nx,1\n".encode("utf-16"), b"\xff"])
-    def test_file_of_another_format(self, kind, content, tmp_path):
+    def test_file_with_a_different_format_is_rejected(self, kind, content, tmp_path):
         path = tmp_path / "x"
         path.write_bytes(content)
         assert str(path) in message(lambda: rows(kind(path=str(path))))
 
     @tables
-    def test_empty_file(self, kind, tmp_path):
+    def test_empty_file_is_rejected(self, kind, tmp_path):
         path = tmp_path / "x"
         path.write_bytes(b"")
         said = message(lambda: text_module.load_text(kind(path=str(path)), cache_dir=tmp_path))
         assert "no row" in said if kind is Jsonl else str(path) in said
 
     @tables
-    def test_file_without_rows(self, kind, tmp_path):
+    def test_file_without_rows_is_rejected(self, kind, tmp_path):
         path = WRITERS[kind](tmp_path / "x", [])
         assert "no row" in message(lambda: text_module.load_text(kind(path=path), cache_dir=tmp_path))
 
     @pytest.mark.parametrize("kind", [Csv, Jsonl])
-    def test_byte_order_mark_and_bad_utf8(self, kind, tmp_path):
+    def test_byte_order_mark_is_ignored_and_invalid_utf8_rejected(self, kind, tmp_path):
         path = WRITERS[kind](tmp_path / "x", TRAIN, encoding="utf-8-sig")
         assert rows(kind(path=path)) == TRAIN
         path = WRITERS[kind](tmp_path / "y", [("été", 1)], encoding="latin-1")
@@ -363,11 +366,11 @@ class TestTables:
         path = WRITERS[kind](tmp_path / "x", [("a", 0), (None, 1)])
         assert rows(kind(path=path)) == [("a", 0), ("", 1)]
         said = message(lambda: text_module.load_text(kind(path=path), cache_dir=tmp_path))
-        assert f"{'row 1' if kind is Parquet else 'line 2'}: no word of it is in the vocabulary" in said
+        assert f"{'row 1' if kind is Parquet else 'line 2'}: none of its words is in the vocabulary" in said
         assert 'data.empty = "drop"' in said
 
     @tables
-    def test_repeated_field(self, kind, tmp_path):
+    def test_repeated_field_is_rejected(self, kind, tmp_path):
         path = str(tmp_path / "x")
         for name in ("text", "label"):
             names = ["text", "label", name]
@@ -379,7 +382,7 @@ class TestTables:
                 (tmp_path / "x").write_text("{" + ", ".join(f'"{name}": "a"' for name in names) + "}\n")
             said = message(lambda: rows(kind(path=path)))
             assert said.startswith(f"data.{name}: ")
-            assert f"has 2 fields {name!r}; it has text, label, {name}" in said
+            assert f"has 2 fields {name!r}; choose from text, label, {name}" in said
 
     @tables
     def test_several_texts_are_joined(self, kind, tmp_path):
@@ -388,13 +391,13 @@ class TestTables:
         assert rows(kind(path=path, text=("body", "title"))) == [("its body\na title", 1), ("\nb", 0)]
         assert rows(kind(path=path, text=("title",))) == [("a title", 1), ("b", 0)]
         said = message(lambda: rows(kind(path=path, text=("title", "summary"))))
-        assert "has no field 'summary'; it has title, label, body" in said
+        assert "has no field 'summary'; choose from title, label, body" in said
         settings = {"path": path, "text": ["title", "body"]}
         assert msgspec.convert(settings, kind).text == ("title", "body")
 
 
 class TestParquet:
-    def test_row_places_beyond_one_chunk(self, tmp_path):
+    def test_row_locations_are_correct_beyond_one_chunk(self, tmp_path):
         written = [(f"text {i}", i % 2) for i in range(1100)]
         read = Parquet(path=write_parquet(tmp_path / "x", written)).read("train")
         assert read.total == 1100
@@ -402,18 +405,18 @@ class TestParquet:
 
     @pytest.mark.parametrize("label", [pa.int8(), pa.float64(), pa.uint64()])
     @pytest.mark.parametrize("text", [pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())])
-    def test_types(self, text, label, tmp_path):
+    def test_column_types_are_converted(self, text, label, tmp_path):
         assert rows(Parquet(path=write_parquet(tmp_path / "x", TRAIN, text=text, label=label))) == TRAIN
 
-    def test_column_without_text(self, tmp_path):
+    def test_column_without_text_is_rejected(self, tmp_path):
         path = write_parquet(tmp_path / "x", [(7, 0)])
         assert "row 0" in message(lambda: rows(Parquet(path=path)))
 
-    def test_bad_utf8(self, tmp_path):
+    def test_invalid_utf8_is_rejected(self, tmp_path):
         path = write_parquet(tmp_path / "x", [(b"\xff", 0)])
         assert f"row 0 of {path} is not UTF-8" in message(lambda: rows(Parquet(path=path)))
 
-    def test_truncated_file(self, tmp_path):
+    def test_truncated_file_is_rejected(self, tmp_path):
         path = tmp_path / "x"
         write_parquet(path, TRAIN)
         path.write_bytes(path.read_bytes()[:-20])
@@ -421,11 +424,11 @@ class TestParquet:
 
 
 class TestCsv:
-    def test_delimiter(self, tmp_path):
+    def test_delimiter_can_be_set(self, tmp_path):
         path = write_csv(tmp_path / "x", TRAIN, delimiter="\t")
         assert rows(Csv(path=path, delimiter="\t")) == TRAIN
 
-    def test_blank_lines_and_plain_fields(self, tmp_path):
+    def test_blank_lines_are_skipped_and_plain_fields_kept(self, tmp_path):
         path = tmp_path / "x"
         path.write_bytes(b"id,text,label\r\n\r\n7,it's 5\" wide,1\r\n8,,0\r\n\r\n")
         assert records(Csv(path=str(path))) == [
@@ -433,7 +436,7 @@ class TestCsv:
             ("line 4", "", 0),
         ]
 
-    def test_no_header_line(self, tmp_path):
+    def test_the_header_line_is_optional(self, tmp_path):
         """The format of the AG News files: class, title, description."""
         path = tmp_path / "x"
         path.write_text('"3","Wall St.","Short-sellers, again"\n"4","New chip","It is ""fast"""\n')
@@ -445,20 +448,20 @@ class TestCsv:
         ]
         said = message(lambda: rows(Csv(path=str(path))))
         assert said == (
-            f"data.text: {path} has no field 'text'; it has 3, Wall St., Short-sellers, again; if that is a "
-            'row, set the field names, such as data.columns = ["label", "text"]'
+            f"data.text: {path} has no field 'text'; choose from 3, Wall St., Short-sellers, again; if "
+            'that is a row, set the field names, such as data.columns = ["label", "text"]'
         )
         said = message(lambda: rows(Csv(path=str(path), columns=("label", "text"))))
         assert said == (
             f"data: line 1 of {path} has 3 fields, but there are 2 field names; list all of them in "
-            "data.columns, or fix its quotes"
+            "data.columns, or fix the quotes"
         )
 
-    def test_lines_of_another_format(self, tmp_path):
+    def test_lines_with_a_different_format_are_rejected(self, tmp_path):
         path = write_lines(tmp_path / "x", [("good film", 1)])
         assert 'set data.kind = "lines", else data.delimiter' in message(lambda: rows(Csv(path=path)))
 
-    def test_very_long_text(self, tmp_path):
+    def test_very_long_text_is_read(self, tmp_path):
         long = [("word " * 100_000, 1)]
         assert rows(Csv(path=write_csv(tmp_path / "x", long))) == long
 
@@ -471,14 +474,14 @@ class TestCsv:
             ('text,label\n"a" b,2\n', "line 2"),
         ],
     )
-    def test_broken_lines(self, content, line, tmp_path):
+    def test_malformed_lines_are_rejected(self, content, line, tmp_path):
         path = tmp_path / "x"
         path.write_text(content)
         assert f"{line} of {path}" in message(lambda: rows(Csv(path=str(path))))
 
 
 class TestJsonl:
-    def test_row_places_count_blank_lines(self, tmp_path):
+    def test_row_locations_count_blank_lines(self, tmp_path):
         path = tmp_path / "x"
         path.write_text('{"text": "a", "label": 0}\n\n  \n{"label": 1, "text": "b"}')
         assert list(Jsonl(path=str(path)).read("train").rows) == [("line 1", "a", 0), ("line 4", "b", 1)]
@@ -486,20 +489,20 @@ class TestJsonl:
     @pytest.mark.parametrize(
         "line", ['{"text": "a", ', "[1, 2]", '"text"', '{"text": "\\ud800", "label": 1}', "\0"]
     )
-    def test_line_that_is_not_an_object(self, line, tmp_path):
+    def test_line_that_is_not_an_object_is_rejected(self, line, tmp_path):
         path = tmp_path / "x"
         path.write_text('{"text": "a", "label": 0}\n' + line + "\n")
         assert f"line 2 of {path} is not a JSON object" in message(lambda: rows(Jsonl(path=str(path))))
 
-    def test_line_without_a_field(self, tmp_path):
+    def test_line_without_a_field_is_rejected(self, tmp_path):
         path = tmp_path / "x"
         path.write_text('{"text": "a", "label": 0}\n{"body": "a", "label": 0}\n')
         said = message(lambda: rows(Jsonl(path=str(path))))
-        assert said == f"data.text: line 2 of {path} has no field 'text'; it has body, label"
+        assert said == f"data.text: line 2 of {path} has no field 'text'; choose from body, label"
 
 
 class TestLines:
-    def test_separators_and_blank_lines(self, tmp_path):
+    def test_separators_and_blank_lines_are_handled(self, tmp_path):
         path = tmp_path / "x"
         path.write_text("__label__2  Stuning even\t so\n\n__label__1 x\u2028y\n")
         source = Lines(path=str(path), labels=("__label__1", "__label__2"))
@@ -510,13 +513,13 @@ class TestLines:
         path.write_text("0\t a b\n1\tc\td\n")
         assert rows(Lines(path=str(path), separator="\t")) == [(" a b", 0), ("c\td", 1)]
 
-    def test_line_without_label_and_text(self, tmp_path):
+    def test_line_without_label_and_text_is_rejected(self, tmp_path):
         path = tmp_path / "x"
         path.write_text("1\ta\n0 b\n")
         said = message(lambda: rows(Lines(path=str(path), separator="\t")))
         assert said.startswith(f"data: line 2 of {path} is '0 b', not a label and a text; set data.separator")
 
-    def test_splits_are_files(self, tmp_path):
+    def test_splits_must_be_files(self, tmp_path):
         with pytest.raises(InputError, match="train, test"):
             Lines(path="x", train="dev").check()
 
@@ -532,7 +535,7 @@ class TestEncoding:
         return kind(path=write(folder / "x", self.ROWS, encoding="latin-1"))
 
     @pytest.mark.parametrize("kind", [Csv, Jsonl, Lines, Folder])
-    def test_another_encoding(self, kind, tmp_path):
+    def test_the_encoding_can_be_set(self, kind, tmp_path):
         source = self.write(kind, tmp_path)
         said = message(lambda: rows(source))
         assert "is not UTF-8 text" in said
@@ -559,14 +562,14 @@ class TestEncoding:
             assert ("3 lines with characters beyond ASCII are: it mixes encodings" in said) == mixed
             assert ("cp1252" in said) != mixed
 
-    def test_encoding_without_byte_lines(self, tmp_path):
+    def test_encoding_errors_are_reported_without_byte_lines(self, tmp_path):
         path = tmp_path / "x"
         path.write_bytes("1 film\n".encode("utf-16-le") + b"\x00\xd8\x00")
         said = message(lambda: rows(Lines(path=str(path), encoding="utf-16-le")))
         assert said.startswith(f"data: {path} is not UTF-16-LE text (")
 
     @pytest.mark.parametrize("encoding", ["klingon", "base64", "\0", ""])
-    def test_unknown_encoding(self, encoding):
+    def test_unknown_encoding_is_rejected(self, encoding):
         source = Csv(path="x", encoding=encoding)
         if encoding:
             assert "encoding:" in message(source.check)
@@ -586,38 +589,38 @@ class TestFolder:
         ]
         assert list(source.files()) == ["train/neg/1_7.txt", "train/pos/0_7.txt"]
 
-    def test_other_names(self, tmp_path):
+    def test_splits_and_classes_may_have_other_names(self, tmp_path):
         path = write_folder(tmp_path, fit=[("a", 1), ("b", 2), ("c", 5)])
         source = Folder(path=path, train="fit", test=None, labels=(5, 1), ignore_labels=(2,))
         assert rows(source) == [("c", 5), ("a", 1)]
 
-    def test_missing_split(self, tmp_path):
+    def test_missing_split_is_rejected(self, tmp_path):
         source = Folder(path=write_folder(tmp_path, train=[("a", "pos"), ("b", "neg")]))
         said = message(source.files)
-        assert said.startswith(f"data.path: there is no folder {tmp_path / 'test'}")
+        assert said.startswith(f"data.path: no folder {tmp_path / 'test'}")
         assert "data.test" in said
 
-    def test_missing_or_unknown_class(self, tmp_path):
+    def test_missing_or_unknown_class_is_rejected(self, tmp_path):
         source = Folder(path=write_folder(tmp_path, train=[("a", "pos")]), test="")
-        assert f"there is no file {tmp_path / 'train' / 'neg'}/*.txt" in message(source.files)
+        assert f"no files {tmp_path / 'train' / 'neg'}/*.txt" in message(source.files)
         write_folder(tmp_path, train=[("a", "neg"), ("a", "mixed")])
         said = message(source.files)
-        assert "'mixed'; expected neg, pos" in said
+        assert "'mixed', expected neg, pos" in said
         assert "data.ignore_labels" in said
 
-    def test_class_without_texts(self, tmp_path):
+    def test_class_without_texts_is_rejected(self, tmp_path):
         source = Folder(path=write_folder(tmp_path, train=[("a", "pos")]), test="")
         (tmp_path / "train" / "neg").mkdir()
-        assert f"there is no file {tmp_path / 'train' / 'neg'}/*.txt" in message(source.files)
+        assert f"no files {tmp_path / 'train' / 'neg'}/*.txt" in message(source.files)
 
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"\x89PNG\r\n\x1a\n\0", "text".encode("utf-16-le")])
-    def test_file_that_is_not_text(self, content, tmp_path):
+    def test_file_that_is_not_text_is_rejected(self, content, tmp_path):
         source = Folder(path=write_folder(tmp_path, train=[("a", "pos"), (content, "neg")]), test="")
         said = message(lambda: rows(source))
         assert str(tmp_path / "train" / "neg" / "1_7.txt") in said
         assert "UTF-8" in said
 
-    def test_empty_file(self, tmp_path):
+    def test_empty_file_is_rejected(self, tmp_path):
         source = Folder(path=write_folder(tmp_path, train=[("a", "pos"), ("", "neg")]), test="")
         said = message(lambda: text_module.load_text(source, cache_dir=tmp_path / "cache"))
-        assert "train/neg/1_7.txt: no word of it is in the vocabulary" in said
+        assert "train/neg/1_7.txt: none of its words is in the vocabulary" in said

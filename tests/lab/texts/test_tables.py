@@ -44,7 +44,9 @@ class TestQuotes:
     def test_rows_within_quotes_are_rejected(self, tmp_path, spoilt):
         path = put(tmp_path / "x", self.LETTERS.replace("1;lovely\n", f"1;lovely\n{spoilt}"))
         said = message(lambda: rows(Csv(path=path, delimiter=";")))
-        assert said.startswith(f"data: lines 3 to 6 of {path} form one row whose quotes enclose whole rows")
+        assert said.startswith(
+            f"data: lines 3 to 6 of {path} form one row with quotes that enclose whole rows"
+        )
         assert 'data.quoting = "none"' in said
         assert len(rows(Csv(path=path, delimiter=";", quoting="fields"))) == 2
 
@@ -52,9 +54,9 @@ class TestQuotes:
         path = put(tmp_path / "x", 'text,label\n"good, 1\nbad, 0\n,",1\nplain,0\n')
         assert rows(Csv(path=path)) == [("good, 1\nbad, 0\n,", "1"), ("plain", "0")]
 
-    def test_unbalanced_quote(self, tmp_path):
+    def test_unbalanced_quote_is_rejected(self, tmp_path):
         path = put(tmp_path / "x", 'text,label\n"a,1\nb,7\n')
-        assert 'fix its quotes, or set data.quoting = "none"' in message(lambda: rows(Csv(path=path)))
+        assert 'fix the quotes, or set data.quoting = "none"' in message(lambda: rows(Csv(path=path)))
         path = put(tmp_path / "y", 'text,label\n"a,1\nb,0\n')
         assert rows(Csv(path=path)) == [('"a', "1"), ("b", "0")]
 
@@ -86,7 +88,7 @@ class TestShards:
         assert list(source.files()) == ["path", "path 1", "path 2", "test_path"]
         assert text.load_text(source, cache_dir=tmp_path / "cache").train.num_examples == 6
 
-    def test_splits_of_shards_by_column(self, tmp_path):
+    def test_a_column_may_determine_the_split_of_each_shard(self, tmp_path):
         for name in ("one", "two"):
             pq.write_table(
                 pa.table({"text": ["a", "b"], "label": [0, 1], "part": [name] * 2}), tmp_path / f"{name}.pq"
@@ -95,15 +97,13 @@ class TestShards:
         assert len(rows(Parquet(**settings, train="one+two"))) == 4
         assert "part = 'three'" in message(lambda: rows(Parquet(**settings, train="one+three")))
 
-    def test_brackets_in_file_names(self, tmp_path):
+    def test_brackets_in_file_names_are_literal(self, tmp_path):
         self.write(tmp_path, Lines)
         path = put(tmp_path / "set[1]", "1 good\n")
         assert rows(Lines(path=path)) == [("good", "1")]
 
-    def test_missing_shard(self, tmp_path):
-        assert message(Parquet(path=str(tmp_path / "*.pq")).files).endswith(
-            f"there is no file {tmp_path}/*.pq"
-        )
+    def test_missing_shard_is_rejected(self, tmp_path):
+        assert message(Parquet(path=str(tmp_path / "*.pq")).files).endswith(f"no file {tmp_path}/*.pq")
         said = message(Parquet(path=str(tmp_path)).files)
         assert said.endswith(f'it is a folder: list its files, such as "{tmp_path}/*"')
 
@@ -128,7 +128,7 @@ class TestBytes:
         assert rows(Lines(path=path, encoding="utf-16")) == [("good", "1")]
 
     @pytest.mark.parametrize("encoding", ["latin-1", "ISO-8859-1", "cp1252"])
-    def test_curly_quotes_of_windows(self, tmp_path, encoding):
+    def test_curly_quotes_of_windows_are_decoded(self, tmp_path, encoding):
         path = put(tmp_path / "x", "1 “isn’t” – été\n".encode("cp1252"))
         assert rows(Lines(path=path, encoding=encoding)) == [("“isn’t” – été", "1")]
         assert 'such as data.encoding = "cp1252"' in message(lambda: rows(Lines(path=path)))

@@ -127,7 +127,7 @@ def test_combining_marks_belong_to_their_letters(text):
     assert tokenise(f"({text})!") == text.split()
 
 
-def test_lone_marks_and_invisible_characters():
+def test_lone_marks_and_invisible_characters_are_removed():
     assert tokenise("\u0301 \u0301a _\u0308b_ ''\u0301c don\u2019t\u0301 x") == [
         "a",
         "b",
@@ -198,12 +198,12 @@ def test_max_length_keeps_first_known_words(max_length):
     assert ids.tolist() == [i for row in expected for i in row]
 
 
-def test_no_texts():
+def test_encoding_no_texts_gives_empty_arrays():
     ids, lengths = encode([], Vocabulary(("a",), (1,)))
     assert ids.shape == lengths.shape == (0,)
 
 
-def test_load_text(source, settings):
+def test_load_text_returns_corpora_and_vocabulary(source, settings):
     train, test, vocabulary, validation = load_text(source, **settings)
     assert validation is None
     expected = Counter(w for t, _ in ROWS for w in tokenise(t))
@@ -258,7 +258,7 @@ def test_two_classes_are_signs_in_listed_order(tmp_path, settings):
     assert load_text(source, **settings).train.targets.tolist() == [-1, 1, -1]
 
 
-def test_min_count_max_vocab_and_max_length(source, settings):
+def test_min_count_max_vocab_and_max_length_are_applied(source, settings):
     source = changed(source, min_count=2, max_vocab=4, max_length=1, test_path=None)
     train, _, vocabulary, _ = load_text(source, **settings)
     assert vocabulary == Vocabulary(("film", "good", "a", "don't"), (3, 3, 2, 2))
@@ -266,7 +266,7 @@ def test_min_count_max_vocab_and_max_length(source, settings):
     assert [vocabulary.tokens[row.argmax()] for row in counts(train)] == ["a", "film", "don't", "good"]
 
 
-def test_text_without_known_word(tmp_path, settings):
+def test_text_without_a_known_word_is_rejected(tmp_path, settings):
     source = Jsonl(
         path=write(tmp_path / "a.jsonl", [("", 1), ("good", 1), ("good", 0), ("rare", 0)]),
         test_path=write(tmp_path / "b.jsonl", [("good", 1), ("unseen", 0)]),
@@ -280,7 +280,9 @@ def test_text_without_known_word(tmp_path, settings):
     assert train.num_examples == 4
     assert test.targets.tolist() == [1]
     write(tmp_path / "b.jsonl", [("unseen", 0)])
-    assert "no row of the test split holds a known word" in message(changed(source, empty="drop"), **settings)
+    assert "no row of the test split contains a known word" in message(
+        changed(source, empty="drop"), **settings
+    )
 
 
 def test_dropped_rows_keep_labels_aligned(tmp_path, settings):
@@ -291,14 +293,14 @@ def test_dropped_rows_keep_labels_aligned(tmp_path, settings):
     assert train.lengths.tolist() == [1, 2]
 
 
-def test_no_word_reaches_min_count(source, settings):
+def test_unreachable_min_count_is_rejected(source, settings):
     said = message(changed(source, min_count=4), **settings)
     assert "data.min_count" in said
-    assert "occurs 3 times" in said
+    assert "use at most 3" in said
 
 
 @pytest.mark.parametrize("label", [2, -1, "one", "01", 0.5, [1], {"a": 1}])
-def test_unknown_label(tmp_path, settings, label):
+def test_unknown_label_is_rejected(tmp_path, settings, label):
     source = Jsonl(path=write(tmp_path / "a.jsonl", [*ROWS, ("good", label)]))
     said = message(source, **settings)
     assert f"train split, line 5: label {label!r}; expected one of [0, 1]" in said
@@ -306,7 +308,7 @@ def test_unknown_label(tmp_path, settings, label):
 
 
 @pytest.mark.parametrize("label", [None, ""])
-def test_row_without_label(tmp_path, settings, label):
+def test_row_without_a_label_is_rejected(tmp_path, settings, label):
     source = Jsonl(path=write(tmp_path / "a.jsonl", [("lone", label), *ROWS]))
     said = message(source, **settings)
     assert said.endswith('expected one of [0, 1]; set data.empty = "drop" to drop such rows')
@@ -318,7 +320,7 @@ def test_row_without_label(tmp_path, settings, label):
     assert ("data.empty: 1 rows of the train split have no label and are dropped", 0, 0) in told
 
 
-def test_merged_raw_labels(tmp_path, settings):
+def test_raw_labels_can_be_merged(tmp_path, settings):
     rows = [("awful", "1"), ("poor", 2.0), ("so so", 3), ("fine", 4), ("great", "5.0")]
     source = Jsonl(
         path=write(tmp_path / "a.jsonl", rows), labels=((1, 2), (4, 5)), ignore_labels=(3,), balance=True
@@ -352,12 +354,12 @@ def test_escaped_line_break_is_not_a_letter(tmp_path, settings, kind):
     assert {"nnever", "nnow"} <= set(kept)
 
 
-def test_texts_in_the_label_field(tmp_path, settings):
+def test_texts_in_the_label_field_give_a_short_message(tmp_path, settings):
     source = Jsonl(path=write(tmp_path / "a.jsonl", [("good", "film\n" * 500)]))
     assert len(message(source, **settings)) < 300
 
 
-def test_all_rows_ignored(tmp_path, settings):
+def test_ignoring_all_rows_is_rejected(tmp_path, settings):
     source = Jsonl(path=write(tmp_path / "a.jsonl", [("a", 3)]), ignore_labels=(3,))
     assert "no row of the train split" in message(source, **settings)
     (tmp_path / "empty.jsonl").write_text("")
@@ -376,7 +378,7 @@ def test_all_rows_ignored(tmp_path, settings):
         {"validation": -0.1},
     ],
 )
-def test_invalid_settings(source, settings, fields):
+def test_invalid_settings_are_rejected(source, settings, fields):
     assert f"$.{next(iter(fields))}" in message(changed(source, **fields), **settings)
 
 
@@ -449,7 +451,7 @@ def test_validation_rows_keep_their_labels(settings, tmp_path):
     assert same(load_text(source, **settings), loaded)
 
 
-def test_validation_fraction_below_one_row(source, settings):
+def test_validation_fraction_below_one_row_is_rejected(source, settings):
     said = message(changed(source, validation=0.1), **settings)
     assert said.startswith("data.validation: 0.1 of 4 training rows")
 
@@ -578,11 +580,11 @@ def test_custom_vocabulary_is_part_of_the_cache_key(source, settings):
     np.testing.assert_array_equal(counts(again.train), counts(own.train)[:, [2, 0, 3]])
 
 
-def test_vocabulary_with_repeated_token(source, settings):
+def test_vocabulary_with_a_repeated_token_is_rejected(source, settings):
     assert "'good' is token 0 and token 2" in message(source, tokens=["good", "bad", "good"], **settings)
 
 
-def test_texts_as_ordered_sequences(source, settings):
+def test_texts_can_be_ordered_sequences(source, settings):
     bags, ordered = load_text(source, **settings), changed(source, order="kept")
     first, again = load_text(ordered, **settings), load_text(ordered, **settings)
     for split, rows in (("train", ROWS), ("test", TEST)):

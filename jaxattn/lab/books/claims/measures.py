@@ -1,6 +1,6 @@
 """Measures of the claims: tests of the theory with exact flows and single steps.
 
-Every measure takes the runs of its studies and returns findings. The criteria are in the items.
+Every measure takes the runs of its studies and returns findings. Their criteria are in the items.
 """
 
 import math
@@ -15,13 +15,13 @@ from jaxattn.lab.results.fits import powers
 from jaxattn.lab.results.labels import brief
 from jaxattn.lab.results.run import Run
 
-# A path at distance ρ from the ray to its limit has 1 - cos = (ρ/‖p‖)²/2, and ρ is about 1/margin. At ‖p‖ =
-# 1e6 this is 1e-11 for the margin 0.28 of the base setting, and 1e-8 for the margin 0.01. The joint flow of p
-# and v ends at 1e4, where the same distances give 1e-7 and more.
+# Tolerances for 1 - cos. A path at distance ρ from the ray to its limit has 1 - cos = (ρ/‖p‖)²/2, and ρ is
+# about 1/margin. At ‖p‖ = 1e6 this is 1e-11 for a margin of 0.28, as in the base setting, and 1e-8 for a
+# margin of 0.01. The joint flow of p and v ends at 1e4, where the same distances give 1e-7 and more.
 CLOSE, CLOSE_ELSEWHERE, CLOSE_TOGETHER = 1e-9, 1e-8, 1e-6
 # Range of ‖p‖ in which the power is fitted: after the selection has converged and before the path ends.
 FITTED = (1e3, 5e5)
-# Range of the growth of margin · ‖p‖ per e-fold of time: 0 at a finite stationary point, 1 if ‖p‖ diverges.
+# Range for the growth of margin · ‖p‖ per e-fold of time: 0 at a finite stationary point, 1 if ‖p‖ diverges.
 GROWS = (0.5, 2.0)
 
 _GROWS = "‖p‖ grows without bound, like log t"
@@ -31,18 +31,18 @@ _DIRECTION = "p/‖p‖ tends to the max-margin direction of its own selection"
 def one_step_law(results: Run, item: Item) -> Measured:
     """Fit the power of d in the error of the one-step law.
 
-    The error of values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0, for K classes also the maximum over the
-    classes. The error of embeddings is max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0. Both are linear in η0. Texts
-    have thousands of tokens, but the most frequent one determines the largest error. The error of a seed is
-    then about the size of a single normal variable, so the interval is wide.
+    The error of the values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0, and for K classes the maximum over
+    classes. The error of the embeddings is max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0. Both are linear in η0.
+    Texts have thousands of tokens, but the most frequent one determines the maximum. The error of a seed then
+    behaves like a single normal variable, so the interval is wide.
 
     Args:
-        results: a run with two or more values of d. Except for texts, the constant error · √d is measured at
-            the largest d too.
+        results: a run with at least two values of d. Except for texts, the constant error · √d is also
+            measured at the largest d.
         item: the item.
 
     Source:
-        Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
+        Lemma 4.1 of arXiv 2505.17282; for K classes, its public review thread.
     """
     every = cells(results)
     dims = [cell["model.dim"] for cell in every]
@@ -64,9 +64,9 @@ def unbounded(results: Run, item: Item) -> Measured:
     """Measure whether ‖p‖ grows without bound, like log t.
 
     ‖∂L/∂p‖ falls like exp(-margin ‖p‖) if ‖p‖ diverges, so margin · t ‖∂L/∂p‖ tends to 1. If p converges to a
-    finite point, it tends to 0. Both hold wherever the flow ends. If tokens tie in the limit and are not
-    identified, their balanced forces hide all others in float64 once margin · ‖p‖ exceeds about 20. The flow
-    then ends before ‖p‖ = 1e6; the certificate counts these seeds.
+    finite point, it tends to 0. This test does not depend on where the flow ends. If tokens that tie in the
+    limit are not detected, their balanced forces hide all others in float64 once margin · ‖p‖ exceeds about
+    20. The flow then ends before ‖p‖ = 1e6, and the certificate counts these seeds.
 
     Source:
         Lemma 4.2 of arXiv 2505.17282.
@@ -84,7 +84,7 @@ def unbounded(results: Run, item: Item) -> Measured:
         share(between, satisfied, known=np.isfinite(rate), certificate=cell.ends, why=cell.why, **of),
     ]
     if there.sum() > 1:
-        # Elsewhere ‖∂L/∂p‖ may be the rounding error of forces that balance.
+        # For other seeds, ‖∂L/∂p‖ may be the rounding error of balanced forces.
         which = "" if there.all() else f", seeds that come to ‖p‖ = {brief(cell.until_norm)}"
         found.append(mean(measured + which, rate[there], certificate=text, **of))
     if cell.reached.all():
@@ -115,7 +115,7 @@ def grows_on_texts(results: Run, item: Item) -> Measured:
 
 
 def converges(results: Run, item: Item) -> Measured:
-    """Measure the convergence of p/‖p‖ to the max-margin direction of its own selection, and its rate.
+    """Measure the convergence of p/‖p‖ to the max-margin direction of the selection of p, and its rate.
 
     Source:
         Theorem 4.3 of arXiv 2505.17282; 1 - cos ~ ‖p‖^(-2) is derived from it in this project.
@@ -132,11 +132,7 @@ def converges(results: Run, item: Item) -> Measured:
 
 
 def checked(results: Run, item: Item) -> Measured:
-    """Measure how many max-margin directions the independent checker accepts, and the gap that is proven.
-
-    Source:
-        Weak duality; `ja.theory.certify_exactly`.
-    """
+    """Count the max-margin directions that the independent checker accepts, and measure the proven gap."""
     (cell,) = cells(results)
     accepted, gap = cell.last("accepted"), cell.last("proven_gap")
     of: dict[str, Any] = {
@@ -149,9 +145,10 @@ def checked(results: Run, item: Item) -> Measured:
 
 
 def direction_elsewhere(results: Run, item: Item) -> Measured:
-    """Measure the limit direction where no theory promises it, for the seeds that reach the final norm.
+    """Measure the limit direction in settings without a promise, for seeds that reach the final norm.
 
-    The certificate counts the seeds whose flow ends earlier. If all of them do, all are judged.
+    The certificate counts the seeds with a flow that ends earlier. If all flows end earlier, all seeds are
+    used.
     """
     found = []
     for cell in cells(results):
@@ -173,7 +170,7 @@ def direction_elsewhere(results: Run, item: Item) -> Measured:
 def with_ties(results: Run, item: Item) -> Measured:
     """Measure the convergence of p/‖p‖ to the certified limit with tied tokens; no theory promises it.
 
-    A seed whose limit is a finite point, with the same certificate, counts as converged.
+    A seed with a certified finite limit counts as converged.
 
     Source:
         docs/notes/exact_flow_ties.md.
@@ -197,12 +194,12 @@ def with_ties(results: Run, item: Item) -> Measured:
 
 
 def selects(results: Run, item: Item, *, shares: bool = False) -> Measured:
-    """Measure whether the important token of every sequence is selected.
+    """Measure whether the important token of each sequence is selected.
 
     Args:
         results: the run.
         item: the item.
-        shares: whether to measure the share of sequences too.
+        shares: True to also measure the fraction of sequences.
 
     Source:
         Lemmas 4.4 and 4.5 of arXiv 2505.17282.
@@ -245,16 +242,16 @@ def several(results: Run, item: Item) -> Measured:
 
 
 def jointly(alone: Run, together: Run, item: Item) -> Measured:
-    """Measure whether training v too changes the limit of p.
+    """Measure whether training v as well changes the limit of p.
 
-    The regularisation path of p and v tends to the relaxed max-margin direction. Sequences on which the
-    max-margin head of the selected tokens is not tight lose their weight in the loss, and their tokens need
-    only the right order, not a margin. This project conjectures the same for the flow. That p has the same
-    limit direction as when trained alone was stated in review; the paper does not promise it.
+    The regularisation path of p and v tends to the relaxed max-margin direction. Sequences that are not on
+    the margin of the max-margin v lose their weight in the loss, so their tokens only need the right order,
+    not a margin. This project conjectures the same for the flow. The claim that p has the same limit
+    direction as when it is trained alone comes from the review thread; it is not in the paper.
 
     Args:
-        alone: the flow of p alone.
-        together: the flow of p and v.
+        alone: the run with the flow on p only.
+        together: the run with the flow on p and v.
         item: the item.
 
     Source:
@@ -263,7 +260,8 @@ def jointly(alone: Run, together: Run, item: Item) -> Measured:
     """
     (before,), (cell,) = cells(alone), cells(together)
     until = cell["phases.together.until_norm"]
-    # Where v_mm is not tight, other tokens may stay within a few nats forever, so only the order is tested.
+    # In sequences off the margin of v_mm, other tokens may stay within a few nats forever, so only test the
+    # order.
     margins = before.last("relevant_margin"), cell.last("relevant_margin", "together")
     same, norm = (margins[0] > 0) & (margins[1] > 0), cell.last("p_norm", "together")
     there, why = norm >= until * (1 - 1e-9), cell.why or before.why
@@ -307,7 +305,7 @@ _RELAXED = "p/‖p‖ tends to p_relax, as on the regularisation path of arXiv 2
 
 
 def _is_close(cell: Cell, statement: str, close: float) -> Finding:
-    """Build the finding that 1 - cos between p and its max-margin direction is at most `close`."""
+    """Build the finding that 1 - cos between p and the max-margin direction is at most `close`."""
     away = cell.last("certified_distance")
     text = f"{worst(away)}{cell.certificate()}"
     measured = f"1 - cos ≤ {brief(close)} at ‖p‖ = {brief(cell.until_norm)}"
