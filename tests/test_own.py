@@ -403,7 +403,7 @@ def test_python_accepts_functions_and_arrays_for_names_and_lists(tmp_path, chang
             {"probes": [lambda params, corpus: 1.0, lambda params, corpus: 2.0]},
             "tests.test_own:<lambda>: two objects",
         ),
-        ({"model": norm}, "has the argument 'params'; a model function has settings only, after a"),
+        ({"model": norm}, "has the argument 'params'; a model function takes only settings, after a"),
     ],
 )
 def test_invalid_python_arguments_raise_one_line_errors(changes, message):

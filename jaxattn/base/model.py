@@ -147,7 +147,7 @@ class Loss(Spec, frozen=True, kw_only=True):
 
     Attributes:
         coupled: True if the loss is one number for a whole batch, as contrastive and ranking losses are. A
-            minibatch step is then computed on the examples of the batch alone.
+            minibatch step is then computed only on the examples of the batch.
     """
 
     coupled: ClassVar[bool] = False

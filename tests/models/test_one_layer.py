@@ -117,7 +117,7 @@ def test_derivatives_of_project_match_two_products(rng, arrays, by):
         np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-15)
 
 
-def test_project_is_differentiable_in_one_argument_alone(arrays):
+def test_project_is_differentiable_in_a_single_argument(arrays):
     for kind in (0, 1):
         gradient = jax.grad(lambda E, p, v, kind=kind: project(E, p, v)[kind].sum(), (0, 1, 2))
         expected = jax.grad(lambda E, p, v, kind=kind: plain(E, p, v)[kind].sum(), (0, 1, 2))

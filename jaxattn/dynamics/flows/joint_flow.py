@@ -62,8 +62,8 @@ class JointPath(FlowPath):
         status: () int32; the stopping condition, a `Stop`.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
-        selection: the token of each sequence that v_mm separates; only defined if the path has reached the
-            second half.
+        selection: the selected token of each sequence, which determines v_mm; only defined if the path has
+            reached the second half.
         mismatch: (); error of dp/dt with v slaved: the maximum of the sine of the angle between the two dp/dt
             at the transition and the largest relative error of a weight after it. NaN before the transition.
         columns: () int; number of columns of the Jacobian, as in `Path`.

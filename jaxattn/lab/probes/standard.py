@@ -17,7 +17,7 @@ from jaxattn.lab.probes.directions import MaxMarginDirection
 from jaxattn.lab.probes.importance import Importance, OneStepError
 from jaxattn.lab.probes.selection import Selected
 
-# Metrics that the engine adds: test accuracies at the step with the best value of another accuracy so far.
+# Metrics that the engine adds: the test accuracy at the step with the best accuracy so far on another split.
 BEST = {
     "test_accuracy_best_on_test": "test_accuracy",
     "test_accuracy_best_on_validation": "validation_accuracy",

@@ -171,7 +171,7 @@ def _tables_in(x: Any) -> Sequence[Any]:
 
 
 def _paths(tree: Any) -> Sequence[str]:
-    """Return import paths: texts like `module:Name` as kinds, optimisers, losses or in lists."""
+    """Return the import paths in tables: strings like `module:Name` as kinds, optimisers or in lists."""
     if isinstance(tree, dict):
         own = [
             x

@@ -20,7 +20,7 @@ import jaxattn as ja
 Number = int | float
 # Median of |N(0, 1)|, which half of the seeds exceed.
 MEDIAN_NOISE = 0.6744897501960817
-# The selection is final when the attention off the top token falls below this; and maximum path length of the
+# Attention off the top token below which the selection counts as final, and maximum path length of the
 # scores.
 _DECIDED, _LONGEST = 1e-6, 1e4
 _GRID = np.geomspace(0.1, 40.0, 25)

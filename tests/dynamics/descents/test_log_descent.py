@@ -37,7 +37,7 @@ def test_log_excess_loss_matches_a_loop(problem):
         np.testing.assert_allclose(np.exp(log_excess), excess(p, params, corpus), rtol=1e-12)
 
 
-def test_log_excess_loss_of_two_tokens_in_closed_form():
+def test_log_excess_loss_of_two_tokens_matches_the_closed_form():
     """X = (0, 1), y = 1, γ = (1, -1), a = (s, 0): D = 2 / (1 + e^s), even where this is e^(-5000)."""
     corpus = ja.data.from_sequences([[0, 1]], [1], vocab_size=2)
     for s in (0.0, 3.0, 30.0, 5000.0):

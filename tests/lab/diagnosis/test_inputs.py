@@ -74,7 +74,7 @@ def test_unreadable_input_is_rejected(texts, tmp_path):
     assert "unknown key 'pth'" in message(texts, overrides=["data.pth=3"])
     assert "expected data.KEY=VALUE" in message(texts, overrides=["model.dim=3"])
     (tmp_path / "drawn.toml").write_text(DATA)
-    assert "has no words" in message(tmp_path / "drawn.toml", vocabulary=tmp_path / "other.txt")
+    assert "does not consist of texts" in message(tmp_path / "drawn.toml", vocabulary=tmp_path / "other.txt")
 
 
 def test_custom_corpus_is_imported_from_the_folder_of_the_file(tmp_path):

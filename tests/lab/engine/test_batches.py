@@ -27,7 +27,7 @@ def test_too_many_shards_raise_before_the_run(study):
         batches.check_shards(study(seeds=3), 4)
     # Without a chunk, each of 4 shards of 6 seeds has one or two seeds, depending on memory.
     batches.check_shards(study(seeds=6, chunk=None), 4)
-    with pytest.raises(InputError, match=r"^shard 4/4: there are 3 batches"):
+    with pytest.raises(InputError, match=r"^shard 4/4: only 3 batches"):
         batches.check_shards(study(seeds=6, chunk=2), 4)
 
 

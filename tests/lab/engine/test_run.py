@@ -32,7 +32,7 @@ def test_folders_with_a_different_config_or_other_files_raise(small_run, tmp_pat
     with pytest.raises(InputError, match=r"a different config \(model.dim: 16 -> 8\)"):
         go(small_run, study(model={"kind": "one_layer", "dim": 8}))
     (tmp_path / "thesis.txt").write_text("my life's work")
-    with pytest.raises(InputError, match="not empty and not a results folder"):
+    with pytest.raises(InputError, match="neither empty nor a results folder"):
         go(tmp_path, study())
     assert (tmp_path / "thesis.txt").exists()
 

@@ -152,7 +152,7 @@ def test_flow_limit_matches_the_certificate_of_the_path():
     assert np.isnan(end["limit_feasible"]).tolist() == [False, True]
 
 
-def test_flow_limit_requires_the_logistic_loss_and_p_alone(applies):
+def test_flow_limit_requires_the_logistic_loss_and_training_only_p(applies):
     model, loss, probe = OneLayer(dim=3), ja.losses.Classification(), FlowLimit()
     assert applies(probe, model, loss, ExactFlow(name="a"))
     assert not applies(probe, model, loss, JointFlow(name="b"))

@@ -275,7 +275,7 @@ def test_shared_quantities_are_computed_once(seen):
     assert other.loss_and_gradients is shown.loss_and_gradients
 
 
-def test_max_margin_direction_requires_phases_that_train_p_alone(applies):
+def test_max_margin_direction_requires_phases_that_train_only_p(applies):
     probe, model = MaxMarginDirection(), ja.models.OneLayer(dim=5)
     assert applies(probe, model, LOSS, QUERY)
     assert not applies(probe, model, LOSS, ONE_STEP)
