@@ -1,5 +1,6 @@
 """Figure: metrics against the step, or against another metric such as ‖p‖."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -30,6 +31,8 @@ def curves(
     cells: tuple[int, ...] | None = None,
     x: str = "step",
     scale: Literal["linear", "log"] | None = None,
+    levels: tuple[float, ...] = (),
+    each_seed: bool = False,
 ) -> RenderedFigure:
     """Plot metrics against the step: the mean over seeds with its 95 % interval, see `statistics.aggregate`.
 
@@ -45,6 +48,8 @@ def curves(
         x: "step", or the metric on the horizontal axis: its mean over seeds at the same step.
         scale: scale of the vertical axes; None selects a logarithmic scale for metrics without negative
             values whose means span decades.
+        levels: values that dotted horizontal lines mark in every panel, such as known losses of plateaus.
+        each_seed: True for one line per seed in place of the mean and its interval.
 
     Raises:
         InputError: a phase, metric or cell is unknown, or a metric on a logarithmic scale has negative
@@ -77,7 +82,10 @@ def curves(
             if len(phases) > 1:
                 block.suptitle(f"phase: {literal(name)}", x=0.01, ha="left", color=SOFT)
             own = table[table["phase"] == name]
-            _block(block, own, present[name], dict(zip(chosen, palette, strict=True)), results.label, x)
+            lines = _of_seeds(records[wanted], x, drawn, name) if each_seed else own
+            _block(block, lines, present[name], dict(zip(chosen, palette, strict=True)), results.label, x)
+            for ax, level in itertools.product(block.axes[: len(present[name])], levels):
+                ax.axhline(level, color=SOFT, linestyle=":", linewidth=0.8)
             _scale_values(block, own, present[name], scale, negative)
         if len(chosen) > 1:
             legend_below(
@@ -87,14 +95,22 @@ def curves(
     return RenderedFigure(
         file_name("curves", *([phase] if phase else []), *(metrics or []), *([] if x == "step" else [x])),
         "Training curves",
-        " ".join([_caption(results, table, phases, chosen, x), *_turns(table, present, chosen, x)]),
+        " ".join(
+            [
+                _caption(results, table, phases, chosen, x, each_seed),
+                *(["Dotted lines mark known values."] if levels else []),
+                *_turns(table, present, chosen, x),
+            ]
+        ),
         figure,
     )
 
 
-def _caption(results: Run, table: pd.DataFrame, phases: Sequence[str], chosen: Sequence[int], x: str) -> str:
+def _caption(
+    results: Run, table: pd.DataFrame, phases: Sequence[str], chosen: Sequence[int], x: str, each_seed: bool
+) -> str:
     counts = table.loc[table["n"] > 0, "n"]
-    averaged = counts.max() > 1
+    averaged = counts.max() > 1 and not each_seed
     every = len(results.manifest["cells"])
     words = results.cell_words(chosen[0]) if len(chosen) == 1 else f", {len(chosen)} cells"
     return (
@@ -137,9 +153,15 @@ def _against(x: str, table: pd.DataFrame, drawn: Sequence[str]) -> pd.DataFrame:
     shown = table[table["metric"].isin(drawn)]
     if x == "step":
         return shown.assign(x=shown["step"])
-    place = ["cell", "phase", "step"]
+    place = [key for key in ("cell", "phase", "seed", "step") if key in table]
     means = table[(table["metric"] == x) & (table["n"] > 0)].set_index(place)["mean"].rename("x")
     return shown.join(means, on=place, how="inner")
+
+
+def _of_seeds(records: pd.DataFrame, x: str, drawn: Sequence[str], phase: str) -> pd.DataFrame:
+    own = records[records["phase"] == phase].assign(n=1)
+    mean = own["value"]
+    return _against(x, own.assign(mean=mean, mean_low=mean, mean_high=mean), drawn)
 
 
 def _panels(records: pd.DataFrame, metrics: Sequence[str] | None) -> dict[str, list[str]]:
@@ -180,7 +202,8 @@ def _block(
             for cell, colour in palette.items():
                 test = name.startswith("test_") or len(names) == 1
                 if (rows := lines.get((name, cell))) is not None:
-                    _line(ax, rows, colour, dashed=not test)
+                    for _, one in rows.groupby("seed") if "seed" in rows else [(0, rows)]:
+                        _line(ax, one, colour, dashed=not test)
         ax.set_title(label(panel if len(names) > 1 else names[0]))
         _scale_steps(ax, shown)
         if len(names) > 1 and not explained:
