@@ -203,7 +203,7 @@ def _block(
                 test = name.startswith("test_") or len(names) == 1
                 if (rows := lines.get((name, cell))) is not None:
                     for _, one in rows.groupby("seed") if "seed" in rows else [(0, rows)]:
-                        _line(ax, one, colour, dashed=not test)
+                        _line(ax, one, colour, dashed=not test, thin="seed" in rows)
         ax.set_title(label(panel if len(names) > 1 else names[0]))
         _scale_steps(ax, shown)
         if len(names) > 1 and not explained:
@@ -224,8 +224,11 @@ def _columns(panels: int) -> int:
     return 2 if panels == 4 else min(3, panels)
 
 
-def _line(ax: matplotlib.axes.Axes, rows: pd.DataFrame, colour: str, *, dashed: bool) -> None:
+def _line(
+    ax: matplotlib.axes.Axes, rows: pd.DataFrame, colour: str, *, dashed: bool, thin: bool = False
+) -> None:
     look: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 1.0} if dashed else {}
+    look |= {"linewidth": 0.6} if thin else {}
     ax.plot(rows["x"], rows["mean"], color=colour, **look)
     ax.fill_between(rows["x"], rows["mean_low"], rows["mean_high"], color=colour, alpha=0.18, linewidth=0)
 

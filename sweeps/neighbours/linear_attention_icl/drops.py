@@ -58,12 +58,13 @@ def drops(results, item) -> Measured:
         add(f"{name}: components learned", [learned for learned, _ in seeds.values()])
         ends = [(len(found) - 1) / learned for learned, found in seeds.values() if learned]
         add(f"{name}: drops per learned component", ends)
-        ordered = []
-        for seed, (_, found) in seeds.items():
-            for m, place in found.items():
-                one = [part[seed].iloc[place] for part in parts[::-1]]
-                ordered.append(all(abs(x - (d < m)) < 0.1 for d, x in enumerate(one)))
         if name == "separate":
+            ordered = []
+            for seed, (_, found) in seeds.items():
+                ones = [(m, [part[seed].iloc[place] for part in parts[::-1]]) for m, place in found.items()]
+                ordered.append(
+                    np.mean([np.allclose(x, np.arange(dim) < m, rtol=0, atol=0.1) for m, x in ones])
+                )
             add(f"{name}: share of plateaus with the m largest components", ordered)
         for m, level in enumerate(levels):
             at = {seed: found[m] for seed, (_, found) in seeds.items() if m in found}
