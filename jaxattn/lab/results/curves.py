@@ -1,5 +1,6 @@
 """Figure of metrics against the step, or against another metric such as ‖p‖."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -30,6 +31,8 @@ def curves(
     cells: tuple[int, ...] | None = None,
     x: str | None = None,
     scale: Literal["linear", "log"] | None = None,
+    levels: tuple[float, ...] = (),
+    each_seed: bool = False,
 ) -> RenderedFigure:
     """Plot metrics against the step, as means over seeds with 95 % intervals; see `statistics.aggregate`.
 
@@ -46,6 +49,8 @@ def curves(
             all others.
         scale: scale of the vertical axes; None selects a logarithmic scale for metrics without negative
             values whose means span decades.
+        levels: values that dotted horizontal lines mark in every panel, such as known losses of plateaus.
+        each_seed: True for one line per seed in place of the mean and its interval.
 
     Raises:
         InputError: a phase, metric or cell is unknown, or a metric on a logarithmic scale has negative
@@ -83,7 +88,10 @@ def curves(
                 block.suptitle(f"phase: {literal(name)}", x=0.01, ha="left", color=SOFT)
             own = table[table["phase"] == name]
             colours_of = dict(zip(chosen, palette, strict=True))
-            _block(block, own, present[name], colours_of, results.label, axes[name])
+            lines = _of_seeds(records[wanted], axes[name], drawn, name) if each_seed else own
+            _block(block, lines, present[name], colours_of, results.label, axes[name])
+            for ax, level in itertools.product(block.axes[: len(present[name])], levels):
+                ax.axhline(level, color=SOFT, linestyle=":", linewidth=0.8)
             _scale_values(block, own, present[name], scale, negative)
         if len(chosen) > 1:
             legend_below(
@@ -95,7 +103,13 @@ def curves(
             "curves", *([phase] if phase else []), *(metrics or []), *([x] if x and x != "step" else [])
         ),
         "Training curves",
-        " ".join([_caption(results, table, axes, chosen), *_turns(table, present, chosen, axes)]),
+        " ".join(
+            [
+                _caption(results, table, axes, chosen, each_seed),
+                *(["Dotted lines mark known values."] if levels else []),
+                *_turns(table, present, chosen, axes),
+            ]
+        ),
         figure,
     )
 
@@ -104,11 +118,13 @@ def _axis(records: pd.DataFrame, phase: str) -> str:
     return "time" if "time" in set(records.loc[records["phase"] == phase, "metric"]) else "step"
 
 
-def _caption(results: Run, table: pd.DataFrame, axes: Mapping[str, str], chosen: Sequence[int]) -> str:
+def _caption(
+    results: Run, table: pd.DataFrame, axes: Mapping[str, str], chosen: Sequence[int], each_seed: bool
+) -> str:
     words_of = {"step": "the step", "time": "the time t"}
     against = {x: words_of.get(x, f"{x} at the same step") for x in axes.values()}
     counts = table.loc[table["n"] > 0, "n"]
-    averaged = counts.max() > 1
+    averaged = counts.max() > 1 and not each_seed
     every = len(results.manifest["cells"])
     words = results.cell_words(chosen[0]) if len(chosen) == 1 else f", {len(chosen)} cells"
     return (
@@ -155,9 +171,15 @@ def _against(x: str, table: pd.DataFrame, drawn: Sequence[str]) -> pd.DataFrame:
     shown = table[table["metric"].isin(drawn)]
     if x == "step":
         return shown.assign(x=shown["step"])
-    place = ["cell", "phase", "step"]
+    place = [key for key in ("cell", "phase", "seed", "step") if key in table]
     means = table[(table["metric"] == x) & (table["n"] > 0)].set_index(place)["mean"].rename("x")
     return shown.join(means, on=place, how="inner")
+
+
+def _of_seeds(records: pd.DataFrame, x: str, drawn: Sequence[str], phase: str) -> pd.DataFrame:
+    own = records[records["phase"] == phase].assign(n=1)
+    mean = own["value"]
+    return _against(x, own.assign(mean=mean, mean_low=mean, mean_high=mean), drawn)
 
 
 def _panels(records: pd.DataFrame, metrics: Sequence[str] | None) -> dict[str, list[str]]:
@@ -198,7 +220,8 @@ def _block(
             for cell, colour in palette.items():
                 test = name.startswith("test_") or len(names) == 1
                 if (rows := lines.get((name, cell))) is not None:
-                    _line(ax, rows, colour, dashed=not test)
+                    for _, one in rows.groupby("seed") if "seed" in rows else [(0, rows)]:
+                        _line(ax, one, colour, dashed=not test, thin="seed" in rows)
         ax.set_title(label(panel if len(names) > 1 else names[0]))
         _scale_steps(ax, shown)
         if len(names) > 1 and not explained:
@@ -219,8 +242,11 @@ def _columns(panels: int) -> int:
     return 2 if panels == 4 else min(3, panels)
 
 
-def _line(ax: matplotlib.axes.Axes, rows: pd.DataFrame, colour: str, *, dashed: bool) -> None:
+def _line(
+    ax: matplotlib.axes.Axes, rows: pd.DataFrame, colour: str, *, dashed: bool, thin: bool = False
+) -> None:
     look: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 1.0} if dashed else {}
+    look |= {"linewidth": 0.6} if thin else {}
     ax.plot(rows["x"], rows["mean"], color=colour, **look)
     ax.fill_between(rows["x"], rows["mean_low"], rows["mean_high"], color=colour, alpha=0.18, linewidth=0)
 

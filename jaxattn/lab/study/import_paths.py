@@ -101,9 +101,11 @@ class ImportPaths:
                 f"; did you mean {near[0]}?" if near else f"; paths are relative to {self.folder.resolve()}"
             )
             raise InputError(f"{place}: no such file{hint}")
-        # A file is imported once, even if several names are imported from it.
-        digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-        name = f"{path.stem}_{digest}"
+        # A file is imported once, even if several names are imported from it, or other files import it.
+        name = _module_name(path)
+        imported = sys.modules.get(path.stem)
+        if name not in sys.modules and imported is not None and _source(imported) == path:
+            sys.modules[name] = imported
         if name in sys.modules:
             return sys.modules[name]
         spec = importlib.util.spec_from_file_location(name, path)
@@ -149,12 +151,17 @@ def _own_files_first(path: Path, place: str) -> Iterator[None]:
     folders, before = search_folders(path), list(sys.path)
     own = {file.stem: file for folder in reversed(folders) for file in folder.glob("*.py")}
     taken = {name: sys.modules.pop(name) for name, file in own.items() if _is_taken(name, file)}
+    loaded = {name: sys.modules.get(_module_name(file)) for name, file in own.items()}
+    lent = {name: module for name, module in loaded.items() if module and name not in sys.modules}
+    sys.modules.update(lent)
     known = set(sys.modules)
     sys.path += map(str, folders)
     try:
         yield
     finally:
         sys.path[:] = before
+        for name in lent:
+            sys.modules.pop(name, None)
         clashes = sorted(taken.keys() & sys.modules.keys())
         for name in sys.modules.keys() - known if clashes else ():
             if _source(sys.modules[name]) in own.values():
@@ -165,6 +172,10 @@ def _own_files_first(path: Path, place: str) -> Iterator[None]:
             f"{place}: imports {name}, but {_source(taken[name])} is already imported under this name; "
             "rename one of the two files"
         )
+
+
+def _module_name(path: Path) -> str:
+    return f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
 
 
 def _is_taken(name: str, file: Path) -> bool:

@@ -232,3 +232,12 @@ def test_wrong_option_type_is_a_one_line_error(results, spec):
 def test_numpy_numbers_are_valid_options(results):
     assert "2 of 4 cells" in results["dims"].figure("curves", cells=np.arange(2)).caption
     assert results["text"].figure("top_tokens", number=np.int64(3))
+
+
+def test_curves_of_each_seed_with_known_levels(results):
+    run = results["dims"]
+    lines = len(run.records.query("phase == 'joint'")[["cell", "seed"]].drop_duplicates())
+    figure = run.figure("curves", metrics=["loss"], phase="joint", each_seed=True, levels=[0.1, 0.2])
+    (axes,) = figure.figure.get_axes()
+    assert len(axes.lines) == lines + 2
+    assert "Dotted lines mark known values." in figure.caption

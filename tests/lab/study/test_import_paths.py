@@ -170,3 +170,10 @@ def test_paths_are_relative_to_the_folder(folder):
     assert names.path("data/x.npy") == folder / "data" / "x.npy"
     assert str(names.path("/data/x.npy")) == "/data/x.npy"
     assert "~" not in str(names.path("~/x.npy"))
+
+
+@pytest.mark.parametrize("first", ["data.py:Rows", "model.py:Rows"])
+def test_file_named_in_a_sweep_file_and_imported_by_another_is_one_module(tmp_path, modules, first):
+    names = item(tmp_path, "item", "", data="class Rows: pass", model="from data import Rows")
+    names.load(first)
+    assert names.load("data.py:Rows") is names.load("model.py:Rows")

@@ -1,0 +1,98 @@
+"""A small BERT as encoder or decoder, and the symmetry and direction of its query-key matrices."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+import jaxattn as ja
+from jaxattn.data import Sequences
+from jaxattn.lab.books import Finding, Measured
+from jaxattn.lab.books.metrics import named
+from jaxattn.lab.results import judge
+
+
+def symmetry(M: Array) -> Array:
+    """Compute tr(M M)/‖M‖², 1 for symmetric and -1 for antisymmetric matrices, (...)."""
+    return jnp.einsum("...ij,...ji->...", M, M) / (M**2).sum(axis=(-2, -1))
+
+
+def directionality(M: Array) -> Array:
+    """Compute (c - r)/(c + r): c and r sum norms of columns and rows above two standard deviations."""
+
+    def excess(norms: Array) -> Array:
+        limit = norms.mean(axis=-1) + 2 * norms.std(axis=-1, ddof=1)
+        return jax.nn.relu(norms - limit[..., None]).sum(axis=-1)
+
+    columns, rows = (excess(jnp.sqrt((M**2).sum(axis=axis))) for axis in (-2, -1))
+    return jnp.where(
+        columns + rows > 0, (columns - rows) / jnp.where(columns + rows > 0, columns + rows, 1), 0
+    )
+
+
+def normalised(x: Array, scale: Array, shift: Array) -> Array:
+    """Apply layer normalisation to the last axis."""
+    x = x - x.mean(axis=-1, keepdims=True)
+    return x / jnp.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-12) * scale + shift
+
+
+class SmallBert(ja.Model[Sequences]):
+    """Layers of one-head attention and an MLP with layer normalisation after each; tied word embeddings."""
+
+    takes: ClassVar[type[Sequences]] = Sequences
+
+    dim: int
+    layers: int = 2
+    causal: bool = False
+
+    def init(self, key: Array, like: Sequences, *, dtype: jnp.dtype) -> dict[str, Array]:
+        """Sample normal weights with standard deviation 0.02."""
+        d, L, V = self.dim, self.layers, like.vocab_size
+        shapes = dict.fromkeys("QKVO", (L, d, d)) | {"up": (L, d, 4 * d), "down": (L, 4 * d, d)}
+        shapes |= {"E": (V, d), "P": (like.ids.shape[1], d)}
+        keys = jax.random.split(key, len(shapes))
+        params = {n: 0.02 * jax.random.normal(k, shapes[n], dtype) for n, k in zip(shapes, keys, strict=True)}
+        norms = {"scale": jnp.ones((2 * L + 1, d), dtype), "shift": jnp.zeros((2 * L + 1, d), dtype)}
+        return params | norms | {"bias": jnp.zeros(V, dtype)}
+
+    def outputs(self, params: dict[str, Array], data: Sequences) -> Array:
+        """Compute the logits of a word at every position, (n, T, V)."""
+        norms = list(zip(params["scale"], params["shift"], strict=True))
+        x = normalised(params["E"][data.ids] + params["P"], *norms[-1])
+        seen = data.causal if self.causal else jnp.ones((1, 1, 1), bool)
+        for layer in range(self.layers):
+            q, k, v = (x @ params[name][layer] for name in "QKV")
+            scores = jnp.einsum("ntd,nsd->nts", q, k) / self.dim**0.5
+            attention = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+            x = normalised(x + attention @ v @ params["O"][layer], *norms[2 * layer])
+            hidden = jax.nn.gelu(x @ params["up"][layer])
+            x = normalised(x + hidden @ params["down"][layer], *norms[2 * layer + 1])
+        return x @ params["E"].T + params["bias"]
+
+
+def structure(params: dict[str, Array], data: Sequences) -> dict[str, Array]:
+    """Measure the symmetry and the directionality of W_qk = Q Kᵀ, mean over layers."""
+    M = params["Q"] @ params["K"].swapaxes(1, 2)
+    return {"symmetry": symmetry(M).mean(), "directionality": directionality(M).mean()}
+
+
+class SeedBySeed(ja.dynamics.Descent, kw_only=True):
+    """Descent that a CPU core computes for one seed at a time, which is faster for large activations."""
+
+    seeds_per_core: ClassVar[int | None] = 1
+
+
+def scores(results, item) -> Measured:
+    """Compare the symmetry at the start and at the end, and the directionality at the end."""
+    table = results.records.pivot_table(index=["metric", "cell", "step", "seed"], values="value")["value"]
+    cells = {name: cell for cell, name in named(results)}
+    end = results.records["step"].max()
+    found = {}
+    for name, cell in cells.items():
+        found[f"{name}: symmetry at the start"] = table["symmetry", cell, 0]
+        found[f"{name}: symmetry"] = table["symmetry", cell, end]
+        found[f"{name}: directionality"] = table["directionality", cell, end]
+    encoder, decoder = (found[f"{name}: symmetry"] for name in ("encoder", "decoder"))
+    found["symmetry of encoder - decoder"] = encoder - decoder
+    return Measured([Finding(name, judge.mean(x), f"{len(x)} seeds") for name, x in found.items()], {})
