@@ -1,4 +1,4 @@
-r"""Texts and small transformers for `jaxattn heads`; see docs/findings/heads.md.
+r"""TokenisedTexts and small transformers for `jaxattn heads`; see docs/findings/heads.md.
 
     python benchmarks/heads.py texts imdb.txt --data-dir DIR      # 200 texts of the training split of IMDB
     python benchmarks/heads.py train checkpoints --data-dir DIR   # five seeds of a one-layer encoder
@@ -126,7 +126,7 @@ def check(folder: Path, texts: Path) -> None:
     from scipy import sparse
 
     from jaxattn.lab.heads import read_texts
-    from jaxattn.lab.heads.margins import margin_ratio, selected
+    from jaxattn.lab.heads.margins import margin_ratio, selecting_sequences
     from jaxattn.lab.heads.model import Transformer
 
     model = Transformer(folder)
@@ -137,7 +137,7 @@ def check(folder: Path, texts: Path) -> None:
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
     done = 0
     for head in range(layer.num_heads):
-        chosen = selected(layer, layer.scores(head), 0.9).group(0, 12)
+        chosen = selecting_sequences(layer, layer.scores(head), 0.9).group(0, 12)
         if len(chosen.rows) < 12 or done == 3:
             continue
         done += 1

@@ -220,7 +220,7 @@ def heads(
     from jaxattn.lab.engine.progress import Reporter
 
     require_local_folder(out)
-    settings = package.Settings(share=share, group=group, draws=draws, nuclear=nuclear, seed=seed)
+    settings = package.HeadSettings(share=share, group=group, draws=draws, nuclear=nuclear, seed=seed)
     with Reporter(quiet) as reporter:
         found = package.heads(
             models,

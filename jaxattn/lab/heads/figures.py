@@ -45,7 +45,7 @@ def heat_maps(heads: pd.DataFrame, margins: pd.DataFrame, model: str) -> Rendere
     return RenderedFigure(f"heads_{file_name(model)}", f"Attention heads of {model}", caption, figure)
 
 
-def curves(heads: pd.DataFrame, margins: pd.DataFrame) -> RenderedFigure:
+def checkpoint_curves(heads: pd.DataFrame, margins: pd.DataFrame) -> RenderedFigure:
     """Draw means over heads with a selection for each checkpoint, separately for sinks and other heads."""
     models = list(heads["model"].unique())
     own = _of_groups(margins).merge(heads[["model", "layer", "head", "kind"]], on=["model", "layer", "head"])

@@ -6,17 +6,18 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxattn.lab.heads.model import Floats, Layer
+from jaxattn.lab.heads.model import Layer
+from jaxattn.lab.results.correlations import Floats
 from jaxattn.theory.bilinear import Norm, bilinear_max_margin, matrix_norm
 from jaxattn.theory.certificate import Status
 
-Space = Literal["query", "frobenius", "nuclear"]
+MarginSpace = Literal["query", "frobenius", "nuclear"]
 Null = Literal["none", "shuffled", "covariance", "untrained"]
 # Keys closer than this fraction of the length of the selected one count as equal to it.
 _EQUAL = 1e-9
 
 
-class Selected(NamedTuple):
+class SelectingSequences(NamedTuple):
     """The sequences in which a head selects one token, and everything that its scores depend on.
 
     Attributes:
@@ -29,10 +30,10 @@ class Selected(NamedTuple):
     top: NDArray[np.int64]
     query: Floats
 
-    def group(self, number: int, size: int) -> "Selected":
+    def group(self, number: int, size: int) -> "SelectingSequences":
         """Return the group with this number, of `size` sequences."""
         chosen = slice(number * size, (number + 1) * size)
-        return Selected(self.rows[chosen], self.top[chosen], self.query[chosen])
+        return SelectingSequences(self.rows[chosen], self.top[chosen], self.query[chosen])
 
 
 class Ratio(NamedTuple):
@@ -56,7 +57,7 @@ class Ratio(NamedTuple):
 
 
 def margin_ratio(
-    layer: Layer, head: int, chosen: Selected, space: Space, keys: Floats | None = None
+    layer: Layer, head: int, chosen: SelectingSequences, space: MarginSpace, keys: Floats | None = None
 ) -> Ratio:
     """Compare a head with the max-margin matrix of its selection.
 
@@ -95,7 +96,7 @@ def margin_ratio(
 
 
 def _differences(
-    tokens: Floats, visible: NDArray[np.bool_], chosen: Selected
+    tokens: Floats, visible: NDArray[np.bool_], chosen: SelectingSequences
 ) -> tuple[Floats, NDArray[np.int64]]:
     """Return the differences of the selected token and the others, and the group's sequence of each."""
     best = tokens[chosen.rows, chosen.top]
@@ -106,10 +107,10 @@ def _differences(
     return u[others], np.repeat(np.arange(len(chosen.rows)), others.sum(axis=1))
 
 
-def selected(layer: Layer, scores: Floats, share: float) -> Selected:
+def selecting_sequences(layer: Layer, scores: Floats, share: float) -> SelectingSequences:
     """Return the sequences in which one token has at least this fraction of attention."""
     rows = np.flatnonzero(attention(scores).max(axis=1) >= share)
-    return Selected(rows, scores[rows].argmax(axis=1), layer.query_features()[rows])
+    return SelectingSequences(rows, scores[rows].argmax(axis=1), layer.query_features()[rows])
 
 
 def attention(scores: Floats) -> Floats:
@@ -126,7 +127,7 @@ def gaps(scores: Floats) -> Floats:
 
 def null_selections(
     layer: Layer, head: int, keys: Floats, number: int, null: Null, draws: int, rng: np.random.Generator
-) -> Iterator[Selected]:
+) -> Iterator[SelectingSequences]:
     """Yield selections of a head with null queries z.
 
     Every null keeps W_Q, the keys and the number of sequences. The sequences are those with the largest
@@ -150,7 +151,7 @@ def null_selections(
         z = layer.with_bias(_null_inputs(layer, null, rng))
         scores = layer.scores(head, keys, z @ layer.query_matrix(head).T)
         rows = np.sort(np.argsort(-gaps(scores), kind="stable")[:number])
-        yield Selected(rows, scores[rows].argmax(axis=1), z[rows])
+        yield SelectingSequences(rows, scores[rows].argmax(axis=1), z[rows])
 
 
 def _null_inputs(layer: Layer, null: Null, rng: np.random.Generator) -> Floats:

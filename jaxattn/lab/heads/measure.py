@@ -8,29 +8,30 @@ import pandas as pd
 
 from jaxattn.core.mapping import map_on_cores
 from jaxattn.lab.heads.margins import (
+    MarginSpace,
     Null,
     Ratio,
-    Selected,
-    Space,
+    SelectingSequences,
     attention,
     gaps,
     margin_ratio,
     null_selections,
-    selected,
+    selecting_sequences,
 )
-from jaxattn.lab.heads.model import Floats, Layer, Texts
+from jaxattn.lab.heads.model import Layer, TokenisedTexts
+from jaxattn.lab.results.correlations import Floats
 from jaxattn.lab.results.intervals import clopper_pearson, student_t
 
-KINDS = ("first", "separator", "itself", "neighbour", "other")
+TOKEN_KINDS = ("first", "separator", "itself", "neighbour", "other")
 # Heads that select these kinds are attention sinks: their selection does not depend on the content.
-SINKS = KINDS[:2]
+SINKS = TOKEN_KINDS[:2]
 NULLS: tuple[Null, ...] = ("shuffled", "covariance", "untrained")
 # Heads with fewer groups of selecting sequences have no interval.
 FEWEST_GROUPS = 2
 
 
-class Settings(NamedTuple):
-    """Settings of a measurement.
+class HeadSettings(NamedTuple):
+    """HeadSettings of a measurement.
 
     Attributes:
         share: fraction of attention that one token needs to be selected; 0 selects the token with the most
@@ -51,7 +52,7 @@ class Settings(NamedTuple):
 
 
 def measure_layer(
-    layer: Layer, untrained: Layer | None, texts: Texts, number: int, settings: Settings
+    layer: Layer, untrained: Layer | None, texts: TokenisedTexts, number: int, settings: HeadSettings
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Measure all heads of a layer.
 
@@ -75,12 +76,16 @@ def measure_layer(
 
 
 def _measure_head(
-    layer: Layer, untrained: Layer | None, texts: Texts, place: tuple[int, int], settings: Settings
+    layer: Layer,
+    untrained: Layer | None,
+    texts: TokenisedTexts,
+    place: tuple[int, int],
+    settings: HeadSettings,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     head = place[1]
     keys = layer.keys(head)
     scores = layer.scores(head, keys)
-    chosen = selected(layer, scores, settings.share)
+    chosen = selecting_sequences(layer, scores, settings.share)
     row = {"head": head, **_selection(layer, scores, chosen, texts)}
     row["norm"] = float(np.linalg.norm(layer.query_matrix(head)))
     row["has_selection"] = (
@@ -100,22 +105,26 @@ MARGIN_COLUMNS = ["layer", "head", "space", "null", "draw", "group", *Ratio._fie
 def _ratios(
     layer: Layer,
     untrained: Layer | None,
-    chosen: Selected,
+    chosen: SelectingSequences,
     keys: Floats,
     place: tuple[int, int],
-    settings: Settings,
+    settings: HeadSettings,
 ) -> Sequence[tuple[dict[str, Any], Ratio]]:
     """Compute the ratios of a head and its nulls: of each group, and of all sequences."""
     head = place[1]
     found: list[tuple[dict[str, Any], Ratio]] = []
 
-    def add(of: Layer, which: Selected, space: Space, null: Null, draw: int, own: Floats | None) -> None:
+    def add(
+        of: Layer, which: SelectingSequences, space: MarginSpace, null: Null, draw: int, own: Floats | None
+    ) -> None:
         count = len(which.rows) // settings.group
         for g in range(min(count, settings.nuclear) if space == "nuclear" else count):
             ratio = margin_ratio(of, head, which.group(g, settings.group), space, own)
             found.append(({"space": space, "null": null, "draw": draw, "group": g}, ratio))
 
-    spaces: tuple[Space, ...] = ("query",) if layer.rotary is not None else ("query", "frobenius", "nuclear")
+    spaces: tuple[MarginSpace, ...] = (
+        ("query",) if layer.rotary is not None else ("query", "frobenius", "nuclear")
+    )
     for space in spaces:
         add(layer, chosen, space, "none", 0, keys)
         if space != "nuclear":
@@ -133,7 +142,9 @@ def _ratios(
     return found
 
 
-def _selection(layer: Layer, scores: Floats, chosen: Selected, texts: Texts) -> dict[str, Any]:
+def _selection(
+    layer: Layer, scores: Floats, chosen: SelectingSequences, texts: TokenisedTexts
+) -> dict[str, Any]:
     """Describe what a head selects, with 95 % intervals over sequences."""
     n = len(scores)
     weights = attention(scores)
@@ -141,7 +152,7 @@ def _selection(layer: Layer, scores: Floats, chosen: Selected, texts: Texts) -> 
     low, high = clopper_pearson(len(chosen.rows), n)
     entropy_low, entropy_high = student_t(entropy)
     kinds = _kinds(chosen, texts)
-    shares = {kind: float((kinds == kind).mean()) if len(kinds) else np.nan for kind in KINDS}
+    shares = {kind: float((kinds == kind).mean()) if len(kinds) else np.nan for kind in TOKEN_KINDS}
     return {
         "sequences": n,
         "selecting": len(chosen.rows) / n,
@@ -157,7 +168,7 @@ def _selection(layer: Layer, scores: Floats, chosen: Selected, texts: Texts) -> 
     }
 
 
-def _kinds(chosen: Selected, texts: Texts) -> Any:
+def _kinds(chosen: SelectingSequences, texts: TokenisedTexts) -> Any:
     """Return the kind of the selected token of each sequence; the first that applies."""
     position = texts.position[chosen.rows]
     conditions = [
@@ -166,7 +177,7 @@ def _kinds(chosen: Selected, texts: Texts) -> Any:
         chosen.top == position,
         np.abs(chosen.top - position) == 1,
     ]
-    return np.select(conditions, KINDS[:4], KINDS[4])
+    return np.select(conditions, TOKEN_KINDS[:4], TOKEN_KINDS[4])
 
 
 def _most_common(tokens: Any) -> str:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxattn.core.errors import InputError, counted, first_line
+from jaxattn.lab.results.correlations import Floats
 
-Floats = NDArray[np.float64]
 Position = Literal["first", "last"] | int
 # Names of the projections of queries and keys; a single name stands for a fused projection.
 _PROJECTIONS: tuple[tuple[str, ...], ...] = (
@@ -28,7 +28,7 @@ _AGREES = 1e-3
 _BATCH = 16
 
 
-class Texts(NamedTuple):
+class TokenisedTexts(NamedTuple):
     """Tokenised texts, padded on the right, and the position whose attention is measured.
 
     Attributes:
@@ -155,7 +155,7 @@ class Transformer:
         self.num_layers, self.num_heads = len(self._attentions), int(config.num_attention_heads)
         self.decoder = bool(_is_causal(self._model, self._attentions[0][0]))
 
-    def tokenize(self, texts: Sequence[str], length: int, position: Position) -> Texts:
+    def tokenize(self, texts: Sequence[str], length: int, position: Position) -> TokenisedTexts:
         """Tokenise texts, truncated to `length` tokens.
 
         Raises:
@@ -182,11 +182,11 @@ class Transformer:
         special = set(self.tokenizer.all_special_ids)
         plain = np.vectorize(lambda token: any(x.isalnum() for x in str(token)))(tokens)
         special_ids = np.isin(padded, list(special)) if special else np.zeros_like(present)
-        return Texts(
+        return TokenisedTexts(
             padded, present, np.where(at >= 0, at, sizes + at), special_ids | ~plain, tokens.astype(str)
         )
 
-    def layer(self, number: int, texts: Texts) -> Layer:
+    def layer(self, number: int, texts: TokenisedTexts) -> Layer:
         """Run the model and return one layer.
 
         Raises:
@@ -200,7 +200,7 @@ class Transformer:
         return layer
 
     def _record(
-        self, attention: Any, names: tuple[str, ...], texts: Texts
+        self, attention: Any, names: tuple[str, ...], texts: TokenisedTexts
     ) -> tuple[Floats, Floats, tuple[Floats, Floats] | None]:
         """Return the inputs (n, T, d), attention weights at the query position (n, H, T), and cos and sin."""
         import torch
@@ -323,7 +323,7 @@ def _assemble(
     config: Any,
     inputs: Floats,
     rotary: tuple[Floats, Floats] | None,
-    texts: Texts,
+    texts: TokenisedTexts,
     decoder: bool,
 ) -> Layer:
     heads = int(config.num_attention_heads)

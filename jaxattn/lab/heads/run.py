@@ -13,8 +13,8 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError, counted, writing
 from jaxattn.lab.heads import figures
-from jaxattn.lab.heads.measure import KINDS, SINKS, Settings, measure_layer, verdicts
-from jaxattn.lab.heads.model import Position, Texts, Transformer
+from jaxattn.lab.heads.measure import SINKS, TOKEN_KINDS, HeadSettings, measure_layer, verdicts
+from jaxattn.lab.heads.model import Position, TokenisedTexts, Transformer
 from jaxattn.lab.results import layout
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import interval
@@ -44,7 +44,7 @@ class Heads:
     heads: pd.DataFrame
     margins: pd.DataFrame
     verdicts: pd.DataFrame
-    settings: Settings
+    settings: HeadSettings
     facts: dict[str, Any]
 
     def summary(self) -> list[str]:
@@ -52,7 +52,7 @@ class Heads:
         lines = []
         for model, rows in self.heads.groupby("model", sort=False):
             counts = rows[rows["has_selection"]]["kind"].value_counts()
-            kinds = [f"{counts[kind]} select {_KIND_WORDS[kind]}" for kind in KINDS if kind in counts]
+            kinds = [f"{counts[kind]} select {_KIND_WORDS[kind]}" for kind in TOKEN_KINDS if kind in counts]
             what = f": {', '.join(kinds)}" if kinds else ""
             lines.append(f"{model}: {counts.sum()} of {counted(len(rows), 'head')} have a selection{what}.")
             own = self.verdicts[self.verdicts["model"] == model]
@@ -106,7 +106,7 @@ class Heads:
         """Draw heat maps over layers and heads of each model, and curves over several models."""
         models = list(self.heads["model"].unique())
         drawn = [figures.heat_maps(self.heads, self.margins, model) for model in models]
-        return [*drawn, figures.curves(self.heads, self.margins)] if len(models) > 1 else drawn
+        return [*drawn, figures.checkpoint_curves(self.heads, self.margins)] if len(models) > 1 else drawn
 
     def html(self) -> str:
         """Return the self-contained HTML page."""
@@ -172,7 +172,7 @@ def heads(
     position: Position | None = None,
     length: int = 64,
     layers: Sequence[int] | None = None,
-    settings: Settings | None = None,
+    settings: HeadSettings | None = None,
     out: str | Path | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Heads:
@@ -181,7 +181,7 @@ def heads(
     The scores of a head at one query position are linear in W_Q, and without rotary embeddings in
     W = W_Kᵀ W_Q.
     For the sequences in which a head selects one token, its margin is compared with the certified largest
-    margin of the same selection, and both with null queries; see `Settings` and `margins.null_selections`.
+    margin of the same selection, and both with null queries; see `HeadSettings`.
 
     Args:
         models: a folder in the format of Hugging Face, or several, as checkpoints of one training.
@@ -203,7 +203,7 @@ def heads(
         Tarzanagh et al. 2023 (arXiv 2308.16898) for the max-margin problems in both norms.
     """
     folders = [Path(models)] if isinstance(models, str | Path) else [Path(x) for x in models]
-    settings = settings or Settings()
+    settings = settings or HeadSettings()
     if not folders:
         raise InputError("models: empty; expected at least one folder")
     _check_settings(settings)
@@ -238,7 +238,7 @@ def heads(
     return Heads(rows, margins, pd.concat(compared, ignore_index=True), settings, facts)
 
 
-def _check_settings(settings: Settings) -> None:
+def _check_settings(settings: HeadSettings) -> None:
     for name, valid, expected in (
         ("share", 0 <= settings.share <= 1, "a fraction from 0 to 1"),
         ("selecting", 0 <= settings.selecting <= 1, "a fraction from 0 to 1"),
@@ -268,7 +268,11 @@ def read_texts(path: str | Path, most: int | None = None) -> list[str]:
 
 
 def _measure(
-    model: Transformer, untrained: Transformer | None, texts: Texts, number: int, settings: Settings
+    model: Transformer,
+    untrained: Transformer | None,
+    texts: TokenisedTexts,
+    number: int,
+    settings: HeadSettings,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     other = None if untrained is None else untrained.layer(number, texts)
     return measure_layer(model.layer(number, texts), other, texts, number, settings)
@@ -316,7 +320,9 @@ class _Store:
                 files.replace(path, json.dumps(texts).encode())
 
 
-def _digest(folder: Path, texts: Sequence[str], position: Position, length: int, settings: Settings) -> str:
+def _digest(
+    folder: Path, texts: Sequence[str], position: Position, length: int, settings: HeadSettings
+) -> str:
     weights = {
         x.name: [x.stat().st_size, x.stat().st_mtime_ns] for x in sorted(folder.iterdir()) if x.is_file()
     }
@@ -329,7 +335,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [f"{k}_{name}" for k, name in enumerate(names)]
 
 
-def _cost(name: str, model: Transformer, layers: int, texts: int, settings: Settings) -> str:
+def _cost(name: str, model: Transformer, layers: int, texts: int, settings: HeadSettings) -> str:
     number = layers * model.num_heads
     groups = texts / settings.group
     seconds = number * (groups * _FROBENIUS * (3 + 2 * settings.draws) + settings.nuclear * _NUCLEAR) / 2

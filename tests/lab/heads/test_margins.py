@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
-from jaxattn.lab.heads.margins import margin_ratio, null_selections, same_query, selected
-from jaxattn.lab.heads.measure import Settings, holm, measure_layer, verdicts
-from jaxattn.lab.heads.model import Layer, Texts
+from jaxattn.lab.heads.margins import margin_ratio, null_selections, same_query, selecting_sequences
+from jaxattn.lab.heads.measure import HeadSettings, holm, measure_layer, verdicts
+from jaxattn.lab.heads.model import Layer, TokenisedTexts
 
 
 def layer(seed=0, n=12, length=7, dim=6, heads=2, size=3, rotary=False, bias=True, scale=4.0):
@@ -33,7 +33,7 @@ def layer(seed=0, n=12, length=7, dim=6, heads=2, size=3, rotary=False, bias=Tru
 def texts(given):
     n, length = given.visible.shape
     tokens = np.array([[f"w{t}" for t in range(length)]] * n)
-    return Texts(
+    return TokenisedTexts(
         np.zeros((n, length), int), given.visible, given.position, np.zeros((n, length), bool), tokens
     )
 
@@ -89,7 +89,7 @@ def test_margin_and_cosine_equal_those_of_clarabel(space, rotary):
     if rotary and space != "query":
         pytest.skip("not defined")
     given = layer(rotary=rotary)
-    chosen = selected(given, given.scores(0), 0.9)
+    chosen = selecting_sequences(given, given.scores(0), 0.9)
     found = margin_ratio(given, 0, chosen, space)
     features, vector = by_loops(given, 0, chosen, space)
     assert (features @ vector).min() > 0
@@ -119,7 +119,7 @@ def test_rotary_scores_depend_on_relative_positions_alone():
 
 def test_max_margin_matrix_itself_has_ratio_and_cosine_one():
     given = layer(bias=False)
-    chosen = selected(given, given.scores(0), 0.0)
+    chosen = selecting_sequences(given, given.scores(0), 0.0)
     features, _ = by_loops(given, 0, chosen, "query")
     best = clarabel_direction(features).reshape(3, -1)
     trained = given._replace(W_Q=best[None].repeat(2, axis=0))
@@ -131,7 +131,7 @@ def test_max_margin_matrix_itself_has_ratio_and_cosine_one():
 def test_equal_keys_do_not_make_a_selection_infeasible():
     given = layer(n=4)
     inputs = given.inputs.copy()
-    chosen = selected(given, given.scores(0), 0.0)
+    chosen = selecting_sequences(given, given.scores(0), 0.0)
     inputs[0, (chosen.top[0] + 1) % 5] = inputs[0, chosen.top[0]]
     found = margin_ratio(given._replace(inputs=inputs), 0, chosen._replace(query=chosen.query), "query")
     assert found.status.name in ("SOLVED", "LOOSE")
@@ -167,9 +167,9 @@ def test_holm_equals_its_definition():
 
 
 def test_max_margin_head_is_closer_than_its_nulls_and_random_head_is_not():
-    settings = Settings(share=0.0, group=10, draws=5, nuclear=0)
+    settings = HeadSettings(share=0.0, group=10, draws=5, nuclear=0)
     random = layer(n=60, dim=20, heads=1, size=6, bias=False)
-    features, _ = by_loops(random, 0, selected(random, random.scores(0), 0.0), "query")
+    features, _ = by_loops(random, 0, selecting_sequences(random, random.scores(0), 0.0), "query")
     trained = random._replace(W_Q=clarabel_direction(features).reshape(1, 6, 20))
     for given, expected in ((trained, "closer"), (random, "inconclusive")):
         heads, margins = measure_layer(given, None, texts(given), 0, settings)
@@ -180,7 +180,7 @@ def test_max_margin_head_is_closer_than_its_nulls_and_random_head_is_not():
 
 def test_head_without_selection_has_no_margins():
     given = layer(scale=0.01)
-    heads, margins = measure_layer(given, None, texts(given), 3, Settings(group=3))
+    heads, margins = measure_layer(given, None, texts(given), 3, HeadSettings(group=3))
     assert not heads["has_selection"].any()
     assert margins.empty
     assert verdicts(heads, margins).empty
@@ -198,6 +198,6 @@ def test_kinds_of_selected_tokens():
     from jaxattn.lab.heads.measure import _kinds
 
     visible = given._replace(visible=np.ones((12, 7), bool))
-    found = _kinds(selected(visible, scores, 0.9), own)
+    found = _kinds(selecting_sequences(visible, scores, 0.9), own)
     assert list(found[:5]) == ["first", "itself", "neighbour", "separator", "other"]
     assert pd.Series(found[5:]).eq("other").all()

@@ -9,8 +9,8 @@ from scipy import sparse
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab import cli
-from jaxattn.lab.heads import Settings, heads, read_texts, run
-from jaxattn.lab.heads.margins import margin_ratio, selected
+from jaxattn.lab.heads import HeadSettings, heads, read_texts, run
+from jaxattn.lab.heads.margins import margin_ratio, selecting_sequences
 from jaxattn.lab.heads.model import Transformer
 
 torch = pytest.importorskip("torch")
@@ -134,7 +134,7 @@ def test_texts_that_are_too_short_are_counted(folders):
         model.tokenize([], 16, 0)
 
 
-SETTINGS = Settings(share=0.2, group=3, draws=2, nuclear=1)
+SETTINGS = HeadSettings(share=0.2, group=3, draws=2, nuclear=1)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
@@ -179,8 +179,8 @@ def test_command_writes_the_page(folders, tmp_path, capsys, monkeypatch):
 
 def test_wrong_arguments_are_one_line(folders, tmp_path):
     for settings, message in (
-        (Settings(group=1), "group: 1; expected at least 2"),
-        (Settings(share=2), "share: 2"),
+        (HeadSettings(group=1), "group: 1; expected at least 2"),
+        (HeadSettings(share=2), "share: 2"),
     ):
         with pytest.raises(InputError, match=message):
             heads(folders["bert"], TEXTS, settings=settings)
@@ -204,7 +204,7 @@ def test_margins_of_loaded_layers_equal_those_of_clarabel(folders, name):
     model = Transformer(folders[name])
     layer = model.layer(1, model.tokenize(TEXTS[:4], 8, "last" if model.decoder else "first"))
     for head in range(3):
-        chosen = selected(layer, layer.scores(head), 0.0)
+        chosen = selecting_sequences(layer, layer.scores(head), 0.0)
         keys = layer.keys(head)
         basis = np.linalg.qr(chosen.query.T)[0]
         z = chosen.query @ basis
