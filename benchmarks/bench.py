@@ -40,7 +40,7 @@ from jaxattn.lab.study.groups import compile_groups
 from jaxattn.models.one_layer import OneLayer
 from jaxattn.models.two_layer import TwoLayer
 
-# Maximum size of a report file; normal ones have a few kilobytes.
+# Maximum size of a report file in bytes; a typical one is a few kilobytes.
 MOST_BYTES = 2**24
 # Sizes of IMDB when only words with at least 45 occurrences are kept.
 REVIEWS = {"sequences": 25_000, "vocab_size": 7_813}

@@ -62,7 +62,7 @@ def measure_seeds(seeds):
 
     def one(seed):
         corpus, answer = jax.tree.map(lambda x: x[seed], (corpora, answers))
-        # Supports of a batch are padded with multiplier 0.
+        # Within a batch, support sets are padded with zero multipliers.
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "certificate.json"
             return measure(ja.theory.Scores(E[seed], corpus), ja.theory.Selection(masks[seed]), answer, path)

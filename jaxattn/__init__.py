@@ -1,4 +1,5 @@
-"""Gradient training of softmax attention with trained embeddings: pure functions, and studies of them."""
+"""Theory of gradient training of softmax attention: pure functions, and a runner for studies that use
+them."""
 
 from typing import TYPE_CHECKING
 

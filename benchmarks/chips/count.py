@@ -128,7 +128,7 @@ def _bracketed(text: str) -> tuple[str, str]:
     return text, ""
 
 
-# Operations that move no memory and launch nothing.
+# Operations that move no data and launch no kernel.
 _FREE = {
     "parameter",
     "constant",

@@ -43,7 +43,8 @@ class Corpus(Dataset):
     mean_entries: int | None = struct.field(pytree_node=False, default=None)
 
     def brief(self) -> str:
-        """Return the number of sequences, tokens and classes, and of corpora if they are stacked."""
+        """Return a one-line summary: the numbers of sequences, tokens and classes, and of corpora if
+        stacked."""
         sizes = f"V = {self.vocab_size:,}, {self.num_classes} classes"
         if not isinstance(self.targets, np.ndarray | jax.Array):
             return sizes

@@ -111,7 +111,7 @@ class Orders(NamedTuple):
 def orders(E: np.ndarray, entries: Entries, loss: Residual, tied: TiedPart) -> Orders:
     """Compute the order of the force on each entry, given the loss derivatives at `entries.f`."""
     below = entries.value - entries.f[entries.sequence]
-    # Cancelling values leave a rounding error that is relative to their sizes.
+    # Values that cancel leave a rounding error proportional to their magnitudes.
     sizes = np.zeros_like(entries.f)
     np.add.at(sizes, entries.sequence, entries.attention[:, None] * np.abs(entries.value))
     size = np.abs(entries.value) + sizes[entries.sequence]

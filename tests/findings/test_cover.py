@@ -88,7 +88,7 @@ def test_greedy_cover_can_exceed_the_minimum():
     assert greedy_cover(corpus).size == 4
 
 
-def test_cover_with_irrelevant_tokens_can_be_shorter():
+def test_allowing_irrelevant_tokens_can_shorten_the_cover():
     corpus = ja.data.assumption1(jax.random.key(0), vocab_size=12, relevant=10, length=4, sequences=40)
     found = minimum_cover(corpus)
     relevant = found.tokens < 10

@@ -383,7 +383,7 @@ def _log_mean_time(h: Array, start: Local, end: Local) -> tuple[Array, Array]:
     """Compute the log of the mean of exp(-ℓ) over a step, ℓ = log ‖∂L/∂p‖, from ℓ and ℓ' at both ends.
 
     The rule is exact if ℓ is linear. One extrapolation from the two halves of the step raises the order to 4.
-    The difference from the rule without halves is also returned.
+    The difference from the full-step rule is also returned.
     """
     # Time is infinite if the gradient is exactly zero; a finite exponent prevents NaN.
     x, y = (-jnp.maximum(at.log_gradient_norm, -1e300) for at in (start, end))

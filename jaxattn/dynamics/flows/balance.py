@@ -27,7 +27,7 @@ from jaxattn.dynamics.flows.ties import (
     with_counts,
 )
 
-# Tokens with scores lower than the top by more than this do not tie with it.
+# Tokens that score more than this below the top token are not tied with it.
 _BEHIND = 30.0
 # Number of gaps in the sorted distances to the top to try as the boundary of the ties.
 _MAX_GAPS = 16

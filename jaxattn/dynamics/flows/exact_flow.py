@@ -55,7 +55,7 @@ from jaxattn.dynamics.flows.seeds import (
 from jaxattn.dynamics.flows.ties import Ties, no_ties, selected, tied_coordinates
 from jaxattn.theory.selection import Selection
 
-# Maximum number of times that ties are found or dissolved.
+# Maximum number of stages; each ends when a tie forms or breaks.
 _STAGES = 256
 
 

@@ -116,7 +116,7 @@ def joint_flow(
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
         corpus: n sequences of two classes over V tokens; one, or B with a leading axis.
         until_norm: ‖p‖ at which to stop, at most 1e4 because scores have too few digits beyond it.
-        max_steps: maximum number of steps in each half, accepted or rejected.
+        max_steps: maximum number of attempted steps in each of the two stages.
         rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
         points: number of recorded points k ≥ 5.
         width: number of seeds to vmap; the default depends on the backend.

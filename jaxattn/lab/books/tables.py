@@ -162,7 +162,7 @@ class Measure(BookTable, frozen=True):
 
     @property
     def books(self) -> list[str]:
-        """Names of other books that the studies and the code belong to."""
+        """Names of the other books whose studies and code this item uses."""
         book, _, code = self.kind.partition(":")
         names = [*(name.rpartition(":")[0] for name in self.studies), book if ":" in code else ""]
         return [name for name in names if name]

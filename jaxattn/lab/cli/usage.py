@@ -115,7 +115,7 @@ def overview(groups: Groups) -> str:
 
 
 def help_of_command(name: str, call: Command) -> str:
-    """Return the help of a command: usage, description, an example, options by group."""
+    """Return the help text for a command: usage, description, an example, and options by group."""
     described, options = about(call), list(options_of(call))
     needed = [_in_usage(one) for one in options if one.positional or one.default == "required"]
     sections: dict[str, list[tuple[str, str]]] = {}

@@ -72,7 +72,7 @@ class Diagnosis(Measurements):
             InputError: the attention head does not exist.
         """
         if head not in self.heads:
-            raise InputError(f"head: {head}; must be in 0 to {len(self.heads) - 1}")
+            raise InputError(f"head: {head}; must be between 0 and {len(self.heads) - 1}")
         tokens = self.tokens[self.tokens["head"] == head].assign(cell=0, seed=0, phase="model")
         # The figure function requires the results of a run with one cell and one phase.
         results = Run(

@@ -126,7 +126,7 @@ class RunMonitor:
         wait = max(self._intervals.checkpoint_s, took / self._intervals.checkpoint_share)
         self._save_at = begin + took + wait
 
-    # Position of the run.
+    # Progress of the run.
 
     def expect(self, batches: Iterable[Batch]) -> None:
         """Add batches that have not started."""

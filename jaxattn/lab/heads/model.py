@@ -261,7 +261,7 @@ def _load(folder: Path, untrained_seed: int | None) -> tuple[Any, Any]:
                 model = transformers.AutoModel.from_config(config, dtype=torch.float32, **same)
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
             raise InputError(f"{folder}: transformers cannot load it ({first_line(error)})") from None
-        # Without files, transformers makes a tokenizer that knows no word.
+        # Without tokenizer files, transformers creates a tokenizer with an empty vocabulary.
         if not any(x in file.name for file in folder.iterdir() for x in ("tokenizer.", "vocab.", "spiece")):
             raise InputError(f"{folder}: no tokenizer; save it with the model")
         try:

@@ -22,7 +22,7 @@ from jaxattn.lab.storage import files
 from jaxattn.lab.texts.files import decoding
 
 _TEMPLATE = Path(__file__).with_name("page.html")
-# Rough seconds of a max-margin problem per group of 25 sequences on one core, in Frobenius and nuclear norm.
+# Approximate time in seconds of a max-margin problem on one core, for the Frobenius and nuclear norms.
 _FROBENIUS, _NUCLEAR = 0.03, 20.0
 
 

@@ -50,7 +50,7 @@ class Importance(Probe, frozen=True, kw_only=True):
     min_count: Count = 50
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason if tokens have no scores and values."""
+        """Return why the probe is skipped if tokens lack scores or values, else None."""
         return wants_scores(task)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:

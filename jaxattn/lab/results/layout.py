@@ -166,7 +166,7 @@ def shown_width(png: bytes) -> int:
 
 
 def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
-    """Split the columns of a table into pieces that fit on paper.
+    """Split a table by columns into pieces that fit on a page.
 
     Args:
         table: the table, with texts as entries.

@@ -200,7 +200,7 @@ def cells_of_other_configs(saved: BatchState, cells: Iterable[Mapping[str, Any]]
 
 
 def fault(directory: Path, batch: str, saved: BatchState, known: Mapping[str, Any]) -> str:
-    """Return the reason why a batch does not belong to the run of a manifest, or "" if it does."""
+    """Return why a batch does not belong to the run described by a manifest, or "" if it does."""
     place = path(directory, batch)
     if other := cells_of_other_configs(saved, known["cells"]):
         return f"{place}: cell {other[0]} has another config than in the manifest; delete this file"

@@ -41,7 +41,7 @@ def makers(manifest: Mapping[str, Any]) -> list[dict[str, str | None]]:
 
 
 def differs(made_by: Sequence[Mapping[str, str | None]]) -> str:
-    """Return a note if the results were produced by sources other than the installed one, else ""."""
+    """Return a note if the results were produced by code other than the installed version, else ""."""
     now = installed()
     keys = [("source",) if one.get("source") else ("version", "commit") for one in made_by]
     if all(one.get(key) == now[key] for one, own in zip(made_by, keys, strict=True) for key in own):

@@ -18,7 +18,7 @@ MOST_BYTES = 2**31
 # Number of lines to try, from the end of a batch, until one is intact.
 _TRIES = 3
 BATCH = re.compile(rb'(?<!\\)"batch": "(%s)"' % batch_state.BATCH_NAME.pattern.encode())
-# Text in lines without losses or failures. The newest line without this text is also kept.
+# Markers of log lines that report no losses or no failures. The newest line that reports either is also kept.
 WITHOUT = (b'"losses": {}', b'"failures": []')
 
 

@@ -119,7 +119,7 @@ def measure_probes(setting: Setting, index: int, carried: Carried, data: Splits)
 
 
 def merged_metrics(setting: Setting, found: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
-    """Merge the metrics of all probes into one dictionary, without probes that start at a later step."""
+    """Merge the metrics of all probes into one dictionary, except those that start after `step`."""
     every = setting.probes.at_steps
     return {
         name: x

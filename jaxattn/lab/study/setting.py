@@ -31,7 +31,7 @@ IN_TABLES: dict[Any, SettingPath] = {"starts": ("model", "init"), "probes": ("pr
 
 
 class Setting(NamedTuple):
-    """Parts of a study that determine the computation of a seed.
+    """The parts of a study that determine what is computed for one seed.
 
     Attributes:
         data: data that are sampled per seed (`draw`), or shared by all seeds (`load`).

@@ -283,7 +283,7 @@ def label_window(
         return follow(made).lost
 
     ceiling = unit * float(np.log(max(2 * (length - 1) ** 2 - 1, 1)))
-    # With equal counts, no label is lost far above the ceiling.
+    # If all counts are equal, no label is ignored far above the upper edge.
     grid = _GRID if counts is not None else _GRID[: np.searchsorted(_GRID, 2 * ceiling / unit) + 1]
     first, last = _longest_run([lost(g) for g in grid])
     if first == last:

@@ -146,7 +146,7 @@ def test_query_is_float64_in_a_float32_study(task, params):
     np.testing.assert_array_equal(state.params.p, phase.parameter(state, "p").astype(jnp.float32))
 
 
-def test_failed_flow_records_the_row(task, params):
+def test_failed_flow_records_the_row_of_failure(task, params):
     phase = ExactFlow(name="flow", points=6, until_norm=30.0)
     broken = params.replace(p=params.p * jnp.nan)
     state = phase.init(task, broken, jax.random.key(0))

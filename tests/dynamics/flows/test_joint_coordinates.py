@@ -72,7 +72,7 @@ def test_velocity_and_jacobian_match_autodiff(flow_and_params, textbook):
     np.testing.assert_allclose(flow.norm(z), jnp.linalg.norm(z @ lift), rtol=1e-13)
 
 
-def test_flow_ends_at_the_norm_of_p_or_v(flow_and_params):
+def test_flow_stops_when_p_or_v_reaches_its_norm_limit(flow_and_params):
     flow, params = flow_and_params
     r = flow.query.offset.shape[0]
     u = jnp.ones(2 * r) / flow.norm(jnp.ones(2 * r))

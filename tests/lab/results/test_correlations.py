@@ -32,7 +32,7 @@ def test_bin_means_match_scipy_and_published_centres():
     assert means["center"].iloc[[0, -1]].tolist() == pytest.approx([-0.9517, 0.885], abs=1e-4)
 
 
-def test_bins_include_both_ends_and_drop_outside_points():
+def test_bins_include_both_ends_and_drop_points_out_of_range():
     means = bin_means([-1, np.float32(14 / 15), 0.95, -1.01, np.nan], [1, 2, 3, 4, 5], high=14 / 15)
     assert means["n"].sum() == 2
     assert (means["mean"].iloc[0], means["mean"].iloc[-1]) == (1, 2)

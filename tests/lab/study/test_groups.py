@@ -43,7 +43,7 @@ def test_settings_that_change_shapes_split_groups(found):
         assert len(found(axes=axes)) == 2
 
 
-def test_numbers_of_starts_and_losses_are_vmapped(found):
+def test_numeric_options_of_starts_and_losses_are_vmapped(found):
     init = {"p": {"kind": "scaled", "scale": 1.0}}
     model = {"kind": "one_layer", "dim": 4, "init": init}
     (group,) = found(model=model, axes={"model.init.p.scale": [0.5, 2.0], "loss.smoothing": [0.0, 0.1]})
