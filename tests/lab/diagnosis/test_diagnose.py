@@ -375,5 +375,5 @@ def test_page_and_object_have_same_content(corpus, alpha, tmp_path):
             assert typeset(entry) in page.replace("<wbr>", "")
     assert 'srcdoc="&lt;!DOCTYPE html&gt;' in found._repr_html_()
     assert repr(found).splitlines()[1:] == list(found.verdicts)
-    with pytest.raises(InputError, match="head: 1; must be in 0 to 0"):
+    with pytest.raises(InputError, match="head: 1; must be between 0 and 0"):
         found.figure(1)
