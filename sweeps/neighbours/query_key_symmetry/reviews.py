@@ -13,6 +13,7 @@ from jaxattn.data import Sequences
 Mode = Literal["encoder", "decoder"]
 
 
+@ja.declare(inert=frozenset({"data_dir"}))
 def windows(*, data_dir: ja.FilePath, mode: Mode, length: int = 32, number: int = 8192) -> Sequences:
     """Cut training reviews into `number` windows of `length` frequent words.
 
