@@ -160,6 +160,15 @@ class Measure(BookTable, frozen=True):
     settings: dict[str, Any] = {}
 
     @property
+    def compared(self) -> list[str]:
+        """Names of the findings that are compared with a published number."""
+        return [
+            name
+            for name, expected in self.criteria.items()
+            if expected.criterion and (expected.basis or self.basis) == "published"
+        ]
+
+    @property
     def books(self) -> list[str]:
         """Names of other books that its studies and its code belong to."""
         book, _, code = self.kind.partition(":")
@@ -174,6 +183,7 @@ class Shared(BookTable, frozen=True):
         title: title of the page.
         introduction: a paragraph below it.
         table: file name of the table of all numbers, "agreement.csv" or "claims.csv".
+        source: where the published numbers of all items come from; empty if each item cites its own source.
         items: names of the items in their order; defaults to all folders with an item.toml, in alphabetical
             order.
         parts: the parts of the page with their items, instead of `items`.
@@ -186,6 +196,7 @@ class Shared(BookTable, frozen=True):
     title: str
     introduction: str
     table: str = "agreement.csv"
+    source: str = ""
     items: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     phrases: dict[str, str] = {}
@@ -207,6 +218,7 @@ class About(BookTable, frozen=True):
     Attributes:
         name: name of the item in commands and tables; defaults to the name of its folder.
         title: heading for display; defaults to one generated from the name.
+        authors: who wrote the item.
         papers: the papers whose results it reproduces, if they differ from those of the book.
         reports: the reported result, with its source.
         chosen: settings that are not published and were chosen.
@@ -225,6 +237,7 @@ class About(BookTable, frozen=True):
     reports: str
     name: str = ""
     title: str = ""
+    authors: str = "the jaxattn developers"
     papers: tuple[Paper, ...] = ()
     chosen: str = ""
     compared: str = ""
