@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxattn.core.errors import InputError
 from jaxattn.lab.books.public_names import (
     FOR_MEASURES,
     private_module,
@@ -79,10 +80,21 @@ def test_code_in_sweeps_uses_public_names_only():
         ("from jaxattn.lab.results import judge\njudge.mean", []),
         ("from jaxattn.lab.results import judge, layout", ["jaxattn.lab.results.layout"]),
         ("from jaxattn.lab.results.judge import _Words", ["jaxattn.lab.results.judge._Words"]),
+        ("import jaxattn.lab.books\nfrom jaxattn.lab import books\njaxattn.lab.books.mean", []),
         ("import jaxattn.lab.engine.run", ["jaxattn.lab.engine.run"]),
+        (
+            "import jaxattn\njaxattn.lab.engine.run.f",
+            ["jaxattn.lab.engine.run.f", "jaxattn.lab.engine.run", "jaxattn.lab.engine"],
+        ),
         ("def f():\n    from jaxattn.theory import _private", ["jaxattn.theory._private"]),
     ],
 )
 def test_private_uses_are_found(tmp_path, code, private):
     (tmp_path / "mine.py").write_text(code)
     assert private_uses(tmp_path / "mine.py") == private
+
+
+def test_file_that_cannot_be_parsed_is_rejected(tmp_path):
+    (tmp_path / "mine.py").write_text("a =\n")
+    with pytest.raises(InputError, match=r"mine\.py: line 1: invalid syntax"):
+        private_uses(tmp_path / "mine.py")

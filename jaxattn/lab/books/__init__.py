@@ -3,7 +3,7 @@
 from jaxattn.lab.books.book import Book, Item, read_book
 from jaxattn.lab.books.cells import Cell, cells, round_up, worst
 from jaxattn.lab.books.checks import problems
-from jaxattn.lab.books.findings import Finding, Measured, mean, named, share
+from jaxattn.lab.books.findings import Finding, Measured, declare_names, mean, share
 from jaxattn.lab.books.new import create
 from jaxattn.lab.books.run import look, reproduce
 from jaxattn.lab.results.judge import around, at_least, within_factor
@@ -18,9 +18,9 @@ __all__ = [
     "at_least",
     "cells",
     "create",
+    "declare_names",
     "look",
     "mean",
-    "named",
     "problems",
     "read_book",
     "reproduce",

@@ -115,27 +115,27 @@ class Measured(NamedTuple):
     tables: dict[str, pd.DataFrame]
 
 
-def named(*names: str) -> Callable[[_F], _F]:
+def declare_names(*names: str) -> Callable[[_F], _F]:
     """Return a decorator that declares the names of the findings of a custom measure.
 
     The names are then known before the first run, for `jaxattn reproduce --check`.
 
-        @named("exponent of d", "test accuracy at d = *")
+        @declare_names("exponent of d", "test accuracy at d = *")
         def measure(results, item): ...
 
     Args:
         names: the names; `*` replaces any text.
     """
 
-    def declare(function: _F) -> _F:
+    def decorate(function: _F) -> _F:
         function.names = names  # type: ignore[attr-defined]
         return function
 
-    return declare
+    return decorate
 
 
 def declared_names(kind: str, item: Item) -> tuple[str, ...]:
-    """Return the names that a measure declares with `named`; empty if it declares none."""
+    """Return the names that a measure declares with `declare_names`; empty if it declares none."""
     return getattr(_function(kind, item), "names", ())
 
 
@@ -181,7 +181,9 @@ def measure_item(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
     declared = declared_names(asked.kind, item)
     for name in names if declared else ():
         if not any(fnmatchcase(name, pattern) for pattern in declared):
-            raise InputError(f"{asked.kind}: no declared name matches the finding {name!r}; add it to @named")
+            raise InputError(
+                f"{asked.kind}: no declared name matches the finding {name!r}; add it to @declare_names"
+            )
     for pattern, expected in asked.criteria.items():
         if not expected.optional and not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(f"criteria: no finding {pattern!r}; the findings are {', '.join(names)}")

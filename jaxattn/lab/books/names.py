@@ -55,7 +55,7 @@ def _spread(study: Study, item: Item, *, to_the_end: str) -> list[str]:
     return [spread_name(letters, size) for letters in LETTERS.values() for size in sizes]
 
 
-# Custom measures declare their names with `named`. The names of other measures are known only after a run.
+# Custom measures declare names with `declare_names`. Those of other measures are known only after a run.
 MEASURED_NAMES: Mapping[str, _Names] = MappingProxyType(
     {
         "cells": _cells,

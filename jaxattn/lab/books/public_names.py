@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from jaxattn.core.errors import InputError
+
 # Public modules that no `__all__` of a package reaches.
 _FURTHER = ("jaxattn.lab.diagnosis", "jaxattn.lab.books", "jaxattn.lab.results", "jaxattn.models.starts")
 # Modules that are not public, but that measures of books may use, with what they use.
@@ -46,7 +48,10 @@ def public_names(module: str) -> dict[str, Any]:
 
 def used_names(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield each module of the package that a Python file uses, with the attributes of that use."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        raise InputError(f"{path}: line {error.lineno}: {error.msg}") from None
     roots = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "jaxattn":
@@ -65,8 +70,12 @@ def used_names(path: Path) -> Iterator[tuple[str, list[str]]]:
 def private_module(module: str, names: Sequence[str]) -> str | None:
     """Return the first module on the path to an object that is not public; None if all are."""
     for name in names:
+        whole = f"{module}.{name}"
+        # Packages above a public module, such as jaxattn.lab, are allowed on the way to it.
+        if any(f"{public}.".startswith(f"{whole}.") for public in public_modules()):
+            module = whole
+            continue
         if module not in public_modules() or name not in public_names(module):
-            whole = f"{module}.{name}"
             return whole if whole in FOR_MEASURES else module
         found = getattr(importlib.import_module(module), name)
         if not isinstance(found, ModuleType):

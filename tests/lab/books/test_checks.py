@@ -46,8 +46,8 @@ def found(item, out="out"):
             "my_paper.py",
             "import jaxattn as ja",
             "import jaxattn as ja\nfrom jaxattn.dynamics.flows.arc_length import _step",
-            "my_paper.py: jaxattn.dynamics.flows.arc_length._step is not public; use a name of the reference, or copy "
-            "the code",
+            "my_paper.py: jaxattn.dynamics.flows.arc_length._step is not public; use a name of the reference, "
+            "or copy the code",
         ),
     ],
 )
@@ -76,11 +76,14 @@ def test_criterion_of_an_undeclared_name_is_rejected_before_the_run(call, item):
 
 
 def test_finding_with_an_undeclared_name_is_an_error(call, item):
-    change(item / "my_paper.py", '@named("cosine', '@named("another", "*a cosine')
+    change(item / "my_paper.py", '@declare_names("cosine', '@declare_names("another", "*a cosine')
     change(item / "item.toml", '"cosine of p with the first step"', '"another"')
     status, _, said = call("reproduce", item.parent, "--seeds", "2", "--quiet")
     assert status == 1
-    assert "no declared name matches the finding 'cosine of p with the first step'; add it to @named" in said
+    assert (
+        "no declared name matches the finding 'cosine of p with the first step'; add it to @declare_names"
+        in said
+    )
 
 
 def test_published_number_without_a_source_is_rejected(item):

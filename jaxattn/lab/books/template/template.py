@@ -8,7 +8,7 @@ from jax import Array
 
 import jaxattn as ja
 from jaxattn.data import Vectors
-from jaxattn.lab.books import Item, Measured, cells, mean, named
+from jaxattn.lab.books import Item, Measured, cells, declare_names, mean
 
 
 def tokens(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
@@ -54,7 +54,7 @@ def cosine_with_first_step(params: Params, data: Vectors) -> Array:
     return jnp.where(norms > 0, params.p @ g / jnp.where(norms > 0, norms, 1), 0)
 
 
-@named("cosine of p with the first step")
+@declare_names("cosine of p with the first step")
 def alignment(results: ja.Results, item: Item) -> Measured:
     """Measure the cosine at the end of training."""
     (cell,) = cells(results)
