@@ -46,8 +46,8 @@ def found(item, out="out"):
             "my_paper.py",
             "import jaxattn as ja",
             "import jaxattn as ja\nfrom jaxattn.dynamics.flows.arc_length import _step",
-            "my_paper.py: jaxattn.dynamics.flows.arc_length._step is not public; use a name of the reference, "
-            "or copy the code",
+            "my_paper.py: jaxattn.dynamics.flows.arc_length._step is not public; use a name of the "
+            "reference, or copy the code",
         ),
     ],
 )
