@@ -44,9 +44,9 @@ def _open_questions(item: Item) -> Iterator[str]:
     for path in sorted(item.folder.iterdir()):
         if path.suffix in (".toml", ".py", ".md"):
             lines = path.read_text(encoding="utf-8").splitlines()
-            found = [number for number, line in enumerate(lines, 1) if OPEN in line]
-            if found:
-                yield f"{path.name}: answer the questions marked {OPEN} in lines {', '.join(map(str, found))}"
+            if found := [str(number) for number, line in enumerate(lines, 1) if OPEN in line]:
+                where = f"line{'s' if len(found) > 1 else ''} {', '.join(found)}"
+                yield f"{path.name}: answer the questions marked {OPEN} in {where}"
 
 
 def _files(item: Item) -> Iterator[str]:

@@ -124,7 +124,7 @@ def declare_names(*names: str) -> Callable[[_F], _F]:
         def measure(results, item): ...
 
     Args:
-        names: the names; `*` replaces any text.
+        names: the names; `*` matches any text.
     """
 
     def decorate(function: _F) -> _F:

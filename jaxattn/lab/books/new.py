@@ -2,6 +2,8 @@
 
 import os
 import re
+import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 from jaxattn.core.errors import InputError, writing
@@ -29,6 +31,8 @@ def create(book: str | Path, name: str) -> list[Path]:
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise InputError(f"--new {name}: use lower-case letters, digits and underscores, such as two_steps")
+    if find_spec(name):
+        raise InputError(f"--new {name}: a Python module has this name; choose another name")
     contents: dict[Path, str] = {}
     if os.sep in str(book) and not _has_files(Path(book)):
         folder = Path(book)
@@ -37,9 +41,10 @@ def create(book: str | Path, name: str) -> list[Path]:
         folder = _extensible(read_book(book), name).folder
     place = f"sweeps/{folder.name}" if folder.parent.name == "sweeps" else folder.as_posix()
     for path in sorted(TEMPLATE.glob("*.*")):
-        text = path.read_text(encoding="utf-8").replace("sweeps/neighbours", place)
-        text = text.replace("reproduce neighbours", f"reproduce {book}")
-        contents[folder / name / path.name.replace(TEMPLATE.name, name)] = text.replace(TEMPLATE.name, name)
+        text = path.read_text(encoding="utf-8").replace(TEMPLATE.name, name)
+        text = text.replace("reproduce neighbours", f"reproduce {shlex.quote(str(book))}")
+        text = text.replace("sweeps/neighbours", place)
+        contents[folder / name / path.name.replace(TEMPLATE.name, name)] = text
     with writing(folder, "choose another folder"):
         (folder / name).mkdir(parents=True)
         for path, text in contents.items():

@@ -39,7 +39,7 @@ def found(item, out="out"):
     ("file", "old", "new", "problem"),
     [
         ("item.toml", "", "", None),
-        ("README.md", "# done", "# TODO", "README.md: answer the questions marked TODO in lines 1"),
+        ("README.md", "# done", "# TODO", "README.md: answer the questions marked TODO in line 1"),
         ("item.toml", 'chosen = "All sizes are chosen here."', "", "item.toml: chosen is missing"),
         ("study.toml", "seeds = 20", "seeds = 9", "study.toml: 9 seeds at full scale; use 10 or more"),
         (

@@ -86,6 +86,7 @@ def test_new_item_of_a_book_in_sweeps(tmp_path, monkeypatch):
     [
         ("paper", "mine", "the book paper belongs to the package; choose neighbours or a folder"),
         ("./mine", "My-Paper", "--new My-Paper: use lower-case letters, digits and underscores"),
+        ("./mine", "numpy", "--new numpy: a Python module has this name; choose another name"),
         ("./mine", "my_paper", r"--new my_paper: \S+ exists; choose another name"),
         ("./mine", "lq_margin", r"--new lq_margin: \S+lq_margin.py exists; choose another name"),
         ("nowhere", "mine", "nowhere: no such book"),
