@@ -44,3 +44,48 @@ def test_constraints_pin_one_version_per_package_and_python():
         places.setdefault(name.lower(), []).append(rest.partition("; ")[2])
     early, late = 'python_version < "3.12"', 'python_version >= "3.12"'
     assert all(sorted(markers) in ([""], [early], [early, late]) for markers in places.values())
+
+
+@pytest.mark.skipif(BASH is None, reason="no bash")
+def test_changed_items_are_checked_and_run(tmp_path):
+    """A program in place of jaxattn prints its arguments; it fails for --check of the item `bad`."""
+    program = tmp_path / "bin" / "jaxattn"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "$@"\ncase "$*" in *bad*--check*) exit 1 ;; esac\n')
+    program.chmod(0o755)
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "items", tmp_path / ".ci")
+
+    def git(*words):
+        user = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *user, *words], cwd=tmp_path, capture_output=True, check=True)
+
+    def add(*names):
+        for name in names:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text("a")
+        git("add", "--all")
+        git("commit", "-m", "a")
+
+    def run():
+        path = {"PATH": f"{program.parent}:/usr/bin:/bin", "HOME": str(tmp_path)}
+        command = [BASH, tmp_path / ".ci" / "items", "first", "out"]
+        return subprocess.run(command, env=path, capture_output=True, text=True)
+
+    git("init", "--quiet")
+    add("sweeps/mine/old/item.toml", "results/published/mine/items/new.json")
+    git("tag", "first")
+    add(
+        "sweeps/mine/new/item.toml", "sweeps/mine/new/mine.py", "sweeps/mine/common.toml", "sweeps/small.toml"
+    )
+    done = run()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "mine: new",
+        "reproduce mine --only new --check --scale full --out results/published/mine",
+        "reproduce mine --only new --out out/mine --quiet",
+    ]
+    add("sweeps/mine/bad/item.toml")
+    done = run()
+    assert done.returncode == 1
+    assert "reproduce mine --only bad --out out/mine --quiet" in done.stdout

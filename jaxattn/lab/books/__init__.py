@@ -2,7 +2,9 @@
 
 from jaxattn.lab.books.book import Book, Item, read_book
 from jaxattn.lab.books.cells import Cell, cells, round_up, worst
-from jaxattn.lab.books.findings import Finding, Measured, mean, share
+from jaxattn.lab.books.checks import problems
+from jaxattn.lab.books.findings import Finding, Measured, declare_names, mean, share
+from jaxattn.lab.books.new import create
 from jaxattn.lab.books.run import look, reproduce
 from jaxattn.lab.results.judge import around, at_least, within_factor
 
@@ -15,8 +17,11 @@ __all__ = [
     "around",
     "at_least",
     "cells",
+    "create",
+    "declare_names",
     "look",
     "mean",
+    "problems",
     "read_book",
     "reproduce",
     "round_up",

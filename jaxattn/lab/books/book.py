@@ -165,6 +165,20 @@ class Item(About, frozen=True, kw_only=True):
             changes.append(f"seeds={min([seeds, *limits])}")
         return Study.read(source.path, [*changes, *overrides])
 
+    @property
+    def criteria_digest(self) -> str:
+        """Hash of the criteria and of the settings of the measures; empty if there are no criteria."""
+        criteria = [
+            (
+                measure.settings,
+                measure.basis,
+                [(name, x.criterion, x.basis) for name, x in measure.criteria.items()],
+            )
+            for measure in self.measured
+            if measure.criteria
+        ]
+        return hashlib.sha256(msgspec.json.encode(criteria)).hexdigest() if criteria else ""
+
     def digest(self, scale: RunScale) -> str:
         """Return a hash of the studies at a scale, independent of the data folder."""
         changes = self.laptop if scale == "laptop" else ()
@@ -242,6 +256,16 @@ class Book:
         if bool(about.measures) == bool(about.elsewhere):
             raise InputError(f"{path}: add [[measures]], or add [elsewhere] if another page shows the item")
         measured = tuple(_measure(path, number, table) for number, table in enumerate(about.measures, 1))
+        cited = (
+            about.papers
+            or self.shared.source
+            or any(x in about.reports for x in self.shared.phrases.values())
+        )
+        for criterion in [name for measure in measured for name in measure.compared if not cited]:
+            raise InputError(
+                f"{path}: criteria: {criterion!r} is compared with a published number, but the item has no "
+                'source; add papers, or cite a phrase of book.toml in reports, or set basis = "beyond"'
+            )
         for key, given, known in (
             ("needs", [measure.needs for measure in measured if measure.needs], self.shared.data),
             ("curves", about.curves.values(), self.shared.curves),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,7 @@ from jaxattn.lab.results.labels import format_number
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.study.import_paths import ImportPaths
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 # Built-in measures, by `kind`.
 _KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -114,6 +115,30 @@ class Measured(NamedTuple):
     tables: dict[str, pd.DataFrame]
 
 
+def declare_names(*names: str) -> Callable[[_F], _F]:
+    """Return a decorator that declares the names of the findings of a custom measure.
+
+    The names are then known before the first run, for `jaxattn reproduce --check`.
+
+        @declare_names("exponent of d", "test accuracy at d = *")
+        def measure(results, item): ...
+
+    Args:
+        names: the names; `*` matches any text.
+    """
+
+    def decorate(function: _F) -> _F:
+        function.names = names  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def declared_names(kind: str, item: Item) -> tuple[str, ...]:
+    """Return the names that a measure declares with `declare_names`; empty if it declares none."""
+    return getattr(_function(kind, item), "names", ())
+
+
 def load_measure(measure: Measure, item: Item) -> Callable[..., Measured]:
     """Return the function of a measure, which maps runs to findings without criteria.
 
@@ -148,10 +173,17 @@ def measure_item(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
     """Apply a measure to runs, and add the criteria of the item to the findings.
 
     Raises:
-        InputError: a criterion that is not optional matches no finding; or see `load_measure`.
+        InputError: a criterion that is not optional matches no finding; a finding has a name that the measure
+            does not declare; or see `load_measure`.
     """
     found = load_measure(asked, item)(*runs)
     names = [finding.name for finding in found.findings]
+    declared = declared_names(asked.kind, item)
+    for name in names if declared else ():
+        if not any(fnmatchcase(name, pattern) for pattern in declared):
+            raise InputError(
+                f"{asked.kind}: no declared name matches the finding {name!r}; add it to @declare_names"
+            )
     for pattern, expected in asked.criteria.items():
         if not expected.optional and not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(f"criteria: no finding matches {pattern!r}; choose from {', '.join(names)}")

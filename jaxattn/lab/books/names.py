@@ -7,6 +7,7 @@ from types import MappingProxyType
 from jaxattn.core.errors import InputError
 from jaxattn.lab.api import Study
 from jaxattn.lab.books.book import Item
+from jaxattn.lab.books.findings import declared_names
 from jaxattn.lab.books.metrics import ALONG, POWER, cell_name, named_metric
 from jaxattn.lab.books.shapes import LETTERS, LONGEST, LOWEST, RISE, WAYS, U, spread_name
 from jaxattn.lab.books.tables import Measure
@@ -54,7 +55,7 @@ def _spread(study: Study, item: Item, *, to_the_end: str) -> list[str]:
     return [spread_name(letters, size) for letters in LETTERS.values() for size in sizes]
 
 
-# For other measures, such as those of custom code, the names are only known after a run.
+# Custom measures declare names with `declare_names`. Those of other measures are only known after a run.
 MEASURED_NAMES: Mapping[str, _Names] = MappingProxyType(
     {
         "cells": _cells,
@@ -74,8 +75,9 @@ def known_names(measure: Measure, item: Item, study: Study) -> list[str] | None:
 
     Parts of names that are only known after the run are replaced by `*`.
     """
-    found = MEASURED_NAMES.get(measure.kind)
-    return found and found(study, item, **measure.settings)
+    if found := MEASURED_NAMES.get(measure.kind):
+        return found(study, item, **measure.settings)
+    return list(declared_names(measure.kind, item)) or None
 
 
 def fits_name(name: str, pattern: str) -> bool:

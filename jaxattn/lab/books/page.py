@@ -190,7 +190,8 @@ def _item_lines(section: Section) -> list[str]:
     lines += [marked(f"**{name}:** {_sentence(text)}") for name, text in prose if text]
     if item.elsewhere:
         lines += [f"See [{item.elsewhere.words}]({item.elsewhere.link})."]
-    lines += ["\n".join(f"- {name}: {fact}" for name, fact in section.facts.items())]
+    facts = {**section.origin, **section.facts}
+    lines += ["\n".join(f"- {name}: {fact}" for name, fact in facts.items())]
     for picture in section.pictures:
         lines += [f"![{picture.alt(item)}]({picture.file})", typeset(picture.caption)]
     lines += (

@@ -1,6 +1,7 @@
 """Records: files with the content of a section, from which the page can be written without the run."""
 
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -13,7 +14,7 @@ from jaxattn.core.settings import Count, NotNegative
 from jaxattn.lab.books import tally
 from jaxattn.lab.books.book import Item, RunScale
 from jaxattn.lab.books.findings import Finding
-from jaxattn.lab.books.section import LEFT_OUT, Section, SectionPicture, item_command, missing
+from jaxattn.lab.books.section import LEFT_OUT, CriteriaDate, Section, SectionPicture, item_command, missing
 from jaxattn.lab.results.judge import Basis, Criterion, Estimate
 from jaxattn.lab.storage import files as storage
 
@@ -91,7 +92,7 @@ class _Table(msgspec.Struct):
     data: list[list[str]]
 
 
-class Record(msgspec.Struct):
+class Record(msgspec.Struct, omit_defaults=True):
     """Contents of the record file of an item."""
 
     scale: RunScale
@@ -102,6 +103,8 @@ class Record(msgspec.Struct):
     findings: list[_Finding]
     pictures: list[_Picture]
     tables: dict[str, _Table]
+    # None in records that predate this field.
+    criteria: CriteriaDate | None = None
 
 
 def place(item: Item) -> str:
@@ -123,6 +126,7 @@ def files(section: Section, scale: RunScale) -> dict[str, bytes]:
             title: _Table(list(table.columns), table.to_numpy().tolist())
             for title, table in section.tables.items()
         },
+        section.criteria,
     )
     text = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
     return {place(section.item): text} | {each.file: each.data for each in section.pictures}
@@ -142,7 +146,7 @@ def read_record(item: Item, scale: RunScale, folder: Path) -> Section:
     if not path.exists() or item.absent:
         return missing(item, scale, item.absent)
     try:
-        record = msgspec.convert(storage.read_json(path, folder), Record)
+        record = _read(path, folder)
         if strange := [x.file for x in record.pictures if not storage.is_below(x.file)]:
             raise ValueError(f"unexpected figure {strange[0]!r:.60}")
         pictures = [
@@ -164,6 +168,28 @@ def read_record(item: Item, scale: RunScale, folder: Path) -> Section:
     return section
 
 
+def _read(path: Path, folder: Path) -> Record:
+    return msgspec.convert(storage.read_json(path, folder), Record)
+
+
+def criteria_date(item: Item, folder: Path) -> CriteriaDate | None:
+    """Return when the recorded criteria of an item were fixed; None if there is no such record."""
+    path = folder / place(item)
+    try:
+        return _read(path, folder).criteria if path.exists() else None
+    except (storage.Damaged, ValueError):  # `read_record` reports it.
+        return None
+
+
+def _dated(section: Section, folder: Path) -> Section:
+    """Add the date of the criteria: that of an earlier record with the same criteria, else today."""
+    digest, before = section.item.criteria_digest, criteria_date(section.item, folder)
+    if not digest or (before and before.digest == digest):
+        return replace(section, criteria=before if digest else None)
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    return replace(section, criteria=CriteriaDate(digest, today, before is not None))
+
+
 def _section(item: Item, scale: RunScale, record: Record, pictures: list[bytes]) -> Section:
     found = tuple(each.read() for each in record.findings)
     return Section(
@@ -181,11 +207,13 @@ def _section(item: Item, scale: RunScale, record: Record, pictures: list[bytes])
         ),
         seconds=record.seconds,
         machine=record.machine,
+        criteria=record.criteria,
     )
 
 
 def with_recorded(section: Section, scale: RunScale, folder: Path) -> Section:
-    """For missing runs, add the findings and tables of an earlier record with the same settings."""
+    """Add the date of the criteria and, for missing runs, the content of an earlier record."""
+    section = _dated(section, folder)
     if LEFT_OUT not in section.facts or not (old := read_record(section.item, scale, folder)).ran:
         return section
     known = {(each.name, each.setting) for each in section.findings}

@@ -165,10 +165,15 @@ def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
 
 def _wanted(book: Book, out: Path, asked: Asked) -> tuple[Wanted, dict[str, Section]]:
     """Return the items to run with their measures, and sections of earlier runs for all items."""
-    with at("--only"):
-        items = [book.item(name) for name in asked.only] or list(book.items)
+    items = requested(book, asked)
     kept = {item.name: record.read_record(item, asked.scale, out) for item in book.items}
     return [(item, item.measured) for item in items if item.measured], kept
+
+
+def requested(book: Book, asked: Asked) -> list[Item]:
+    """Return the requested items of a book; all if none is named."""
+    with at("--only"):
+        return [book.item(name) for name in asked.only] or list(book.items)
 
 
 def _criteria(measure: Measure, known: list[str] | None) -> list[tuple[str, Criterion | None]]:

@@ -48,6 +48,28 @@ class SectionPicture:
 
 
 @dataclass(frozen=True)
+class CriteriaDate:
+    """When the criteria of an item were fixed.
+
+    Attributes:
+        digest: their hash, see `Item.criteria_digest`.
+        date: the day on which results were first recorded with them, such as "2026-11-27".
+        changed: True if results had been recorded with other criteria before.
+    """
+
+    digest: str
+    date: str
+    changed: bool = False
+
+    @property
+    def text(self) -> str:
+        """The date as text."""
+        if self.changed:
+            return f"changed on {self.date}, after results had been recorded"
+        return f"unchanged since {self.date}"
+
+
+@dataclass(frozen=True)
 class Section:
     """Section of the page about one item.
 
@@ -62,6 +84,7 @@ class Section:
         pictures: figures.
         seconds: run time.
         machine: description of the machine; empty if the item was not run.
+        criteria: date on which the criteria were fixed; None if it is not recorded.
     """
 
     item: Item
@@ -74,6 +97,14 @@ class Section:
     pictures: tuple[SectionPicture, ...] = ()
     seconds: float = 0.0
     machine: str = ""
+    criteria: CriteriaDate | None = None
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """Who wrote the item, and when its criteria were fixed."""
+        date = self.criteria.text if self.criteria else "date not recorded"
+        shown = self.ran and bool(self.item.criteria_digest)
+        return {"written by": self.item.authors, **({"criteria": date} if shown else {})}
 
     @property
     def ran(self) -> bool:
@@ -92,10 +123,14 @@ class Section:
         return labelled_findings(tallies(self.findings)) or [(words, "")]
 
     @property
+    def doubtful(self) -> bool:
+        """True if a number differs or is inconclusive."""
+        return any(each.verdict in DOUBTFUL for each in self.findings if each.judged)
+
+    @property
     def reason(self) -> str:
         """Reason why numbers differ or are inconclusive; empty if none is, or if the reason is unknown."""
-        doubtful = any(each.verdict in DOUBTFUL for each in self.findings if each.judged)
-        return self.item.reason if doubtful else ""
+        return self.item.reason if self.doubtful else ""
 
     @property
     def agreement(self) -> dict[str, pd.DataFrame]:

@@ -161,6 +161,15 @@ class Measure(BookTable, frozen=True):
     settings: dict[str, Any] = {}
 
     @property
+    def compared(self) -> list[str]:
+        """Names of the findings that are compared with a published number."""
+        return [
+            name
+            for name, expected in self.criteria.items()
+            if expected.criterion and (expected.basis or self.basis) == "published"
+        ]
+
+    @property
     def books(self) -> list[str]:
         """Names of the other books whose studies and code this item uses."""
         book, _, code = self.kind.partition(":")
@@ -175,6 +184,7 @@ class Shared(BookTable, frozen=True):
         title: title of the page.
         introduction: paragraph below the title.
         table: file name of the table of all numbers, "agreement.csv" or "claims.csv".
+        source: source of the published numbers of all items; empty if each item cites its own source.
         items: names of the items in order; defaults to all folders with an item.toml, in alphabetical order.
         parts: parts of the page with their items, instead of `items`.
         phrases: texts by name, which replace `{name}` in items and in sources of curves.
@@ -186,6 +196,7 @@ class Shared(BookTable, frozen=True):
     title: str
     introduction: str
     table: str = "agreement.csv"
+    source: str = ""
     items: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     phrases: dict[str, str] = {}
@@ -207,6 +218,7 @@ class About(BookTable, frozen=True):
     Attributes:
         name: name of the item in commands and tables; defaults to the name of its folder.
         title: displayed heading; generated from the name by default.
+        authors: authors of the item.
         papers: papers with the reproduced results, if they differ from the papers of the book.
         reports: reported result, with its source.
         chosen: unpublished settings and their chosen values.
@@ -225,6 +237,7 @@ class About(BookTable, frozen=True):
     reports: str
     name: str = ""
     title: str = ""
+    authors: str = "the jaxattn developers"
     papers: tuple[Paper, ...] = ()
     chosen: str = ""
     compared: str = ""

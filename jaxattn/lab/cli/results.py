@@ -267,7 +267,7 @@ def claims(
 
 
 def reproduce(
-    book: Annotated[Positional[str], arg(metavar="BOOK")] = "paper",
+    book: Annotated[Positional[str | None], arg(metavar="BOOK")] = None,
     only: Annotated[tuple[str, ...], arg(metavar="ITEM ...")] = (),
     scale: Literal["laptop", "full"] = "laptop",
     seeds: Annotated[int | None, arg(metavar="N")] = None,
@@ -275,26 +275,28 @@ def reproduce(
     out: Annotated[Path | None, arg(metavar="DIR")] = None,
     max_memory: MaxMemory = None,
     check: bool = False,
+    new: Annotated[str | None, arg(metavar="NAME")] = None,
     quiet: Quiet = False,
 ) -> int:
     """Reproduce the figures and numbers of a paper, or the claims.
 
-    A book is a folder of items (figures, numbers or claims of a paper) with their published values and
-    criteria, see docs/howto/books.md. The books paper and claims are part of the package; neighbours and
-    findings are in the folder sweeps of the repository. Writes a page that compares the results with the
-    published values, and exits with status 1 if a promised result does not hold.
+    A book is a folder of items with published values and criteria, see docs/howto/books.md. The books
+    neighbours and findings are in the folder sweeps of the repository. Writes a page that compares results
+    with published values. Exits with status 1 if a promised result does not hold, or if --check lists a
+    missing part.
 
     Example: jaxattn reproduce paper --only fig2_synthetic fig3_imdb --data-dir ../data
 
     Args:
-        book: Name or folder of a book. The code of a book is imported.
+        book: Name or folder of a book, by default paper. The code of a book is imported.
         only: Run only these items; the page shows earlier results of the others.
         scale: Sizes of the sweep files (full), or smaller ones that take about 15 minutes on two cores.
         seeds: Number of seeds; overrides the sweep files, but items may limit it.
         data_dir: Folder of the data sets of the book: for the paper, tfds/imdb_reviews and
             yelp_stars.parquet. Items that require missing data are skipped.
         out: Results folder of one scale, by default results/BOOK. Finished runs in it are not repeated.
-        check: Print the names and criteria of the findings without running anything.
+        check: Print findings with their criteria, and missing parts of items, without running anything.
+        new: Create an item with this name in the book, by default neighbours.
     """
     from jaxattn.lab import books
     from jaxattn.lab.books import reading
@@ -302,7 +304,11 @@ def reproduce(
     from jaxattn.lab.engine import devices
     from jaxattn.lab.engine.progress import Reporter
 
-    memory, items = read_size(max_memory), books.read_book(book)
+    if new is not None:
+        for path in books.create(book or "neighbours", new):
+            say(path)
+        return 0
+    memory, items = read_size(max_memory), books.read_book(book or "paper")
     folder = out or Path("results") / items.name
     require_local_folder(folder)
     keep_compiled()
@@ -310,7 +316,10 @@ def reproduce(
     asked = Asked(tuple(only), scale, seeds, data_dir)
     if check:
         print_table(items.shared.title, books.look(items, asked, out=folder))
-        return 0
+        lacking = books.problems(items, asked, out=folder)
+        if len(lacking):
+            print_table("Missing before publication", lacking)
+        return int(len(lacking) > 0)
     if seeds and seeds > 1 and items.promises and (few := reading.too_few(seeds)):
         say(f"jaxattn: {few}", err=True)
     command = shlex.join(["jaxattn", *sys.argv[1:]])

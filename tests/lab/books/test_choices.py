@@ -56,7 +56,7 @@ def run(tmp_path_factory):
     for name, tables in (("shown", BASE | {"name": "shown"}), ("drawn", DRAWN)):
         (folder / "book" / name).mkdir(parents=True)
         ja.Study.of_tables(tables).write(folder / "book" / name / "study.toml")
-    (folder / "book" / "book.toml").write_text('title = "A book"\nintroduction = ""\n')
+    (folder / "book" / "book.toml").write_text('title = "A book"\nintroduction = ""\nsource = "a paper"\n')
     (folder / "book" / "shown" / "item.toml").write_text(PROSE + SHOWN)
     (folder / "book" / "drawn" / "item.toml").write_text(
         PROSE + '[[measures]]\nkind = "choices"\nshown = "shown"\ncriteria = {}\n'

@@ -58,12 +58,13 @@ def test_unmatched_criterion_is_rejected_before_the_run(call, tmp_path):
     assert not out.exists()
     optional = wrong.replace("at_least = 1.0", "at_least = 1.0, optional = true")
     (book / "step" / "item.toml").write_text(optional, encoding="utf-8")
-    assert call("reproduce", book, "--only", "step", "--out", out, "--check")[0] == 0
+    status, printed, _ = call("reproduce", book, "--only", "step", "--out", out, "--check")
+    assert (status, "README.md is missing" in printed) == (1, True)
 
 
 def test_check_prints_findings_and_criteria(call, tmp_path):
     status, printed, _ = call("reproduce", TINY, "--check", "--out", tmp_path / "out")
-    assert status == 0
+    assert (status, "README.md is missing" in printed) == (1, True)
     assert "power of d in the error per unit of η0" in printed
     # For findings that are known only after a run, the names of the criteria.
     assert "least one_step_error" in printed

@@ -1,0 +1,96 @@
+"""Checks of an item before it is published: missing parts, changed criteria, private names."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from jaxattn.lab.books.book import CHECKOUT, PACKAGED, Book, Item
+from jaxattn.lab.books.public_names import private_uses
+from jaxattn.lab.books.record import criteria_date, read_record
+from jaxattn.lab.books.run import Asked, requested
+from jaxattn.lab.books.section import Section
+
+# Marker of an open question in the files of an item.
+OPEN = "TODO"
+# Smallest number of seeds of a study at full scale. A study of one seed has its samples within the seed.
+SEEDS = 10
+
+
+def problems(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
+    """Return what items lack before they can be published, without running anything.
+
+    Books of the package have no such problems: its tests check them.
+
+    Args:
+        book: the items.
+        asked: which items, and at which scale.
+        out: results folder; its records show whether criteria were changed after results.
+
+    Returns:
+        A table of item and problem.
+    """
+    asked = asked or Asked()
+    rows = []
+    for item in requested(book, asked) if book.folder.parent != PACKAGED else ():
+        kept = read_record(item, asked.scale, out)
+        for found in (_open_questions, _files, _prose, _seeds, _private):
+            rows += [(item.name, problem) for problem in found(item)]
+        rows += [(item.name, problem) for problem in _results(item, kept, out)]
+    return pd.DataFrame(rows, columns=["item", "problem"])
+
+
+def _open_questions(item: Item) -> Iterator[str]:
+    for path in sorted(item.folder.iterdir()):
+        if path.suffix in (".toml", ".py", ".md"):
+            lines = path.read_text(encoding="utf-8").splitlines()
+            if found := [str(number) for number, line in enumerate(lines, 1) if OPEN in line]:
+                where = f"line{'s' if len(found) > 1 else ''} {', '.join(found)}"
+                yield f"{path.name}: answer the questions marked {OPEN} in {where}"
+
+
+def _files(item: Item) -> Iterator[str]:
+    if item.measured and not (item.folder / "README.md").is_file():
+        yield "README.md is missing"
+    if item.book.folder.resolve().parent == CHECKOUT / "sweeps":
+        test = CHECKOUT / "tests" / item.book.name / f"test_{item.folder.name}.py"
+        if not test.is_file():
+            yield f"{test.relative_to(CHECKOUT)} is missing; test the code with a closed form or a NumPy loop"
+
+
+def _prose(item: Item) -> Iterator[str]:
+    for key in ("chosen", "compared"):
+        if item.measured and not getattr(item, key).strip():
+            yield f"item.toml: {key} is missing"
+
+
+def _seeds(item: Item) -> Iterator[str]:
+    if item.absent:
+        return
+    for name in dict.fromkeys(name for measure in item.measured for name in measure.studies):
+        if item.source(name).own and 1 < (seeds := len(item.study("full", name).seeds)) < SEEDS:
+            yield f"{name}.toml: {seeds} seeds at full scale; use {SEEDS} or more"
+
+
+def _private(item: Item) -> Iterator[str]:
+    for path in sorted(item.folder.glob("*.py")):
+        for name in private_uses(path):
+            yield f"{path.name}: {name} is not public; use a name of the reference, or copy the code"
+
+
+def _results(item: Item, kept: Section, out: Path) -> Iterator[str]:
+    # A custom measure can set criteria itself, which are known after its first run.
+    unknown = not kept.ran and any(":" in measure.kind for measure in item.measured)
+    judged = any(finding.judged for finding in kept.findings)
+    if item.measured and not (item.criteria_digest or judged or unknown):
+        yield "item.toml: no measure has a criterion"
+    before = criteria_date(item, out)
+    if before and before.digest != item.criteria_digest:
+        yield (
+            f"item.toml: the criteria changed after results had been recorded with those of {before.date}; "
+            "restore them, or state the reason in `chosen`"
+        )
+    elif before and before.changed:
+        yield f"the criteria were changed on {before.date}, after results had been recorded"
+    if kept.doubtful and not item.reason.strip():
+        yield f"item.toml: reason is missing; the results are: {kept.verdict}"

@@ -1,0 +1,71 @@
+"""New items: a folder of files that run, with questions for their author."""
+
+import os
+import re
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+
+from jaxattn.core.errors import InputError, writing
+from jaxattn.lab.books.book import PACKAGED, Book, read_book
+
+TEMPLATE = PACKAGED / "template"
+_BOOK = 'title = "{0}"\nintroduction = "Results of papers, reproduced with seeds and intervals."\n'
+
+
+def create(book: str | Path, name: str) -> list[Path]:
+    """Write the files of a new item, and book.toml if the book is new.
+
+    The item runs as written: it measures the first gradient step of attention against its closed form.
+
+    Args:
+        book: name or folder of the book; see `read_book`. A path with a separator may be new or empty.
+        name: name of the item, of lower-case letters, digits and underscores.
+
+    Returns:
+        The written files.
+
+    Raises:
+        InputError: the book belongs to the package or does not exist, or the name is taken or malformed.
+        RunError: a file cannot be written.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise InputError(f"--new {name}: use lower-case letters, digits and underscores, such as two_steps")
+    if find_spec(name):
+        raise InputError(f"--new {name}: a Python module has this name; choose another name")
+    contents: dict[Path, str] = {}
+    if os.sep in str(book) and not _has_files(Path(book)):
+        folder = Path(book)
+        contents[folder / "book.toml"] = _BOOK.format(folder.name.replace("_", " ").capitalize())
+    else:
+        folder = _extensible(read_book(book), name).folder
+    place = f"sweeps/{folder.name}" if folder.parent.name == "sweeps" else folder.as_posix()
+    for path in sorted(TEMPLATE.glob("*.*")):
+        text = path.read_text(encoding="utf-8").replace(TEMPLATE.name, name)
+        text = text.replace("reproduce neighbours", f"reproduce {shlex.quote(str(book))}")
+        text = text.replace("sweeps/neighbours", place)
+        contents[folder / name / path.name.replace(TEMPLATE.name, name)] = text
+    with writing(folder, "choose another folder"):
+        (folder / name).mkdir(parents=True)
+        for path, text in contents.items():
+            path.write_text(text, encoding="utf-8")
+    return list(contents)
+
+
+def _extensible(book: Book, name: str) -> Book:
+    if book.folder.parent == PACKAGED:
+        raise InputError(f"--new: the book {book.name} belongs to the package; choose neighbours or a folder")
+    if book.shared.items or book.shared.parts:
+        listed = "items" if book.shared.items else "parts"
+        raise InputError(
+            f"{book.folder / 'book.toml'}: {listed} lists the items, so that a new one would not be shown; "
+            f"remove {listed}, or choose another book"
+        )
+    for path in (book.folder / name, book.folder / f"{name}.toml", book.folder / f"{name}.py"):
+        if path.exists():
+            raise InputError(f"--new {name}: {path} exists; choose another name")
+    return book
+
+
+def _has_files(folder: Path) -> bool:
+    return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
