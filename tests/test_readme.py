@@ -426,9 +426,9 @@ def test_the_page_of_modules_trains_three_models(tmp_path, monkeypatch):
 
 
 def test_every_page_with_python_code_is_tested():
-    """Runs of the gallery are long; other tests cover books; chips require compilers."""
+    """Runs of the gallery are long; other tests cover books and attention heads; chips require compilers."""
     elsewhere = {f"howto/{name}.md" for name in ("extending", "books", "accelerators")}
-    elsewhere |= {"reference/gallery.md", "notes/accelerators.md"}
+    elsewhere |= {"reference/gallery.md", "notes/accelerators.md", "tutorials/heads.md"}
     with_code = {
         page.relative_to(ROOT / "docs").as_posix()
         for page, text in PAGES.items()

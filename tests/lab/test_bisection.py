@@ -134,7 +134,7 @@ def test_invalid_input_is_rejected(folder, changes, why):
 
 
 def test_a_study_with_a_grid_is_rejected(folder):
-    with pytest.raises(InputError, match="it has axes"):
+    with pytest.raises(InputError, match="study: axes cannot be combined with x and y"):
         ja.phase_diagram(make(axes={"model.dim": [4, 8]}), **AXES, metric="p_norm", folder=folder, quiet=True)
 
 

@@ -119,7 +119,7 @@ def test_incompatible_arguments_raise_one_line_errors(solved, page, tmp_path):
             "not a max-margin direction",
         ),
         ({"tokens": ["a"]}, "tokens: 1 names for 12"),
-        ({"sequences": [20]}, "numbers from 0 to 19"),
+        ({"sequences": [20]}, "indices from 0 to 19"),
     ):
         with pytest.raises(InputError, match=said):
             ja.explore(**({"scores": scores, "path": path, "limit": limit} | change))

@@ -136,7 +136,7 @@ def declare_names(*names: str) -> Callable[[_F], _F]:
 
 def declared_names(kind: str, item: Item) -> tuple[str, ...]:
     """Return the names that a measure declares with `declare_names`; empty if it declares none."""
-    return getattr(_function(kind, item), "names", ())
+    return vars(_function(kind, item)).get("names", ())
 
 
 def load_measure(measure: Measure, item: Item) -> Callable[..., Measured]:

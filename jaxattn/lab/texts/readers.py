@@ -45,8 +45,8 @@ class Tfds(Source, frozen=True, kw_only=True):
         paths = sorted(path for path in root.rglob("*") if path.is_file())
         if not paths:
             raise InputError(
-                f"data.dataset: no {self.dataset} in {self._folder}; set the folder with "
-                "data.data_dir, or prepare the data with "
+                f"data.dataset: no {self.dataset} in {self._folder}; data.data_dir sets "
+                "the folder. To prepare the data: "
                 f"tensorflow_datasets.builder({self.dataset!r}, data_dir={self._folder!r})"
                 '.download_and_prepare(file_format="array_record")'
             )

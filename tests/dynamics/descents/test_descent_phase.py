@@ -103,7 +103,10 @@ def test_custom_optax_chain_is_accepted():
     for options, message in (
         ({}, "norm: clipped requires this option"),
         ({"norm": 1.0, "decays": 0.1}, "decays: not an option of clipped; did you mean 'decay'?"),
-        ({"norm": 1.0, "step_size": 0.1}, "step_size: the key for this argument of clipped is step_size"),
+        (
+            {"norm": 1.0, "step_size": 0.1},
+            "step_size: clipped takes this argument as step_size; rename the key",
+        ),
     ):
         with pytest.raises(InputError, match=re.escape(message)):
             check_options(clipped, options)

@@ -178,7 +178,7 @@ def test_custom_phase_is_extended_if_its_program_is_the_same(tmp_path):
         (10, {"schedule": "cosine"}, r"phases\.query\.steps: 10 -> 100.*phases\.query\.schedule"),
         (10, {"patience": 2}, r"phases\.query\.steps: 10 -> 100.*phases\.query\.patience"),
         (40, {}, r"steps: 40 -> 100: .* would have recorded other steps .*; use 101 steps, or choose"),
-        (1000, {}, r"another config \(phases\.query\.steps: 1000 -> 100\)"),
+        (1000, {}, r"a different config \(phases\.query\.steps: 1000 -> 100\)"),
     ],
 )
 def test_runs_that_cannot_be_extended_are_refused_in_one_line(first, then, words, tmp_path):

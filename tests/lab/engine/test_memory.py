@@ -124,7 +124,8 @@ def test_low_address_space_limit_is_reported(monkeypatch):
     assert memory.default_budget() <= 3 * 2**30 // 4
     monkeypatch.setattr(memory.resource, "getrlimit", lambda kind: (2**30, 2**30))
     with pytest.raises(
-        InputError, match=r"limited to 1.0 GiB \(ulimit -v\), too little .*; allow 4 GiB or more"
+        InputError,
+        match=r"limited to 1.0 GiB \(ulimit -v\), too small to compile programs; allow 4 GiB or more",
     ):
         memory.check_address_space(notes.append)
 

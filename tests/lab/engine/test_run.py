@@ -229,7 +229,7 @@ def test_on_failure_stop_stops_at_nan(tmp_path, monkeypatch, go, study):
         return params.replace(p=params.p * jnp.nan)
 
     monkeypatch.setattr(lift.Programs, "start", poisoned)
-    with pytest.raises(RunError, match="not finite; stopped"):
+    with pytest.raises(RunError, match="not finite; the run was stopped"):
         go(tmp_path, study(chunk=1), on_failure="stop")
     outcome, _ = go(tmp_path / "on", study(chunk=1))
     assert {failure["seed"] for failure in outcome.failures} == {0, 1}

@@ -179,7 +179,7 @@ def test_lost_manifest_does_not_allow_a_different_config(copy, go, study, tables
         go(copy, study(data=data | {"relevant": 4}))
     with pytest.raises(InputError, match="contains results of a different config"):
         plan_study(study(data=data | {"relevant": 4}), copy, quick=True)
-    with pytest.raises(InputError, match=r"manifest\.json: missing; run the same sweep again into this"):
+    with pytest.raises(InputError, match=r"manifest\.json: missing; run the same sweep again in this"):
         load(copy)
 
 

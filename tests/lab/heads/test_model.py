@@ -1,6 +1,8 @@
 """Layers of small random transformers of several architectures; requires the extra `transformers`."""
 
 import json
+import re
+from pathlib import Path
 
 import clarabel
 import numpy as np
@@ -221,3 +223,15 @@ def test_margins_of_loaded_layers_equal_those_of_clarabel(folders, name):
         assert found.largest == pytest.approx(1 / np.linalg.norm(best), rel=1e-6)
         cosine = own @ best / np.linalg.norm(own) / np.linalg.norm(best)
         assert found.cosine == pytest.approx(cosine, abs=1e-6)
+
+
+def test_the_code_of_the_tutorial_runs(folders, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[3] / "docs" / "tutorials" / "heads.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reviews.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "my-encoder").symlink_to(folders["bert"])
+    names: dict = {}
+    exec(compile(code, "heads.md", "exec"), names)
+    assert len(names["found"].heads) == 4
