@@ -25,6 +25,7 @@ from jaxattn.base import Dataset, Loss
 from jaxattn.base.functions import LossOfFunction, declare, settings_class
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.settings import Share
+from jaxattn.data.sequences import Sequences, Vectors
 
 Weights = Float[Array, "n"] | None
 PerSequence = Callable[[Array, Array], Array]
@@ -38,7 +39,10 @@ def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | Non
     n, classes = data.num_examples, data.num_classes
     if classes is None and data.targets.shape == (n,) and jnp.issubdtype(data.targets.dtype, jnp.integer):
         name = type(data).__name__
-        return f"its targets are integers, but {name} has no num_classes; set it in {name}: num_classes = 2"
+        setting = "classes" if isinstance(data, Sequences | Vectors) else "num_classes"
+        return (
+            f"its targets are integers, but {name} has no number of classes; set it in {name}: {setting} = 2"
+        )
     if classes is None or data.targets.shape != (n,):
         return f"it requires targets that are classes, one for each example, not {shown(data.targets)}"
     wanted = (n,) if classes == 2 else (n, classes)

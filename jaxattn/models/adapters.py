@@ -11,6 +11,8 @@ from jax.typing import DTypeLike
 from jaxattn.base import Dataset
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import leaves
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.sequences import Sequences, Vectors
 
 _Inputs = Callable[[Any], Any]
 
@@ -28,7 +30,22 @@ class Adapted(NamedTuple):
 
 
 def first_array(data: Dataset) -> Array:
-    """Return the first array of a dataset, such as `X` for the fields X and targets."""
+    """Return the first array of a dataset, such as `X` for the fields X and targets.
+
+    Raises:
+        InputError: the data are bags of tokens or padded sequences, which one array does not describe.
+    """
+    if isinstance(data, Corpus):
+        raise InputError(
+            "inputs: bags of tokens are not one array; pass inputs=lambda data: "
+            "ja.models.reference.padded_sequences(data, longest=T), which returns token ids and a mask"
+        )
+    if isinstance(data, Sequences) or (isinstance(data, Vectors) and data.mask is not None):
+        name = "ids" if isinstance(data, Sequences) else "X"
+        raise InputError(
+            f"inputs: {type(data).__name__} may be padded; pass inputs=lambda data: (data.{name}, data.mask) "
+            f"or data.{name} if all lengths are equal"
+        )
     return next(x for name, x in data.arrays() if name != "targets")
 
 

@@ -158,3 +158,11 @@ def test_inputs_and_per_example_modules_are_supported(points):
         atol=1e-6,
     )
     assert first_array(points) is points.X
+
+
+def test_padded_data_require_an_explicit_argument():
+    bags = ja.data.from_sequences([[0, 2, 2], [1, 2]], [1, -1], vocab_size=3)
+    tokens = ja.data.Vectors(targets=jnp.array([1, -1]), X=jnp.ones((2, 3, 4)), mask=jnp.ones((2, 3), bool))
+    for data, words in ((bags, "bags of tokens are not one array"), (tokens, "Vectors may be padded")):
+        with pytest.raises(InputError, match=words):
+            first_array(data)

@@ -143,7 +143,7 @@ def _check_rows(place: str, shorter: Setting, longer: Setting) -> None:
     hint = f"use {' or '.join(f'{steps:,}' for steps in near)} steps, or " if near else ""
     raise InputError(
         f"{place}: a run of {more.steps:,} steps would have recorded other steps (probes) than this run; "
-        f"{hint}choose another folder with --out"
+        f"{hint}choose another folder with --out; set probes.every to extend runs to its multiples"
     )
 
 
