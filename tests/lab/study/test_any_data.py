@@ -243,5 +243,5 @@ def test_integer_targets_without_num_classes_are_named():
         return Integers(targets=jnp.arange(6) % 2, X=jax.random.normal(key, (6, 3)))
 
     reason = ja.losses.Classification().skip_reason(jnp.zeros(6), integers(jax.random.key(0)))
-    words = "its targets are integers, but Integers has no number of classes; set it in Integers: num_classes = 2"
+    words = "its targets are integers, but Integers has no number of classes"
     assert reason == f"{words}; set it in Integers: num_classes = 2"
