@@ -10,7 +10,7 @@ r"""TokenisedTexts and small transformers for `jaxattn heads`; see docs/findings
     python benchmarks/heads.py summary heads                      # means by step, intervals over seeds
 
     python benchmarks/heads.py check MODEL --texts imdb.txt       # heads of layer 1 against clarabel
-    python benchmarks/heads.py matched MODEL --texts imdb.txt     # null queries as similar as those of the heads
+    python benchmarks/heads.py matched MODEL --texts imdb.txt     # null queries of equal spread
 
 Requires the extra `transformers`.
 """
