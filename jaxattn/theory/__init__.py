@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from jaxattn.attention import scores
 from jaxattn.attention.scores import Scores
 from jaxattn.core.lazy import lazy
-from jaxattn.theory.bilinear import BilinearMargin, bilinear_max_margin
 from jaxattn.theory.certificate import MaxMargin, Status, certify_max_margin
 from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens, tie_classes
 from jaxattn.theory.limit import Limit, certify_limit
@@ -32,6 +31,7 @@ from jaxattn.theory.selection import (
 )
 
 if TYPE_CHECKING:
+    from jaxattn.theory.bilinear import BilinearMargin, bilinear_max_margin
     from jaxattn.theory.exact_certificate import certify_exactly, write_certificate
 
 __all__ = [
@@ -70,6 +70,7 @@ __all__ = [
 # Names that moved since version 0.2 raise an error with their new location.
 __getattr__, _ = lazy(
     __name__,
-    dict.fromkeys(("certify_exactly", "write_certificate"), "jaxattn.theory.exact_certificate"),
+    dict.fromkeys(("certify_exactly", "write_certificate"), "jaxattn.theory.exact_certificate")
+    | dict.fromkeys(("BilinearMargin", "bilinear_max_margin"), "jaxattn.theory.bilinear"),
     {},
 )

@@ -12,7 +12,13 @@ from typing import Any
 from jaxattn.core.errors import InputError
 
 # Public modules that no `__all__` of a package reaches.
-_FURTHER = ("jaxattn.lab.diagnosis", "jaxattn.lab.books", "jaxattn.lab.results", "jaxattn.models.starts")
+_FURTHER = (
+    "jaxattn.lab.diagnosis",
+    "jaxattn.lab.heads",
+    "jaxattn.lab.books",
+    "jaxattn.lab.results",
+    "jaxattn.models.starts",
+)
 # Modules that are not public, but that measures of books may use, with what they use.
 FOR_MEASURES: Mapping[str, str] = MappingProxyType(
     {

@@ -70,7 +70,7 @@ def test_criterion_of_an_undeclared_name_is_rejected_before_the_run(call, item):
     status, _, said = call("reproduce", item.parent, "--check")
     assert status == 2
     assert said.strip().endswith(
-        "item.toml: criteria: no finding 'cosine of q with the first step'; the findings are cosine of p "
+        "item.toml: criteria: no finding matches 'cosine of q with the first step'; choose from cosine of p "
         "with the first step"
     )
 
