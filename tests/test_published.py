@@ -199,7 +199,7 @@ def test_verdicts_of_a_table_match_their_rows(name, least):
     for line, source in told:
         row, _ = numbers.look_up(source)
         if row["verdict"] != "measured":
-            assert judge.verdict_text(row["verdict"]) in line, line
+            assert row["verdict"] in line or judge.verdict_text(row["verdict"]) in line, line
 
 
 def test_published_texts_contain_no_absolute_paths():
