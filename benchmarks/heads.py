@@ -10,7 +10,6 @@ r"""TokenisedTexts and small transformers for `jaxattn heads`; see docs/findings
     python benchmarks/heads.py summary heads                      # means by step, intervals over seeds
 
     python benchmarks/heads.py check MODEL --texts imdb.txt       # heads of layer 1 against clarabel
-    python benchmarks/heads.py matched MODEL --texts imdb.txt     # null queries of equal spread
 
 Requires the extra `transformers`.
 """
@@ -22,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import tensorflow_datasets as tfds
-from scipy.stats import ttest_1samp
 
 from jaxattn.lab.results.intervals import student_t
 
@@ -174,63 +172,6 @@ def check(folder: Path, texts: Path) -> None:
         )
 
 
-def matched(folder: Path, texts: Path, draws: int = 5, tries: int = 2000) -> None:
-    """Compare heads that select the first token with null queries of the same spread and the same selection.
-
-    A null query is one normal vector with the covariance of all positions, plus the deviations of the head's
-    own queries from their mean, with the first token selected in all sequences of a group.
-    """
-    from jaxattn.lab.heads import read_texts
-    from jaxattn.lab.heads.margins import SelectingSequences, margin_ratio, selecting_sequences
-    from jaxattn.lab.heads.measure import holm
-    from jaxattn.lab.heads.model import Transformer
-
-    model, rng, found = Transformer(folder), np.random.default_rng(SEED), []
-    tokens = model.tokenize(read_texts(texts, TEXTS), LENGTH, "first")
-    for number in range(model.num_layers):
-        layer = model.layer(number, tokens)
-        inputs = layer.inputs[layer.visible]
-        factor = np.linalg.qr(inputs - inputs.mean(axis=0), mode="r") / np.sqrt(len(inputs) - 1)
-        deviations = layer.query - layer.query.mean(axis=0)
-        for head in range(model.num_heads):
-            keys = layer.keys(head)
-            own = selecting_sequences(layer, layer.scores(head, keys), 0.9)
-            if len(own.rows) < TEXTS / 2 or (own.top != 0).mean() > 0.5:
-                continue
-            own = SelectingSequences(*(x[own.top == 0] for x in own))
-            W, differences = layer.query_matrix(head), []
-            for g in range(len(own.rows) // 25):
-                group = own.group(g, 25)
-                cosine = margin_ratio(layer, head, group, "query", keys).cosine
-                nulls = []
-                for _ in range(tries):
-                    z = layer.with_bias(inputs.mean(axis=0) + rng.standard_normal(len(factor)) @ factor)
-                    z = z + layer.with_bias(deviations)[group.rows] * (
-                        np.arange(len(z)) < deviations.shape[1]
-                    )
-                    scores = np.einsum("ntc,nc->nt", keys[group.rows], z @ W.T)
-                    scores = np.where(layer.visible[group.rows], scores, -np.inf)
-                    if (scores.argmax(axis=1) == 0).all():
-                        nulls.append(margin_ratio(layer, head, group._replace(query=z), "query", keys).cosine)
-                    if len(nulls) == draws:
-                        break
-                if nulls:
-                    differences.append(cosine - np.mean(nulls))
-            if len(differences) > 1:
-                p = ttest_1samp(differences, 0).pvalue
-                found.append((number, head, np.mean(differences), p))
-                print(
-                    f"layer {number} head {head}: {found[-1][2]:.3f} over {len(differences)} groups",
-                    flush=True,
-                )
-    values, corrected = np.array([x[2] for x in found]), holm(np.array([x[3] for x in found]))
-    closer, farther = ((corrected < 0.05) & (sign * values > 0) for sign in (1, -1))
-    print(
-        f"{len(found)} heads: {closer.sum()} closer, {farther.sum()} farther;",
-        with_interval(pd.Series(values)),
-    )
-
-
 def with_interval(values: pd.Series) -> str:
     low, high = student_t(values.to_numpy())
     return f"{values.mean():.3f} [{low:.3f}, {high:.3f}] (n={len(values)})"
@@ -238,7 +179,7 @@ def with_interval(values: pd.Series) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=["texts", "train", "summary", "check", "matched"])
+    parser.add_argument("what", choices=["texts", "train", "summary", "check"])
     parser.add_argument("path", type=Path)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--split", default="train")
@@ -248,8 +189,6 @@ if __name__ == "__main__":
         summary(given.path)
     elif given.what == "check":
         check(given.path, given.texts)
-    elif given.what == "matched":
-        matched(given.path, given.texts)
     elif given.data_dir is None:
         parser.error("--data-dir is required: the folder of tensorflow-datasets")
     elif given.what == "texts":

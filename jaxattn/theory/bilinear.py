@@ -18,7 +18,7 @@ Norm = Literal["frobenius", "nuclear"]
 # Most violated pairs per sequence that a round adds to the working set.
 _ADDED = 2
 _MOST_ROUNDS = 200
-# A sum of differences below this fraction of their lengths is rounding.
+# Sums of differences, and scores, below this fraction of the lengths are rounding.
 _VANISHES = 1e-14
 # The barrier method: relative gap of the first rounds, and the factor to that of later ones.
 _COARSE = 1e-2
@@ -129,13 +129,11 @@ def bilinear_max_margin(
     shape = (u.shape[1], z.shape[1])
     if len(u) == 0:
         return BilinearMargin(np.zeros(shape), np.inf, np.inf, np.zeros(0), Status.NOTHING)
-    size = np.linalg.norm(u, axis=1), np.linalg.norm(z, axis=1)[sequence]
-    vanishing = size[0] * size[1] <= _VANISHES * size[0].max() * size[1].max()
+    vanishing = ~((u != 0).any(axis=1) & (z != 0).any(axis=1)[sequence])
     if vanishing.any():
         return BilinearMargin(np.zeros(shape), 0.0, 0.0, 1.0 * vanishing, Status.INFEASIBLE)
-    basis, coordinates = _span(z)
-    scale = size[0].max(), size[1].max()
-    pairs = _Pairs(u / scale[0], coordinates / scale[1], sequence)
+    basis, scale = span(z), (_largest_length(u), _largest_length(z))
+    pairs = _Pairs(u / scale[0], (z / scale[1]) @ basis, sequence)
     W, multipliers = (_frobenius if norm == "frobenius" else _nuclear)(pairs, tolerance)
     return _certify(pairs, W, multipliers, norm, tolerance, scale[0] * scale[1], basis)
 
@@ -149,11 +147,16 @@ def _dual_norm(Y: np.ndarray, norm: Norm) -> float:
     return float(np.linalg.norm(Y, "fro" if norm == "frobenius" else 2))
 
 
-def _span(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return an orthonormal basis of the rows, (b, r), and their coordinates, (n, r)."""
-    _, size, vt = np.linalg.svd(z, full_matrices=False)
-    basis = vt[size > 1e-13 * size[0]].T
-    return basis, z @ basis
+def span(z: Float[np.ndarray, "n b"]) -> Float[np.ndarray, "b r"]:
+    """Return an orthonormal basis of the span of the rows, which must not all be zero."""
+    _, size, vt = np.linalg.svd(z / np.abs(z).max(), full_matrices=False)
+    return vt[size > 1e-13 * size[0]].T
+
+
+def _largest_length(rows: np.ndarray) -> float:
+    # The squares of very small or large entries would underflow or overflow.
+    largest = np.abs(rows).max()
+    return float(largest * np.linalg.norm(rows / largest, axis=1).max())
 
 
 def _frobenius(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
@@ -222,7 +225,7 @@ def _certify(
     Y, total = pairs.weighted_sum(multipliers), multipliers.sum()
     bound = _dual_norm(Y, norm) / total * scale
     values = pairs.values(W)
-    if not values.min() > 0:
+    if not values.min() > _VANISHES * np.linalg.norm(W):
         u, z = pairs.of(np.arange(len(pairs.u)))
         reach = multipliers @ (np.linalg.norm(u, axis=1) * np.linalg.norm(z, axis=1))
         status = Status.INFEASIBLE if np.linalg.norm(Y) <= _VANISHES * reach else Status.UNDECIDED

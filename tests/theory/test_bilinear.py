@@ -99,7 +99,7 @@ def test_diagonal_example_has_the_closed_form():
 
 
 @pytest.mark.parametrize("norm", ["frobenius", "nuclear"])
-@pytest.mark.parametrize("scale", [1e-60, 1e60])
+@pytest.mark.parametrize("scale", [1e-200, 1e-60, 1e60, 1e200])
 def test_margin_scales_with_the_data(norm, scale):
     u, z, sequence = problem(3)
     one = bilinear_max_margin(u, z, sequence, norm=norm)
@@ -124,6 +124,21 @@ def test_contradictions_are_proven(norm):
     assert (answer.status, answer.margin, answer.duality_gap) == (Status.INFEASIBLE, 0.0, 1.0)
     u = np.array([[1.0, 2.0], [0.0, 0.0]])  # equal tokens
     assert bilinear_max_margin(u, z, np.zeros(2, int), norm=norm).status == Status.INFEASIBLE
+
+
+@pytest.mark.parametrize("norm", ["frobenius", "nuclear"])
+def test_very_different_lengths_are_not_called_infeasible(norm):
+    """The margin of e_1 and δ e_2 with one query is that of p = (1, 1/δ): δ / √(1 + δ²)."""
+    for small in (1e-3, 1e-9, 1e-17):
+        answer = bilinear_max_margin(np.diag([1.0, small]), np.ones((1, 1)), np.zeros(2, int), norm=norm)
+        assert answer.status != Status.INFEASIBLE
+        if answer.margin > 0:
+            assert (
+                answer.margin <= small / np.hypot(1, small) * (1 + 1e-9) <= answer.margin_bound * (1 + 1e-6)
+            )
+    assert (
+        bilinear_max_margin(np.diag([1.0, 1e-3]), np.ones((1, 1)), np.zeros(2, int)).status == Status.SOLVED
+    )
 
 
 def test_no_pair_is_nothing_to_separate():

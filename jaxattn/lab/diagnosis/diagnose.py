@@ -6,14 +6,13 @@ random E, p and v of the same shapes, and the values after one gradient step.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from jaxattn.core.errors import InputError, writing
+from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
 from jaxattn.lab.diagnosis.inputs import read_weights
 from jaxattn.lab.diagnosis.measure import BINS, Measurements, Settings, measure_model
@@ -22,10 +21,10 @@ from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import format_number, interval
 from jaxattn.lab.results.read import TOKEN_COLUMNS
 from jaxattn.lab.results.run import Run
+from jaxattn.lab.results.summary import framed, summary_page, write_contents
 from jaxattn.lab.results.token_figures import importance
 from jaxattn.lab.results.tokens import with_classes
 
-_TEMPLATE = Path(__file__).with_name("page.html")
 NOTE = (
     "The null band holds 95 % of random models E_s, p ~ N(0, I/d), v uniform on the sphere, on this corpus. "
     "One step: the change of E·v by one gradient step on E in such a model; the step does not change E·p. "
@@ -111,7 +110,6 @@ class Diagnosis(Measurements):
         Raises:
             RunError: the folder cannot be written.
         """
-        directory = Path(directory)
         drawn = [self.figure(h) for h in self.heads]
         names = dict(enumerate(self.class_names))
         contents = {
@@ -120,19 +118,13 @@ class Diagnosis(Measurements):
             "tokens.csv": self.tokens.replace({"class": names}).to_csv(index=False).encode(),
             **{f"{each.name}.png": each.png() for each in drawn},
         }
-        with writing(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-            for name, content in contents.items():
-                (directory / name).write_bytes(content)
-        return [directory / name for name in contents]
+        return write_contents(directory, contents)
 
     def __repr__(self) -> str:
         return "\n".join([f"{type(self).__name__} over {self.over}", *self.verdicts])
 
     def _repr_html_(self) -> str:
-        # A frame isolates the style of the page.
-        style = "width:100%;height:60rem;border:0"
-        return f'<iframe title="Diagnosis" srcdoc="{escape(self.html())}" style="{style}"></iframe>'
+        return framed("Diagnosis", self.html())
 
 
 def diagnose(
@@ -193,13 +185,9 @@ def diagnose(
 
 
 def _html(found: Diagnosis, number: int, drawn: list[RenderedFigure]) -> str:
-    shown = [(title, layout.texts(table), _keys(table)) for title, table in found.tables(number)]
-    images = [x.png() for x in drawn]
-    pictures = [
-        {"title": x.title, "caption": x.caption, "width": layout.shown_width(image), "data": image}
-        for x, image in zip(drawn, images, strict=True)
-    ]
-    return layout.fill(_TEMPLATE, verdicts=found.verdicts, figures=pictures, tables=shown, note=_note(found))
+    heading = "Does the model know what is important?"
+    tables = [(title, table, _keys(table)) for title, table in found.tables(number)]
+    return summary_page("Diagnosis", heading, found.verdicts, drawn, tables, _note(found), toned=True)
 
 
 def _markdown(found: Diagnosis, number: int, drawn: list[RenderedFigure]) -> str:

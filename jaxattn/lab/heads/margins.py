@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from jaxattn.lab.heads.model import Layer
 from jaxattn.lab.results.correlations import Floats
-from jaxattn.theory.bilinear import Norm, bilinear_max_margin, matrix_norm
+from jaxattn.theory.bilinear import Norm, bilinear_max_margin, matrix_norm, span
 from jaxattn.theory.certificate import Status
 
 MarginSpace = Literal["query", "frobenius", "nuclear"]
-Null = Literal["none", "shuffled", "covariance", "untrained"]
+Null = Literal["none", "shuffled", "covariance", "matched", "untrained"]
 # Keys closer than this fraction of the length of the selected one count as equal to it.
 _EQUAL = 1e-9
 
@@ -84,9 +84,8 @@ def margin_ratio(
         tokens, W = layer.inputs, layer.W_K[head].T @ W
     u, sequence = _differences(tokens, layer.visible, chosen)
     best = bilinear_max_margin(u, chosen.query, sequence, norm=norm)
-    basis = np.linalg.svd(chosen.query, full_matrices=False)
-    span = basis[2][basis[1] > 1e-13 * basis[1][0]]
-    W = W @ span.T @ span
+    basis = span(chosen.query)
+    W = W @ basis @ basis.T
     values = np.einsum("ca,ca->c", u, (chosen.query @ W.T)[sequence])
     margin = float(values.min(initial=np.inf)) / matrix_norm(W, norm)
     length = np.linalg.norm(W) * np.linalg.norm(best.matrix)
@@ -134,8 +133,8 @@ def null_selections(
     difference of the two largest scores.
 
         shuffled     z of another sequence: a random cyclic permutation
-        covariance   z ~ N(mean, covariance of the inputs over all positions); one z for all sequences if the
-                     query is the same in all of them
+        covariance   z ~ N(mean, covariance of the inputs over all positions), for each sequence
+        matched      one such z for all sequences, plus the deviations of the queries from their mean
         none         z itself; for a model without training
 
     Args:
@@ -156,22 +155,16 @@ def null_selections(
 
 def _null_inputs(layer: Layer, null: Null, rng: np.random.Generator) -> Floats:
     z = layer.query
+    if null == "none":
+        return z
     if null == "shuffled":
         order = rng.permutation(len(z))
         shuffled = np.empty_like(z)
         shuffled[order] = z[np.roll(order, 1)]
         return shuffled
-    if null == "covariance":
-        inputs = layer.inputs[layer.visible]
-        centred = inputs - inputs.mean(axis=0)
-        factor = np.linalg.qr(centred, mode="r") / np.sqrt(max(len(inputs) - 1, 1))
-        count = 1 if same_query(layer) else len(z)
-        sampled = inputs.mean(axis=0) + rng.standard_normal((count, len(factor))) @ factor
-        return np.broadcast_to(sampled, z.shape)
-    return z
-
-
-def same_query(layer: Layer) -> bool:
-    """Return True if the query is the same in all sequences, as for the first token in the first layer."""
-    z = layer.query
-    return bool(np.abs(z - z[0]).max() <= 1e-6 * np.abs(z[0]).max())
+    inputs = layer.inputs[layer.visible]
+    mean = inputs.mean(axis=0)
+    factor = np.linalg.qr(inputs - mean, mode="r") / np.sqrt(max(len(inputs) - 1, 1))
+    normal = rng.standard_normal((1 if null == "matched" else len(z), len(factor)))
+    sampled = mean + normal @ factor
+    return sampled + z - z.mean(axis=0) if null == "matched" else sampled

@@ -25,13 +25,14 @@ from jaxattn.lab.results.intervals import clopper_pearson, student_t
 TOKEN_KINDS = ("first", "separator", "itself", "neighbour", "other")
 # Heads that select these kinds are attention sinks: their selection does not depend on the content.
 SINKS = TOKEN_KINDS[:2]
-NULLS: tuple[Null, ...] = ("shuffled", "covariance", "untrained")
+# Nulls with random queries.
+NULLS: tuple[Null, ...] = ("shuffled", "covariance", "matched")
 # Heads with fewer groups of selecting sequences have no interval.
 FEWEST_GROUPS = 2
 
 
 class HeadSettings(NamedTuple):
-    """HeadSettings of a measurement.
+    """Settings of a measurement of attention heads.
 
     Attributes:
         share: fraction of attention that one token needs to be selected; 0 selects the token with the most
@@ -132,7 +133,7 @@ def _ratios(
             found.append(({"space": space, "null": "none", "draw": 0, "group": -1}, whole))
     rng = np.random.default_rng([settings.seed, *place])
     number = len(chosen.rows)
-    for null in NULLS[:2]:
+    for null in NULLS:
         for draw, other in enumerate(null_selections(layer, head, keys, number, null, settings.draws, rng)):
             add(layer, other, "query", null, draw, keys)
     if untrained is not None and settings.draws:

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,12 @@ from jaxattn.core.errors import InputError, counted, writing
 from jaxattn.lab.heads import figures
 from jaxattn.lab.heads.measure import SINKS, TOKEN_KINDS, HeadSettings, measure_layer, verdicts
 from jaxattn.lab.heads.model import Position, TokenisedTexts, Transformer
-from jaxattn.lab.results import layout
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import interval
+from jaxattn.lab.results.summary import framed, summary_page, write_contents
 from jaxattn.lab.storage import files
 from jaxattn.lab.texts.files import decoding
 
-_TEMPLATE = Path(__file__).with_name("page.html")
 # Approximate time in seconds of a max-margin problem on one core, for the Frobenius and nuclear norms.
 _FROBENIUS, _NUCLEAR = 0.03, 20.0
 
@@ -113,15 +111,9 @@ class Heads:
         return self._html(self.figures())
 
     def _html(self, drawn: list[RenderedFigure]) -> str:
-        images = [x.png() for x in drawn]
-        pictures = [
-            {"title": x.title, "caption": x.caption, "width": layout.shown_width(image), "data": image}
-            for x, image in zip(drawn, images, strict=True)
-        ]
-        tables = [(title, layout.texts(table), 3) for title, table in self.tables()]
-        return layout.fill(
-            _TEMPLATE, summary=self.summary(), figures=pictures, tables=tables, note=_note(self)
-        )
+        heading = "What do attention heads select, and by which margin?"
+        tables = [(title, table, 3) for title, table in self.tables()]
+        return summary_page("Attention heads", heading, self.summary(), drawn, tables, _note(self))
 
     def write(self, directory: str | Path) -> list[Path]:
         """Write heads.html, the three tables as CSV files, and the figures; return the paths.
@@ -129,7 +121,7 @@ class Heads:
         Raises:
             RunError: the folder cannot be written.
         """
-        directory, drawn = Path(directory), self.figures()
+        drawn = self.figures()
         contents = {
             "heads.html": self._html(drawn).encode(),
             "heads.csv": self.heads.to_csv(index=False).encode(),
@@ -137,18 +129,13 @@ class Heads:
             "verdicts.csv": self.verdicts.to_csv(index=False).encode(),
             **{f"{each.name}.png": each.png() for each in drawn},
         }
-        with writing(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-            for name, content in contents.items():
-                (directory / name).write_bytes(content)
-        return [directory / name for name in contents]
+        return write_contents(directory, contents)
 
     def __repr__(self) -> str:
         return "\n".join(self.summary())
 
     def _repr_html_(self) -> str:
-        style = "width:100%;height:60rem;border:0"
-        return f'<iframe title="Attention heads" srcdoc="{escape(self.html())}" style="{style}"></iframe>'
+        return framed("Attention heads", self.html())
 
 
 _KIND_WORDS = {
@@ -161,6 +148,7 @@ _KIND_WORDS = {
 _NULL_WORDS = {
     "shuffled": "shuffled queries",
     "covariance": "normal queries",
+    "matched": "normal queries of the same spread",
     "untrained": "random weights",
 }
 
@@ -363,8 +351,9 @@ def _note(found: Heads) -> str:
         "sequences, relative to the certified largest margin of the same selection; W is restricted to the "
         "span of their queries. Space query: keys fixed, Frobenius norm of W_Q. Spaces frobenius, nuclear: "
         "W = W_Kᵀ W_Q; gradient flow on W favours the former, on W_K and W_Q the latter. Nulls keep W_Q and "
-        "the keys, with queries of other sequences (shuffled) or normal queries with the covariance of all "
-        "positions (covariance), or they are a model with random weights (untrained). Intervals: "
-        "Clopper-Pearson for fractions of sequences, Student over sequences for the entropy, and over groups "
-        "for differences. p-values are corrected by Holm's method over all heads and nulls."
+        "the keys. Their queries are those of other sequences (shuffled), normal with the covariance of all "
+        "positions (covariance), or one such query plus the deviations of the head's own (matched). The null "
+        "untrained is a model with random weights. Intervals: Clopper-Pearson for fractions of sequences, "
+        "Student over sequences for the entropy, and over groups for differences. p-values are corrected by "
+        "Holm's method over all heads and nulls."
     )

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
-from jaxattn.lab.heads.margins import margin_ratio, null_selections, same_query, selecting_sequences
+from jaxattn.lab.heads.margins import margin_ratio, null_selections, selecting_sequences
 from jaxattn.lab.heads.measure import HeadSettings, holm, measure_layer, verdicts
 from jaxattn.lab.heads.model import Layer, TokenisedTexts
 
@@ -152,12 +152,12 @@ def test_nulls_keep_the_scale_of_the_queries():
             np.testing.assert_allclose(np.cov(z.T), np.cov(visible.T), atol=0.3)
 
 
-def test_one_query_for_all_sequences_stays_one_in_the_covariance_null():
+def test_matched_null_keeps_the_deviations_of_the_queries():
     given = layer()
-    given = given._replace(query=given.query[:1].repeat(12, axis=0))
-    assert same_query(given)
-    (other,) = null_selections(given, 0, given.keys(0), 12, "covariance", 1, np.random.default_rng(0))
-    assert (other.query == other.query[0]).all()
+    (other,) = null_selections(given, 0, given.keys(0), 12, "matched", 1, np.random.default_rng(0))
+    moved = other.query[:, :-1] - given.query
+    np.testing.assert_allclose(moved, moved[:1].repeat(12, axis=0), atol=1e-12)
+    assert np.abs(moved).max() > 0.1
 
 
 def test_holm_equals_its_definition():
