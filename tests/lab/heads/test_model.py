@@ -4,10 +4,8 @@ import json
 import re
 from pathlib import Path
 
-import clarabel
 import numpy as np
 import pytest
-from scipy import sparse
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab import cli
@@ -30,17 +28,6 @@ CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**SIZES, intermediate_size=32, num_key_value_heads=2),
     "gpt_neox": lambda: transformers.GPTNeoXConfig(**SIZES, intermediate_size=32, rotary_pct=0.5),
 }
-
-
-def clarabel_direction(features):
-    """The shortest vector with features @ p ≥ 1."""
-    settings = clarabel.DefaultSettings()
-    settings.verbose = False
-    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
-    m, size = features.shape
-    cones, limits = [clarabel.NonnegativeConeT(m)], -np.ones(m)
-    P, A = sparse.identity(size, format="csc"), sparse.csc_matrix(-features)
-    return np.array(clarabel.DefaultSolver(P, np.zeros(size), A, limits, cones, settings).solve().x)
 
 
 def save(folder, config, *, tokenizer=True):
@@ -201,7 +188,7 @@ def test_one_sequence_has_no_interval_and_no_margins(folders):
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
-def test_margins_of_loaded_layers_equal_those_of_clarabel(folders, name):
+def test_margins_of_loaded_layers_equal_those_of_clarabel(folders, name, clarabel_direction):
     """One encoder, and one decoder with rotary positions: three heads with explicit features."""
     model = Transformer(folders[name])
     layer = model.layer(1, model.tokenize(TEXTS[:4], 8, "last" if model.decoder else "first"))

@@ -1,0 +1,22 @@
+"""Oracle of the tests of attention heads."""
+
+import clarabel
+import numpy as np
+import pytest
+from scipy import sparse
+
+
+@pytest.fixture(scope="session")
+def clarabel_direction():
+    """Compute the shortest vector with features @ p ≥ 1."""
+
+    def solve(features):
+        settings = clarabel.DefaultSettings()
+        settings.verbose = False
+        settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
+        m, size = features.shape
+        cones, limits = [clarabel.NonnegativeConeT(m)], -np.ones(m)
+        P, A = sparse.identity(size, format="csc"), sparse.csc_matrix(-features)
+        return np.array(clarabel.DefaultSolver(P, np.zeros(size), A, limits, cones, settings).solve().x)
+
+    return solve
