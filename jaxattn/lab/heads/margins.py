@@ -97,7 +97,7 @@ def margin_ratio(
 def _differences(
     tokens: Floats, visible: NDArray[np.bool_], chosen: SelectingSequences
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the differences of the selected token and the others, and the group's sequence of each."""
+    """Return the selected token minus each other token, and the sequence of each in the group."""
     best = tokens[chosen.rows, chosen.top]
     u = best[:, None] - tokens[chosen.rows]
     others = visible[chosen.rows] & (

@@ -37,7 +37,7 @@ class HeadSettings(NamedTuple):
     Attributes:
         share: fraction of attention that one token needs to be selected; 0 selects the token with the most
             attention in every sequence.
-        selecting: fraction of the sequences that a head with a selection needs.
+        selecting: smallest fraction of sequences in which a head must select one token.
         group: number of sequences of a max-margin problem.
         draws: number of random queries of each null; 0 for no nulls.
         nuclear: number of groups with a margin in nuclear norm, which takes seconds each.
@@ -193,8 +193,9 @@ def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.9
 
     The difference of a group of sequences is the cosine of the head minus the mean cosine of the draws of
     the null. Its mean has a Student interval over groups. p-values are two-sided and corrected by Holm's
-    method over all heads and nulls: no verdict is false with probability 95 %. The ratio of margins is shown
-    without a verdict, because a null without a lower bound on attention has smaller margins by construction.
+    method over all heads and nulls: with probability 95 % no head is called closer or farther by chance. The
+    ratio of margins has no verdict, because a null without a lower bound on attention has smaller margins by
+    construction.
 
     Returns:
         One row per head with a selection and null: `difference`, `low`, `high`, `groups`, `p`, `corrected`,

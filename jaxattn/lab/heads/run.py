@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -20,6 +20,8 @@ from jaxattn.lab.results.summary import framed, summary_page, write_contents
 from jaxattn.lab.storage import files
 from jaxattn.lab.texts.files import decoding
 
+# Part of the digest of stored layers. Every change of the measurement needs a new value.
+_FORMAT = 2
 # Approximate time in seconds of a max-margin problem on one core, for the Frobenius and nuclear norms.
 _FROBENIUS, _NUCLEAR = 0.03, 20.0
 
@@ -89,7 +91,11 @@ class Heads:
         whole = self.margins[(self.margins["null"] == "none") & (self.margins["group"] >= 0)]
         keys = ["model", "layer", "head", "space"]
         means = whole.groupby(keys, sort=False).agg(
-            groups=("ratio", "size"), ratio=("ratio", "mean"), cosine=("cosine", "mean"), gap=("gap", "max")
+            groups=("ratio", "size"),
+            ratio=("ratio", "mean"),
+            cosine=("cosine", "mean"),
+            gap=("gap", "max"),
+            certified=("status", lambda x: "yes" if (x == "solved").all() else "no"),
         )
         laid.append(("Margins relative to the certified largest", means.reset_index().drop(columns=hidden)))
         found = self.verdicts
@@ -190,30 +196,22 @@ def heads(
     Source:
         Tarzanagh et al. 2023 (arXiv 2308.16898) for the max-margin problems in both norms.
     """
+    if length < 2:
+        raise InputError(f"length: {length}; expected at least 2 tokens")
     folders = [Path(models)] if isinstance(models, str | Path) else [Path(x) for x in models]
     settings = settings or HeadSettings()
     if not folders:
         raise InputError("models: empty; expected at least one folder")
     _check_settings(settings)
-    found = []
+    found, facts = [], {}
     for name, folder in zip(_names(folders), folders, strict=True):
         model = Transformer(folder)
-        chosen = list(range(model.num_layers)) if layers is None else list(layers)
-        if wrong := [x for x in chosen if not 0 <= x < model.num_layers]:
-            raise InputError(f"layers: {wrong[0]}; {folder} has {model.num_layers}, numbered from 0")
         at: Position = position if position is not None else "last" if model.decoder else "first"
         tokenised = model.tokenize(texts, length, at)
-        store = _Store(out, name, _digest(folder, texts, at, length, settings))
-        progress(_cost(name, model, len(chosen), len(texts), settings))
-        untrained = Transformer(folder, untrained_seed=settings.seed) if settings.draws else None
-        for number in chosen:
-            tables = store.read(number)
-            if tables is None:
-                tables = _measure(model, untrained, tokenised, number, settings)
-                store.write(number, tables)
-            found.append([table.assign(model=name) for table in tables])
-            progress(f"{name}: layer {number} of {model.num_layers}")
         facts = {"position": at, "texts": len(texts), "tokens": int(tokenised.present.sum())}
+        store = _Store(out, name, _digest(folder, texts, at, length, settings))
+        for tables in _layers(name, model, tokenised, layers, settings, store, progress):
+            found.append([table.assign(model=name) for table in tables])
     # Tables without rows have columns without a type.
     rows, margins = (
         pd.concat([each for each in x if len(each)] or x[:1], ignore_index=True)
@@ -224,6 +222,30 @@ def heads(
         for model, own in rows.groupby("model", sort=False)
     ]
     return Heads(rows, margins, pd.concat(compared, ignore_index=True), settings, facts)
+
+
+def _layers(
+    name: str,
+    model: Transformer,
+    texts: TokenisedTexts,
+    layers: Sequence[int] | None,
+    settings: HeadSettings,
+    store: "_Store",
+    progress: Callable[[str], None],
+) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+    """Yield the tables of each layer of a model, stored or measured now."""
+    chosen = range(model.num_layers) if layers is None else layers
+    if wrong := [x for x in chosen if not 0 <= x < model.num_layers]:
+        raise InputError(f"layers: {wrong[0]}; {model.folder} has {model.num_layers}, numbered from 0")
+    progress(_cost(name, model, len(chosen), len(texts.ids), settings))
+    untrained = Transformer(model.folder, untrained_seed=settings.seed) if settings.draws else None
+    for number in chosen:
+        tables = store.read(number)
+        if tables is None:
+            tables = _measure(model, untrained, texts, number, settings)
+            store.write(number, tables)
+        yield tables
+        progress(f"{name}: layer {number} of {model.num_layers} is finished")
 
 
 def _check_settings(settings: HeadSettings) -> None:
@@ -246,8 +268,10 @@ def read_texts(path: str | Path, most: int | None = None) -> list[str]:
         most: the largest number of texts; the first ones are taken.
 
     Raises:
-        InputError: the file cannot be read, or it has no text.
+        InputError: the file cannot be read, it has no text, or `most` is below 1.
     """
+    if most is not None and most < 1:
+        raise InputError(f"most: {most}; expected at least 1 text")
     with decoding(str(path), None) as codec, open(path, encoding=codec) as file:
         texts = [line.strip() for line in file if line.strip()]
     if not texts:
@@ -267,7 +291,7 @@ def _measure(
 
 
 class _Store:
-    """Finished layers of a model in a folder, if there is one."""
+    """Finished layers of a model, stored in a folder if one is given."""
 
     def __init__(self, out: str | Path | None, name: str, digest: str) -> None:
         self._folder = None if out is None else Path(out) / "layers" / name
@@ -276,9 +300,10 @@ class _Store:
         with writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             path = self._folder / "arguments.json"
-            if path.exists() and json.loads(path.read_text()).get("digest") != digest:
+            if path.exists() and _read(path)["digest"] != digest:
                 raise InputError(
-                    f"{self._folder}: measured with another model, texts or settings; choose another folder"
+                    f"{self._folder}: measured with another model, texts, settings or version; "
+                    "choose another folder"
                 )
             files.replace(path, json.dumps({"digest": digest}).encode())
 
@@ -290,7 +315,7 @@ class _Store:
         path = self._path(number)
         if path is None or not path.exists():
             return None
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = _read(path)
         heads, margins = (
             pd.read_csv(
                 StringIO(stored[x]), float_precision="round_trip", keep_default_na=False, na_values=[""]
@@ -308,13 +333,20 @@ class _Store:
                 files.replace(path, json.dumps(texts).encode())
 
 
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise InputError(f"{path}: cannot be read; delete this file to measure the layer again") from None
+
+
 def _digest(
     folder: Path, texts: Sequence[str], position: Position, length: int, settings: HeadSettings
 ) -> str:
     weights = {
         x.name: [x.stat().st_size, x.stat().st_mtime_ns] for x in sorted(folder.iterdir()) if x.is_file()
     }
-    content = [weights, list(texts), position, length, settings._asdict()]
+    content = [_FORMAT, weights, list(texts), position, length, settings._asdict()]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

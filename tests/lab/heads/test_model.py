@@ -149,7 +149,7 @@ def test_interrupted_run_resumes_with_equal_tables(folders, tmp_path, monkeypatc
     assert set(straight.margins["space"]) == (
         {"query"} if name == "llama" else {"query", "frobenius", "nuclear"}
     )
-    with pytest.raises(InputError, match="measured with another model, texts or settings"):
+    with pytest.raises(InputError, match="measured with another model, texts, settings or version"):
         heads(folders[name], TEXTS[1:], settings=SETTINGS, out=tmp_path / "killed")
 
 
@@ -175,6 +175,12 @@ def test_wrong_arguments_are_one_line(folders, tmp_path):
             heads(folders["bert"], TEXTS, settings=settings)
     with pytest.raises(InputError, match=r"layers: 2; .* has 2, numbered from 0"):
         heads(folders["bert"], TEXTS, layers=[2])
+    with pytest.raises(InputError, match="length: 1; expected at least 2 tokens"):
+        heads(folders["bert"], TEXTS, length=1)
+    with pytest.raises(InputError, match="most: -3; expected at least 1 text"):
+        read_texts(tmp_path / "empty.txt", -3)
+    with pytest.raises(InputError, match=r"missing\.txt"):
+        read_texts(tmp_path / "missing.txt")
     (tmp_path / "empty.txt").write_text("\n\n")
     with pytest.raises(InputError, match="no text; expected one per line"):
         read_texts(tmp_path / "empty.txt")
