@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jaxattn.dynamics.flows.exact_flow import Path, exact_flow
     from jaxattn.dynamics.flows.flow_phase import ExactFlow, FullFlow, JointFlow, RecordedPath
     from jaxattn.dynamics.flows.full_flow import FullPath, full_flow
+    from jaxattn.dynamics.flows.gradient_flow import GradientFlow, gradient_flow
     from jaxattn.dynamics.flows.joint_flow import JointPath, joint_flow
     from jaxattn.dynamics.kinds import PHASES
     from jaxattn.models.gradients import loss, loss_and_gradients
@@ -24,6 +25,7 @@ __all__ = [
     "ExactFlow",
     "FullFlow",
     "FullPath",
+    "GradientFlow",
     "Info",
     "JointFlow",
     "JointPath",
@@ -39,6 +41,7 @@ __all__ = [
     "early_stop",
     "exact_flow",
     "full_flow",
+    "gradient_flow",
     "joint_flow",
     "log_descent",
     "log_excess_loss",
@@ -56,6 +59,7 @@ _NAMES = {
     "ExactFlow": "jaxattn.dynamics.flows.flow_phase",
     "FullFlow": "jaxattn.dynamics.flows.flow_phase",
     "FullPath": "jaxattn.dynamics.flows.full_flow",
+    "GradientFlow": "jaxattn.dynamics.flows.gradient_flow",
     "Info": "jaxattn.dynamics.descents.descent",
     "JointFlow": "jaxattn.dynamics.flows.flow_phase",
     "JointPath": "jaxattn.dynamics.flows.joint_flow",
@@ -72,6 +76,7 @@ _NAMES = {
     "early_stop": "jaxattn.dynamics.descents.descent",
     "exact_flow": "jaxattn.dynamics.flows.exact_flow",
     "full_flow": "jaxattn.dynamics.flows.full_flow",
+    "gradient_flow": "jaxattn.dynamics.flows.gradient_flow",
     "joint_flow": "jaxattn.dynamics.flows.joint_flow",
     "log_descent": "jaxattn.dynamics.descents.log_descent",
     "log_excess_loss": "jaxattn.dynamics.descents.log_descent",

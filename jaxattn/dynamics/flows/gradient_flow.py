@@ -26,7 +26,7 @@ _Tolerance = Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]]
     "where scores are linear in the trained parameter",
     rotation_invariant=True,
     refines=("log_gradient_norm",),
-    goal=property(lambda settings: Goal("time", "t", settings.until_time)),
+    goal=property(lambda settings: Goal("time", "t", settings.until_time), doc="Time t at which to stop."),
 )
 def gradient_flow(
     params: Params,
@@ -73,6 +73,8 @@ def gradient_flow(
     """
     import diffrax  # slow to import
 
+    from jaxattn.dynamics.flows.implicit import kvaerno5
+
     if not math.isfinite(until_time):
         raise InputError(f"until_time: {until_time}; must be finite")
     params, data = _in_float64(params), _in_float64(task.data.train)
@@ -97,7 +99,7 @@ def gradient_flow(
     marks = jnp.linspace(0, end, points)
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(lambda t, theta, args: -jnp.exp(t) * evaluate(theta)[1]),
-        diffrax.Tsit5() if solver == "explicit" else diffrax.Kvaerno5(),
+        diffrax.Tsit5() if solver == "explicit" else kvaerno5(),
         0.0,
         end,
         None,

@@ -129,3 +129,15 @@ def test_the_width_of_a_module_can_be_swept(go, tmp_path):
 def test_a_pattern_without_match_is_rejected_before_the_run(train, words, tmp_path):
     with pytest.raises(InputError, match=words):
         study(with_linen, train=train).run(tmp_path / "run", quiet=True)
+
+
+def test_implicit_gradient_flow_of_several_seeds_ends_where_the_explicit_one_does(tmp_path):
+    """Two seeds are on two devices, where possible."""
+    ends = []
+    for solver in ("explicit", "implicit"):
+        flow = ja.dynamics.GradientFlow(name="flow", train=("p", "v"), until_time=10.0, solver=solver)
+        data = ja.data.Independent(vocab_size=8, relevant=4, length=4, sequences=16)
+        study = ja.Study(name="flows", seeds=2, data=data, model=ja.models.OneLayer(dim=4), phases=[flow])
+        results = study.run(tmp_path / solver, quiet=True)
+        ends.append([np.asarray(results.params(seed=seed).v) for seed in range(2)])
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-5)
