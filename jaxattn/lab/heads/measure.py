@@ -191,11 +191,10 @@ def _most_common(tokens: Any) -> str:
 def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
     """Compare heads with their nulls by the cosine with the max-margin matrix, in the space of queries.
 
-    The difference of a group of sequences is the cosine of the head minus the mean cosine of the draws of
-    the null. Its mean has a Student interval over groups. p-values are two-sided and corrected by Holm's
-    method over all heads and nulls: with probability 95 % no head is called closer or farther by chance. The
-    ratio of margins has no verdict, because a null without a lower bound on attention has smaller margins by
-    construction.
+    The difference is the mean cosine of the head over groups of sequences, minus that of the null over groups
+    and draws; see `compare` for its interval. p-values are corrected by Holm's method over all heads and
+    nulls: with probability 95 % no head is called closer or farther by chance. The ratio of margins has no
+    verdict, because a null without a lower bound on attention has smaller margins by construction.
 
     Returns:
         One row per head with a selection and null: `difference`, `low`, `high`, `groups`, `p`, `corrected`,
@@ -206,15 +205,16 @@ def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.9
     own = own.assign(log_ratio=np.log(own["ratio"].where(own["ratio"] > 0)))
     rows = []
     for (layer, head), each in own.groupby(["layer", "head"]):
-        means = each.groupby(["null", "group"])[["cosine", "log_ratio"]].mean()
-        for null in means.index.unique("null").drop("none", errors="ignore"):
-            pairs = (means.loc["none"] - means.loc[null]).dropna(subset="cosine")
-            difference = pairs["cosine"].to_numpy()
-            if len(difference) < FEWEST_GROUPS:
+        trained = each[each["null"] == "none"].set_index("group")
+        for null, drawn in each[each["null"] != "none"].groupby("null", sort=False):
+            cosines = drawn.pivot(index="draw", columns="group", values="cosine")
+            differences = (trained["cosine"] - cosines).dropna(axis=1)
+            if differences.shape[1] < FEWEST_GROUPS:
                 continue
-            low, high = student_t(difference, confidence=confidence)
-            facts = {"difference": difference.mean(), "low": low, "high": high, "groups": len(difference)}
-            facts |= {"p": _p_value(difference), "margins": np.exp(pairs["log_ratio"].mean())}
+            value, low, high, p = compare(differences.to_numpy(), confidence)
+            ratio = np.exp(trained["log_ratio"].mean() - drawn["log_ratio"].mean())
+            facts = {"difference": value, "low": low, "high": high, "groups": differences.shape[1]}
+            facts |= {"p": p, "margins": ratio}
             rows.append({"layer": layer, "head": head, "null": null, **facts})
     names = ["layer", "head", "null", "difference", "low", "high", "groups", "p", "margins"]
     table = pd.DataFrame(rows, columns=names)
@@ -226,10 +226,27 @@ def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.9
     return table.join(heads.set_index(["layer", "head"])["kind"], on=["layer", "head"])
 
 
-def _p_value(samples: Floats) -> float:
-    from scipy.stats import ttest_1samp  # slow to import
+def compare(differences: Floats, confidence: float) -> tuple[float, float, float, float]:
+    """Return the mean of differences, its interval, and the p-value of a mean of zero.
 
-    return float(ttest_1samp(samples, 0.0).pvalue) if np.ptp(samples) > 0 else 1.0
+    Groups and draws both vary: the variance of the mean is that of the means of groups divided by their
+    number, plus that of the means of draws divided by theirs. The degrees of freedom are those of the smaller
+    number, so the interval is conservative. With a single draw it covers the variation of groups only.
+
+    Args:
+        differences: (draws, groups) float.
+        confidence: coverage.
+    """
+    from scipy.stats import t as student  # slow to import
+
+    value, samples = float(differences.mean()), [differences.mean(axis=0)]
+    if len(differences) > 1:
+        samples.append(differences.mean(axis=1))
+    error = np.sqrt(sum(x.var(ddof=1) / len(x) for x in samples))
+    freedom = min(map(len, samples)) - 1
+    half = float(student.ppf((1 + confidence) / 2, freedom) * error)
+    p = float(2 * student.sf(abs(value) / error, freedom)) if error > 0 else 1.0
+    return value, value - half, value + half, p
 
 
 def holm(p: Floats) -> Floats:

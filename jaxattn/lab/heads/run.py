@@ -386,6 +386,6 @@ def _note(found: Heads) -> str:
         "the keys. Their queries are those of other sequences (shuffled), normal with the covariance of all "
         "positions (covariance), or one such query plus the deviations of the head's own (matched). The null "
         "untrained is a model with random weights. Intervals: Clopper-Pearson for fractions of sequences, "
-        "Student over sequences for the entropy, and over groups for differences. p-values are corrected by "
-        "Holm's method over all heads and nulls."
+        "Student over sequences for the entropy, and over groups and draws for differences. p-values are "
+        "corrected by Holm's method over all heads and nulls."
     )

@@ -283,7 +283,7 @@ def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
     """
     results.settings(cell)
     if seed not in (known := results.manifest["seeds"]):
-        raise InputError(f"seed {seed}: the run has {', '.join(map(str, known[:20]))}; give one of them")
+        raise InputError(f"seed {seed}: not in the run; choose one of {', '.join(map(str, known[:20]))}")
     if results.study is not None:
         splits: Splits = results.study.dataset(seed, cell)
         return splits

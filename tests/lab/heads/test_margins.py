@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from jaxattn.lab.heads.margins import margin_ratio, null_selections, selecting_sequences
-from jaxattn.lab.heads.measure import HeadSettings, holm, measure_layer, verdicts
+from jaxattn.lab.heads.measure import HeadSettings, compare, holm, measure_layer, verdicts
 from jaxattn.lab.heads.model import Layer, TokenisedTexts
 
 
@@ -137,6 +137,17 @@ def test_matched_null_keeps_the_deviations_of_the_queries():
     moved = other.query[:, :-1] - given.query
     np.testing.assert_allclose(moved, moved[:1].repeat(12, axis=0), atol=1e-12)
     assert np.abs(moved).max() > 0.1
+
+
+@pytest.mark.parametrize(("of_groups", "of_draws"), [(1.0, 0.0), (0.1, 1.0), (1.0, 1.0)])
+def test_intervals_cover_the_variation_of_groups_and_draws(of_groups, of_draws):
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(400):
+        groups, draws = of_groups * rng.normal(size=(1, 8)), of_draws * rng.normal(size=(10, 1))
+        _, low, high, p = compare(groups + draws + 0.1 * rng.normal(size=(10, 8)), 0.95)
+        covered += low <= 0 <= high
+        assert (low <= 0 <= high) == (p >= 0.05)
+    assert covered >= 0.93 * 400
 
 
 def test_holm_equals_its_definition():
