@@ -1,3 +1,4 @@
+import re
 import shutil
 from pathlib import Path
 
@@ -133,8 +134,7 @@ SHIPPED = sorted(
     path
     for path in SWEEPS.rglob("*.toml")
     if path.name not in ("book.toml", "item.toml")
-    and "tfds" not in path.read_text(encoding="utf-8")
-    and "imdb" not in path.read_text(encoding="utf-8")
+    and not {"tfds", "imdb"} & set(re.findall("tfds|imdb", path.read_text(encoding="utf-8").lower()))
 )
 
 
