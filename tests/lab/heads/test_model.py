@@ -117,9 +117,7 @@ def test_bad_folders_are_one_line(tmp_path, folders):
 
 def test_texts_that_are_too_short_are_counted(folders):
     model = Transformer(folders["bert"])
-    with pytest.raises(
-        InputError, match=r"no token at position 7 in 6 texts of 12, such as number 3; remove short texts"
-    ):
+    with pytest.raises(InputError, match=r"no token at position 7 in 6 texts of 12, such as number 3"):
         model.tokenize(TEXTS, 16, 7)
     with pytest.raises(InputError, match="texts: empty"):
         model.tokenize([], 16, 0)
