@@ -170,8 +170,8 @@ class Transformer:
         short = np.flatnonzero(sizes <= (at if at >= 0 else -at - 1))
         if len(short):
             raise InputError(
-                f"texts: no token at position {position} in {counted(len(short), 'text')} of {len(ids)}, such "
-                f"as number {short[0] + 1}; remove short texts or choose another position"
+                f"texts: no token at position {position} in {counted(len(short), 'text')} of {len(ids)}, "
+                f"such as number {short[0] + 1}; remove short texts or choose another position"
             )
         width = int(sizes.max())
         padded = np.zeros((len(ids), width), np.int64)
