@@ -24,27 +24,32 @@ def study(train="E", then=SGD, **settings):
     return ja.Study(name="begins", seeds=(1, 3), phases=phases, **settings)
 
 
-def assert_begins_with(results, cells=(0,)):
+def assert_begins_with(results, cells=(0,), ulps=0):
+    def agree(found, stored):
+        # A batched and a single factorisation of the span differ in their last bits on some processors.
+        atol = ulps * np.finfo(stored.dtype).eps * np.abs(stored).max()
+        np.testing.assert_allclose(found, stored, rtol=0, atol=atol)
+
     for cell in cells:
         for seed in (1, 3):
             found = results.params(cell=cell, seed=seed, step=0)
             stored = results.params(cell=cell, seed=seed, phase="still")
             moved = results.params(cell=cell, seed=seed)
-            jax.tree.map(np.testing.assert_array_equal, found, stored)
+            jax.tree.map(agree, found, stored)
             assert type(found) is type(stored)
             assert any(
                 (a != b).any() for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(moved), strict=True)
             )
 
 
-@pytest.mark.parametrize("then", [SGD, ADAM], ids=["in the span", "in the axes of R^d"])
+@pytest.mark.parametrize(("then", "ulps"), [(SGD, 8), (ADAM, 0)], ids=["in the span", "in the axes of R^d"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_every_model_begins_with_its_initial_parameters(kind, then, tmp_path):
+def test_every_model_begins_with_its_initial_parameters(kind, then, ulps, tmp_path):
     train = MODELS[kind].parameters[0]
     model = {"kind": kind, "dim": 40} | ({"heads": 2} if kind == "multi_head" else {})
     results = study(train, then, model=model).run(tmp_path, quiet=True)
-    assert_begins_with(results)
-    assert_begins_with(ja.load(tmp_path))
+    assert_begins_with(results, ulps=ulps)
+    assert_begins_with(ja.load(tmp_path), ulps=ulps)
 
 
 def test_swept_numbers_and_padded_vocabularies(tmp_path):
