@@ -1,6 +1,6 @@
-"""Settings classes built from functions, such as losses, starts, probes and figures.
+"""Settings classes built from functions, for losses, starts, probes, figures and other components.
 
-The keyword-only arguments of a function are its settings, and their annotations give types and ranges.
+The keyword-only arguments of a function are its settings, and their annotations define types and ranges.
 `settings_class` builds the class from the signature, for built-in and custom functions. `declare` sets class
 attributes that the signature cannot express.
 """
@@ -28,13 +28,13 @@ F = TypeVar("F", bound=Function)
 
 
 class OfFunction(Spec, frozen=True, kw_only=True):
-    """Common base of classes that are built from a function.
+    """Common base class of classes built from a function.
 
     Attributes:
         function: the function.
         arguments: names of the settings.
-        not_settings: names of arguments that the class passes itself and that are therefore not settings.
-        check_settings: function of some of the settings, by name, that raises InputError if they are
+        not_settings: names of arguments that are not settings because the class supplies them.
+        check_settings: function that takes some of the settings by name and raises InputError if they are
             incompatible.
     """
 
@@ -44,7 +44,7 @@ class OfFunction(Spec, frozen=True, kw_only=True):
     check_settings: ClassVar[Function | None] = None
 
     def check(self, *context: Any) -> None:
-        """Raise InputError if the declared check rejects the settings."""
+        """Raise InputError if the check passed to `declare` rejects the settings."""
         self._check()
 
     def _check(self, **changed: Any) -> None:
@@ -60,20 +60,20 @@ class OfFunction(Spec, frozen=True, kw_only=True):
 
 
 class ModelOfFunction(OfFunction, Model[Any], frozen=True, kw_only=True):
-    """Model built from a function `(*, settings) -> model` with `init` and `outputs`."""
+    """Model built from a function `(*, settings) -> model`, where the model has `init` and `outputs`."""
 
     def init(self, key: Array, like: Any, *, dtype: Any) -> Params:
-        """Sample the parameters of one seed."""
+        """Sample the parameters for one seed."""
         return self._call().init(key, like, dtype=dtype)
 
     def outputs(self, params: Params, data: Any) -> Array:
-        """Compute the outputs."""
+        """Compute the model's outputs."""
         found: Array = self._call().outputs(params, data)
         return found
 
 
 def model_class(function: Function, **attributes: Any) -> type[Any]:
-    """Return the settings class of a model function.
+    """Return the settings class for a model function.
 
     Raises:
         InputError: the function has an argument that is not a setting.
@@ -92,12 +92,12 @@ class LossOfFunction(OfFunction, Loss, frozen=True, kw_only=True):
     """Loss built from a function `(outputs, targets, *, settings) -> (n,)`."""
 
     def __call__(self, outputs: Array, targets: Array) -> Any:
-        """Compute the loss of every example."""
+        """Compute the loss of each example."""
         return self._call(outputs, targets)
 
 
 class StartOfFunction(OfFunction, Start, frozen=True, kw_only=True):
-    """Start built from a function `(key, drawn, *, settings) -> array like drawn`; `tokens` is optional."""
+    """Start built from a function `(key, drawn, *, [tokens,] settings) -> array like drawn`."""
 
     not_settings: ClassVar[frozenset[str]] = frozenset({"tokens"})
 
@@ -111,7 +111,7 @@ class ProbeOfFunction(OfFunction, Probe, frozen=True, kw_only=True):
     """Probe built from a function `(params, data, *, settings) -> number, (m,) or a dictionary of them`.
 
     Attributes:
-        name: name of the metric; defaults to the name of the function.
+        name: name of the metric; defaults to the function's name.
     """
 
     name: str = ""
@@ -131,17 +131,17 @@ class FigureOfFunction(OfFunction, Figure, frozen=True, kw_only=True):
 
 
 def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F], F]:
-    """Return a decorator that declares attributes of the settings class of a function.
+    """Return a decorator that declares attributes of the settings class built from a function.
 
         @ja.declare(rotation_invariant=True)
         def scaled(key, drawn, *, scale: float): ...
 
     Args:
-        check: function of some of the settings, by name, that raises InputError if they are incompatible. A
-            study calls it before the run. For data with the setting `sequences`, it is called with the number
-            of examples of each split.
-        attributes: attributes of the base class, such as `coupled` for a loss. A function becomes a method,
-            and its first argument holds the settings.
+        check: function that takes some of the settings by name and raises InputError if they are
+            incompatible. A study calls it before the run. For data with a `sequences` setting, it is called
+            with the number of examples in each split.
+        attributes: attributes of the base class, such as `coupled` for a loss. A function becomes a method
+            whose first argument holds the settings.
     """
 
     def decorate(function: F) -> F:
@@ -155,19 +155,19 @@ def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F]
 
 @functools.cache
 def settings_class(function: Function, base: type[Any], name: str = "", **attributes: Any) -> type[Any]:
-    """Return the settings class of a function: the settings of a base and the keyword-only arguments.
+    """Return the settings class for a function: the settings of a base class plus the keyword-only arguments.
 
     Repeated calls return the same class.
 
     Args:
         function: the function.
         base: a class derived from `OfFunction`.
-        name: name of the class; defaults to the name of the function.
+        name: name of the class; defaults to the function's name.
         attributes: attributes of the class, such as `kind`. Attributes set by `declare` take precedence.
 
     Raises:
         InputError: an argument is not a setting, has no readable annotation, or has the same name as a
-            setting of the base; or a declared attribute does not exist in the base.
+            setting of the base class; or the base class lacks a declared attribute.
     """
     attributes |= getattr(function, "declared", {})
     for key in attributes:
@@ -219,10 +219,10 @@ def _fields(function: Function, not_settings: frozenset[str]) -> list[Any]:
 
 
 def hints_of(function: Function) -> dict[str, Any]:
-    """Return the annotations of a function.
+    """Return the type annotations of a function.
 
     Raises:
-        InputError: the annotations or the arguments cannot be read.
+        InputError: the annotations or arguments cannot be read.
     """
     try:
         _parameters(function)
@@ -234,7 +234,7 @@ def hints_of(function: Function) -> dict[str, Any]:
 
 
 def without_arrays(annotation: Any) -> Any:
-    """Remove array types from an annotation: `float | jax.Array` becomes float."""
+    """Remove array types from an annotation: `float | jax.Array` becomes `float`."""
     parts = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Annotated:
         return typing.Annotated[without_arrays(parts[0]), *parts[1:]]
@@ -250,6 +250,6 @@ def _is_array(annotation: Any) -> bool:
 
 
 def as_default(value: Any) -> Any:
-    """Return a default value as msgspec requires it, with a factory that copies a mutable value."""
+    """Return a default value in the form that msgspec requires, with a factory that copies mutable values."""
     mutable = isinstance(value, list | dict | set) and value
     return msgspec.field(default_factory=lambda: type(value)(value)) if mutable else value

@@ -1,4 +1,4 @@
-"""Training phases: the trained parameters, the dynamics and the length."""
+"""Training phases: which parameters are trained, with which dynamics and for how long."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -17,12 +17,12 @@ from jaxattn.core.settings import Spec
 
 
 class Task(NamedTuple):
-    """Model, loss and data of one seed.
+    """Model, loss and data for one seed.
 
     Attributes:
         model: the model.
-        loss: per-example loss, (outputs, targets) -> (n,), or loss of a batch.
-        data: training, validation and test data of one seed.
+        loss: per-example loss, (outputs, targets) -> (n,), or a loss for the whole batch.
+        data: training, validation and test data for one seed.
         fresh: function (key, examples=number) that samples new training data, or None.
     """
 
@@ -40,9 +40,9 @@ class State:
         params: the model's parameters.
         optimizer: optax state.
         step: () int32; number of steps taken.
-        failed_at: () int32; the first step with a non-finite loss or gradient, or -1. Gradients of matrices
-            are not checked, because they would make the loss of the next step non-finite.
-        key: (2,) uint32; key data for sampling minibatches; None for the full batch.
+        failed_at: () int32; first step with a non-finite loss or gradient, or -1. Gradients of matrices are
+            not checked, because a non-finite entry would make the next step's loss non-finite.
+        key: (2,) uint32; key data for sampling minibatches; None for full-batch training.
     """
 
     params: Leaf
@@ -53,10 +53,10 @@ class State:
 
 
 class Goal(NamedTuple):
-    """Target of a phase for which progress is not measured in steps.
+    """Target value for a phase whose progress is not measured in steps.
 
     Attributes:
-        metric: the metric that approaches the target, from `Phase.metrics`.
+        metric: name of the metric in `Phase.metrics` that approaches the target.
         label: printed name of the metric.
         value: value at which the phase ends.
     """
@@ -74,20 +74,19 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     Attributes:
         name: name of the phase in tables and figures.
-        train: names or patterns of the trained parameters, such as `head.*`, or parts of the model, such as
+        train: names or patterns of the trained parameters, such as `head.*`, or names of submodules, such as
             `head`.
         steps: number of steps.
-        failure: reason that is recorded for a failed seed.
+        failure: reason recorded for a failed seed.
         dtype: dtype of the state in every study; None for the dtype of the study.
-        seeds_per_core: number of seeds that a CPU core computes at a time; None for as many as its cache
-            holds.
-        refines: metrics of standard probes that the phase's own metrics replace, because they have more
-            digits.
-        one_step: True for one full gradient step of `step_size`, which the one-step law describes.
-        batch_size: number of examples in a step; None for all.
-        end_key: setting by which the steps depend on the end of the phase, which can then not be extended to
-            more steps after it was run; "" if none.
-        is_random: True if the phase uses random numbers, such as for minibatches.
+        seeds_per_core: number of seeds that a CPU core computes at a time; None for as many as fit in its
+            cache.
+        refines: metrics of standard probes that are replaced by the phase's own, more precise metrics.
+        one_step: True for a single full gradient step of size `step_size`, which the one-step law describes.
+        batch_size: number of examples per step; None for all.
+        end_key: name of the setting through which every step depends on the end of the phase, so that a
+            finished phase cannot be extended to more steps; "" if none.
+        is_random: True if the phase uses random numbers, for example to sample minibatches.
         rotation_invariant: True if the phase commutes with rotations of R^d, so that it can run in span
             coordinates.
     """
@@ -123,12 +122,12 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def end_key(self) -> str:
-        """Setting by which the steps depend on the end of the phase; "" if none."""
+        """Setting through which the steps depend on the end of the phase; "" if none."""
         return ""
 
     @property
     def is_random(self) -> bool:
-        """True if the phase uses random numbers; by default, if it defines `init`, which gets a key."""
+        """True if the phase uses random numbers. Default: True if it defines `init`, which takes a key."""
         return type(self).init is not Phase.init
 
     @property
@@ -138,7 +137,7 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def goal(self) -> Goal | None:
-        """Target of a phase with steps of unequal duration, for which no end is predicted; or None."""
+        """Target of a phase with steps of unequal duration and an unpredictable end; otherwise None."""
         return None
 
     def probe_steps(self, per_decade: int) -> list[int]:
@@ -149,7 +148,7 @@ class Phase(Spec, frozen=True, kw_only=True):
         """Return the initial state of the phase.
 
         Args:
-            task: the model, the loss and the data of one seed.
+            task: the model, the loss and the data for one seed.
             params: the final parameters of the previous phase.
             key: () PRNG key for the phase. Store it in the state if it is used.
         """
@@ -157,20 +156,20 @@ class Phase(Spec, frozen=True, kw_only=True):
         return State(params, (), zero, zero - 1)
 
     def step(self, task: Task, state: Any) -> Any:
-        """Take one step. The new state has the same structure, shapes and dtypes."""
+        """Take one step. The new state must have the same structure, shapes and dtypes."""
         raise NotImplementedError(f"{type(self).__name__}.step")
 
     def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
-        """Take `steps` steps, which may be traced. Taking k and then l steps must equal k + l steps."""
+        """Take `steps` steps, possibly traced. Taking k and then l steps must equal taking k + l steps."""
         return jax.lax.fori_loop(0, steps, lambda _, here: self.step(task, here), state)
 
     def parameter(self, state: Any, name: str) -> Array:
-        """Return a parameter in its full precision."""
+        """Return a parameter at full precision."""
         found: Array = pytrees.get(state.params, name)
         return found
 
     def metrics(self, state: Any) -> dict[str, Array]:
-        """Return metrics that can be read from the state: scalars, by name."""
+        """Return the metrics that can be read from the state, as scalars by name."""
         return {"evaluations": state.step}
 
 

@@ -48,13 +48,13 @@ def loss_and_gradients(
     Args:
         params: a frozen dataclass, NamedTuple or dict of arrays.
         data: see `loss`.
-        train: names of the parameters to differentiate with respect to.
+        train: names of the parameters with respect to which to differentiate.
         outputs: see `loss`.
         weights: see `loss`.
         per_sequence: see `loss`.
 
     Raises:
-        InputError: a name does not belong to any parameter.
+        InputError: a name does not match any parameter.
     """
 
     def of_params(params: _P) -> Array:

@@ -1,4 +1,4 @@
-"""Reference implementations of the models, with explicit arrays of shape (n, T, d) and (n, T, T)."""
+"""Reference implementations of the models, with explicit arrays of shapes (n, T, d) and (n, T, T)."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ def padded_sequences(
         longest: T; the maximum length by default. Required under jit and vmap.
 
     Raises:
-        InputError: the lengths are traced, and `longest` is None.
+        InputError: the lengths are traced, but `longest` is None.
     """
     if longest is None:
         if isinstance(corpus.lengths, jax.core.Tracer):
@@ -41,8 +41,8 @@ def _padded(corpus: Corpus, longest: int) -> tuple[Array, Array]:
     bags, lengths = corpus.bags, jnp.asarray(corpus.lengths)
     place = jnp.arange(longest)
     mask = place < lengths[:, None]
-    # Entries are ordered by sequence, and the token at position j belongs to the first entry with a
-    # cumulative count above j.
+    # Entries are ordered by sequence. The token at position j belongs to the first entry whose cumulative
+    # count exceeds j.
     ends = jnp.cumsum(bags.count.astype(jnp.int32).ravel())
     first = jnp.cumsum(lengths) - lengths
     entry = jnp.searchsorted(ends, first[:, None] + place, side="right")
@@ -53,10 +53,10 @@ def _padded(corpus: Corpus, longest: int) -> tuple[Array, Array]:
 def outputs(
     params: one_layer.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
 ) -> Float[Array, " n *K"]:
-    """Compute `one_layer.outputs` position by position, q = softmax(E[x] p) and f = Σ_i q_i E[x_i] v.
+    """Compute `one_layer.outputs` position by position: q = softmax(E[x] p) and f = Σ_i q_i E[x_i] v.
 
     Args:
-        params: as for `one_layer.outputs`.
+        params: as in `one_layer.outputs`.
         ids: token ids, (n, T).
         mask: (n, T) bool; True for tokens, False for padding.
     """
@@ -73,7 +73,7 @@ def two_layer_outputs(
     """Compute H = Softmax(E[x] W1 E[x]ᵀ) E[x] (+ E[x]) position by position, and read it out with W2 p and v.
 
     Args:
-        params: as for `two_layer.outputs`, where W1 and W2 are the identity, or `two_layer_weights.outputs`.
+        params: as in `two_layer.outputs`, where W1 and W2 are the identity, or `two_layer_weights.outputs`.
         ids: token ids, (n, T).
         mask: (n, T) bool; True for tokens, False for padding.
         residual: True to add E[x].

@@ -1,8 +1,8 @@
-"""Coordinates of the span of E, p and v, for training at any d at a cost that only depends on V.
+"""Coordinates of the span of E, p and v, for training with any d at a cost that depends only on V.
 
 A loss that depends on E p and E v depends on E, p and v only through their inner products, and its gradients
-stay in the span of the initial rows. Training is therefore equivalent in m = V + 1 + K coordinates of this
-span (K = 1 for two classes), which an isometry Q maps to R^d:
+stay in the span of the initial rows. Training is therefore equivalent in the m = V + 1 + K coordinates of
+this span (K = 1 for two classes), which an isometry Q maps to R^d:
 
     [p; v; E] = L Qᵀ,   L (m, m) lower triangular,   Q (d, m) with orthonormal columns.
 
@@ -24,12 +24,12 @@ from jaxattn.models.initial import embeddings_query_head
 
 # Embedding dimension of a model. For "inf", the initial rows of E, p and v are orthonormal.
 Dim = PositiveInt | Literal["inf"]
-# From this d on, sample initial values in span coordinates, because (V, d) arrays become too expensive.
+# For d of at least this size, sample initial values in span coordinates: (V, d) arrays become too expensive.
 LARGE = 16_384
 
 
 class Rows(NamedTuple):
-    """E (V, d), p (d,) and v, (d,) or (d, K), in any coordinates."""
+    """Parameters E (V, d), p (d,) and v, (d,) or (d, K), in any coordinates."""
 
     E: Array
     p: Array
@@ -42,29 +42,29 @@ def coordinates(vocab_size: int, num_classes: int) -> int:
 
 
 def dimensions(dim: Dim, vocab_size: int, num_classes: int) -> int:
-    """Return the number of coordinates that `start` uses, min(d, m)."""
+    """Return the number of coordinates used by `start`, min(d, m)."""
     m = coordinates(vocab_size, num_classes)
     return m if dim == "inf" else min(dim, m)
 
 
 def infinite_by_name(model: Any) -> None:
-    """Replace an infinite float `dim` of a new model by "inf", the form used in sweep files."""
+    """Replace an infinite float `dim` of a new model by "inf", which is the form used in sweep files."""
     if isinstance(model.dim, float) and math.isinf(model.dim):
         msgspec.structs.force_setattr(model, "dim", "inf")
 
 
 def start(key: Array, *, vocab_size: int, dim: Dim, num_classes: int, dtype: DTypeLike) -> Rows:
-    """Sample E, p and v as in `embeddings_query_head`, in span coordinates if these are fewer than d.
+    """Sample E, p and v as in `embeddings_query_head`, in span coordinates if there are fewer than d of them.
 
-    For d < 16,384 the result is a rotation of the vectors of `embeddings_query_head`. For larger d it has the
-    same distribution but different values for the same key, because no array of size d is created. For d = ∞
-    it is deterministic.
+    For d < 16,384, the result is a rotation of the vectors from `embeddings_query_head`. For larger d, it has
+    the same distribution but different values for the same key, because no array of size d is created. For
+    d = ∞, it is deterministic.
 
     Args:
         key: PRNG key.
         vocab_size: V. Increasing V does not change the existing inner products.
         dim: d, or "inf".
-        num_classes: K. Two classes have a single read-out vector.
+        num_classes: K. Two classes share a single read-out vector.
         dtype: dtype of the parameters.
 
     Returns:
@@ -91,7 +91,7 @@ def basis(
     """Return Q, which maps the parameters of `start` to R^d, before or after training: x = Q x_m.
 
     The arguments are those of `start`, with d > m. For d < 16,384, Q maps the initial parameters to the
-    vectors of `embeddings_query_head`. For larger d, Q is a random isometry.
+    vectors from `embeddings_query_head`. For larger d, Q is a random isometry.
     """
     sizes: dict[str, Any] = {"vocab_size": vocab_size, "dim": dim, "num_classes": num_classes, "dtype": dtype}
     Q, R = jnp.linalg.qr(_together(Rows(*embeddings_query_head(key, **sizes))).T)
@@ -99,10 +99,11 @@ def basis(
 
 
 def _factor(rows: Float[Array, "m d"]) -> Float[Array, "m m"]:
-    """Return the lower triangular L with positive diagonal and L Lᵀ = X Xᵀ, for rows X."""
+    """Return the lower triangular L with positive diagonal such that L Lᵀ = X Xᵀ, for rows X."""
     m, d = rows.shape
     if 2 * m <= d:
-        # Normal rows are then well conditioned, and a matrix product is ten times faster than reflections.
+        # For large d, normal rows are well conditioned, and a matrix product is ten times faster than
+        # reflections.
         return jnp.linalg.cholesky(jnp.matmul(rows, rows.T, precision="highest"))
     R = jnp.linalg.qr(rows.T, mode="r")
     return R.T * _signs(R)
@@ -124,7 +125,7 @@ def _apart(rows: Float[Array, "m k"], num_classes: int) -> Rows:
 
 
 def _bartlett(key: Array, m: int, dim: int, num_classes: int, dtype: DTypeLike) -> Float[Array, "m m"]:
-    """Sample L for rows N(0, I/d): √d L has normal entries below the diagonal χ_d, χ_(d-1), ..."""
+    """Sample L for rows from N(0, I/d): √d L has diagonal χ_d, χ_(d-1), ... and normal entries below it."""
 
     def row(i: Array) -> Array:
         below, diagonal = jax.random.split(jax.random.fold_in(key, i))

@@ -1,4 +1,4 @@
-"""Starts: initial parameter values that a study uses instead of those of the model."""
+"""Starts: initial parameter values that a study uses in place of those sampled by the model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from jaxattn.data.arrays import read_array
 
 @declare(rotation_invariant=True)
 def zero(key: Array, drawn: Array) -> Array:
-    """Return θ_0 = 0."""
+    """Return zeros as the initial value, θ_0 = 0."""
     return jnp.zeros_like(drawn)
 
 
@@ -38,15 +38,15 @@ def from_file(
 ) -> Array:
     """Read θ_0 from a file: `.npy`, or `FILE.safetensors:KEY`.
 
-    With `vocabulary`, a text file with one token per line, row k of the array is the row of the token in line
-    k + 1. Tokens of the corpus that are not listed keep the value sampled by the model.
+    If `vocabulary` is given, row k of the array belongs to the token in line k + 1 of this file. Tokens of
+    the corpus that are not listed keep the value sampled by the model.
 
     Args:
         key: PRNG key (unused).
         drawn: the value sampled by the model.
-        tokens: the V token names.
+        tokens: names of the V tokens.
         file: path of the file, relative to the sweep file.
-        vocabulary: text file with the token of each row; by default, rows follow the corpus vocabulary.
+        vocabulary: text file with one token per line; by default, rows follow the corpus vocabulary.
 
     Raises:
         InputError: a file cannot be read, or its shape or tokens do not match the model and corpus.
@@ -77,7 +77,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def kind_of(table: dict[str, Any]) -> str | None:
-    """Infer the kind of a start from the keys of its table, if it has none."""
+    """Infer the kind of a start from the keys in its table, or return None."""
     return "file" if "file" in table else "scaled" if "scale" in table else None
 
 

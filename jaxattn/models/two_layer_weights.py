@@ -46,15 +46,15 @@ def init(
     dtype: DTypeLike = jnp.float32,
     weights: SquareInit = "identity",
 ) -> Params:
-    """Sample E, p and v as in `one_layer.init`; W1 and W2 are the identity or have entries N(0, 1/d).
+    """Sample E, p and v as in `one_layer.init`; W1 and W2 are the identity or have entries from N(0, 1/d).
 
-    With `weights="identity"` the model is initially equal to the two-layer model without weights.
+    With `weights="identity"`, the model initially equals the two-layer model without weights.
 
     Raises:
-        InputError: as for `one_layer.init`, or `weights` is neither "identity" nor "normal".
+        InputError: as in `one_layer.init`, or `weights` is neither "identity" nor "normal".
 
     Source:
-        The initial W1 and W2 are not published; these are this library's choice.
+        The initial W1 and W2 are this library's choice; they are not published.
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
     W1, W2 = (square_matrix(jax.random.fold_in(key, number), dim, dtype, weights) for number in (1, 2))
@@ -80,7 +80,7 @@ def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
 
 
 class TwoLayerWeights(Model[Corpus], frozen=True, kw_only=True):
-    """Self-attention with a trained matrix W1, then attention with the query W2 p.
+    """Self-attention with a trained matrix W1, followed by attention with the query W2 p.
 
     Attributes:
         residual: True for a residual connection around self-attention.
@@ -112,7 +112,7 @@ ROWS = 512
 def _embedding_product(
     corpus: Corpus, table: Float[Array, "V d"], matrix: Float[Array, "d m"]
 ) -> Float[Array, "V m"]:
-    """Compute E W, (V, m), with zero rows for tokens that a minibatch does not contain.
+    """Compute E W, (V, m), with zero rows for tokens that do not occur in a minibatch.
 
     For corpora that are not minibatches, and for small tables, all rows are computed.
     """
@@ -137,7 +137,7 @@ def _forward(corpus: Corpus, table: Array, matrix: Array) -> tuple[Array, Any]:
 
 
 def _backward(residuals: Any, cotangent: Array) -> tuple[Any, ...]:
-    """Compute ∂L/∂E_s = Ḡ_s Wᵀ and ∂L/∂W = Σ_s E_s Ḡ_sᵀ, for tokens s of the corpus."""
+    """Compute ∂L/∂E_s = Ḡ_s Wᵀ and ∂L/∂W = Σ_s E_s Ḡ_sᵀ, for tokens s in the corpus."""
 
     def compute(corpus: Corpus, table: Array, matrix: Array, cotangent: Array) -> Any:
         def visit(tokens: Array, own: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -158,9 +158,9 @@ _vmappable_product.defvjp(_forward, _backward)
 def _fold(corpus: Corpus, visit: Any, carry: Any) -> Any:
     bags, size = corpus.bags, corpus.vocab_size
     token = jnp.where(bags.count > 0, bags.index.astype(jnp.int32), size)
-    # Use integers, because GPUs have no atomic operations on booleans.
+    # Use integers, because GPUs have no atomic operations on Booleans.
     is_held = jnp.zeros(size, jnp.int32).at[token].set(1, mode="drop") > 0
-    # Pad with the out-of-range id V, which `mode="drop"` ignores.
+    # Pad with the out-of-range id V, which is ignored by `mode="drop"`.
     held = jnp.full(-(-size // ROWS) * ROWS, size, jnp.int32)
     place = jnp.where(is_held, jnp.cumsum(is_held, dtype=jnp.int32) - 1, len(held))
     held = held.at[place].set(jnp.arange(size, dtype=jnp.int32), mode="drop", unique_indices=True)

@@ -13,29 +13,29 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.theory.constraints import Constraints
 from jaxattn.theory.infeasible import proves_infeasible
 
-# Relative size below which rounding may have turned a sum of differences from zero into nonzero.
+# Below this relative size, a nonzero sum of differences may be due to rounding.
 INFEASIBLE = 1e-14
-# Outside of this range, squares or multipliers of keys overflow or underflow float64.
+# Outside this range, squares or multipliers of keys overflow or underflow in float64.
 SMALLEST, LARGEST = 1e-140, 1e140
-# Embeddings that differ by less than this fraction of the longest one count as equal.
+# Embeddings count as equal if they differ by less than this fraction of the longest embedding.
 COINCIDE = 1e-13
-# Unit roundoff of float64, and the number of pairs processed at a time in extended precision.
+# Unit roundoff of float64, and number of pairs processed at a time in extended precision.
 _EPS, _BLOCK = 2.0**-52, 4096
-# A relative duality gap below this may come from rounding in a sum with large multipliers.
+# A relative duality gap below this may be due to rounding in a sum with large multipliers.
 _ROUNDING = 1e-5
-# Tolerance, as a cosine, for pairs with required margin 0.
+# Tolerance (a cosine) for pairs with required margin 0.
 _LEVEL = 1e-12
-# p is feasible only if ties, and pairs with required margin 0, hold up to this fraction of the margin.
+# p is feasible only if ties, and pairs with required margin 0, hold to this fraction of the margin.
 _UNTIED = 1e-8
 
 
 class Status(IntEnum):
-    """Outcome of a max-margin problem; `MaxMargin.reason` describes it.
+    """Outcome of a max-margin problem, as described by `MaxMargin.reason`.
 
     SOLVED: the duality gap is within the tolerance.
-    NOTHING: there is no pair of tokens to separate, and p = 0.
-    LOOSE: p meets all constraints, but its duality gap is above the tolerance.
-    INFEASIBLE: the multipliers prove that no p meets all constraints.
+    NOTHING: there are no pairs of tokens to separate, and p = 0.
+    LOOSE: p satisfies all constraints, but its duality gap is above the tolerance.
+    INFEASIBLE: the multipliers prove that no p satisfies all constraints.
     CIRCLE: the pairs form a cycle in which each token must outrank the next, which is infeasible for any
     keys. UNDECIDED: the solver found neither a feasible p nor a proof that none exists. INVALID: not
     attempted, because the input is not valid.
@@ -64,15 +64,15 @@ _REASONS = {
 
 @struct.dataclass(repr=False)
 class MaxMargin(Brief):
-    """A max-margin direction and its certificate. NumPy arrays, float64; a batch adds a leading axis.
+    """A max-margin direction and its certificate, as float64 NumPy arrays. A batch adds a leading axis.
 
     With pairs (s, s') and ties (s, s''), p = Σ λ (E_s - E_s') + Σ μ (E_s - E_s''), λ ≥ 0. The largest margin
     of any unit direction lies between `margin` and `margin_bound`, so
 
         ‖p - p_mm‖² ≤ duality_gap ‖p‖²   and   1 - cos(p, p_mm) ≤ 1 - √(1 - duality_gap).
 
-    For another norm q of `certify_max_margin`, the norm of p is ℓ_q and the norm of the sums is its dual. The
-    bounds on the margin still hold, but the bounds on the distance to p_mm do not.
+    If `certify_max_margin` is called with another q, the norm of p is ℓ_q, and the norm of the sum is its
+    dual. The bounds on the margin still hold, but the bounds on the distance to p_mm do not.
 
     If the problem is infeasible, some multipliers near the given ones, with Σ λ = 1, make the sum exactly 0,
     so no direction has a positive product with every difference. `dual_residual`, at most 1e-14, is the norm
@@ -80,21 +80,21 @@ class MaxMargin(Brief):
     `feasible` nor `infeasible`.
 
     Attributes:
-        p: (d,); the vector of minimum norm with p·(E_s - E_s') ≥ 1 for all pairs; NaN if there is none.
-        margin: (); 1 / ‖p‖; 0 if no separating direction was found, inf if there is no pair.
+        p: (d,); the minimum-norm vector with p·(E_s - E_s') ≥ 1 for all pairs; NaN if there is none.
+        margin: (); 1 / ‖p‖; 0 if no separating direction was found, inf if there are no pairs.
         margin_bound: (); upper bound on the margin, ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ.
         pairs: (k, 2) int32; support pairs (s, s'), which have a positive multiplier.
-        multipliers: (k,); λ of the support pairs; 0 for the padding of a batch.
-        ties: (t, 2) int32; tied tokens, each paired with the smallest token of its group.
+        multipliers: (k,); λ of the support pairs; 0 for padding in a batch.
+        ties: (t, 2) int32; tied tokens, each paired with the smallest token in its group.
         tie_multipliers: (t,); μ, of any sign.
         primal_residual: (); largest violation of a pair or tie by p; NaN if not feasible.
         dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, summed pair by pair. For a norm
-            other than 2, the relative gap in Hölder's inequality between p and the sum. If not feasible: ‖Σ λ
-            (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, including rounding. No direction that
-            satisfies the ties has a larger cosine with every difference.
-        duality_gap: (); 1 - (margin / margin_bound)², the relative gap of ½ ‖p‖²; 1 if not feasible.
-        num_pairs: () int; number of distinct pairs of the problem.
-        iterations: () int; iterations of the solver.
+            other than 2, the relative gap in Hölder's inequality between p and the sum. If not feasible:
+            ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, including rounding. No direction that
+            satisfies the ties has a cosine above this value with every difference.
+        duality_gap: (); 1 - (margin / margin_bound)², the relative gap in ½ ‖p‖²; 1 if not feasible.
+        num_pairs: () int; number of distinct pairs in the problem.
+        iterations: () int; number of solver iterations.
         status: () int8; a `Status`.
     """
 
@@ -134,17 +134,17 @@ class MaxMargin(Brief):
 
     @property
     def reason(self) -> str | list[str]:
-        """Description of the outcome; a list for a batch."""
+        """Description of the outcome, or a list of descriptions for a batch."""
         if np.ndim(self.status) == 0:
             return _REASONS[Status(int(self.status))]
         return [_REASONS[Status(int(status))] for status in self.status]
 
 
 class Solution(NamedTuple):
-    """Output of a solver. The certificate does not rely on it, but is recomputed from the multipliers.
+    """Solver output. The certificate does not rely on it, but is recomputed from the multipliers.
 
     Attributes:
-        multipliers: (m,) float64; λ of every pair, up to a common positive factor.
+        multipliers: (m,) float64; λ for each pair, up to a common positive factor.
         iterations: number of iterations.
     """
 
@@ -153,7 +153,7 @@ class Solution(NamedTuple):
 
 
 class _Tight(NamedTuple):
-    """Pairs with a positive multiplier, (k,), their differences (k, d), and those of the ties (t, d)."""
+    """Pairs with a positive multiplier, (k,), their differences (k, d), and tie differences (t, d)."""
 
     support: np.ndarray
     pairs: np.ndarray
@@ -186,8 +186,8 @@ def certify_max_margin(
         constraints: m pairs and t ties.
         multipliers: (m,) float64; λ, up to a positive factor. Negative entries count as 0.
         tie_multipliers: (t,) float64; μ, of any sign, with the same factor as λ.
-        tolerance: largest relative duality gap of a solved problem.
-        p: (d,) float64; the direction, of any length. Default: the sum with the given multipliers.
+        tolerance: maximum relative duality gap of a solved problem.
+        p: (d,) float64; the direction, with any norm. Default: the sum with the given multipliers.
         q: order of the norm of p, from 1 to ∞ (`math.inf`).
         iterations: number of solver iterations, copied to the result.
 
@@ -217,7 +217,7 @@ def certify_max_margin(
     differences = E[ends[:, 0]] - E[ends[:, 1]]
     summed, sizes = both @ differences, np.abs(both) * lengths(differences)
     dual = dual_norm(q)
-    # Bound componentwise relative rounding errors of the differences and their sum.
+    # Bound the componentwise relative rounding errors of the differences and of their sum.
     errors = sizes if q == 2 else np.abs(both) * [norm(row, dual) for row in differences]
     length = norm(summed, dual) + _EPS * errors.sum()
     found: dict[str, Any] = {
@@ -260,7 +260,7 @@ def certify_max_margin(
 
 
 def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None) -> MaxMargin:
-    """Build the result of a problem that has no constraints or was not solved."""
+    """Build the result for a problem that has no constraints or was not solved."""
     nothing = status == Status.NOTHING
     ties = np.zeros((0, 2), np.int32) if ties is None else ties
     return MaxMargin(
@@ -285,9 +285,9 @@ def _values(
 ) -> tuple[np.ndarray, float]:
     """Compute p·(E_s - E_s') for all pairs, (m,), and an upper bound on |p·(E_s - E_s'')| for the ties.
 
-    Rounding errors of scores are relative to the longest embeddings, which may be much larger than the
-    margin. Candidates for the smallest value are therefore recomputed from the difference. If this cancels
-    too, they are computed in extended precision, minus their rounding error.
+    Rounding errors in scores are proportional to the longest embeddings, which may be much larger than the
+    margin. Candidates for the smallest value are therefore recomputed from the difference. If terms cancel in
+    this product too, it is computed in extended precision, minus its rounding error.
     """
     better, worse, _, _, required = constraints
     scores, sizes, strict = E @ p, lengths(E) * np.linalg.norm(p), required > 0
@@ -308,7 +308,7 @@ def _at_least(rows: np.ndarray, p: np.ndarray) -> np.ndarray:
     small = values < 1e-4 * size
     if small.any():
         exactly = rows[small].astype(np.longdouble) @ p.astype(np.longdouble)
-        # Include the rounding of the differences, and of p when it is scaled.
+        # Include the rounding of the differences, and of p during scaling.
         error = len(p) * float(np.finfo(np.longdouble).eps) + _EPS
         values[small] = exactly.astype(float) - error * size[small]
     return values
@@ -322,13 +322,13 @@ def _scaled(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarra
     below = np.flatnonzero((values < 0) & (constraints.required == 0))
     if not (lowest > 0 and max(sunk, untied) <= _UNTIED * lowest):
         return None
-    # A value that is small relative to the margin may be the exact product with a short difference.
+    # A value that is small relative to the margin may be exact if it is the product with a short difference.
     size = lengths(E[constraints.better[below]] - E[constraints.worse[below]]) * np.linalg.norm(p)
     return p / lowest if (values[below] >= -_LEVEL * size).all() else None
 
 
 def _stationarity(p: np.ndarray, summed: np.ndarray, q: float) -> float:
-    """Compute the relative distance of the sum from the gradient of ½ ‖p‖_q²."""
+    """Compute the relative deviation of the sum from the gradient of ½ ‖p‖_q²."""
     if q == 2:
         return float(np.linalg.norm(p - summed) / np.linalg.norm(p))
     return float(1 - p @ summed / (norm(p, q) * norm(summed, dual_norm(q))))
@@ -347,12 +347,12 @@ def _tightened(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.nda
 
 
 def dual_norm(q: float) -> float:
-    """Return the dual exponent q*, with 1/q + 1/q* = 1."""
+    """Return the dual exponent q*, where 1/q + 1/q* = 1."""
     return np.inf if q == 1 else 1.0 if q == np.inf else q / (q - 1)
 
 
 def norm(x: np.ndarray, q: float) -> float:
-    """Compute ‖x‖_q of (D,), divided by the largest entry first so that no power overflows."""
+    """Compute ‖x‖_q for x (D,), dividing by the largest entry first so that powers do not overflow."""
     if q in (1, 2, np.inf):
         return float(np.linalg.norm(x, q))
     largest = np.abs(x).max(initial=np.finfo(float).tiny)
@@ -367,7 +367,7 @@ def lengths(rows: np.ndarray) -> np.ndarray:
 def bounds(
     rows: np.ndarray, multipliers: np.ndarray, required: np.ndarray | float = 1.0
 ) -> tuple[float, float]:
-    """Return lower and upper bounds on the largest m with A p ≥ m b for a unit direction p.
+    """Return lower and upper bounds on the largest m for which A p ≥ m b holds with a unit direction p.
 
         min over b > 0 of (A w) / b / ‖w‖ ≤ margin ≤ ‖w‖ / λ·b  with  w = Aᵀ λ.
 
@@ -388,7 +388,7 @@ def bounds(
 
 
 def reached(differences: np.ndarray, required: np.ndarray) -> tuple[float, float]:
-    """Compute the largest m with A w ≥ m b for b > 0, and the largest violation of A w ≥ 0 for b = 0."""
+    """Compute the largest m with A w ≥ m b where b > 0, and the largest violation of A w ≥ 0 where b = 0."""
     strict = required > 0
     lowest = float((differences[strict] / required[strict]).min(initial=np.inf))
     return lowest, -float(differences[~strict].min(initial=0.0))

@@ -1,4 +1,4 @@
-"""Integer certificates of max-margin directions, for `check_certificate.py`, which imports no library."""
+"""Integer certificates for max-margin directions, verified by the dependency-free `check_certificate.py`."""
 
 import hashlib
 import json
@@ -18,12 +18,12 @@ from jaxattn.theory.constraints import distinct_tokens
 from jaxattn.theory.infeasible import exact_multipliers
 from jaxattn.theory.selection import Selection
 
-# Number of bits of the largest entry of p, and of the largest multiplier, as integers.
+# Number of bits of the largest entry of p, and of the largest multiplier, in integer form.
 _BITS = 80
 
 
 class ExactCertificate(NamedTuple):
-    """Exact certificate, which `check_certificate.check` verifies.
+    """Exact certificate, to be verified by `check_certificate.check`.
 
     Attributes:
         claim: content of the JSON file: the SHA-256 of the data, the multipliers and, unless the selection is
@@ -38,7 +38,7 @@ class ExactCertificate(NamedTuple):
 
 
 def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> ExactCertificate:
-    """Certify a max-margin direction, or that none exists, in exact arithmetic.
+    """Certify a max-margin direction, or the absence of one, in exact arithmetic.
 
         p·(Φ_s - Φ_t) ≥ 1  for every X, its selected token s and its other tokens t,
         ‖q‖² ≥ (1 - gap) ‖p‖²  for every q that satisfies these constraints;
@@ -48,12 +48,12 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
     Args:
         scores: the keys Φ (m, D) and bags of the problem.
         selection: the selection, with one distinct token per sequence.
-        answer: the result of `max_margin(scores, selection)`.
+        answer: the solution, as returned by `max_margin(scores, selection)`.
 
     Raises:
         InputError: `answer` is a batch or undecided, the selection has ties, p does not separate the
-            selection exactly, or no exact multipliers are found for an infeasible selection of more than 128
-            pairs.
+            selected tokens exactly, or no exact multipliers are found for an infeasible selection with more
+            than 128 pairs.
 
     Source:
         Weak duality and Gordan's theorem.
@@ -64,9 +64,7 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
             "for one problem"
         )
     if len(answer.ties):
-        raise InputError(
-            "selection: several distinct tokens of a sequence tie; select one token per sequence"
-        )
+        raise InputError("selection: distinct tokens in a sequence are tied; select one token per sequence")
     keys = np.ascontiguousarray(scores.keys, np.float64)
     sequences = _sequences(scores, selection)
     entries = [x for s, others in sequences for x in (1 + len(others), s, *(-1 - t for t in others))]
@@ -81,7 +79,7 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
     scale = min(exact[s] - exact[t] for s, others in sequences for t in others)
     if scale <= 0:
         raise InputError(
-            "answer: p does not separate the selection in exact arithmetic; lower the tolerance of max_margin"
+            "answer: p does not separate the selected tokens exactly; lower the tolerance of max_margin"
         )
     total = sum(x for *_, x in pairs)
     gap = 1 - Fraction(total**2 * scale**2, sum(x * x for x in w) * sum(x * x for x in p))
@@ -92,10 +90,10 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
 def write_certificate(
     path: str | Path, scores: Scores, selection: Selection, answer: MaxMargin
 ) -> ExactCertificate:
-    """Write the certificate of `certify_exactly` to a JSON file, and its data to a `.bin` file next to it.
+    """Write the certificate from `certify_exactly` to a JSON file, and its data to a `.bin` file next to it.
 
-    `python jaxattn/theory/check_certificate.py PATH` verifies them with Python's standard library only. The
-    gap of the returned certificate is exact; `answer.duality_gap` is computed in floating point.
+    `python jaxattn/theory/check_certificate.py PATH` verifies both files using only Python's standard
+    library. The gap of the returned certificate is exact; `answer.duality_gap` is computed in floating point.
 
     Args:
         path: the JSON file.
@@ -143,7 +141,7 @@ def _sequences(scores: Scores, selection: Selection) -> list[tuple[int, list[int
 
 
 def _integers(x: np.ndarray) -> list[int]:
-    """Round numbers to integer multiples of a common power of two, with _BITS bits for the largest."""
+    """Round numbers to integer multiples of a common power of two, such that the largest has _BITS bits."""
     shift = _BITS - math.frexp(float(np.abs(x).max()))[1]
     return [round(Fraction(value) * Fraction(2) ** shift) for value in x.tolist()]
 
@@ -151,7 +149,7 @@ def _integers(x: np.ndarray) -> list[int]:
 def _scores_and_sum(
     keys: np.ndarray, p: list[int], pairs: list[tuple[int, int, int]]
 ) -> tuple[list[int], list[int], Fraction]:
-    """Compute K p and Σ λ (K_s - K_t) exactly, in integer multiples of a power of two; return it too."""
+    """Compute K p and Σ λ (K_s - K_t) exactly, as integers in a unit that is also returned."""
     net = dict.fromkeys(range(len(keys)), 0)
     for s, t, weight in pairs:
         net[s], net[t] = net[s] + weight, net[t] - weight

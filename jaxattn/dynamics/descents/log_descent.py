@@ -1,4 +1,4 @@
-"""First-order methods for p with a gradient that never cancels or underflows, to compare with the exact flow.
+"""First-order methods for p, free of cancellation and underflow, to compare with the exact flow.
 
 Every method moves p along u = -∂L/∂p / ‖∂L/∂p‖, which is computed in the log domain. The methods differ in
 the step length:
@@ -35,7 +35,7 @@ Method = Literal["normalized", "polyak", "dual_acceleration", "log_time"]
 
 @struct.dataclass
 class Carry:
-    """Additional state of a method.
+    """State of a method in addition to p.
 
     Attributes:
         momentum: g in dual acceleration, (d,).
@@ -54,9 +54,9 @@ def log_excess_loss(
 
         L - L* = (1/n) Σ_X log(1 + σ(-y γ*) (e^D - 1)),   D = y (γ* - f) = Σ_s q_s y (γ* - γ_s) ≥ 0,
 
-    where γ* is the token value in X that agrees most with the label. All terms are nonnegative, so none
-    cancel. The corpus has two classes, a = E p, and γ = E v. The result is -inf if all attention is on best
-    tokens.
+    where γ* is the token value in X that agrees most with the label. All terms are nonnegative, so nothing
+    cancels. The corpus must have two classes, and a = E p, γ = E v. The result is -inf if all attention is on
+    best tokens.
     """
     bags, present = corpus.bags, corpus.bags.count > 0
     agreement = bags.spread(corpus.targets) * take(values, bags.index.astype(jnp.int32))
@@ -76,13 +76,13 @@ def log_excess_loss(
 
 
 def log_descent(method: str, step_size: float | Array) -> Algorithm:
-    """Build one of the methods of this module, which runs like any other descent, with `descent.run`.
+    """Build one of the methods in this module. Run it like any other descent, with `descent.run`.
 
     Args:
         method: name of the method, a `Method`.
-        step_size: η. For normalized: the step length. For polyak: the maximum step length (on a plateau the
+        step_size: η. For normalized: the step length. For polyak: the maximum step length (on a plateau, the
             full Polyak step diverges). For dual_acceleration: 1 / max ‖E_s - E_s'‖². For log_time: the step
-            of log t + arc length, starting at t = 1.
+            in log t + arc length, starting at t = 1.
 
     Returns:
         The pair (init, step). Only p is trained.
@@ -92,7 +92,7 @@ def log_descent(method: str, step_size: float | Array) -> Algorithm:
 
     Source:
         Normalised and Polyak steps: Vasudeva et al. 2024 (arXiv 2402.05738). Dual acceleration: Ji, Srebro
-        and Telgarsky 2021 (arXiv 2107.00595, Algorithm 1), with L - L* instead of their loss, which has
+        and Telgarsky 2021 (arXiv 2107.00595, Algorithm 1), with L - L* in place of their loss, which has
         infimum 0. log_time is Euler's method for gradient flow in log t, with shorter steps if p moves far.
     """
     if method not in get_args(Method):
@@ -120,7 +120,7 @@ def log_descent(method: str, step_size: float | Array) -> Algorithm:
                 rate = log_time + log_norm
                 move = step_size * jax.nn.sigmoid(rate) * u
                 log_time = log_time + step_size * jax.nn.sigmoid(-rate)
-        # A gradient of exactly zero has no direction, so p stays unchanged.
+        # A gradient of exactly zero has no direction, so p does not change.
         move = jnp.where(log_norm == -jnp.inf, 0, move)
         p = params.p + move
         fails = ~jnp.isfinite(p).all()
@@ -140,7 +140,7 @@ class LogDescent(Phase, frozen=True, kw_only=True):
 
     Attributes:
         method: "normalized", "polyak", "dual_acceleration" or "log_time".
-        step_size: η; its meaning depends on the method, see `ja.dynamics.log_descent`.
+        step_size: η; its meaning depends on the method; see `ja.dynamics.log_descent`.
     """
 
     is_random: ClassVar[bool] = False
@@ -152,7 +152,7 @@ class LogDescent(Phase, frozen=True, kw_only=True):
     steps: PositiveInt
 
     def check(self, *context: Any) -> None:
-        """Raise InputError unless the model and the loss are those of the theory."""
+        """Raise InputError unless the theory covers the model and the loss."""
         require_one_layer(*context)
 
     def init(self, task: Task, params: Any, key: Array) -> State:

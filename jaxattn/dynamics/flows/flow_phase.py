@@ -1,4 +1,4 @@
-"""Flows as phases: a flow computes a whole path, and its rows are the steps of the phase."""
+"""Flows as phases: a flow computes a whole path, whose rows are the steps of the phase."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -19,9 +19,9 @@ from jaxattn.dynamics.flows.exact_flow import Path, begin_path, continue_path, e
 from jaxattn.dynamics.flows.full_flow import full_flow
 from jaxattn.dynamics.flows.joint_flow import joint_flow
 
-# Stopping conditions that the caller sets.
+# Stopping conditions requested by the caller.
 _ASKED_FOR = (Stop.NORM, Stop.ARC_LENGTH, Stop.DIRECTION, Stop.LOSS, Stop.TIME)
-# For each setting that ends a path, the metric that approaches it, and its printed name.
+# For each setting that ends a path: the metric that approaches it, and the printed name of this metric.
 _GOALS = {
     "until_norm": ("p_norm", "‖p‖"),
     "until_arc_length": ("arc_length", "arc length"),
@@ -32,7 +32,7 @@ _GOALS = {
 
 @struct.dataclass(repr=False)
 class FlowState(Brief):
-    """Position of a seed on its path.
+    """State of a seed at a row of its path.
 
     Attributes:
         params: the parameters at the current row, in the precision of the study.
@@ -49,13 +49,13 @@ class FlowState(Brief):
 
 @struct.dataclass(repr=False)
 class RecordedPath(FlowPath):
-    """Path returned by a custom flow, with k rows.
+    """Path with k rows, returned by a custom flow.
 
     Attributes:
         params: trained parameters by name, (k, ...) each.
         metrics: recorded metrics by name, (k,) each.
         status: () int32; the stopping condition, a `ja.dynamics.Stop`.
-        last: () int32; the row at which the path ended, which later rows repeat. None if it is row k - 1.
+        last: () int32; the row at which the path ended, repeated by all later rows. None if it is row k - 1.
     """
 
     params: dict[str, Leaf]
@@ -87,13 +87,13 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
     failure: ClassVar[str] = "the flow met NaN or a step too short to represent"
     dtype: ClassVar[str | None] = "float64"
     is_random: ClassVar[bool] = False
-    # The arrays of one seed fit into a core's cache, and a slow seed does not delay others.
+    # The arrays for one seed fit into a core's cache, and a slow seed does not delay the other seeds.
     seeds_per_core: ClassVar[int | None] = 1
     overridable: ClassVar[frozenset[str]] = Phase.overridable - {"steps"} | {"points"}
 
     @property
     def points(self) -> int:
-        """Number of rows of the path, including the start."""
+        """Number of rows in the path, including the start."""
         raise NotImplementedError(f"{type(self).__name__}.points")
 
     @property
@@ -103,14 +103,14 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
 
     @property
     def goal(self) -> Goal | None:
-        """Stopping condition with the smallest value, for progress messages."""
+        """Stopping condition with the smallest target value, for progress messages."""
         given = {name: x for name, x in self._settings().items() if x is not None}
         goals = [Goal(*_GOALS[name], x) for name, x in given.items() if name in _GOALS]
         return min(goals, key=lambda goal: goal.value, default=None)
 
     @property
     def end_key(self) -> str:
-        """The stopping condition, because the whole path is computed at once."""
+        """Name of the stopping condition, or "points" if none: the whole path is computed at once."""
         goals = [name for name, x in self._settings().items() if name in _GOALS and x is not None]
         return goals[0] if goals else "points"
 
@@ -127,11 +127,11 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return self.at(params, self.follow(task, params), jnp.zeros((), jnp.int32))
 
     def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
-        """Advance by a number of rows."""
+        """Advance by the given number of rows."""
         return self.at(state.params, state.path, state.step + steps)
 
     def at(self, params: Params, path: FlowPath, row: Array) -> FlowState:
-        """Return the state at a row of a path."""
+        """Return the state at the given row of a path."""
         failed = (path.status == Stop.FAILED) & (row >= path.reached)
         moved = {
             name: x.reshape(get(params, name).shape).astype(get(params, name).dtype)
@@ -141,7 +141,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return FlowState(replaced(params, **moved), path, row, failed_at)
 
     def parameter(self, state: FlowState, name: str) -> Array:
-        """Return a parameter at the current row; trained parameters in full precision, as one row."""
+        """Return a parameter at the current row. Trained parameters come from the path in full precision."""
         moved = state.path.params_at(state.step, tuple(selected(state.params, self.train)))
         return moved[name] if name in moved else super().parameter(state, name)
 
@@ -161,13 +161,13 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         if path.params.keys() != trained.keys():
             names = ", ".join(path.params) or "no parameters"
             raise InputError(
-                f"returned a path of {names}, but train is {', '.join(trained)}; return these parameters"
+                f"returned a path of {names}, but train is {', '.join(trained)}; return those parameters"
             )
         wanted = [(name, path.params[name], np.shape(x)) for name, x in trained.items()]
         for name, x, shape in [*wanted, *((name, x, ()) for name, x in path.metrics.items())]:
             if np.shape(x) != (rows := (self.points, *shape)):
                 raise InputError(
-                    f"{name} of the path has shape {np.shape(x)}; expected {rows}, one row per point"
+                    f"{name} in the path has shape {np.shape(x)}; expected {rows}, one row per point"
                 )
         made: FlowPath = path.replace(status=jnp.asarray(path.status, jnp.int32))  # type: ignore[attr-defined]
         return made
@@ -177,13 +177,13 @@ def of_function(function: Function, kind: str) -> type[FlowPhase]:
     """Build the settings class of a custom flow from its function.
 
     Raises:
-        InputError: the function does not declare the trained parameters, or has no setting `points`.
+        InputError: the function does not declare its trained parameters, or has no setting `points`.
     """
     made: type[FlowPhase] = settings_class(function, FlowPhase, kind=kind)
     if made.train is Phase.train:
         raise InputError(f"{kind}: declares no trained parameters; add @ja.declare(train=['p']) above it")
     if "points" not in made.arguments:
-        raise InputError(f"{kind}: has no setting points, the number of rows; add points: int = 64")
+        raise InputError(f"{kind}: has no setting 'points', the number of rows; add points: int = 64")
     return made
 
 
@@ -193,7 +193,7 @@ class _TheoryFlow(FlowPhase, frozen=True, kw_only=True):
 
 
 class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
-    """Flow on one parameter, for a model with scores that are linear in it.
+    """Flow on one parameter, for models whose scores are linear in it.
 
     Attributes:
         linear_in: name of the trained parameter; the scores must be linear in it. Defaults to p.

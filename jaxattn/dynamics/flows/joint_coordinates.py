@@ -1,4 +1,4 @@
-"""Joint gradient flow on p and v with fixed E, in coordinates of span(E) and parametrised by arc length.
+"""Joint gradient flow on p and v with fixed E, in coordinates of span(E), parametrised by arc length.
 
 With a = E p and γ = E v, the forces F = -∂L/∂a and G = -∂L/∂γ move p and v within the span of the embeddings,
 
@@ -24,7 +24,7 @@ from jaxattn.dynamics.flows.stiff import Solver, by_factors
 
 @struct.dataclass
 class Forces:
-    """The forces F and G on scores and values, both in units of exp(log_scale).
+    """The forces F and G on scores and values, in units of exp(log_scale).
 
     Attributes:
         of_scores: F as returned by `score_force`, in a separate unit.
@@ -49,9 +49,9 @@ class Forces:
 
 
 def joint_force(corpus: Corpus, scores: Float[Array, " V"], values: Float[Array, " V"]) -> Forces:
-    """Compute F and G, with the exponent of the largest sequence weight factored out.
+    """Compute F and G, with the magnitude of the largest sequence weight factored out.
 
-    The corpus has two classes, a = E p, and γ = E v. The term of each sequence has full relative precision.
+    The corpus must have two classes, and a = E p, γ = E v. Each sequence's term has full relative precision.
     """
     force = score_force(corpus, scores, values)
     largest = force.log_weight.max()
@@ -71,7 +71,7 @@ def joint_force(corpus: Corpus, scores: Float[Array, " V"], values: Float[Array,
 
 
 def joint_curvature(corpus: Corpus, forces: Forces) -> Float[Array, "2 V 2 V"]:
-    """Compute ∂(F, G)/∂(a, γ) in units of the forces' exp(log_scale).
+    """Compute ∂(F, G)/∂(a, γ) in units of exp(log_scale) from `forces`.
 
         ∂F/∂γ = (∂G/∂a)ᵀ = Σ_X w (diag(q) - q qᵀ + k c qᵀ),   ∂G/∂γ = Σ_X w k q qᵀ,
 
@@ -90,11 +90,11 @@ def joint_curvature(corpus: Corpus, forces: Forces) -> Float[Array, "2 V 2 V"]:
 
 @struct.dataclass
 class JointCoordinates:
-    """`Flow` on p and v for one corpus, E and starting point, which ends at a given norm of p or v.
+    """`Flow` on p and v for a given corpus, E and starting point, until ‖p‖ or ‖v‖ reaches its limit.
 
     Attributes:
         query: coordinates of p.
-        head: coordinates of v, in an object in which v takes the role of p.
+        head: coordinates of v, as a `Coordinates` object in which v takes the role of p.
         far: ‖v‖ at which the path ends, unless ‖p‖ reaches its limit earlier, ().
     """
 
@@ -104,7 +104,7 @@ class JointCoordinates:
 
     @property
     def zero(self) -> Float[Array, " m"]:
-        """The initial point."""
+        """The initial point, z = 0."""
         return jnp.concatenate([self.query.zero, self.head.zero])
 
     @property
@@ -133,7 +133,7 @@ class JointCoordinates:
         error: Float[Array, " m"],
         rtol: Float[Array, ""],
     ) -> Float[Array, ""]:
-        """Compute the larger of the relative errors of p and v; see `Coordinates.error`."""
+        """Compute the larger of the two error ratios for p and v; see `Coordinates.error`."""
         return jnp.maximum(*self._each(lambda part, *x: part.error(*x, rtol), start, end, error))
 
     def ended(self, z: Float[Array, " m"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
@@ -149,12 +149,12 @@ class JointCoordinates:
         return jnp.minimum(self.query.to_end(z_p, u_p, until_norm), self.head.to_end(z_v, u_v, self.far))
 
     def velocity(self, z: Float[Array, " m"]) -> Float[Array, " m"]:
-        """Compute dz/ds."""
+        """Compute the velocity dz/ds."""
         pull, _ = self._pull(z)
         return pull / nonzero(self.norm(pull))
 
     def at(self, z: Float[Array, " m"]) -> Local:
-        """Compute dz/ds, its Jacobian and the gradient norm, like `Coordinates.at`."""
+        """Compute the velocity, its Jacobian and the gradient norm, like `Coordinates.at`."""
         pull, forces = self._pull(z)
         size = self.norm(pull)
         velocity = pull / nonzero(size)
@@ -176,7 +176,7 @@ class JointCoordinates:
         )
 
     def solver(self, jacobian: Array, c: Float[Array, ""]) -> Solver:
-        """Return a solver of (1 - c J) x = b, for the Jacobian J from `at`."""
+        """Return a solver for (1 - c J) x = b, where J is the Jacobian from `at`."""
         return by_factors(jacobian, c)
 
     def _rests(self, z: Array, pull: Array, forces: Forces) -> Array:

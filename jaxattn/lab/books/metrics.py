@@ -1,4 +1,4 @@
-"""Measures of metrics: final values in each cell, and the exponent of d in the one-step law."""
+"""Measures based on metrics: final values in each cell, and the exponent of d in the one-step law."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,19 +15,19 @@ from jaxattn.lab.results.labels import setting
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import last_steps
 
-# Metrics of `along`, and the name of the finding of `law`.
+# Metrics measured by `along`, and the name of the finding that `law` returns.
 ALONG = ("test_accuracy", "train_accuracy", "loss")
 POWER = "power of d in the error per unit of η0"
 
 
 def cells(results: Run, item: Item, *, metrics: Sequence[str]) -> Measured:
-    """Measure metrics at the end of each cell."""
+    """Measure the given metrics at the end of each cell."""
     findings = [last(results, cell, metric, name) for metric in metrics for cell, name in named(results)]
     return Measured(findings, {})
 
 
 def along(results: Run, item: Item) -> Measured:
-    """Measure accuracy and loss at the end of each cell, with a table of their values during training."""
+    """Measure accuracy and loss at the end of each cell, and tabulate their values during training."""
     findings = [last(results, cell, metric, name) for cell, name in named(results) for metric in ALONG]
     records = results.records[results.records["metric"].isin(["test_accuracy", "loss"])]
     wide = records.pivot_table(index=["cell", "step"], columns="metric", values="value").reset_index()
@@ -49,13 +49,13 @@ def law(results: Run, item: Item) -> Measured:
 
 
 def named_metric(metric: str, name: str = "") -> str:
-    """Return the name of the finding for a metric, prefixed with the name of the cell if given."""
+    """Return the finding name for a metric, prefixed with the cell's name if given."""
     words = metric.replace("_", " ")
     return f"{name}: {words}" if name else words
 
 
 def last(results: Run, cell: int, metric: str, of: str = "") -> Finding:
-    """Measure a metric over seeds at the end of the last phase of a cell; `of` is a prefix of the name."""
+    """Measure a metric over seeds at the end of a cell's last phase; `of` prefixes the finding's name."""
     name, samples = named_metric(metric, of), values(results, cell, metric)
     if not len(samples):
         return Finding(name, Estimate(np.nan, np.nan, np.nan), "not measured")
@@ -67,7 +67,7 @@ def last(results: Run, cell: int, metric: str, of: str = "") -> Finding:
 
 
 def values(results: Run, cell: int, metric: str) -> NDArray[np.float64]:
-    """Return a metric of each seed at the end of the last phase of a cell."""
+    """Return the value of a metric for each seed, at the end of a cell's last phase."""
     records = results.records
     records = records[(records["cell"] == cell) & (records["phase"] == last_phase(results, cell))]
     return last_steps(records[records["metric"] == metric])["value"].to_numpy(float)
@@ -79,12 +79,12 @@ def named(results: Run) -> list[tuple[int, str]]:
 
 
 def cell_name(settings: Mapping[str, object]) -> str:
-    """Return the name of a cell, made of its block and its other settings."""
+    """Return the name of a cell, composed of its block and its other settings."""
     others = [f"{key} = {setting(x)}" for key, x in settings.items() if key != "block"]
     block = settings.get("block")
     return ", ".join([*([str(block)] if block else []), *others])
 
 
 def last_phase(results: Run, cell: int) -> str:
-    """Return the name of the last phase of a cell."""
+    """Return the name of the last phase in a cell."""
     return str(results.records["phase"][results.records["cell"] == cell].iloc[-1])

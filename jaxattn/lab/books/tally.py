@@ -7,7 +7,7 @@ from jaxattn.core.errors import counted
 from jaxattn.lab.books.findings import Finding
 from jaxattn.lab.results.judge import HOLDS_FOR_SOME, INCONCLUSIVE, MEASURED, VERDICTS, Basis
 
-# Verbs, singular and plural, for a number within its criterion and for one outside of it.
+# Verbs, singular and plural, for numbers within their criterion and outside it.
 _HOLDS, _NOT = ("holds", "hold"), ("does not hold", "do not hold")
 _VERBS: dict[Basis, tuple[tuple[str, str], tuple[str, str]]] = {
     "published": (("agrees", "agree"), ("differs", "differ")),
@@ -34,8 +34,10 @@ class Tally(NamedTuple):
 
     Attributes:
         basis: basis of the criteria.
-        within, outside, some, open: number of findings that are within their criterion, outside of it, true
-            for some seeds, and inconclusive.
+        within: number of findings that satisfy their criterion.
+        outside: number of findings that violate it.
+        some: number of findings that hold for some seeds.
+        open: number of inconclusive findings.
     """
 
     basis: Basis
@@ -46,12 +48,12 @@ class Tally(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Number of findings."""
+        """Return the total number of findings."""
         return self.within + self.outside + self.some + self.open
 
     @property
     def tone(self) -> str:
-        """Colour: "yes" (all within), "no" (most outside), "open" (all inconclusive) or "mixed"."""
+        """Return "yes" (all within), "no" (most outside), "open" (all inconclusive) or "mixed"."""
         if self.within == self.total:
             return "yes"
         if 2 * self.outside > self.total:
@@ -60,13 +62,13 @@ class Tally(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Summary with the total, such as "7 of 9 agree, 1 differs, 1 inconclusive"."""
+        """Return a summary that includes the total, such as "7 of 9 agree, 1 differs, 1 inconclusive"."""
         within = f"{self.within} of {self.total} {_VERBS[self.basis][0][self.within != 1]}"
         return ", ".join([within, *self._others("")])
 
     @property
     def sentence(self) -> str:
-        """Summary without the total, such as "7 agree, 1 differs and 1 is inconclusive"."""
+        """Return a summary without the total, such as "7 agree, 1 differs and 1 is inconclusive"."""
         within = [f"{self.within} {_VERBS[self.basis][0][self.within != 1]}"] if self.within else []
         *first, last = [*within, *self._others("is " if self.open == 1 else "are ")]
         return f"{', '.join(first)} and {last}" if first else last
@@ -93,7 +95,7 @@ def tallies(findings: Sequence[Finding]) -> list[Tally]:
 
 
 def labelled_findings(found: Sequence[Tally]) -> list[tuple[str, str]]:
-    """Return the text and tone of each tally; the text includes the basis if there are several."""
+    """Return the text and colour of each tally; the text includes the basis if there are several."""
     if len(found) == 1:
         return [(found[0].text, found[0].tone)]
     return [(f"{_LABELS[each.basis]}: {each.text}", each.tone) for each in found]
@@ -105,7 +107,7 @@ def item_verdict(findings: Sequence[Finding]) -> str:
 
 
 def summary(items: Sequence[Sequence[Finding]]) -> str:
-    """Summarise the findings of all items: one sentence per basis, and one for those without criterion."""
+    """Summarise the findings of all items: one sentence per basis, and one for those without a criterion."""
     every = [finding for findings in items for finding in findings]
     sentences = []
     for each in tallies(every):

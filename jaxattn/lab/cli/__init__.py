@@ -1,4 +1,4 @@
-"""Command line: parse, call and print."""
+"""Command-line interface: parse the arguments, run the command and report errors."""
 
 import gc
 import io
@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
 from typing import Any
 
-# Tracing allocates many long-lived small objects. With Python's default thresholds, garbage collection takes
-# a fifth of the tracing time.
+# Tracing allocates many small, long-lived objects. With Python's default thresholds, garbage collection would
+# take a fifth of the tracing time.
 RARELY = 50_000, 20, 20
 
 
@@ -21,9 +21,9 @@ def main() -> None:
     """
     gc.set_threshold(*RARELY)
     _open_streams()
-    # Figures are saved and never shown, so they need no window toolkit.
+    # Figures are saved but never displayed, so no GUI toolkit is needed.
     os.environ["MPLBACKEND"] = "agg"
-    with suppress(ValueError):  # raised outside of the main thread
+    with suppress(ValueError):  # raised outside the main thread
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _stop)
     words = sys.argv[1:]
@@ -56,7 +56,7 @@ def main() -> None:
     except RunError as error:
         code = complain(error, 1)
     except OSError as error:
-        # Prevent Python from writing the rest of the output again when it exits.
+        # Prevent Python from writing the buffered output again when it exits.
         with suppress(OSError, ValueError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         reason = f"{error.filename or 'standard output'}: {error.strerror or error}; fix this and try again"
@@ -65,9 +65,9 @@ def main() -> None:
 
 
 def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
-    """Return the commands by name, grouped by title in the help.
+    """Return the commands by name, grouped under their headings in the help.
 
-    The arguments of a function are the options of the command, and its docstring is the help text.
+    A function's arguments become the options of its command, and its docstring becomes the help text.
     """
     from jaxattn.lab.cli import machine, results, studies
 
@@ -95,12 +95,12 @@ def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
 
 
 def commands() -> dict[str, Callable[..., int]]:
-    """Return the commands of all groups by name."""
+    """Return all commands by name."""
     return {name: call for group in command_groups().values() for name, call in group.items()}
 
 
 def parse_command(words: Sequence[str]) -> Callable[[], int]:
-    """Parse the words after `jaxattn`, and return a function that runs the command and returns its status.
+    """Parse the arguments after `jaxattn`; return a function that runs the command and returns its status.
 
     Raises:
         InputError: an argument is missing, unknown, or has an invalid value.
@@ -124,18 +124,19 @@ def parse_command(words: Sequence[str]) -> Callable[[], int]:
         if not ended.code:
             raise
         raise InputError(usage.one_line(printed.getvalue(), words[0])) from None
-    # Print warnings, if there are any.
+    # Forward any warnings that tyro printed.
     sys.stderr.write(printed.getvalue())
     return called
 
 
 def _open_streams() -> None:
-    """Make printing succeed on any console, so that a finished run does not fail while printing."""
+    """Make stdout and stderr safe to print to, so that a finished run cannot fail while printing."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # Otherwise a results file could be opened with this file descriptor, the lowest free one.
+            # Otherwise a results file could be opened under this file descriptor, because it is the lowest
+            # free one.
             os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -146,7 +147,11 @@ def _open_streams() -> None:
 
 
 def _stop(number: int, frame: Any) -> None:
-    """Exit immediately: files on disk are always complete, and exceptions during imports are unsafe."""
+    """Exit immediately.
+
+    This is safe because files on disk are always complete, whereas raising an exception during imports is
+    not.
+    """
     with suppress(Exception):
         sys.stdout.flush()
     shown = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""

@@ -14,14 +14,14 @@ from jaxattn.core.errors import plain
 if TYPE_CHECKING:
     import pandas as pd
 
-# Maximum number of printed rows of a table, and preferred width of a text column.
+# Maximum number of table rows to print, and preferred width of a text column.
 _ROWS = 1000
 _LONG = 40
 GAP = 2
-# Maximum number of printed failures, per cell and phase and in total.
+# Maximum number of failures to print, per cell and phase and in total.
 OF_A_PLACE, _FAILURES = 3, 12
-# Text that must not be broken, such as a number with its unit (31.4 kB, 174 µs), an interval, or a range of
-# metrics (Ep_bin_00 .. 19).
+# Strings that must not be broken, such as a number with its unit (31.4 kB, 174 µs), an interval, or a range
+# of metrics (Ep_bin_00 .. 19).
 _WORD = re.compile(
     r"\d\S* (?:[kMGTPmµn]i?[Bs]?|[Bsh]|min)(?!\S)|\[[^\s\]]+, [^\s\]]+\]\S*|\S+ \.\. \d+\S*|\S+"
 )
@@ -34,22 +34,25 @@ def say(text: object = "", *, err: bool = False) -> None:
 
 
 def say_wrapped(text: object, indent: int = 0) -> None:
-    """Print a paragraph to stdout, wrapped at the width of the terminal; on one line if stdout is a pipe."""
+    """Print a paragraph to stdout, wrapped to the terminal width, or on one line if stdout is a pipe."""
     say(filled(plain(str(text)), text_width(), indent))
 
 
 def say_aligned(rows: Iterable[tuple[str, str]]) -> None:
-    """Print terms and their explanations in two columns, wrapped at the width of the terminal."""
+    """Print terms and their explanations in two columns, wrapped to the terminal width."""
     rows = list(rows)
     for line in aligned(rows, 2 + max(len(term) for term, _ in rows), text_width()):
         say(line)
 
 
 def filled(text: str, width: int, indent: int = 0) -> str:
-    """Wrap a paragraph between words. Width 0 does not wrap; `indent` applies to lines after the first."""
+    """Wrap a paragraph between words.
+
+    Width 0 means no wrapping; `indent` applies to all lines but the first.
+    """
     if not width:
         return text
-    # Lines break only at spaces, because textwrap does not break at no-break spaces.
+    # Break lines only at ordinary spaces; textwrap does not break at no-break spaces.
     whole = _WORD.sub(lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
     lines = textwrap.wrap(
         whole, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
@@ -58,9 +61,10 @@ def filled(text: str, width: int, indent: int = 0) -> str:
 
 
 def aligned(rows: Iterable[tuple[str, str]], width: int, of_all: int) -> list[str]:
-    """Format terms and their explanations as lines of two columns, indented by two spaces.
+    """Format terms and their explanations as lines in two columns, indented by two spaces.
 
-    A term longer than `width` is on a separate line. `of_all` is the width of the text, 0 for no limit.
+    A term that does not fit the column width `width` gets a line to itself. `of_all` is the total line width,
+    or 0 for no limit.
     """
     lines = []
     for term, words in rows:
@@ -74,12 +78,12 @@ def aligned(rows: Iterable[tuple[str, str]], width: int, of_all: int) -> list[st
 
 
 def text_width() -> int:
-    """Return the width at which text is wrapped, from the terminal or COLUMNS; 0 if neither is known."""
+    """Return the width for wrapping text, from the terminal or COLUMNS, or 0 if neither is available."""
     return shutil.get_terminal_size((0, 0)).columns
 
 
 def complain(error: Exception, status: int) -> int:
-    """Print an error on one line, and return the exit status."""
+    """Print an error on one line and return `status`."""
     say(f"jaxattn: {error}", err=True)
     if trace := getattr(error, "trace", ""):
         say(trace, err=True)
@@ -88,7 +92,7 @@ def complain(error: Exception, status: int) -> int:
 
 @contextmanager
 def stoppable(command: str) -> Iterator[None]:
-    """If the run is interrupted, print the command that resumes it and exit with status 130."""
+    """Print the command that resumes the run, and exit with status 130, if the block is interrupted."""
     from jaxattn.lab.engine.monitor import Interrupted
 
     try:
@@ -99,7 +103,7 @@ def stoppable(command: str) -> Iterator[None]:
 
 
 def print_written(written: Any, *, every: bool = False) -> None:
-    """Print the path of a report and its problems; with `every`, the paths of all files."""
+    """Print the path of a report and any problems; with `every`, print the paths of all its files."""
     others = [path for path in written.paths if path != written.page]
     for path in [*(others if every else []), written.page]:
         say(path)
@@ -110,7 +114,7 @@ def print_written(written: Any, *, every: bool = False) -> None:
 
 
 def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
-    """Print the first failed runs, the number of further ones, and a remedy."""
+    """Print the first failed runs, the number of failures not shown, and a remedy."""
     count: Counter[tuple[int, str]] = Counter()
     shown = []
     for failure in failures:
@@ -130,10 +134,10 @@ def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
 
 
 def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **options: Any) -> None:
-    """Print a table of the last step of each phase, with at most six metrics chosen by `headline.metrics`.
+    """Print a table of at most six metrics at the last step of each phase, chosen by `headline.metrics`.
 
-    With `every`, all metrics are printed; otherwise the output mentions `rest`, the option or command that
-    prints the others. Bootstrap options are passed to `statistics.summary_rows`.
+    With `every`, print all metrics. Otherwise the output mentions `rest`, the option or command that prints
+    the remaining ones. Bootstrap options are passed to `statistics.summary_rows`.
     """
     from jaxattn.lab.results import combine, headline, statistics
     from jaxattn.lab.results.headline import caveats
@@ -153,7 +157,7 @@ def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **o
 
 
 def print_json(values: Any, indent: int = 1) -> None:
-    """Print JSON. Non-ASCII characters are escaped unless stdout is Unicode."""
+    """Print values as JSON, escaping non-ASCII characters unless stdout supports Unicode."""
     import json
 
     is_unicode = str(sys.stdout.encoding).lower().startswith("utf")
@@ -162,7 +166,7 @@ def print_json(values: Any, indent: int = 1) -> None:
 
 
 def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Convert a table to a list of rows for JSON, with NaN as null."""
+    """Convert a table to a list of dictionaries for JSON, with NaN converted to null."""
     import json
 
     rows: list[dict[str, Any]] = json.loads(
@@ -172,7 +176,7 @@ def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def print_learned(results: Any) -> None:
-    """Print the two sentences of `headline.sentences`, followed by an empty line."""
+    """Print the two sentences from `headline.sentences`, followed by an empty line."""
     from jaxattn.lab.results.headline import sentences
 
     for sentence in sentences(results):
@@ -195,13 +199,13 @@ def _split_to_fit(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, 
 
 
 def print_made_by(made_by: str) -> None:
-    """Warn if another version of the source code produced the results."""
+    """Print the provenance warning `made_by` to stderr, unless it is empty."""
     if made_by:
         say(f"jaxattn: {plain(made_by)}", err=True)
 
 
 def print_title(title: str) -> None:
-    """Print the title of a table."""
+    """Print a table title."""
     from rich.console import Console
     from rich.text import Text
 
@@ -216,7 +220,7 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
     and headings are wrapped. If it is still too wide, each row is printed on several lines. Words are never
     broken.
     """
-    # Import here, because the help of a command does not need them.
+    # Import here, because help texts are printed without these packages.
     import pandas as pd
     from rich import box
     from rich.console import Console
@@ -244,7 +248,7 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
             table.add_column(head, justify=justify, overflow="fold", width=width)
         for row in piece.itertuples(index=False):
             table.add_row(*(Text(_cell_text(x)) for x in row))
-        # Names from users must not be parsed as markup.
+        # Names chosen by users must not be parsed as markup.
         Console(width=_width(), highlight=False).print(table)
     say()
     if len(frame) > _ROWS:

@@ -1,4 +1,4 @@
-"""Help texts of the commands, and one-line errors for invalid command lines."""
+"""Help texts for the commands, and one-line errors for invalid command lines."""
 
 import dataclasses
 import difflib
@@ -20,18 +20,18 @@ from jaxattn.lab.cli.console import aligned, filled, text_width
 Command = Callable[..., int]
 Groups = Mapping[str, Mapping[str, Command]]
 
-# Longer lines are hard to read, even in a wide terminal.
+# Maximum line width: longer lines are hard to read, even on a wide terminal.
 WIDEST = 100
 HELP = ("-h", "--help")
 _ARG = type(arg())
 
 
 class Option(NamedTuple):
-    """Argument of a command.
+    """One argument of a command, as shown in its help.
 
     Attributes:
         usage: name and value, such as "--seeds N|A:B|A,B".
-        default: default value as text, "required", or empty if there is none.
+        default: default value as a string, "required", or "" if there is no default to show.
         meaning: help text.
         group: title of the option group; may be empty.
         positional: True for a positional argument.
@@ -45,7 +45,7 @@ class Option(NamedTuple):
 
 
 class _About(NamedTuple):
-    """Parsed docstring of a command: the first line, further paragraphs, and examples."""
+    """Parsed docstring of a command: summary line, further paragraphs, and examples."""
 
     summary: str
     details: tuple[str, ...]
@@ -53,7 +53,7 @@ class _About(NamedTuple):
 
 
 def options_of(call: Callable[..., Any], group: str = "") -> Iterator[Option]:
-    """List the arguments of a command, including the fields of its option dataclasses."""
+    """Yield the arguments of a command, including the fields of its option dataclasses."""
     meaning = meanings(call)
     hints = typing.get_type_hints(call, include_extras=True)
     for parameter in inspect.signature(call).parameters.values():
@@ -84,9 +84,9 @@ def about(call: Command) -> _About:
 
 
 def help_of(words: Sequence[str], groups: Groups) -> str | None:
-    """Return the requested help for the words after `jaxattn`, or None if none is requested.
+    """Return the help requested by the arguments after `jaxattn`, or None if they do not request help.
 
-    Without words, return the overview.
+    Without arguments, return the overview.
     """
     if not words or words[0] in HELP:
         return overview(groups)
@@ -97,7 +97,7 @@ def help_of(words: Sequence[str], groups: Groups) -> str | None:
 
 
 def overview(groups: Groups) -> str:
-    """Return the help of `jaxattn`, with one line per command."""
+    """Return the help text for `jaxattn` itself, with one line per command."""
     options = {"--version": "print the version", "-h, --help": "print this help"}
     sections = {
         title: {name: about(call).summary.rstrip(".") for name, call in group.items()}
@@ -130,7 +130,7 @@ def help_of_command(name: str, call: Command) -> str:
         [
             _usage(["Usage: jaxattn", name, *needed, "[OPTIONS]"]),
             *map(_prose, (described.summary, *described.details)),
-            # Do not wrap examples, so that they can be copied from the terminal.
+            # Do not wrap examples, so that users can copy them from the terminal.
             "\n".join(["Example:", *(f"  {example}" for example in described.examples)]),
             *(_section(title, section, 24) for title, section in sections.items()),
         ]
@@ -138,7 +138,7 @@ def help_of_command(name: str, call: Command) -> str:
 
 
 def check_words(words: Sequence[str], commands: Mapping[str, Command]) -> None:
-    """Raise InputError for an unknown command or option, with the closest valid one."""
+    """Raise InputError for an unknown command or option, suggesting the closest valid one."""
     first = words[0]
     # tyro handles these shell completion options.
     if first.startswith("--tyro-"):
@@ -155,11 +155,11 @@ def check_words(words: Sequence[str], commands: Mapping[str, Command]) -> None:
         name = word.partition("=")[0]
         if len(name) > 2 and name.startswith("--") and name.replace("_", "-") not in known:
             near = _nearest(name, known) or f"`jaxattn {first} --help` lists its options"
-            raise InputError(f"{name}: unknown option of {first}; {near}")
+            raise InputError(f"{name}: unknown option for {first}; {near}")
 
 
 def deferred(call: Command) -> Callable[..., Callable[[], int]]:
-    """Return a function with the arguments of a command that returns the bound call without executing it."""
+    """Return a function with the same signature as a command that binds its arguments without running it."""
 
     @functools.wraps(call)
     def bound(*arguments: Any, **options: Any) -> Callable[[], int]:
@@ -169,7 +169,7 @@ def deferred(call: Command) -> Callable[..., Callable[[], int]]:
 
 
 def one_line(printed: str, command: str) -> str:
-    """Convert a boxed error message of tyro to one line.
+    """Convert tyro's boxed error message to one line.
 
     The borders of the box are blank if stdout is not UTF-8. Lines below the first inner rule are dropped.
     """
@@ -229,7 +229,7 @@ def _width() -> int:
 
 
 def _nearest(given: str, known: Iterable[str]) -> str:
-    # Leading dashes would make all options similar.
+    # Strip leading dashes, which would make all options look similar.
     plain = {name.lstrip("-"): name for name in known}
     given = given.lstrip("-").replace("_", "-")
     starting = [name for name in plain if given and name.startswith(given)]

@@ -1,4 +1,4 @@
-"""Statistics of a diagnosis: correlations with importance, fractions of sequences, and their references."""
+"""Statistics for a diagnosis: correlations with importance, fractions of sequences, and their references."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from jaxattn.models import one_layer
 from jaxattn.theory import Scores, selection
 
 _BLOCK = 1_000_000
-# Number of token groups to leave out in turn for the acceleration of a bootstrap interval.
+# Number of token groups for the delete-a-group jackknife behind the acceleration of bootstrap intervals.
 GROUPS = 40
 _PAIRS = (
     "E·v against α",
@@ -41,28 +41,29 @@ SELECTED = "sequences that select an important token"
 TIED = "sequences in which an important token ties for the highest score"
 _NAMES = [(pair, statistic) for pair in _PAIRS for statistic in CORRELATIONS]
 _NAMES += [(SELECTED, "share"), (TIED, "share")]
-# Number of statistics of E·v, which come before those of E·p.
+# Number of statistics for E·v, which precede those for E·p.
 OF_VALUES = 2 * len(CORRELATIONS)
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """Statistics of a model's scores and values against token importance.
+    """Statistics relating a model's scores and values to token importance.
 
     Attributes:
         quantities: one row per attention head, quantity and statistic, with columns value, low and high (95 %
-            interval, NaN for none), null_low and null_high (95 % of random models), healthy (after one
-            gradient step; NaN for E·p, which a step on E does not change), verdict, and head (0 .. H-1).
-        by_class: for K > 2 classes, the rows of E·v for each class separately, with a column `class`; else
+            interval, NaN for none), null_low and null_high (range of 95 % of random models), healthy (value
+            after one gradient step; NaN for E·p, which a step on E does not change), verdict, and head (0 to
+            H - 1).
+        by_class: for K > 2 classes, the rows for E·v of each class separately, with a column `class`; else
             empty.
         verdicts: one line per quantity.
         tokens: columns id, token, count, class, alpha, posterior_difference, Ep, Ev, head, and selected, the
-            number of sequences in which the token has the highest score and not all tokens tie for it. One
-            row per attention head and token that occurs, and for K > 2 classes also per class.
+            number of sequences in which the token has the highest score, except those in which all tokens are
+            tied. One row per attention head and token that occurs; for K > 2 classes, also per class.
         facts: sizes and settings, by name.
         over: description of the tokens used for the correlations.
         class_names: names of the classes, with the negative class first for two classes; may be empty.
-        shared: True if all attention heads share the same v, so that the rows of E·v are the same for each
+        shared: True if all attention heads share the same v, so that the rows for E·v are the same for each
             head.
     """
 
@@ -77,7 +78,7 @@ class Measurements:
 
     @property
     def heads(self) -> list[int]:
-        """Indices of the attention heads."""
+        """Return the indices of the attention heads."""
         return sorted(int(h) for h in self.quantities["head"].unique())
 
 
@@ -116,7 +117,7 @@ class _Ground:
 
 
 class Settings(NamedTuple):
-    """Arguments of `diagnose` by name, and the dtype of the scores."""
+    """The arguments of `diagnose`, and the dtype of the scores."""
 
     min_count: int
     important: float
@@ -195,7 +196,7 @@ def _tables(
     references: tuple[list[Floats], list[Floats]],
     settings: Settings,
 ) -> list[pd.DataFrame]:
-    """Compute a table for each of the `_parts` of an attention head; the first includes the fractions."""
+    """Compute one table for each of an attention head's `_parts`; the first includes the fractions."""
     points = [np.append(x, shares if k == 0 else []) for k, x in enumerate(_points(ground, scores, values))]
     intervals = [_bootstrap(part, scores, x, settings) for part, x in _parts(ground, values)]
     of_shares = [_share_interval(x, ground.corpus.num_examples) for x in shares]
@@ -211,7 +212,7 @@ def _parts(ground: _Ground, values: Floats) -> list[tuple[_Ground, Floats]]:
 
 
 def _points(ground: _Ground, scores: Floats, values: Floats) -> Floats:
-    """Compute the correlations, (1 or 1 + K, 16), with one row for each of `_parts`."""
+    """Compute the correlations, (1 or 1 + K, 16), with one row for each entry of `_parts`."""
     once = np.ones((1, int(ground.used.sum())))
     return np.stack(
         [
@@ -222,8 +223,11 @@ def _points(ground: _Ground, scores: Floats, values: Floats) -> Floats:
 
 
 def _shares(ground: _Ground, scores: Floats, precision: Any) -> tuple[list[float], NDArray[np.bool_]]:
-    """Compute the fractions of selected and of tied sequences, and the mask of selected bag entries."""
-    # A selection depends only on the scores, so embeddings of dimension 1 are enough.
+    """Compute the fractions of sequences that select an important token, or have a tie.
+
+    Also return the mask of selected bag entries.
+    """
+    # The selected tokens depend only on the scores, so embeddings of dimension 1 are enough.
     unit = np.ones(1, np.float64 if precision == np.float64 else np.float32)
     chosen = selection(unit, Scores(scores[:, None], ground.corpus))
     shares = [float(np.asarray(x).mean()) for x in chosen.selects(ground.corpus, ground.important)]
@@ -238,7 +242,7 @@ def _share_interval(share: float, n: int) -> tuple[float, float]:
 
 
 def _null(ground: _Ground, weights: ModelWeights, settings: Settings) -> list[Floats]:
-    """Compute the statistics of random models: (draws, 18) and, if K > 2, (draws, 16) per class."""
+    """Compute the statistics for random models: (draws, 18) and, if K > 2, (draws, 16) per class."""
     (size, dim), classes = weights.embedding.shape, weights.heads.shape[2]
     points, shares = [], []
     for scores, values in _random_models(size, dim, classes, settings.draws, settings.seed):
@@ -249,7 +253,7 @@ def _null(ground: _Ground, weights: ModelWeights, settings: Settings) -> list[Fl
 
 
 def _correlations(axes: list[list[Binned]], scores: Floats, values: Floats, weights: Floats) -> Floats:
-    """Compute the correlations of the four pairs, averaged over classes, (16, R)."""
+    """Compute the correlations for the four pairs, averaged over classes, (16, R)."""
     sides = [values.T, values.T, scores[None], scores[None]]
     return np.concatenate(
         [
@@ -260,9 +264,9 @@ def _correlations(axes: list[list[Binned]], scores: Floats, values: Floats, weig
 
 
 def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settings) -> Floats:
-    """Compute bootstrap intervals of the correlations over tokens, (2, 16); NaN for those over bins.
+    """Compute bootstrap intervals for the correlations over tokens, (2, 16); NaN for correlations over bins.
 
-    Bin means of resampled tokens are noisier than those of all tokens, so they cannot provide an interval.
+    Bin means of resampled tokens are noisier than those of the full set, so they cannot provide an interval.
     """
     axes, points = ground.axes(), int(ground.used.sum())
     number, rng = settings.resampled, np.random.default_rng(settings.seed)
@@ -278,7 +282,7 @@ def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settin
     point = correlated(np.ones((1, points)))[:, 0]
     low, high = accelerated(point, draws.T, left_out.T)
     over_tokens = np.array([name.endswith("tokens") for _ in _PAIRS for name in CORRELATIONS])
-    # A correlation of 1 does not change with resampling, so it has no interval.
+    # A correlation of 1 is the same in every resample, so it has no interval.
     moves = np.ptp(draws, axis=1) > 1e-9
     return np.where(over_tokens & moves, np.stack([low, high]), np.nan)
 
@@ -286,10 +290,10 @@ def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settin
 def _random_models(
     vocab_size: int, dim: int, classes: int, number: int, seed: int
 ) -> Iterable[tuple[Floats, Floats]]:
-    """Yield E p, (V,), and E v, (V, C), of untrained models.
+    """Yield E p, (V,), and E v, (V, C), for untrained models.
 
-    Given p and v, the rows of E (p, v) are independent normal vectors of covariance (p, v)ᵀ(p, v)/d. With (p,
-    v) = QR they are the rows of Z R/√d with standard normal Z, so E itself need not be sampled.
+    Given p and v, the rows of E (p, v) are independent normal vectors with covariance (p, v)ᵀ(p, v)/d. With
+    (p, v) = QR, they are the rows of Z R/√d with standard normal Z, so E itself need not be sampled.
     """
     for key in jax.random.split(jax.random.key(seed), number):
         start = one_layer.init(key, vocab_size=1, dim=dim, num_classes=max(classes, 2))
@@ -301,12 +305,12 @@ def _random_models(
 
 
 def _one_step(ground: _Ground, dim: int, seed: int) -> list[Floats]:
-    """Compute the statistics of the change in E·v after one gradient step, like `_null`; NaN for E·p."""
+    """Compute the statistics for the change in E·v after one gradient step, as in `_null`; NaN for E·p."""
     corpus = ground.corpus
     start = one_layer.init(
         jax.random.key(seed), vocab_size=corpus.vocab_size, dim=dim, num_classes=corpus.num_classes
     )
-    # In float32, a small step would be lost when E is rounded.
+    # In float32, rounding of E would swamp a small step, so choose a large one.
     largest = float(np.abs(ground.alpha).max())
     moved = one_step(start, corpus, step_size=1 / largest if largest > 0 else 1.0)
     added = np.asarray((moved.E - start.E) @ start.v, np.float64).reshape(corpus.vocab_size, -1)
@@ -315,9 +319,12 @@ def _one_step(ground: _Ground, dim: int, seed: int) -> list[Floats]:
 
 
 def _table(point: Floats, interval: Floats, null: Floats, healthy: Floats) -> pd.DataFrame:
-    """Build a table of Q of `_NAMES` from point (Q,), interval (2, Q), null (draws, Q) and healthy (Q,)."""
+    """Build a table of the Q statistics in `_NAMES`.
+
+    `point` has shape (Q,), `interval` (2, Q), `null` (draws, Q) and `healthy` (Q,).
+    """
     low, high = interval
-    # Some random models may have no correlation; the band is the range of the others.
+    # Correlations may be undefined for some random models; compute the band from the others.
     known = np.isfinite(null).any(axis=0)
     band = np.nanquantile(np.where(known, null, 0.0), TAILS, axis=0)
     null_low, null_high = np.where(known, band, np.nan)
@@ -340,7 +347,7 @@ def _verdict(value: float, low: float, high: float) -> str:
 
 
 def _verdicts(quantities: pd.DataFrame, important: str, *, shared: bool) -> Iterable[str]:
-    """Yield one line per quantity. For correlations, it is based on Spearman's correlation over tokens."""
+    """Yield one line per quantity; for correlations, it refers to Spearman's correlation over tokens."""
     meaning = {
         _PAIRS[0]: "the head reads a token as evidence for a label",
         _PAIRS[1]: "the head reads a token as evidence for a label",
@@ -376,7 +383,10 @@ def _token_table(
     selected: NDArray[np.bool_],
     tokens: Sequence[str] | None,
 ) -> pd.DataFrame:
-    """Return a table of the tokens that occur, by decreasing score; for two classes, rows of class 1."""
+    """Return a table of the tokens that occur, in decreasing order of score.
+
+    For two classes, it contains only the rows for class 1.
+    """
     size, classes = values.shape
     index = np.asarray(ground.corpus.bags.index)[selected].astype(np.int64)
     ids = np.flatnonzero(ground.count > 0)

@@ -1,6 +1,6 @@
-"""Distributed studies: processes that share a folder or a bucket each run a shard, then wait for the others.
+"""Distributed studies: processes that share a folder or bucket each run one shard, then wait for the rest.
 
-Processes only communicate through the results folder. A killed process does not stop the others.
+Processes communicate only through the results folder. If one process is killed, the others continue.
 """
 
 import os
@@ -16,8 +16,8 @@ from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage.folder import ResultsFolder, results_folder
 from jaxattn.lab.study.definition import Definition
 
-# Variables set by launchers: number of processes, index of this process, index on its host, and a variable
-# that is only set within a launched task. Slurm also sets the first three in the job script.
+# Environment variables set by launchers: number of processes, index of this process, index on its host, and a
+# variable that is set only within a launched task. Slurm sets the first three in the job script as well.
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST"),
@@ -28,11 +28,12 @@ def read_process(text: str) -> tuple[int, int]:
     """Return the shard of this process, (I + 1, N).
 
     Args:
-        text: "auto" for processes started by Slurm or Open MPI, else "N,I" with the number of processes N and
-            the index I of this process, from 0. A leading address, "HOST:PORT,N,I", is ignored.
+        text: "auto" for processes started by Slurm or Open MPI; otherwise "N,I", where N is the number of
+            processes and I the index of this process, counted from 0. A leading address, "HOST:PORT,N,I", is
+            ignored.
 
     Raises:
-        InputError: the text has a different form, or the cluster is unknown.
+        InputError: the argument has a different form, or no launcher is detected.
     """
     if text == "auto":
         process, processes = _of_cluster()
@@ -40,12 +41,12 @@ def read_process(text: str) -> tuple[int, int]:
         *address, count, which = ["", *text.split(",")]
         if len(address) > 2 or not (count.strip().isdecimal() and which.strip().isdecimal()):
             raise InputError(
-                f"--distributed {text}: expected auto, or N,I with N processes and the index I of this "
-                "process, from 0, for example 2,0"
+                f"--distributed {text}: expected auto, or N,I for N processes, where I is the index of this "
+                "process, counted from 0; for example 2,0"
             )
         process, processes = int(which), int(count)
     if process >= processes:
-        raise InputError(f"--distributed {text}: the index must be in 0 to {processes - 1}")
+        raise InputError(f"--distributed {text}: the index must be between 0 and {processes - 1}")
     return process + 1, processes
 
 
@@ -54,8 +55,9 @@ def wait(
 ) -> list[Path]:
     """Wait until all shards in a directory are finished, and return their folders.
 
-    `limit` is the maximum time in seconds without a running process in the folder of an unfinished shard.
-    `note` is called with a line about each unfinished shard.
+    `limit` is the maximum time in seconds that an unfinished shard may go without a running process. `note`
+    is
+    called with one line for each unfinished shard.
 
     Raises:
         InputError: a shard has a different config.
@@ -99,7 +101,7 @@ def wait(
 
 
 def shard_folder(directory: Path, shard: tuple[int, int]) -> Path:
-    """Return the folder of a shard. For a single shard, it is the results folder itself."""
+    """Return the folder of a shard: a subfolder, or the results folder itself if there is only one shard."""
     return directory if shard == (1, 1) else directory / f"shard-{shard[0]}-of-{shard[1]}"
 
 
@@ -108,11 +110,11 @@ def _manifest(folder: ResultsFolder, described: dict[str, Any]) -> Mapping[str, 
 
 
 def _of_cluster() -> tuple[int, int]:
-    """Return the index of this process and the number of processes, and select the GPU of this process."""
+    """Return the index of this process and the number of processes, and select a GPU for this process."""
     given = next((names for names in _LAUNCHERS if all(name in os.environ for name in names)), None)
     if given is None:
         raise InputError(
-            "--distributed auto: no variables of Slurm (srun) or Open MPI (mpirun) are set; use N,I instead"
+            "--distributed auto: no Slurm (srun) or Open MPI (mpirun) variables are set; use N,I instead"
         )
     texts = [os.environ[name] for name in given[:3]]
     if not all(text.isdecimal() for text in texts):

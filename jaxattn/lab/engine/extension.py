@@ -1,7 +1,7 @@
-"""Extension of a finished run to more steps of its last phase.
+"""Extension of a finished run by further steps of its last phase.
 
-Every finished batch resumes from its last state. The result is that of a single run of all steps, because
-such a run records the same steps. A finished batch is kept until its extension is finished.
+Every finished batch resumes from its last state. The result equals that of a single, longer run, because
+the longer run records the same steps. A finished batch is kept until its extension is finished.
 """
 
 import math
@@ -29,7 +29,7 @@ from jaxattn.lab.study.tree import assign
 def extended_cells(
     study: Definition, folder: Store, described: Mapping[str, Any], cache: ProgramCache
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the cells of a manifest with the shorter configs that they extend, and the key that differs.
+    """Return the manifest's cells with the shorter configs that they extend, and the key that changed.
 
     Args:
         study: the study, with the larger number of steps.
@@ -38,8 +38,9 @@ def extended_cells(
         cache: cache of programs.
 
     Returns:
-        The entries of `described["cells"]`, each with `extends`, the hashes of its shorter configs with their
-        numbers of steps; and the key of `steps`, or "" if no finished run is to be extended.
+        The entries of `described["cells"]`, and the key of the number of steps, or "" if no finished run is
+        extended. If a cell extends shorter runs, the field `extends` of its entry maps their config hashes to
+        their numbers of steps.
 
     Raises:
         InputError: the run cannot be extended.
@@ -63,7 +64,7 @@ def extended_cells(
     key, old = steps
     place = f"{folder.directory}: {key}: {old:,} -> {study.base.phases[-1].steps:,}"
     if known["status"] != "finished":
-        raise InputError(f"{place}: the run of {old:,} steps is not finished; finish it before extending it")
+        raise InputError(f"{place}: the {old:,}-step run is not finished; finish it before extending it")
     tree = assign(study.tree, f"phases.{len(study.base.phases) - 1}.steps", old)
     shorter = Definition(tree, study.names)
     cells = []
@@ -82,7 +83,7 @@ def extended_cells(
 
 
 def reopened(batch: Batch, saved: BatchState, tables: Mapping[str, pd.DataFrame]) -> tuple[BatchState, Any]:
-    """Return a finished batch as one that has taken its steps of a longer last phase, and its tables."""
+    """Reopen a finished batch whose last phase was lengthened; return its state and tables."""
     phases, probes = batch.group.setting.phases, batch.group.setting.probes
     name = phases[-1].name
     records, tokens = tables["records"], tables["tokens"]
@@ -108,7 +109,7 @@ def _extends(shorter: Mapping[str, int]) -> dict[str, Any]:
 def _steps(
     study: Definition, known: Mapping[str, Any], described: Mapping[str, Any]
 ) -> tuple[str, int] | None:
-    """Return the key of the steps of the last phase and their earlier number, if nothing else differs."""
+    """Return the key and old value of the last phase's number of steps, or None if anything else changed."""
     phase, place = study.base.phases[-1], f"phases.{study.base.phases[-1].name}"
     changed = differences(known["config"], described["config"])
     keys = [line.partition(": ")[0] for line in changed]
@@ -117,7 +118,7 @@ def _steps(
         return None
     if phase.end_key:
         raise InputError(
-            f"{'; '.join(changed)}: the phase cannot be extended, because it depends on its end by "
+            f"{'; '.join(changed)}: the phase cannot be extended, because its steps depend on its end via "
             f"{place}.{phase.end_key}; choose another folder with --out"
         )
     old = known["config"]["phases"][-1].get("steps")
@@ -127,7 +128,7 @@ def _steps(
 
 
 def _check_rows(place: str, shorter: Setting, longer: Setting) -> None:
-    """Raise InputError unless the longer phase records the steps of the shorter one up to its end."""
+    """Raise InputError unless the longer phase starts with the same measured steps as the shorter phase."""
     less, more = shorter.phases[-1], longer.phases[-1]
     old, new = shorter.probes.steps_of(less), longer.probes.steps_of(more)
     if old == new[: len(old)]:
@@ -142,8 +143,8 @@ def _check_rows(place: str, shorter: Setting, longer: Setting) -> None:
     near = sorted(sorted(set(fitting), key=lambda steps: abs(steps - more.steps))[:2])
     hint = f"use {' or '.join(f'{steps:,}' for steps in near)} steps, or " if near else ""
     raise InputError(
-        f"{place}: a run of {more.steps:,} steps would have recorded other steps (probes) than this run; "
-        f"{hint}choose another folder with --out; set probes.every to extend runs to its multiples"
+        f"{place}: a run of {more.steps:,} steps would have been measured at other steps than this run; "
+        f"{hint}choose another folder with --out; with probes.every, runs can be extended to its multiples"
     )
 
 

@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
         failures: the failed seeds.
         errors: the batches that failed to run, with the reasons.
         batches: number of batches.
-        already_finished: True if all batches were finished before.
+        already_finished: True if every batch was already finished.
         renewed: True if the manifest was rewritten because labels or figures have changed.
     """
 
@@ -60,7 +60,7 @@ def run_study(
     log: Sequence[loggers.Kind] = (),
     intervals: Intervals = Intervals(),  # noqa: B008  frozen
 ) -> Outcome:
-    """Run or resume a study; finished batches are not run again.
+    """Run or resume a study. Finished batches are not run again.
 
     Args:
         study: the study.
@@ -69,14 +69,15 @@ def run_study(
         reporter: displays the progress.
         shard: (I, N) to run shard I of N of the batches in a separate folder.
         max_memory: memory limit in bytes per device; defaults to the device memory.
-        on_failure: action if a batch ends in NaN or raises an error: "stop", "continue", or "retry" it first.
+        on_failure: what to do if a batch ends in NaN or raises an error: "stop", "continue", or "retry" the
+            batch before continuing.
         accept_code: resume even if custom code has changed since the run started.
         profile: write a JAX trace of the run into the folder.
         log: dashboards that receive every measurement, in addition to metrics.jsonl.
-        intervals: time intervals of progress and checkpoints.
+        intervals: time intervals for progress updates and checkpoints.
 
     Raises:
-        InputError: the data, the memory or the config of the folder does not allow the run.
+        InputError: the run is impossible with these data, this memory, or the config of the folder.
         RunError: the folder cannot be written, there are too few file handles, or a batch stops the run.
         Interrupted: SIGINT or SIGTERM was received; the same command resumes the run.
     """
@@ -93,7 +94,7 @@ def run_study(
                 folder.write_manifest(known)
             return Outcome(folder.directory, known["failures"], [], len(batches), True, renewed)
         with loggers.open_loggers(folder, study.name, log, profile) as write:
-            # The log of a killed process is newer than its manifest.
+            # After a process was killed, the log is more recent than the manifest.
             earlier = known, *run_log.latest(folder.directory)[-1:]
             monitor = RunMonitor(reporter, write, intervals, earlier=earlier, started=started)
             queue = _Queue(study, folder, cache, reporter, monitor, on_failure, batches, known, [])
@@ -138,7 +139,7 @@ def _plan(
 
 
 def _unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list[Batch]:
-    """Return the batches without intact results."""
+    """Return the batches that are unfinished, damaged, or to be extended."""
     progress, todo = patient(reporter.update), []
     for number, batch in enumerate(batches):
         progress(f"comparing {batch.name} with its checksums", number / len(batches))
@@ -148,7 +149,7 @@ def _unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list
 
 
 class _Queue(NamedTuple):
-    """Batches that run one after another. `known` is the manifest, `errors` the batches that failed."""
+    """Batches that run one after another. `known` is the manifest; `errors` lists the batches that failed."""
 
     study: Definition
     folder: Store
@@ -175,8 +176,9 @@ class _Queue(NamedTuple):
     def run(self, waiting: deque[Batch]) -> None:
         """Run the waiting batches.
 
-        A batch that does not fit in memory is split into halves, down to a single seed. A batch that fails is
-        repeated if `on_failure` is "retry", and stops the run only if it is "stop".
+        A batch that does not fit in memory is split in half, repeatedly if necessary, down to single runs. A
+        batch
+        that fails is repeated if `on_failure` is "retry", and stops the run only if it is "stop".
         """
         self.monitor.expect(waiting)
         while waiting:
@@ -204,13 +206,13 @@ class _Queue(NamedTuple):
             if self.on_failure == "stop" and (failed or reason):
                 raise RunError(
                     f"{batch.name}: {reason or failed[0]['reason']}; the run was stopped and finished "
-                    "batches are kept; use --on-failure continue to run the other batches"
+                    "batches are kept; use --on-failure continue to run the remaining batches"
                 )
             if self.monitor.is_stopped:
                 raise Interrupted
 
     def reason(self, batch: Batch, error: Exception) -> str:
-        """Return the reason why a batch failed in one line, or "" for an error that must stop the run."""
+        """Return why a batch failed, on one line, or "" if the error must stop the run."""
         files = self.study.names.files(self.study.own_kinds)
         if isinstance(error, jax.errors.JaxRuntimeError | MemoryError):
             lines = str(error).strip().split("\n")
@@ -232,7 +234,7 @@ class _Queue(NamedTuple):
         self.folder.forget(batch.name, batch.configs)
         place = self.batches.index(batch)
         self.batches[place : place + 1] = halves
-        # Write immediately, because a run that stops here must find the new batches when it resumes.
+        # Write immediately: a run that stops here must find the new batches when it resumes.
         self.known["batches"] = manifest.batch_entries(self.batches)
         self.folder.write_manifest(self.known)
         self.monitor.expect(halves)

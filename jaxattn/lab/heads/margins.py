@@ -1,4 +1,4 @@
-"""Margins of attention heads relative to the certified largest margins, and null queries."""
+"""Margins of attention heads as fractions of the certified maximum margin, and null queries."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -13,17 +13,17 @@ from jaxattn.theory.certificate import Status
 
 MarginSpace = Literal["query", "frobenius", "nuclear"]
 Null = Literal["none", "shuffled", "covariance", "matched", "untrained"]
-# Keys closer than this fraction of the length of the selected one count as equal to it.
+# Keys closer to the selected key than this fraction of its norm count as equal to it.
 _EQUAL = 1e-9
 
 
 class SelectingSequences(NamedTuple):
-    """The sequences in which a head selects one token, and everything that its scores depend on.
+    """Sequences in which a head selects one token, with everything that its scores depend on.
 
     Attributes:
-        rows: (k,) int; the sequences.
-        top: (k,) int; the position of the selected token.
-        query: (k, b); the query features z of each sequence.
+        rows: (k,) int; indices of the sequences.
+        top: (k,) int; position of the selected token.
+        query: (k, b); query features z of each sequence.
     """
 
     rows: NDArray[np.int64]
@@ -31,19 +31,19 @@ class SelectingSequences(NamedTuple):
     query: Floats
 
     def group(self, number: int, size: int) -> "SelectingSequences":
-        """Return the group with this number, of `size` sequences."""
+        """Return group `number` when the sequences are split into groups of `size`."""
         chosen = slice(number * size, (number + 1) * size)
         return SelectingSequences(self.rows[chosen], self.top[chosen], self.query[chosen])
 
 
 class Ratio(NamedTuple):
-    """The margin of a head over a group of sequences, relative to the certified largest one.
+    """Margin of a head over a group of sequences, divided by the certified maximum margin.
 
     Attributes:
         ratio: margin of the head / `margin_bound` of the max-margin problem, at most 1.
-        cosine: cosine of the head's matrix and the max-margin matrix.
+        cosine: cosine between the head's matrix and the max-margin matrix.
         margin: margin of the head, min uᵀ W z / ‖W‖, with W restricted to the span of the queries.
-        largest: the certified largest margin.
+        largest: the certified maximum margin.
         gap: relative duality gap.
         status: status of the max-margin problem.
     """
@@ -59,9 +59,9 @@ class Ratio(NamedTuple):
 def margin_ratio(
     layer: Layer, head: int, chosen: SelectingSequences, space: MarginSpace, keys: Floats | None = None
 ) -> Ratio:
-    """Compare a head with the max-margin matrix of its selection.
+    """Compare a head with the max-margin matrix for the tokens that it selects.
 
-    The matrix W is restricted to the span of the queries z: other directions do not affect the scores of
+    The matrix W is restricted to the span of the queries z: other directions do not affect the scores in
     these sequences, and gradient descent from zero does not move along them.
 
         space       W                    tokens            norm
@@ -71,7 +71,7 @@ def margin_ratio(
 
     Args:
         layer: the layer.
-        head: number of the head.
+        head: index of the head.
         chosen: sequences and their selected tokens.
         space: the space; with rotary embeddings only "query" is defined, because W depends on positions.
         keys: (n, T, c); the keys of the head, computed if omitted.
@@ -97,7 +97,7 @@ def margin_ratio(
 def _differences(
     tokens: Floats, visible: NDArray[np.bool_], chosen: SelectingSequences
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the selected token minus each other token, and the sequence of each in the group."""
+    """Return the selected token minus each other token, and the sequence index of each difference."""
     best = tokens[chosen.rows, chosen.top]
     u = best[:, None] - tokens[chosen.rows]
     others = visible[chosen.rows] & (
@@ -107,19 +107,19 @@ def _differences(
 
 
 def selecting_sequences(layer: Layer, scores: Floats, share: float) -> SelectingSequences:
-    """Return the sequences in which one token has at least this fraction of attention."""
+    """Return the sequences in which one token receives at least the fraction `share` of the attention."""
     rows = np.flatnonzero(attention(scores).max(axis=1) >= share)
     return SelectingSequences(rows, scores[rows].argmax(axis=1), layer.query_features()[rows])
 
 
 def attention(scores: Floats) -> Floats:
-    """Return the softmax of scores (n, T) over tokens."""
+    """Return the softmax over tokens of scores (n, T)."""
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
 
 
 def gaps(scores: Floats) -> Floats:
-    """Return the differences of the largest and second largest score, (n,); inf for a single token."""
+    """Return the gap between the two largest scores, (n,); inf for a single token."""
     top = np.sort(scores, axis=1)[:, -2:]
     return top[:, 1] - top[:, 0] if top.shape[1] == 2 else np.full(len(top), np.inf)
 
@@ -127,24 +127,24 @@ def gaps(scores: Floats) -> Floats:
 def null_selections(
     layer: Layer, head: int, keys: Floats, number: int, null: Null, draws: int, rng: np.random.Generator
 ) -> Iterator[SelectingSequences]:
-    """Yield selections of a head with null queries z.
+    """Yield the sequences and selected tokens of a head under null queries z.
 
-    Every null keeps W_Q, the keys and the number of sequences. The sequences are those with the largest
-    difference of the two largest scores.
+    Every null keeps W_Q, the keys and the number of sequences. It uses the sequences with the largest gap
+    between the two highest scores.
 
         shuffled     z of another sequence: a random cyclic permutation
         covariance   z ~ N(mean, covariance of the inputs over all positions), for each sequence
         matched      one such z for all sequences, plus the deviations of the queries from their mean
-        none         z itself; for a model without training
+        none         z itself; for an untrained model
 
     Args:
         layer: the layer.
-        head: number of the head.
+        head: index of the head.
         keys: (n, T, c); keys of the head.
         number: k; number of sequences.
-        null: the null.
-        draws: number of selections.
-        rng: random numbers.
+        null: kind of null query.
+        draws: number of samples from the null.
+        rng: random number generator.
     """
     for _ in range(draws):
         z = layer.with_bias(_null_inputs(layer, null, rng))

@@ -1,4 +1,4 @@
-"""Exact certificates of max-margin directions, for the final selection of each seed."""
+"""Exact certificates of max-margin directions, for the tokens selected at the end of a phase."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,8 +26,8 @@ class ExactGap(MaxMarginDirection, frozen=True, kw_only=True):
 
     Attributes:
         nats: see `max_margin_direction`.
-        folder: folder for the certificates, which are named by the SHA-256 of their data. Default: they are
-            not saved.
+        folder: folder for the certificates; each file is named after the SHA-256 of its data. By default,
+            certificates are not saved.
     """
 
     labels: ClassVar[dict[str, str]] = {
@@ -42,7 +42,7 @@ class ExactGap(MaxMarginDirection, frozen=True, kw_only=True):
     def conclude(
         self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Certify the max-margin direction for the final selection of each seed, and run the checker."""
+        """Certify each seed's max-margin direction for its finally selected tokens, and run the checker."""
         params, data = jax.device_get((params, loaded.splits.train))
         found = np.full((2, len(history)), np.nan)
         for seed, path in enumerate(history):

@@ -25,28 +25,28 @@ class Norms(Probe, frozen=True, kw_only=True):
     rotation_invariant: ClassVar[bool] = True
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure norm_θ for each parameter θ, trained or not."""
+        """Compute norm_θ for each parameter θ, trained or not."""
         return {f"norm_{name}": optax.tree.norm(get(context.params, name)) for name in names(context.params)}
 
 
 def cosine_array(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array, ""]:
-    """Compute x·y / (‖x‖ ‖y‖) over all entries, at any scale; NaN if x or y is zero."""
+    """Compute x·y / (‖x‖ ‖y‖) over all entries, without overflow or underflow; NaN if x or y is zero."""
     # Without scaling, squares of small gradients would underflow.
     x, y = (z / jnp.abs(z).max() for z in (x, y))
     return (x * y).sum() / jnp.sqrt((x * x).sum() * (y * y).sum())
 
 
 class Alignments(Probe, frozen=True, kw_only=True):
-    """Cosines between parameters of equal shape, and between a parameter and its descent direction.
+    """Cosines between parameters of equal shape, and between each parameter and its descent direction.
 
     The metrics have names such as cos_p_v and cos_p_descent. Parameters with one row per token are not
-    compared with each other. Once the direction of θ has converged, its cosine with -∂L/∂θ is 1.
+    compared with each other. Once θ has converged in direction, its cosine with -∂L/∂θ is 1.
     """
 
     rotation_invariant: ClassVar[bool] = True
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure cos_θ_θ' for each pair of equal shape, and cos_θ_descent for each trained θ."""
+        """Compute cos_θ_θ' for each pair of equal shape, and cos_θ_descent for each trained θ."""
         params, rows = context.params, context.model.token_rows
         pairs = [
             (one, other)
@@ -74,16 +74,19 @@ class Conservation(Probe, frozen=True, kw_only=True):
     labels: ClassVar[dict[str, str]] = {"conservation_drift": r"$\Vert Q-Q_0\Vert\,/\,\Vert Q_0\Vert$"}
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless E, p and v are trained, because Q changes if one of them is fixed."""
+        """Return why the probe is skipped, or None if E, p and v are all trained.
+
+        If any of them is fixed, Q is not conserved.
+        """
         return None if {"E", "p", "v"} <= set(phase.train) else "requires a phase that trains E, p and v"
 
     def remember(self, params: Any) -> Float[Array, "m d"] | Float[Array, "d d"]:
-        """Return Q_0, (d, d), or the m initial rows of E, p and v, (m, d), whichever is smaller."""
+        """Return the smaller of Q_0, (d, d), and the m initial rows of E, p and v, (m, d)."""
         rows, signs = _rows(params)
         return rows if len(rows) < rows.shape[1] else _quantity(rows, signs)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure conservation_drift."""
+        """Compute conservation_drift."""
         rows, signs = _rows(context.params)
         return {"conservation_drift": _drift(rows, signs, context.memory)}
 
@@ -92,15 +95,15 @@ def _drift(rows: Array, signs: Array, memory: Array) -> Array:
     if len(rows) >= rows.shape[1]:
         start, now = memory, _quantity(rows, signs)
     else:
-        # In an orthonormal basis of all rows there are at most 2m coordinates. From Gram matrices, the norm
-        # would be a difference of large squares, and half of the digits of a small drift would be lost.
+        # An orthonormal basis of all rows has at most 2m vectors. Computing the norm from Gram matrices would
+        # subtract large squares and lose half of the digits of a small drift.
         both = jnp.linalg.qr(jnp.concatenate([rows, memory]).T, mode="r").T
         now, start = (_quantity(x, signs) for x in jnp.split(both, 2))
     return jnp.linalg.norm(now - start) / jnp.linalg.norm(start)
 
 
 def _rows(params: Any) -> tuple[Float[Array, "m d"], Float[Array, " m"]]:
-    """Stack the rows of E, all queries and all read-out vectors, with their signs in Q.
+    """Stack the rows of E, all queries and all read-out vectors; also return their signs in Q.
 
     Queries are (d,) or (H, d), and read-out vectors (d,), (d, K), (H, d) or (H, d, K).
     """
@@ -118,29 +121,28 @@ def _quantity(rows: Float[Array, "m d"], signs: Float[Array, " m"]) -> Float[Arr
 def largest_eigenvalue(
     product: Callable[[Array], Array], start: Float[Array, " N"], iterations: int
 ) -> Float[Array, ""]:
-    """Estimate the largest eigenvalue of a symmetric matrix from products with it.
+    """Estimate the largest eigenvalue of a symmetric matrix A from matrix-vector products.
 
     Args:
         product: x -> A x, (N,) -> (N,).
-        start: (N,); a vector that is not an eigenvector, for example a random one.
-        iterations: number of products, at most N. The estimate increases with the number, and is exact up to
-            rounding once it reaches the number of distinct eigenvalues.
+        start: (N,); a vector that is not an eigenvector, for example a random vector.
+        iterations: number of products, at most N. The estimate increases with the number of products, and is
+            exact up to rounding once their number reaches that of the distinct eigenvalues.
 
     Returns:
-        The estimate, which is at most the eigenvalue; NaN if A contains NaN.
+        The estimate, a lower bound on the eigenvalue; NaN if A contains NaN.
 
     Source:
         Lanczos 1950, with the reorthogonalisation of matfree.
     """
-    # The method squares its input, so small Hessians would underflow without scaling.
+    # The Lanczos method squares its input, so small Hessians would underflow without scaling.
     size = jnp.abs(product(start)).max() / jnp.abs(start).max()
     scale = jnp.where(size > 0, size, 1)
     lanczos = decomp.hessenberg(min(iterations, len(start)), reortho="full", custom_vjp=False)
     _, matrix, _, _ = lanczos(lambda x: product(x) / scale, start)
     diagonal, below = jnp.diagonal(matrix), jnp.diagonal(matrix, -1)
-    # If the vectors span an invariant subspace, the next vector is rounding error, or 0/0. The previous
-    # vectors then contain all information, and the rest is filled with a number that is at most the
-    # eigenvalue.
+    # If the vectors span an invariant subspace, the next vector is rounding error, or 0/0. The earlier
+    # vectors then contain all the information, and the rest is filled with a lower bound on the eigenvalue.
     reach = jax.lax.cummax(jnp.maximum(jnp.abs(diagonal[:-1]), below))
     is_valid = jnp.cumprod(below > float(np.finfo(start.dtype).eps) ** 0.5 * reach).astype(bool)
     diagonal = jnp.where(jnp.append(True, is_valid), diagonal, diagonal[0])
@@ -163,7 +165,7 @@ class Sharpness(Probe, frozen=True, kw_only=True):
     labels: ClassVar[dict[str, str]] = {"sharpness": "sharpness"}
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure sharpness."""
+        """Compute sharpness."""
         trained = {name: get(context.params, name) for name in context.train}
         flat, unravel = ravel_pytree(trained)
 

@@ -1,4 +1,4 @@
-"""Probes of attention: the selected tokens, whether they form a cover, and the entropy."""
+"""Probes of attention: the tokens it selects, whether they form a cover, and its entropy."""
 
 from typing import ClassVar
 
@@ -21,11 +21,13 @@ from jaxattn.theory import Scores, Selection, margin, selection_from_scores, sel
 
 
 class Selected(Probe, frozen=True, kw_only=True):
-    """Attention on important tokens, and the fraction of sequences that select one.
+    """Attention on important tokens, and the fraction of sequences in which an important token is selected.
 
-    A sequence selects an important token if all tokens with the highest score are important, and not all of
-    its tokens tie. An important token ties if it has the highest score together with an unimportant token or
-    with all other tokens, as under uniform attention. The metrics are NaN if no token is important.
+    A sequence selects an important token if all its tokens with the highest score are important, and its
+    tokens
+    do not all tie. An important token is tied if it shares the highest score with an unimportant token, or
+    with
+    all other tokens, as under uniform attention. The metrics are NaN if no token is important.
 
     Attributes:
         important: minimum |posterior difference| for a token to count as important.
@@ -45,11 +47,11 @@ class Selected(Probe, frozen=True, kw_only=True):
     min_count: Count = 50
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless attention is a softmax over the scores of tokens in bags."""
+        """Return why the probe is skipped, or None if attention is a softmax over token scores in bags."""
         return wants_attention(task)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed."""
+        """Compute the metrics for one seed."""
         scores, train = context.scores_and_values[0], context.data.train
         important = self._important(context)
         chosen = selection_from_scores(scores, train)
@@ -67,10 +69,10 @@ class Selected(Probe, frozen=True, kw_only=True):
 
 
 class HeadsSelected(Selected, frozen=True, kw_only=True):
-    """Metrics of `Selected` for each head or query.
+    """The metrics of `Selected` for each head or query.
 
-    If different heads select important tokens in different sequences, `any_head_selected` exceeds every
-    `head_selected`.
+    If different heads select important tokens in different sequences, `any_head_selected` exceeds the
+    `head_selected` of every head.
     """
 
     labels: ClassVar[dict[str, str]] = {
@@ -81,11 +83,11 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
     }
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless the model has several heads over the tokens of bags."""
+        """Return why the probe is skipped, or None if the data are bags and the model has several heads."""
         return wants_bags(task) if task.model.has_heads else "requires a model with head_scores"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed: (H,) for each head, () for all heads."""
+        """Compute the metrics for one seed: (H,) for each head, () for all heads together."""
         train, important = context.data.train, self._important(context)
 
         def of_head(scores: Array) -> tuple[Array, Array]:
@@ -103,10 +105,11 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
 
 
 def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
-    """Select the tokens with scores within `nats` of the largest in their sequence, or only ties if None.
+    """Select the tokens whose scores are within `nats` of the highest score in their sequence.
 
-    Scores that tie in the limit of a flow differ by a few nats along the path, while all others diverge like
-    margin · ‖p‖. A threshold of 10 nats therefore separates them if ‖p‖ is above about 20 / margin.
+    If `nats` is None, select only ties. Scores that tie in the limit of a flow differ by a few nats along the
+    path, whereas all other gaps grow like margin · ‖p‖. A threshold of 10 nats therefore separates the two
+    cases once ‖p‖ exceeds about 20 / margin.
     """
     if nats is None:
         return selection_from_scores(scores, corpus)
@@ -114,9 +117,9 @@ def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
 
 
 def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[Selection, np.ndarray]:
-    """Compute `attended` with NumPy, because shapes differ between seeds and JAX would compile for each.
+    """Compute `attended` with NumPy: shapes differ between seeds, so JAX would compile once per seed.
 
-    Also return the number of selected tokens of each sequence, (n,).
+    Also return the number of selected tokens in each sequence, (n,).
     """
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
@@ -132,12 +135,13 @@ def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[S
 class RelevantTokens(Probe, frozen=True, kw_only=True):
     """Fractions of sequences that select a relevant token, select exactly the relevant tokens, or have a tie.
 
-    A sequence selects a relevant token if all tokens with the highest score are relevant, and not all of its
-    tokens tie. A relevant token ties if it has the highest score together with an irrelevant token or with
-    all other tokens. Sequences without relevant tokens are not counted.
+    A sequence selects a relevant token if all its tokens with the highest score are relevant, and its tokens
+    do
+    not all tie. A relevant token is tied if it shares the highest score with an irrelevant token, or with all
+    other tokens. Sequences without relevant tokens are not counted.
 
     Attributes:
-        relevant: number of relevant tokens: tokens 0 .. relevant - 1.
+        relevant: number of relevant tokens, which are the tokens 0 to relevant - 1.
         nats: a token counts as highest if its score is within `nats` of the highest score in its sequence.
     """
 
@@ -153,11 +157,11 @@ class RelevantTokens(Probe, frozen=True, kw_only=True):
     nats: Static[NotNegative] = 10.0
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless the model is the one-layer model on bags."""
+        """Return why the probe is skipped, or None for the one-layer model on bags."""
         return wants_bags(task) if task.model.is_one_layer else "requires the one-layer model"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed."""
+        """Compute the metrics for one seed."""
         corpus, scores = context.data.train, context.scores_and_values[0]
         relevant = jnp.arange(corpus.vocab_size) < self.relevant
         chosen, present = attended(scores, corpus, self.nats), selection_of(relevant, corpus)
@@ -190,7 +194,7 @@ def attention_entropy(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array
 
 
 class AttentionEntropy(Probe, frozen=True, kw_only=True):
-    """Mean entropy of attention over sequences, and its exponential, the number of attended tokens."""
+    """Mean entropy of attention over sequences, and its exponential, the effective number of tokens."""
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
@@ -199,20 +203,20 @@ class AttentionEntropy(Probe, frozen=True, kw_only=True):
     }
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless attention is a softmax over the scores of tokens in bags."""
+        """Return why the probe is skipped, or None if attention is a softmax over token scores in bags."""
         return wants_attention(task)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure attention_entropy and attended_tokens on the training corpus."""
+        """Compute attention_entropy and attended_tokens on the training corpus."""
         entropy = attention_entropy(context.data.train, context.scores_and_values[0]).mean()
         return {"attention_entropy": entropy, "attended_tokens": jnp.exp(entropy)}
 
 
 class Attended(Probe, frozen=True, kw_only=True):
-    """Concentration of the attention of each head and query, averaged over the training data.
+    """Concentration of attention for each head and query, averaged over the training data.
 
-    A query selects a token if its largest attention weight is at least `above`. With the attention q (n, ...,
-    T) from `Model.attention`, the number of attended positions is exp(-Σ_t q_t log q_t).
+    A query selects a token if its largest attention weight is at least `above`. For attention q (n, ..., T)
+    from `Model.attention`, the effective number of attended positions is exp(-Σ_t q_t log q_t).
 
     Attributes:
         above: minimum attention weight for a token to count as selected.
@@ -227,11 +231,11 @@ class Attended(Probe, frozen=True, kw_only=True):
     above: Share = 0.9
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless the model returns its attention."""
+        """Return why the probe is skipped, or None if the model returns its attention."""
         return None if task.model.shows_attention else "requires a model with attention"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed: (Q,) for all heads and queries, or () for a single one; NaN without queries."""
+        """Compute the metrics for one seed: (Q,), or () for a single query; NaN if there are no queries."""
         train = context.sampled.train
         q = context.model.attention(context.params, train)
         rows = jnp.asarray(q).reshape(train.num_examples, -1, q.shape[-1])
@@ -251,7 +255,7 @@ class Cover(Probe, frozen=True, kw_only=True):
 
         E_s·v = y_s ‖v‖²/√r_eff for s = s(X),   0 for other tokens,
 
-    if these tokens form a cover, which means that each of them has the highest score under only one label
+    if these tokens form a cover: each of them has the highest score only in sequences with the same label
     y_s. A margin of 1 then costs ‖E‖² + ‖v‖² = 2 √r_eff.
     """
 
@@ -266,7 +270,7 @@ class Cover(Probe, frozen=True, kw_only=True):
     }
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless the model is the one-layer model on bags of two classes."""
+        """Return why the probe is skipped, or None for the one-layer model on bags with two classes."""
         if (missing := wants_bags(task)) is not None:
             return missing
         if not task.model.is_one_layer:
@@ -274,7 +278,7 @@ class Cover(Probe, frozen=True, kw_only=True):
         return None if task.data.train.num_classes == 2 else "requires two classes"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed."""
+        """Compute the metrics for one seed."""
         corpus, (scores, values) = context.data.train, context.scores_and_values
         token, attention = on_top(scores, corpus)
         positive, negative = (
@@ -295,7 +299,7 @@ class Cover(Probe, frozen=True, kw_only=True):
 
 
 def on_top(scores: Array, corpus: Corpus) -> tuple[Array, Array]:
-    """Return the first token with the highest score in each sequence, and its attention, (n,) each."""
+    """Return the first token with the highest score in each sequence, and its attention weight; (n,) each."""
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
     below = below_top(corpus, scores)

@@ -3,18 +3,18 @@
 The basis of a criterion is its origin. The rule is the same for every basis, but the wording of the verdict
 differs:
 
-    basis                               interval within     none of it within   else          no criterion
+    basis                               interval within     none of it within   otherwise     no criterion
     promised by the theory              holds               fails               undecided     undecided
     beyond what the theory promises     holds there too     does not hold       undecided     measured
     published numbers and shapes        agrees              differs             cannot tell   measured
     expected by the user of a figure    holds               does not hold       undecided     measured
 
-The interval is Student's for a mean, a jackknife interval for a statistic of all seeds, and a Clopper-Pearson
-interval for a fraction. If at least six seeds all have the same value, this value is compared with the
-criterion. With the basis "beyond", a fraction below its criterion but above zero "holds for some". A promise
-without a criterion is a limit that no finite run reaches.
+The interval is Student's for a mean, a jackknife interval for a statistic over all seeds, and a
+Clopper-Pearson interval for a fraction. If there are at least six seeds and all have the same value, this
+value is compared with the criterion. With the basis "beyond", a fraction below its criterion but above zero
+"holds for some". A promise without a criterion concerns a limit that no finite run reaches.
 
-Data tables contain these words. Pages show the words of `verdict_text`.
+Data tables contain the words above; pages show the words returned by `verdict_text`.
 """
 
 import math
@@ -29,13 +29,13 @@ from jaxattn.lab.results.intervals import clopper_pearson, jackknife, student_t
 from jaxattn.lab.results.labels import brief, with_interval
 
 Basis = Literal["promised", "beyond", "published", "expected"]
-# If n seeds have the same value, the median over all seeds equals it with confidence 1 - 2^(1 - n) ≥ 95 %.
+# If n seeds have the same value, it is the median of the distribution with confidence 1 - 2^(1 - n) ≥ 95 %.
 ENOUGH_SEEDS = 6
 ANYTHING = (-math.inf, math.inf)
 
 
 class _Words(NamedTuple):
-    """Verdicts of a basis: interval within the criterion, outside, neither; and without a criterion."""
+    """Verdict words for a basis: interval within the criterion, outside it, neither, or no criterion."""
 
     within: str
     outside: str
@@ -53,7 +53,7 @@ VERDICTS: Mapping[Basis, _Words] = MappingProxyType(
         "expected": _Words("holds", "does not hold", "undecided", "measured"),
     }
 )
-# Words that pages show instead of the words in tables.
+# Words shown on pages in place of the words in tables.
 _SHOWN = MappingProxyType(
     {
         "cannot tell": INCONCLUSIVE,
@@ -65,12 +65,12 @@ _SHOWN = MappingProxyType(
 
 
 def verdict_text(verdict: str) -> str:
-    """Return the word for a verdict on pages and in figures."""
+    """Return the word shown for a verdict on pages and in figures."""
     return _SHOWN.get(verdict, verdict)
 
 
 class Criterion(NamedTuple):
-    """Range of a number, low ≤ x ≤ high, and its description."""
+    """Required range of a number, low ≤ x ≤ high, with a description."""
 
     low: float
     high: float
@@ -78,17 +78,17 @@ class Criterion(NamedTuple):
 
 
 def around(value: float, distance: float) -> Criterion:
-    """Return the criterion value ± distance."""
+    """Return the criterion for x within `distance` of `value`."""
     return Criterion(value - distance, value + distance, f"{brief(value)} ± {brief(distance)}")
 
 
 def at_least(value: float) -> Criterion:
-    """Return the criterion x ≥ value."""
+    """Return the criterion for x ≥ value."""
     return Criterion(value, math.inf, f"≥ {brief(value)}")
 
 
 def within_factor(value: float, factor: float) -> Criterion:
-    """Return the criterion from value / factor to value · factor."""
+    """Return the criterion for x between value / factor and value · factor."""
     return Criterion(value / factor, value * factor, f"{brief(value)} within a factor of {brief(factor)}")
 
 
@@ -97,10 +97,10 @@ class Estimate(NamedTuple):
 
     Attributes:
         value: the number.
-        low, high: the interval, NaN if there is none.
+        low, high: the interval; NaN if there is none.
         seeds: number of seeds with a value.
         missing: number of seeds without a value.
-        hits: for a fraction, number of seeds that satisfy the condition.
+        hits: number of seeds that satisfy the condition, if the number is a fraction.
     """
 
     value: float
@@ -111,7 +111,7 @@ class Estimate(NamedTuple):
     hits: int | None = None
 
     def text(self, same: str) -> str:
-        """Format the number with its interval, or else with the text `same`, such as "in all 7"."""
+        """Format the number with its interval or, if all seeds agree, with `same`, such as "in all 7"."""
         written = with_interval(self.value, self.low, self.high)
         alone = self.seeds > 1 and math.isfinite(self.value) and math.isnan(self.low)
         return f"{written} {same}" if alone else written
@@ -125,8 +125,8 @@ def mean(samples: ArrayLike, between: tuple[float, float] = ANYTHING) -> Estimat
         between: possible range of the number; the interval is clipped to it.
 
     Returns:
-        The mean, NaN if no seed has a value. It has no interval for a single seed, or if all values are
-        equal.
+        The mean; NaN if no seed has a value. It has no interval if there is a single seed, or if all values
+        are equal.
     """
     samples = np.asarray(samples, float)
     known = samples[np.isfinite(samples)]
@@ -143,7 +143,7 @@ def share(satisfied: ArrayLike, known: ArrayLike | bool = True) -> Estimate:
         known: (S,) bool; False for seeds to exclude.
 
     Returns:
-        The fraction of the known seeds; NaN if there are none.
+        The fraction among the included seeds; NaN if there are none.
     """
     satisfied, known = np.broadcast_arrays(satisfied, known)
     hits, seeds = int(np.sum(satisfied & known)), int(known.sum())
@@ -154,7 +154,7 @@ def share(satisfied: ArrayLike, known: ArrayLike | bool = True) -> Estimate:
 
 
 def jackknifed(rows: ArrayLike, between: tuple[float, float] = ANYTHING, *, width: float = 0.0) -> Estimate:
-    """Estimate a statistic of all seeds, with a jackknife interval from the values with one seed left out.
+    """Estimate a statistic over all seeds, with a jackknife interval based on leaving out one seed at a time.
 
     Args:
         rows: (1 + S,) float; the statistic, followed by its value without each seed; (1,) for one seed.
@@ -171,7 +171,7 @@ def jackknifed(rows: ArrayLike, between: tuple[float, float] = ANYTHING, *, widt
 
 
 def verdict(estimate: Estimate, criterion: Criterion | None, basis: Basis) -> str:
-    """Judge a number: return one of `VERDICTS[basis]`, or `HOLDS_FOR_SOME`.
+    """Compare an estimate with its criterion; return one of `VERDICTS[basis]`, or `HOLDS_FOR_SOME`.
 
     Args:
         estimate: the number with its interval.

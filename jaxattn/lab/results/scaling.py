@@ -65,13 +65,13 @@ def scaling(
 
     Args:
         results: a results folder.
-        axis: swept key on the x-axis. Each setting of the other axes becomes a separate line.
+        axis: swept key on the x-axis. Each setting of the other axes is drawn as a separate line.
         metric: name of the metric.
         phase: name of the phase; defaults to the last one that recorded the metric.
         expected: expected slope, drawn as a dashed line.
-        tolerance: allowed deviation of the slope from `expected`. The caption says that the slope agrees if
-            the whole 95 % interval is within the tolerance, and that it differs if none of it is; otherwise
-            the comparison is inconclusive.
+        tolerance: allowed deviation of the slope from `expected`. According to the caption, the slope agrees
+            if its whole 95 % interval is within the tolerance, and differs if none of the interval is;
+            otherwise the comparison is inconclusive.
 
     Raises:
         InputError: an axis, metric or phase is unknown, or the axis has values that are not positive numbers.
@@ -160,7 +160,7 @@ def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -
     The arguments are those of `scaling`.
 
     Raises:
-        InputError: see `scaling`.
+        InputError: as in `scaling`.
     """
     if axis not in results.axes:
         raise InputError(f"axis {axis!r}: not swept; swept keys: {', '.join(results.axes) or 'none'}")
@@ -176,7 +176,7 @@ def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -
         x = settings.pop(axis, None)
         if isinstance(x, bool) or not isinstance(x, int | float) or not x > 0:
             raise InputError(
-                f"axis {axis!r}: cell {cell} has {x!r} there; logarithmic axes need positive numbers"
+                f"axis {axis!r}: it is {x!r} in cell {cell}; logarithmic axes require positive numbers"
             )
         groups.setdefault(repr(settings), []).append((float(x), int(cell)))
     wide = records.pivot(index="cell", columns="seed", values="value")
@@ -204,7 +204,7 @@ def fitted(law: PowerLaw) -> str:
 
 
 def sentence(settings: dict[str, Any], law: PowerLaw, expected: float | None, tolerance: float | None) -> str:
-    """Describe the fit of a setting and its agreement with the expected slope, in one sentence."""
+    """Describe a fit and its agreement with the expected slope in one sentence."""
     name = _named(settings)
     text = f"{name}: {fitted(law)}" if name else fitted(law).capitalize()
     if not np.isfinite(law.slope):
@@ -223,11 +223,11 @@ def _named(settings: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Course:
-    """Values of all seeds of a cell in a phase.
+    """Two metrics at each step of a phase, for all seeds of a cell.
 
     Attributes:
         settings: the cell's settings.
-        x: (m, seeds); NaN if x or y is not positive, or if a path repeats its last point.
+        x: (m, seeds); NaN if x or y is not positive, or where a path repeats its last point.
         y: (m, seeds); NaN at the same entries.
         law: the power law fitted to the chosen range of x.
     """
@@ -239,7 +239,7 @@ class Course:
 
     @property
     def median(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Medians of x and y over seeds, at the steps with values."""
+        """Return the medians of x and y over seeds, at the steps that have values."""
         filled = np.isfinite(self.y).any(axis=1)
         return np.nanmedian(self.x[filled], axis=1), np.nanmedian(self.y[filled], axis=1)
 
@@ -261,9 +261,10 @@ def convergence(
         results: a results folder.
         x: metric on the x-axis.
         y: metric on the y-axis; "margin_shortfall" is 1 - margin_ratio.
-        phase: name of the phase; defaults to the last one that recorded both.
-        fit_from: smallest x of the fit. Without `fit_from`, `fit_until` and `expected`, no fit is computed.
-        fit_until: largest x of the fit.
+        phase: name of the phase; defaults to the last one that recorded both metrics.
+        fit_from: smallest x to include in the fit. No fit is computed if `fit_from`, `fit_until` and
+            `expected` are all omitted.
+        fit_until: largest x to include in the fit.
         expected: expected power.
         tolerance: allowed deviation of the power, as in `scaling`.
 
@@ -301,13 +302,13 @@ def convergence(
 def collect_courses(
     results: Run, *, x: str, y: str, phase: str | None, window: tuple[float, float] | None
 ) -> tuple[str, list[Course]]:
-    """Collect two metrics of each cell in a phase, and fit power laws within a window of x, if given.
+    """Collect two metrics of each cell in a phase, and fit power laws within a window of x, if one is given.
 
     Returns:
         The phase, and one course per cell that recorded both metrics.
 
     Raises:
-        InputError: see `convergence`.
+        InputError: as in `convergence`.
     """
     records = results.records
     source = "margin_ratio" if y == "margin_shortfall" else y

@@ -23,7 +23,7 @@ from jaxattn.lab.results.intervals import (
 from jaxattn.lab.results.labels import interval, seed_words, setting, unknown_metric
 from jaxattn.lab.results.run import Run
 
-# Kinds of a `Scale`.
+# Kinds of `Scale`.
 LINEAR: Final = "linear"
 LOG: Final = "log"
 YES_NO: Final = "yes/no"
@@ -48,11 +48,11 @@ _DECLARED = tuple(
 
 
 def scale(metric: str, declared: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> Scale:
-    """Return the scale of a metric, which is linear and unbounded by default.
+    """Return the scale of a metric; the default is linear and unbounded.
 
     Args:
         metric: name of the metric. An entry of a vector, such as NAME_07, has the scale of NAME.
-        declared: kind, low and high by metric, as declared by the probes of a run; None means unbounded.
+        declared: (kind, low, high) by metric, as declared by a run's probes; None means unbounded.
     """
     for names, found in _DECLARED:
         if names.fullmatch(metric):
@@ -66,7 +66,7 @@ def scale(metric: str, declared: Mapping[str, Sequence[Any]] = MappingProxyType(
 _Floats = NDArray[np.float64]
 
 STATISTICS = ("mean", "median", "iqm", "mean_low", "mean_high", "iqm_low", "iqm_high")
-# A block of series times resamples uses less than 16 MB.
+# Maximum number of series times resamples in a block, which then uses less than 16 MB.
 _BLOCK = 2_000_000
 
 
@@ -77,34 +77,34 @@ def aggregate(
     resamples: int = 2000,
     confidence: float = 0.95,
 ) -> pd.DataFrame:
-    """Compute statistics of each series over seeds.
+    """Compute statistics over seeds for each series.
 
     A series is one (cell, phase, step, metric). The `scale` of the metric determines the mean:
 
         linear    the mean, with Student's interval
-        log       the geometric mean exp(mean of log x), with exp of Student's interval of log x
+        log       the geometric mean exp(mean of log x), with exp of Student's interval for log x
         yes/no    the fraction of seeds, with a Clopper-Pearson interval
 
-    Differences, and series with values that do not fit the scale, are linear. The interquartile mean is the
-    mean of the middle half, iqm = 2 ∫_{1/4}^{3/4} x(u) du over the empirical quantile function x(u). It has a
-    bootstrap interval (BCa) if there are at least `intervals.BOOTSTRAP_SEEDS` seeds.
+    Differences, and series with values that do not fit the scale, are treated as linear. The interquartile
+    mean is the mean of the middle half, iqm = 2 ∫_{1/4}^{3/4} x(u) du with the empirical quantile function
+    x(u). It has a bootstrap interval (BCa) if there are at least `intervals.BOOTSTRAP_SEEDS` seeds.
 
     Args:
         results: a results folder, or some or all of its records.
-        seed: seed of the resampling. All series of n seeds use the same resamples, so an interval does not
-            depend on the other series.
+        seed: random seed for the resampling. All series of n seeds use the same resamples, so an interval
+            does not depend on the other series.
         resamples: number of bootstrap resamples.
         confidence: coverage of the intervals.
 
     Returns:
         A table with one row per series and columns cell, axis values (if a folder was given), phase, step,
         metric, scale, n, missing, mean, median, iqm, mean_low, mean_high, iqm_low and iqm_high. Seeds with
-        non-finite values are dropped: n is the number of finite values, and missing the number of others.
-        There is no interval for a single seed or for equal values.
+        non-finite values are dropped: n is the number of finite values, and missing the number of non-finite
+        values. There is no interval if there is a single seed or if all values are equal.
 
     Source:
-        Interquartile means over seeds: Agarwal et al., arXiv 2108.13264; `rliable` drops whole seeds instead
-        (the same if 4 divides n).
+        Interquartile means over seeds: Agarwal et al., arXiv 2108.13264. `rliable` drops whole seeds instead,
+        which is the same if 4 divides n.
     """
     records = results.records if isinstance(results, Run) else results
     phase, phases = pd.factorize(records["phase"])
@@ -112,7 +112,7 @@ def aggregate(
     given = records["value"].to_numpy(float)
     value = np.where(np.isfinite(given), given, np.nan)
     keys = np.stack([records["cell"].to_numpy(np.int64), phase, records["step"].to_numpy(np.int64), metric])
-    # Values are ascending within a series, with NaN last, so order statistics need no further sort.
+    # Values are ascending within a series, with NaN last, so order statistics need no further sorting.
     order = np.lexsort((value, *keys[::-1]))
     keys, value = keys[:, order], value[order]
     start = np.flatnonzero(np.r_[True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)][: len(value)])
@@ -147,13 +147,13 @@ def aggregate(
 
 
 def last_steps(records: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the last step of each (cell, phase, metric), from records or their aggregate."""
+    """Return the rows for the last step of each (cell, phase, metric), from records or an aggregate."""
     last = records.groupby(["cell", "phase", "metric"], observed=True)["step"].transform("max")
     return records[records["step"] == last]
 
 
 def metric_at_end(records: pd.DataFrame, metric: str, phase: str | None) -> tuple[pd.DataFrame, str]:
-    """Return the records of a metric at the last step of a phase, and the phase.
+    """Return the records of a metric at the last step of a phase, and the name of the phase.
 
     The phase defaults to the last one that recorded the metric.
 
@@ -185,11 +185,11 @@ def summary_rows(
     resamples: int = 2000,
     confidence: float = 0.95,
 ) -> pd.DataFrame:
-    """Return the last step of each phase as text, cell by cell.
+    """Return the statistics at the last step of each phase as strings, cell by cell.
 
     Args:
         results: a results folder.
-        metrics: names; defaults to all except single bins.
+        metrics: names of the metrics; defaults to all except single bins.
         statistic: "mean", on the scale of the metric, or "iqm".
         seed: see `aggregate`.
         resamples: see `aggregate`.
@@ -197,9 +197,8 @@ def summary_rows(
 
     Returns:
         A table with one row per cell and phase: the axis values, the phase, and a column per metric. An entry
-            is, for example,
-        "0.873 [0.871, 0.875]", or "1.00 (all equal)" if all seeds are equal. "(n=3)" is appended if fewer
-        seeds than planned have a value.
+        is, for example, "0.873 [0.871, 0.875]", or "1.00 (all equal)" if all seeds are equal. "(n=3)" is
+        appended if fewer seeds than planned have a value.
     """
     options: Any = {"statistic": statistic, "seed": seed, "resamples": resamples, "confidence": confidence}
     table = estimates(results, metrics=metrics, **options)
@@ -215,7 +214,7 @@ def summary_rows(
 def estimates(
     results: Run, *, metrics: Sequence[str] | None = None, statistic: str = "mean", **options: Any
 ) -> pd.DataFrame:
-    """Compute the numbers of `summary_rows`, as an aggregate with value, low, high and text."""
+    """Compute the numbers for `summary_rows`, as an aggregate with columns value, low, high and text."""
     records, _ = _shown(results, metrics)
     table = aggregate(replace(results, records=records), **options)
     planned = len(results.manifest["seeds"])
@@ -233,7 +232,7 @@ def estimates(
 
 
 def summary_title(results: Run) -> str:
-    """Return the title of a summary, with the meaning of its values and `summary_words`."""
+    """Return the title of a summary, which explains its values and includes `summary_words`."""
     what = ", ".join([*results.derived, "last step of each phase"])
     return f"{what[0].upper()}{what[1:]}: {summary_words(results)}"
 
@@ -256,7 +255,7 @@ def summary_words(results: Run) -> str:
 
 
 def geometric_words(table: pd.DataFrame) -> str:
-    """Return a caption note that lists the geometric means of an aggregate, or an empty string."""
+    """Return a caption note that lists the metrics with geometric means in an aggregate, or ""."""
     names = list(dict.fromkeys(table.loc[table["scale"] == LOG, "metric"]))
     return f" (geometric means for {', '.join(names)})" * bool(names)
 
@@ -280,7 +279,7 @@ def transposed(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def _valid_scales(series: _Floats, kind: NDArray[Any]) -> NDArray[Any]:
-    """Return the scale of (m, n) values, which is linear for values that do not fit the declared scale."""
+    """Return the scale for each row of (m, n) values; linear if the values do not fit their scale."""
     fits = (kind == LINEAR) | ((kind == LOG) & (series > 0).all(axis=1))
     return np.where(fits | ((kind == YES_NO) & np.isin(series, (0, 1)).all(axis=1)), kind, LINEAR)
 
@@ -288,11 +287,11 @@ def _valid_scales(series: _Floats, kind: NDArray[Any]) -> NDArray[Any]:
 def _means(
     series: _Floats, kind: NDArray[Any], low: _Floats, high: _Floats, confidence: float
 ) -> list[_Floats]:
-    """Compute the mean and bounds of (m, n) values, each on its scale, clipped to low and high, (m, 1)."""
+    """Compute the mean and bounds of each row of (m, n) values on its scale, clipped to [low, high]."""
     logs, shares = kind == LOG, kind == YES_NO
     bounds = np.stack(student_t(series, confidence=confidence))
     bounds[:, logs] = geometric(series[logs], confidence=confidence)
-    # Values outside of the range belong to another metric with the same name.
+    # Values outside the range belong to another metric with the same name.
     inside = ((series >= low) & (series <= high)).all(axis=1)
     bounds = np.where(inside, np.clip(bounds, low[:, 0], high[:, 0]), bounds)
     found = np.stack([series.mean(axis=1), *bounds])
@@ -303,14 +302,14 @@ def _means(
 
 
 def _middles(series: _Floats, *, seed: int, resamples: int, confidence: float) -> list[_Floats]:
-    """Compute the median, the interquartile mean and its bounds of (m, n) values that ascend along n."""
+    """Compute the median, interquartile mean and bounds of each row of (m, n) values, sorted along n."""
     seeds = series.shape[1]
     iqm = series @ _iqm_weights(seeds)
     bounds = np.full((2, len(series)), np.nan)
     if seeds >= BOOTSTRAP_SEEDS:
         draws = np.random.default_rng(seed).integers(0, seeds, (resamples, seeds))
-        # For ascending series, sorted indices give sorted resamples. The statistic of a resample is then
-        # linear in the series, so one matrix product computes it for thousands of series.
+        # For ascending series, sorted indices yield sorted resamples. The statistic of a resample is then
+        # linear in the series, so a single matrix product computes it for thousands of series.
         resampled = np.zeros((resamples, seeds))
         where = (np.arange(resamples)[:, None], np.sort(draws, axis=1))
         np.add.at(resampled, where, _iqm_weights(seeds))

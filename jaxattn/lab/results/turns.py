@@ -1,4 +1,4 @@
-"""Sentences about curves with a minimum or maximum between their ends."""
+"""Sentences that describe curves with an interior minimum or maximum."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from jaxattn.lab.results.labels import format_number
 
 _NAMES = re.compile(r"(\w+_)?(accuracy|loss|cosine|error)")
-# On logarithmic axes, a curve counts as rising after its minimum if its end is higher by this factor.
+# On logarithmic axes, a curve counts as rising after its minimum if it ends this factor above the minimum.
 _FACTOR = 3.0
-# Minimum distance of an extremum from both ends, as a fraction of the range of the curve; larger for one
+# Minimum distance of an extremum from both ends, as a fraction of the curve's range; larger for a single
 # seed.
 _LEAST, _LEAST_OF_ONE_SEED = 0.05, 0.15
 
@@ -22,7 +22,7 @@ class Turn(NamedTuple):
     """First, extreme and last point of a curve with an interior extremum.
 
     Attributes:
-        minimum: True if the extreme point is a minimum.
+        minimum: True if the extremum is a minimum.
         steps: the three steps.
         values: the three means.
     """
@@ -44,12 +44,12 @@ class Turn(NamedTuple):
 
 
 def turn(curve: pd.DataFrame) -> Turn | None:
-    """Return the extremum of a curve if its 95 % interval is disjoint from those of both ends, else None.
+    """Return the extremum of a curve if its 95 % interval is disjoint from those at both ends, else None.
 
-    Curves of one seed have no intervals, so a larger distance is required.
+    Curves from a single seed have no intervals, so a larger difference is required.
 
     Args:
-        curve: aggregate rows of one metric, cell and phase, by ascending step.
+        curve: aggregate rows for one metric, cell and phase, in ascending order of the step.
     """
     curve = curve[curve["n"] > 0]
     value = curve["mean"].to_numpy(float)
@@ -71,7 +71,7 @@ def turn(curve: pd.DataFrame) -> Turn | None:
 
 
 def rise(x: NDArray[np.float64], y: NDArray[np.float64], names: tuple[str, str]) -> str:
-    """Describe a positive curve that ends far above its minimum and below its start.
+    """Describe a positive curve whose start and end are both far above its minimum.
 
     Args:
         x: (m,) float; positions.
@@ -79,7 +79,7 @@ def rise(x: NDArray[np.float64], y: NDArray[np.float64], names: tuple[str, str])
         names: names of x and y.
 
     Returns:
-        A sentence; empty if the end is near the minimum, or if the curve does not decrease before it.
+        A sentence, or "" if the start or the end is near the minimum.
     """
     if len(y) < 3:
         return ""
@@ -97,12 +97,13 @@ def turning_sentences(
     """Describe the extrema of accuracies, losses and errors in one phase, with one sentence per panel.
 
     Args:
-        table: an aggregate of one phase.
-        panels: the metrics of each panel, with the most important one first.
+        table: an aggregate for one phase.
+        panels: the metrics in each panel, with the most important one first.
         cells: the cells that are drawn.
 
     Returns:
-        Sentences with the points of the curve for one cell, or else the number of cells with an extremum.
+        For one cell, sentences that list points on the curve; for several, the number of cells with an
+        extremum.
     """
     found = []
     for names in panels.values():

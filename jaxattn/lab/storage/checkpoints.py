@@ -22,11 +22,11 @@ from jaxattn.lab.storage import files
 from jaxattn.lab.storage.batch_state import Checkpoint
 from jaxattn.lab.storage.files import Damaged
 
-# Metadata of orbax and tensorstore are in files smaller than this; arrays have checksums.
+# Metadata files of orbax and tensorstore are smaller than this; arrays have separate checksums.
 SMALL = 2**20
 NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EIO)
 HANDLES = 64
-# Disk space in bytes of the checkpoint files that do not contain arrays.
+# Disk space in bytes for the checkpoint files that do not contain arrays.
 METADATA = 2**17
 
 
@@ -34,14 +34,14 @@ METADATA = 2**17
 def prepare() -> Any:
     """Import orbax early, because the import takes as long as compiling many small programs.
 
-    Errors in its threads are also raised here, as one line, so their log output is suppressed.
+    Errors in orbax's threads are also raised here as one line, so their log output is suppressed.
     """
     imported = importlib.import_module("orbax.checkpoint")
     logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     shown = sys.unraisablehook
 
     def hook(raised: Any) -> None:
-        # After a failed checkpoint, tensorstore may still call an event loop that has ended.
+        # After a failed checkpoint, tensorstore may still call an event loop that is already closed.
         if str(raised.exc_value) != "Event loop is closed":
             shown(raised)
 
@@ -50,7 +50,7 @@ def prepare() -> Any:
 
 
 def check_handles() -> None:
-    """Raise RunError if the limit on open files is too low, because orbax does not check it."""
+    """Raise RunError if the limit on open files is too low, because orbax does not check the limit."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError):
         if allowed != resource.RLIM_INFINITY and allowed - len(os.listdir("/dev/fd")) < HANDLES:
@@ -61,16 +61,17 @@ def check_handles() -> None:
 
 
 def save(folder: Path, arrays: Any) -> Checkpoint:
-    """Write arrays to a folder, replacing its content. The folder's name is the checkpoint number.
+    """Write arrays to a folder, replacing its contents. The folder's name is the checkpoint number.
 
     Raises:
-        OSError: the folder cannot be written, or the disk is too full.
-        ValueError: the disk became full while writing.
+        OSError: the folder cannot be written, or there is not enough free disk space.
+        ValueError: the disk filled up during the write.
     """
     ocp = prepare()
     check_handles()
     _check_room(folder, arrays)
-    # Orbax copies NumPy arrays first. With several processes, it would treat device arrays as distributed.
+    # For NumPy arrays, orbax makes a copy first. With several processes, it would treat device arrays as
+    # distributed.
     host = arrays if jax.process_count() == 1 else jax.device_get(arrays)
     with _checkpointer() as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(host), force=True)
@@ -78,13 +79,13 @@ def save(folder: Path, arrays: Any) -> Checkpoint:
 
 
 def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) -> Any:
-    """Read the arrays of a checkpoint to the host, where lack of device memory cannot look like damage.
+    """Read a checkpoint's arrays to the host, where a lack of device memory cannot look like damage.
 
     `known` is the description of the checkpoint in the commit record. The result has the structure of `like`,
-    or consists of nested dictionaries if `like` is None. No files outside of `directory` are read.
+    or consists of nested dictionaries if `like` is None. No files outside `directory` are read.
 
     Raises:
-        Damaged: the arrays differ from the saved ones.
+        Damaged: the arrays differ from those saved.
         InputError: the files cannot be read.
     """
     ocp = prepare()
@@ -109,7 +110,7 @@ def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) 
 
 
 def _check_room(folder: Path, arrays: Any) -> None:
-    """Raise OSError if the disk has no space for the arrays, before orbax's threads print tracebacks."""
+    """Raise OSError if there is no disk space for the arrays, before threads in orbax print tracebacks."""
     disk = os.statvfs(next(parent for parent in folder.parents if parent.exists()))
     needed = sum(np.size(x) * np.dtype(getattr(x, "dtype", float)).itemsize for x in jax.tree.leaves(arrays))
     # Some file systems do not report their size.
@@ -119,7 +120,7 @@ def _check_room(folder: Path, arrays: Any) -> None:
 
 def _checkpointer() -> Any:
     ocp = prepare()
-    # With several processes, each one writes a separate folder and waits for no other process.
+    # If there are several processes, each writes a separate folder without waiting for the others.
     here = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process-{here}"
@@ -141,7 +142,7 @@ def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
 
 
 def _check_files(folder: Path, known: Checkpoint, directory: Path) -> None:
-    """Compare the sizes of all files and the checksums of the small ones, before orbax reads them."""
+    """Check the sizes of all files and the checksums of small files, before orbax reads them."""
     files.inside(folder, directory)
     for path in folder.rglob("*"):
         if not stat.S_ISDIR(path.lstat().st_mode) and path.relative_to(folder).as_posix() not in known.files:
@@ -157,7 +158,7 @@ def _check_files(folder: Path, known: Checkpoint, directory: Path) -> None:
 
 
 def _check_sizes(saved: Any) -> None:
-    """Raise ValueError if the metadata declare arrays larger than memory, which would abort."""
+    """Raise ValueError if the metadata declare arrays larger than memory, which would abort the process."""
     sizes = [math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(saved) if x.shape]
     if sum(sizes) > files.memory():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Objects of a bucket under a prefix: list, read, upload and conditional replacement."""
+"""Objects in a bucket under a common prefix: list, read, upload and conditionally replace them."""
 
 import importlib.util
 import os
@@ -14,10 +14,10 @@ from jaxattn.lab.storage.files import temporary_path
 
 ADDRESS = re.compile(r"(s3|gs):/{1,2}([\w.-]+)/(.+?)/*")
 RESUME = "finished results are kept; fix this and run the same command again to resume"
-# Time limits in seconds. Requests that fail because of the server or the connection are repeated for RETRY_S.
+# Time limits in seconds. Requests that fail because of the server or the connection are retried for RETRY_S.
 RETRY_S, REQUEST_S, CONNECT_S = 60.0, 60.0, 5.0
 _TRIES = 2
-# Environment variables with S3 credentials that do not require boto3, which also reads profiles.
+# Environment variables for S3 credentials that work without boto3. boto3 also reads profiles.
 CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -28,7 +28,7 @@ CREDENTIALS = (
 
 
 class Entry(NamedTuple):
-    """Entry of a listing: size of an object in bytes, and a tag that changes with its content."""
+    """Entry in a listing: size of an object in bytes, and a tag that changes with its content."""
 
     size: int
     tag: str
@@ -39,26 +39,26 @@ class Changed(RunError):
 
 
 def is_address(place: str | Path) -> bool:
-    """Return True for s3://BUCKET/NAME or gs://BUCKET/NAME, even with a single slash."""
+    """Return True for s3://BUCKET/NAME or gs://BUCKET/NAME, with one slash or two after the colon."""
     return str(place).startswith(("s3:/", "gs:/"))
 
 
 def address_text(place: str | Path) -> str:
-    """Return a path or address as the user wrote it, with the slash that `pathlib` drops.
+    """Return a path or address as the user wrote it, restoring the slash that `pathlib` drops.
 
     Raises:
-        InputError: the address contains no bucket or no name.
+        InputError: the address lacks a bucket or a name.
     """
     if not is_address(place):
         return str(place)
     found = ADDRESS.fullmatch(str(place))
     if found is None or {".", "..", ""} & set(found[3].split("/")):
-        raise InputError(f"{place}: not the address of a folder; use s3://BUCKET/NAME or gs://BUCKET/NAME")
+        raise InputError(f"{place}: not a folder address; use s3://BUCKET/NAME or gs://BUCKET/NAME")
     return f"{found[1]}://{found[2]}/{found[3]}"
 
 
 class Objects:
-    """Objects under an address, by names relative to the address."""
+    """Objects under an address, identified by names relative to it."""
 
     def __init__(self, place: str | Path) -> None:
         """Store the address without making a request.
@@ -71,18 +71,18 @@ class Objects:
         self._versions: dict[str, Any] = {}
 
     def entries(self) -> dict[str, Entry]:
-        """List all objects."""
+        """Return all objects by name."""
         with self._translated(InputError, "read"):
             return {x["path"]: _entry(x) for page in self._store.list() for x in page}
 
     def top(self) -> tuple[dict[str, Entry], list[str]]:
-        """Return the top-level objects and the names of the top-level folders."""
+        """Return the top-level objects by name, and the names of the top-level folders."""
         with self._translated(InputError, "read"):
             found = self._store.list_with_delimiter()
         return {x["path"]: _entry(x) for x in found["objects"]}, list(found["common_prefixes"])
 
     def read(self, name: str) -> bytes | None:
-        """Read an object that may be replaced later; return None if it does not exist."""
+        """Read an object so that this process may replace it later; return None if it does not exist."""
         self._versions.pop(name, None)
         with self._translated(InputError, "read"):
             try:
@@ -96,7 +96,7 @@ class Objects:
         return content
 
     def download(self, name: str, path: Path) -> None:
-        """Download an object to a file atomically. If the object does not exist, nothing is written."""
+        """Download an object to a file, atomically. If the object does not exist, nothing is written."""
         temporary = temporary_path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,12 +115,12 @@ class Objects:
                 temporary.unlink()
 
     def upload(self, name: str, path: Path) -> None:
-        """Upload a file to an object, replacing it unconditionally."""
+        """Upload a file to an object, replacing the object unconditionally."""
         with self._translated(RunError, "written"):
             self._store.put(name, path)
 
     def commit(self, name: str, content: bytes) -> None:
-        """Replace an object if it is the version that this process last read or wrote, or create it.
+        """Create an object, or replace it if it is still the version that this process last read or wrote.
 
         Raises:
             Changed: another process has changed the object.
@@ -137,7 +137,7 @@ class Objects:
             except RunError as error:
                 cause = error.__context__
                 if _is_conflict(cause):
-                    # This process may have written it and missed the response.
+                    # This process may have written the object without receiving the response.
                     if self._is(name, content):
                         return
                     raise Changed(
@@ -154,14 +154,14 @@ class Objects:
                 return True
         except InputError as error:
             raise RunError(f"{error}; {RESUME}") from None
-        # The caller has not read the current object, so its version remains unknown.
+        # The caller has not read the current object, so do not treat its version as known.
         self._versions.pop(name, None)
         if known is not None:
             self._versions[name] = known
         return False
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects, ignoring those that do not exist."""
+        """Delete objects, ignoring names that do not exist."""
         wanted = list(names)
         for name in wanted:
             self._versions.pop(name, None)
@@ -229,7 +229,7 @@ NO_CREDENTIALS = (
     "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (for Google: "
     "GOOGLE_APPLICATION_CREDENTIALS), or log in with the tools of your cloud"
 )
-# Reasons by pattern of the server's response; the first match is used.
+# Reasons by pattern in the server's response; the first match is used.
 REASONS = (
     (r"NoSuchBucket|bucket does not exist", "no such bucket; create it, or give another"),
     (
@@ -247,7 +247,7 @@ REASONS = (
         "the bucket is in another region; set AWS_REGION",
     ),
     (r"NoSuchKey|404 Not Found", "the object no longer exists"),
-    # Match the status with its text, because a port or a duration may contain the same digits.
+    # Match the status code together with its text, because a port or a duration may contain the same digits.
     (
         r"NotImplemented|501 Not Implemented",
         "the server does not support conditional writes; use another one",

@@ -15,7 +15,7 @@ from jaxattn.lab.storage.files import Damaged
 
 RUN_LOG = "metrics.jsonl"
 MOST_BYTES = 2**31
-# Number of lines to try, from the end of a batch, until one is intact.
+# Maximum number of lines to try per batch, from the newest, until one is intact.
 _TRIES = 3
 BATCH = re.compile(rb'(?<!\\)"batch": "(%s)"' % batch_state.BATCH_NAME.pattern.encode())
 # Markers of log lines that report no losses or no failures. The newest line that reports either is also kept.
@@ -23,7 +23,7 @@ WITHOUT = (b'"losses": {}', b'"failures": []')
 
 
 class Line(msgspec.Struct):
-    """Part of a log line that readers use."""
+    """The part of a log line that readers use."""
 
     time: float
     start: float
@@ -42,14 +42,14 @@ class Line(msgspec.Struct):
 
 
 def append_entry(directory: Path, entry: Mapping[str, Any]) -> None:
-    """Append a line to the log of a results folder; raises the same errors as `files.append_bytes`."""
+    """Append a line to the log in a results folder; raises the same errors as `files.append_bytes`."""
     files.append_bytes(directory / RUN_LOG, files.sealed(entry))
 
 
 def latest(directory: Path) -> list[dict[str, Any]]:
-    """Return the newest lines of a log, in order.
+    """Return the most recent lines of a log, in order.
 
-    These are, for each batch, the last line, the last line with losses, and the last line with failures.
+    For each batch, these are the last line, the last line with losses, and the last line with failures.
     Damaged lines are skipped. Other lines are not parsed, because a log may have millions of lines.
     """
     newest: dict[tuple[bytes, bytes | None], list[tuple[int, bytes]]] = {}

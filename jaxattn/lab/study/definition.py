@@ -1,4 +1,4 @@
-"""Definition of a study: tables of data, model, phases and probes, a grid over their keys, and seeds."""
+"""Definition of a study: tables for data, model, phases and probes, a grid over their keys, and seeds."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -18,12 +18,12 @@ MOST_SEEDS = 1_000_000
 
 
 class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Content of a sweep file.
+    """Contents of a sweep file.
 
     Cells are the product of `axes`, `zip` (axes that vary together), `halton` and `cells` (an explicit list),
-    without those that match an entry of `exclude`. Each of the `blocks` is a variant of the file with changed
-    keys and a separate grid. `seeds` is a number, a range "first:end" or a list. `hold` lists the random
-    numbers that every seed takes from seed 0.
+    except those that match an entry of `exclude`. Each of the `blocks` is a variant of the file with changed
+    keys and a separate grid. `seeds` is a number, a range "first:end" or a list. `hold` lists the sources of
+    randomness for which every seed uses the keys of seed 0.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -51,22 +51,22 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Definition:
-    """Checked study. Invalid tables raise an error when it is created.
+    """Validated study. Creating it from invalid tables raises an error.
 
     Attributes:
         tree: the tables as written.
-        names: resolver of the import paths in the tables.
+        names: resolver for the import paths in the tables.
     """
 
     def __init__(self, tree: Mapping[str, Any], names: ImportPaths | None = None) -> None:
-        """Check the tables; raise InputError with the invalid key and a similar valid key."""
+        """Validate the tables; raise InputError with the invalid key and a similar valid key."""
         self.tree = dict(tree)
         check_values(self.tree)
         self.names = names or ImportPaths()
         self._tables = _tables(self.tree)
         self._reader = Reader(self.names)
         self._base = self._reader.read(self.tree)
-        # Evaluated here, so that invalid values raise at once.
+        # Build the cells now, so that invalid values raise immediately.
         for cell in self.cells:
             setting = cell.setting
             randomness.check_seeds(setting.data, setting.phases, setting.hold, len(self.seeds))
@@ -88,12 +88,12 @@ class Definition:
 
     @property
     def chunk(self) -> int | None:
-        """Number of runs to vmap together, if the study sets it."""
+        """Number of runs to vmap together, or None if the study does not set it."""
         return self._tables.chunk
 
     @cached_property
     def seeds(self) -> tuple[int, ...]:
-        """Seeds in ascending order."""
+        """Seeds, in ascending order."""
         given = self._tables.seeds
         if isinstance(given, str):
             first, end = map(int, given.split(":"))
@@ -123,27 +123,27 @@ class Definition:
 
     @property
     def base(self) -> Setting:
-        """Setting of the study without its axes."""
+        """Setting before any axis values are applied."""
         return self._base.setting
 
     @property
     def config(self) -> dict[str, Any]:
-        """All tables with all settings, as plain JSON values."""
+        """All tables with all settings, including defaults, as plain JSON values."""
         tables = msgspec.structs.replace(self._tables, figures=self.figures)
         written: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(tables))
-        del written["hold"]  # The tables of the base contain it unless it is empty.
+        del written["hold"]  # The base tables contain it if it is not empty.
         return written | self._base.tables
 
     @property
     def config_hash(self) -> str:
-        """Hash of the settings that determine the results, without axes."""
+        """Hash of the settings that determine the results, ignoring the axes."""
         return self._base.config_hash
 
     @property
     def own_kinds(self) -> list[str]:
         """Import paths of the custom code in all cells."""
         every = [self.config, *(cell.tables for cell in self.cells)]
-        # Cells share equal tables.
+        # Cells with equal tables share one object, so visit each object once.
         parts = {id(part): part for tree in every for x in tree.values() for part in _tables_in(x)}
         return sorted({path for part in parts.values() for path in _paths(part)})
 

@@ -1,4 +1,4 @@
-"""Cells of a study from its grid: blocks, products, zipped axes, quasi-random points and lists."""
+"""Cells of a study, built from its grid: blocks, products, zipped axes, quasi-random points and lists."""
 
 import itertools
 import math
@@ -14,11 +14,11 @@ from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.setting import Cell, merged_tables
 from jaxattn.lab.study.tree import assign
 
-# Tables of the grid. A block may have separate ones, and a cell has none.
+# Tables that define the grid. A block may have its own, and a cell has none.
 GRID = ("axes", "zip", "halton", "cells", "exclude")
-# Settings of the study and its grid, which individual cells do not have.
+# Settings of the study and its grid that individual cells do not have.
 PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
-# Maximum number of cells, which are created and checked within seconds.
+# Maximum number of cells. This many are created and checked within seconds.
 _MOST_CELLS = 100_000
 _OF_ALL_CELLS = frozenset(PRESENTATION) - {"name"}
 
@@ -26,7 +26,7 @@ Axes = dict[str, Annotated[tuple[int | float | str | bool, ...], msgspec.Meta(mi
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of a quasi-random axis: linear, or logarithmic with `log`; `integer` rounds the values."""
+    """Bounds of a quasi-random axis. `log` makes the axis logarithmic; `integer` rounds its values."""
 
     low: float
     high: float
@@ -50,9 +50,9 @@ def grid_cells(
 ) -> list[Cell]:
     """Return the cells of a study, block by block.
 
-    Within a block, cells are the product of the explicit `cells`, the zipped axes, the Halton points and the
-    product axes, with the last axis varying fastest, without excluded cells. `tables_of` checks and returns
-    the tables of a block or cell, and `read` creates a cell from its tables, number and axis values.
+    The cells of a block are the product of the explicit `cells`, the zipped axes, the Halton points and the
+    product axes, except excluded cells. The last axis varies fastest. `tables_of` validates and returns the
+    tables of a block or cell, and `read` creates a cell from its tables, number and axis values.
 
     Raises:
         InputError: a block or axis has an unknown key, a value makes a cell invalid, or the grid is empty.
@@ -66,7 +66,7 @@ def grid_cells(
             own = merged_tables({key: x for key, x in tree.items() if key != "blocks"}, block, names)
             for settings in points(tables_of(own)):
                 if len(result) == _MOST_CELLS:
-                    raise InputError(f"more than {_MOST_CELLS:,} cells in all blocks; use fewer")
+                    raise InputError(f"more than {_MOST_CELLS:,} cells in total over all blocks; use fewer")
                 result.append(_cell(len(result), own, name, settings, tables_of, read))
     return result
 
@@ -96,7 +96,7 @@ def points(grid: Any) -> list[dict[str, Any]]:
 
 
 def check_lists(tree: Mapping[str, Any]) -> None:
-    """Raise InputError for an axis of unchecked tables that is not a list, or is an empty list."""
+    """Raise InputError if an axis in unvalidated tables is not a list, or is an empty list."""
     for table in ("axes", "zip"):
         axes = tree.get(table)
         for key, values in axes.items() if isinstance(axes, Mapping) else ():
@@ -105,7 +105,7 @@ def check_lists(tree: Mapping[str, Any]) -> None:
                     f"{table}.{key}: {values!r:.60} is not a list; use a list, such as [{values!r:.60}]"
                 )
             if not values:
-                raise InputError(f"{table}.{key}: an empty list; add at least one value")
+                raise InputError(f"{table}.{key}: the list is empty; add at least one value")
 
 
 def _check_different(axes: Mapping[str, tuple[Any, ...]]) -> None:
@@ -132,7 +132,7 @@ def product(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
 
 
 def zipped(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Combine the first values of all axes, the second values, and so on; raise InputError otherwise."""
+    """Combine the i-th values of all axes, for each i; raise InputError if the axes differ in length."""
     lengths = {key: len(values) for key, values in axes.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{key} has {length}" for key, length in lengths.items())
@@ -141,7 +141,7 @@ def zipped(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
 
 
 def halton(wanted: Halton | None) -> list[dict[str, Any]]:
-    """Return quasi-random points within bounds. For the same seed, more points extend the existing ones."""
+    """Return quasi-random points within the bounds. With the same seed, a larger number only adds points."""
     if wanted is None:
         return [{}]
     for key, bounds in wanted.axes.items():
@@ -178,7 +178,7 @@ def _kept(settings: list[dict[str, Any]], exclude: tuple[dict[str, Any], ...]) -
                 raise InputError(f"exclude[{number}]: {key} is not swept; swept keys: {swept}")
     kept = [row for row in settings if not any(_matches(row, condition) for condition in exclude)]
     if not kept:
-        raise InputError("exclude: all cells are excluded; exclude fewer")
+        raise InputError("exclude: all cells are excluded; remove some exclusions")
     return kept
 
 

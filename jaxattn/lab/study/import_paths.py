@@ -1,6 +1,6 @@
 """Resolve import paths in sweep files: `package.module:Name`, or `file.py:Name` relative to the sweep file.
 
-A file can import files in the same folder by name, and files in the folder of its book.
+A file can import files in the same folder, and files in the folder of its book, by name.
 """
 
 import difflib
@@ -21,7 +21,7 @@ from jaxattn.lab.study.code_hash import Unhashable, code_hash, is_local, search_
 
 
 class ImportPaths:
-    """Resolver of the import paths and file names of a study.
+    """Resolver for the import paths and file names in a study.
 
     Attributes:
         folder: base of relative paths, which is the folder of the sweep file.
@@ -34,7 +34,7 @@ class ImportPaths:
         self.given = dict(given or {})
 
     def load(self, name: str) -> Any:
-        """Import a class or function by its path, "package.module:Name" or "file.py:Name".
+        """Import a class or function from its path, "package.module:Name" or "file.py:Name".
 
         Raises:
             InputError: the file, module or name does not exist, or a module name is already in use.
@@ -55,21 +55,21 @@ class ImportPaths:
         return found
 
     def path(self, text: str) -> Path:
-        """Return the path of a file, relative to the folder of the study."""
+        """Resolve a file path relative to the study's folder."""
         try:
             return self.folder / Path(text).expanduser()
-        except RuntimeError:  # The user after ~ is unknown.
+        except RuntimeError:  # The user after ~ does not exist.
             return self.folder / text
 
     def code_hash(self, name: str) -> str | None:
-        """Return the hash of the code at an import path, or None if it has none; see `code_hash`."""
+        """Return the hash of the code at an import path, or None if it cannot be hashed; see `code_hash`."""
         try:
             return code_hash(self.load(name))
         except (Unhashable, OSError):
             return None
 
     def unhashable(self, name: str) -> str:
-        """Return the value that prevents the code at an import path from being hashed, or ""."""
+        """Return the name of the value that makes the code at an import path unhashable, or ""."""
         try:
             code_hash(self.load(name))
         except (Unhashable, OSError) as error:
@@ -77,7 +77,7 @@ class ImportPaths:
         return ""
 
     def files(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the source files of import paths, as they appear in tracebacks."""
+        """Return the source files behind import paths, as they appear in tracebacks."""
         found = set()
         for name in names:
             target = self.load(name)
@@ -93,7 +93,7 @@ class ImportPaths:
             path = path.resolve()
             is_file = path.is_file()
             siblings = [] if is_file else [other.name for other in path.parent.glob("*.py")]
-        except (OSError, ValueError):  # The path is not valid.
+        except (OSError, ValueError):  # The path is invalid.
             is_file, siblings = False, []
         if not is_file:
             near = difflib.get_close_matches(path.name, siblings, 1)
@@ -101,7 +101,7 @@ class ImportPaths:
                 f"; did you mean {near[0]}?" if near else f"; paths are relative to {self.folder.resolve()}"
             )
             raise InputError(f"{place}: no such file{hint}")
-        # A file is imported once, even if several names are imported from it, or other files import it.
+        # Import each file only once, even if several names are imported from it or other files import it.
         name = _module_name(path)
         imported = sys.modules.get(path.stem)
         if name not in sys.modules and imported is not None and _source(imported) == path:
@@ -118,7 +118,7 @@ class ImportPaths:
             except Exception as error:
                 del sys.modules[name]
                 raise UserCodeError(
-                    f"{place} raises an exception during import", frozenset({str(path)})
+                    f"{place} raised an exception on import", frozenset({str(path)})
                 ) from error
         return module
 
@@ -136,17 +136,18 @@ class ImportPaths:
                 raise InputError(f"{place}: no such module; {remedy}") from None
             every = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
             files = frozenset(file for file in every if file != __file__ and "importlib" not in file)
-            raise UserCodeError(f"{place} raises an exception during import", files) from error
+            raise UserCodeError(f"{place} raised an exception on import", files) from error
         finally:
             sys.path[:] = before
 
 
 @contextmanager
 def _own_files_first(path: Path, place: str) -> Iterator[None]:
-    """Restrict a file to importing other files from its search folders.
+    """Restrict a file's imports of other files to its search folders.
 
-    A process has one module per name. If a file imports a name that a file in another folder already uses,
-    the import is undone, including everything that it imported from its search folders.
+    A process has only one module per name. If the file imports a name that is already used by a file in
+    another
+    folder, the import is undone, along with everything else it imported from its search folders.
     """
     folders, before = search_folders(path), list(sys.path)
     own = {file.stem: file for folder in reversed(folders) for file in folder.glob("*.py")}

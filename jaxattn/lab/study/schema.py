@@ -20,9 +20,9 @@ VALUE = {"type": ["number", "string", "boolean", "array"]}
 
 
 def sweep_schema() -> Schema:
-    """Build the schema, with the settings of all built-in kinds. A kind with a colon is custom code.
+    """Build the schema, with the settings of all built-in kinds. A kind that contains a colon is custom code.
 
-    Blocks, and files that extend another file, may contain any part of the tables.
+    Blocks, and files that extend another file, may contain any subset of the tables.
     """
     made = msgspec.json.schema(Tables)
     definitions = made["$defs"]
@@ -73,7 +73,7 @@ def _listed(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
-# A custom part, with settings that only its code defines.
+# A custom component, whose settings are defined only by its code.
 _OWN = {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string", "pattern": ":"}}}
 
 
@@ -82,7 +82,7 @@ def _choice(concept: Concept[Any], definitions: Schema) -> Schema:
 
 
 def _change(concept: Concept[Any], definitions: Schema) -> Schema:
-    """Build the schema of changes to a part of any kind, with the settings of all kinds."""
+    """Build the schema for changes to a component of unknown kind; it accepts the settings of all kinds."""
     settings: dict[str, list[Schema]] = {}
     for table in _built_in(concept, definitions):
         for key, x in table["properties"].items():

@@ -24,8 +24,8 @@ class Tfds(Source, frozen=True, kw_only=True):
     Attributes:
         dataset: name of the data set; "name/config:1.0.0" selects a configuration and a version.
         data_dir: folder with the prepared data sets; defaults to $TFDS_DATA_DIR or ~/tensorflow_datasets.
-        text: feature with the text, or a list of features to concatenate.
-        label: feature with the label.
+        text: feature that holds the text, or a list of features to concatenate.
+        label: feature that holds the label.
         train: name of the training split, or a slice such as "train[:20%]".
         test: name of the test split, or a slice; "" for none.
     """
@@ -40,7 +40,7 @@ class Tfds(Source, frozen=True, kw_only=True):
         return os.path.expanduser(self.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
 
     def files(self) -> dict[str, str]:
-        """Return the files of all configurations and versions, without importing tfds."""
+        """Return the files of all configurations and versions, without importing tensorflow-datasets."""
         root = Path(self._folder, re.split("[/:]", self.dataset)[0])
         paths = sorted(path for path in root.rglob("*") if path.is_file())
         if not paths:
@@ -61,7 +61,7 @@ class Tfds(Source, frozen=True, kw_only=True):
         where = f"split {name!r} of {self.dataset} in {self._folder}"
         try:
             data = tfds.data_source(self.dataset, split=name, data_dir=self._folder, download=False)
-        # tfds raises a dozen exception types for invalid data.
+        # tensorflow-datasets raises a dozen exception types for invalid data.
         except Exception as error:
             raise InputError(
                 f"data.{split}: cannot open {where}: {first_line(error)}; "
@@ -80,7 +80,7 @@ class Tfds(Source, frozen=True, kw_only=True):
 
 
 class Lines(Files, frozen=True, kw_only=True):
-    """Files with one label and text per line, such as "pos a fine film".
+    """Files with a label and a text on each line, such as "pos a fine film".
 
     Attributes:
         separator: separator between label and text; defaults to white space.
@@ -100,7 +100,7 @@ class Lines(Files, frozen=True, kw_only=True):
                     if not rest:
                         raise InputError(
                             f"data: line {number} of {path} is {line.strip()!r:.40}, not a label and a text; "
-                            "set data.separator to the text between them"
+                            "set data.separator to the string that separates them"
                         )
                     yield place_in(paths, path, f"line {number}"), rest[0], label
 
@@ -110,9 +110,9 @@ class Folder(Source, frozen=True, kw_only=True):
 
     Attributes:
         path: folder that contains one folder per split.
-        train: folder of the training split inside `path`.
-        test: folder of the test split inside `path`; "" for none.
-        labels: folder name of each class within a split. The order defines the classes.
+        train: name of the training folder inside `path`.
+        test: name of the test folder inside `path`; "" for none.
+        labels: folder name for each class within a split. The order defines the classes.
         ignore_labels: folder names to ignore within a split.
         encoding: encoding, such as "cp1252"; defaults to UTF-8.
     """
@@ -123,7 +123,7 @@ class Folder(Source, frozen=True, kw_only=True):
     encoding: str | None = None
 
     def files(self) -> dict[str, str]:
-        """Return the files of the classes in all splits."""
+        """Return the text files for the classes in all splits."""
         return {name: path for split in self.splits for name, path, _ in self._texts(split)}
 
     def read(self, split: str) -> TextRows:
@@ -134,7 +134,7 @@ class Folder(Source, frozen=True, kw_only=True):
     def _content(self, path: str) -> str:
         with decoding(path, self.encoding) as encoding:
             content = Path(path).read_bytes().decode(encoding)
-        # UTF-16 text may be valid UTF-8 with zero bytes.
+        # UTF-16 text may also be valid UTF-8 that contains zero bytes.
         if "\0" in content:
             raise InputError(f"data: {path} is not a text file; remove it, or {REMEDY}")
         return content
@@ -144,9 +144,7 @@ class Folder(Source, frozen=True, kw_only=True):
         labels = [label for every in self.labels for label in members(every)]
         known = {str(label) for label in (*labels, *self.ignore_labels)}
         if not os.path.isdir(folder):
-            raise InputError(
-                f"data.path: no folder {folder}; its last part is data.{split}, which you can change"
-            )
+            raise InputError(f"data.path: no folder {folder}; its last component is set by data.{split}")
         with reading(folder):
             for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()):
                 if name not in known:

@@ -7,7 +7,8 @@ from label_window import label_window
 
 from jaxattn.lab.books import Cell, Finding, Item, Measured, at_least, cells, share
 
-# Predicted edges are those of the median seed. Within a fifth of an edge, half of the seeds must agree.
+# The predicted edges are those of the median seed. Within a fifth of an edge, only half of the seeds must
+# agree.
 NEAR, HALF, MOST = 1.2, 0.5, 0.9
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxattn.lab.books import Item, Measured, cells, round_up, share
 
-# Tolerance for the relative distance of E·v from the law of covers.
+# Tolerance for the relative distance between E·v and the law of covers.
 LAWFUL = 0.01
 METRICS = (
     *("came_to_end", "cover_share", "cover_error", "cover_size", "shortest_cover"),
