@@ -158,9 +158,7 @@ def test_claims_that_require_a_checkout_are_skipped_outside_it(
     monkeypatch.chdir(tmp_path)
     page = claims(book=replace_items("MC", *FOUND), quiet=False)
     said = capsys.readouterr().err
-    reason = (
-        "findings: this book exists only in a checkout of jaxattn, in sweeps/; run the command there"
-    )
+    reason = "findings: this book exists only in a checkout of jaxattn, in sweeps/; run the command there"
     assert f"label, cover, mixture: not run; {reason}" in said
     assert page.status == 0
     assert section(page, "MC").ran

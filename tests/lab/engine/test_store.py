@@ -320,7 +320,8 @@ def test_file_system_without_locks_is_reported(tmp_path, monkeypatch):
     with folder.locked():
         folder.log({"x": 1})
     assert notes == [
-        f"{tmp_path / 'small'}: this file system has no locks (No locks available); do not start a second run there"
+        f"{tmp_path / 'small'}: this file system has no locks (No locks available); "
+        "do not start a second run there"
     ]
     assert not lock.is_locked(folder.directory)
 

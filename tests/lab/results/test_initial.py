@@ -91,7 +91,7 @@ def module():
 def test_custom_models_require_the_study(tmp_path):
     results = study("head", ADAM, data=points, model=module).run(tmp_path, quiet=True)
     assert_begins_with(results)
-    words = "step 0: data.kind: the study uses .*:points, and loading a folder never imports code; use jaxattn"
+    words = "step 0: data.kind: the study uses .*:points, and loading a folder never imports code; use"
     with pytest.raises(InputError, match=words):
         ja.load(tmp_path).params(step=0)
 

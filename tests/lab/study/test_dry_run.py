@@ -601,7 +601,7 @@ def test_built_in_losses_are_not_coupled(name, classes):
 
 def test_static_settings_allow_python_control_flow(names, tmp_path):
     error = said(names, tmp_path, model=model("Decides"), axes={"model.width": [1.0, 2.0]})
-    assert str(error).endswith(""annotate the setting as jaxattn.Static[float], or use jax.numpy.where"")
+    assert str(error).endswith("annotate the setting as jaxattn.Static[float], or use jax.numpy.where")
     plan = study(names, model=model("Static"), axes={"model.width": [1.0, 2.0]}).plan(tmp_path, quick=True)
     assert len(plan.groups) == 2
     # If it is not swept, it is a Python number.

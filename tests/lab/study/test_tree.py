@@ -73,7 +73,7 @@ def test_merge_keeps_settings_common_to_both_kinds():
     [
         ({"a": {"b": [1.0, float("inf")]}}, r"a.b\[1\]: inf is not allowed here; use a finite number"),
         ({"a": float("nan")}, "a: nan is not allowed here"),
-        (functools.reduce(lambda tree, k: {"x": tree}, range(60), 1), r"x.x.x.*: nested more than 50 levels deep"),
+        (functools.reduce(lambda tree, k: {"x": tree}, range(60), 1), r".*: nested more than 50 levels deep"),
     ],
 )
 def test_nonfinite_numbers_and_deep_tables_raise(tree, message):
