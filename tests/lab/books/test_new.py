@@ -88,7 +88,7 @@ def test_new_item_can_be_added_to_a_book_in_sweeps(tmp_path, monkeypatch):
         ("./mine", "My-Paper", "--new My-Paper: use lower-case letters, digits and underscores"),
         ("./mine", "numpy", "--new numpy: a Python module has this name; choose another name"),
         ("./mine", "my_paper", r"--new my_paper: \S+ exists; choose another name"),
-        ("./mine", "lq_margin", r"--new lq_margin: \S+lq_margin.py exists; choose another name"),
+        ("./mine", "shared_code", r"--new shared_code: \S+shared_code.py exists; choose another name"),
         ("nowhere", "mine", "nowhere: no such book"),
         (
             TINY,
@@ -98,7 +98,7 @@ def test_new_item_can_be_added_to_a_book_in_sweeps(tmp_path, monkeypatch):
     ],
 )
 def test_invalid_names_and_books_are_rejected(call, book, place, name, words):
-    (book / "lq_margin.py").touch()
+    (book / "shared_code.py").touch()
     status, _, said = call("reproduce", place, "--new", name)
     assert status == 2
     (line,) = said.splitlines()

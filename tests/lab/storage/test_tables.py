@@ -76,7 +76,7 @@ def test_memory_limit_grows_with_the_file_size(tmp_path, monkeypatch):
     pd.DataFrame({"value": np.random.default_rng(0).normal(size=10_000)}).to_parquet(path)
     assert len(tables.read_table(path, tmp_path, None)) == 10_000
     pd.DataFrame({"value": np.zeros(1_000_000)}).to_parquet(path, compression="zstd")
-    with pytest.raises(Damaged, match="too many rows \(1,000,000\) for a file of this size"):
+    with pytest.raises(Damaged, match=r"too many rows \(1,000,000\) for a file of this size"):
         tables.read_table(path, tmp_path, None)
 
 

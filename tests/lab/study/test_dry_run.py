@@ -413,7 +413,7 @@ WRONG = {
     ),
     "values only": (
         {"model": model("ValuesOnly")},
-        "model: ValuesOnly.scores_and_values returns float32[12]; return scores",
+        "model: ValuesOnly.scores_and_values returns float32[12]; return a tuple (scores",
     ),
     "long scores": (
         {"model": model("LongScores")},
@@ -457,7 +457,7 @@ WRONG = {
     ),
     "loses": (
         {"phases": phase("Loses")},
-        "phases[0]: Loses.metrics returns int32[]; return a dictionary of numbers",
+        "phases[0]: Loses.metrics returns int32[]; return a dictionary from names to numbers",
     ),
     "matrix": (
         {"probes": {"own": ["mine.py:matrix"]}},
