@@ -128,7 +128,7 @@ def bilinear_max_margin(
         )
     require_finite(differences=u, queries=z)
     if len(u) and not 0 <= sequence.min() <= sequence.max() < len(z):
-        raise InputError(f"sequence: {sequence.min()} to {sequence.max()}; expected indices from 0 to {len(z) - 1}")
+        raise InputError(f"sequence: {sequence.min()} to {sequence.max()}; must be at most {len(z) - 1}")
     shape = (u.shape[1], z.shape[1])
     if len(u) == 0:
         return BilinearMargin(np.zeros(shape), np.inf, np.inf, np.zeros(0), Status.NOTHING)
