@@ -320,7 +320,7 @@ def beside(reports: Sequence[Report]) -> pd.DataFrame:
     found = [{(row.case, row.seeds): row.step_us for row in report.measured} for report in reports]
     frame = pd.DataFrame([{"case": case, "seeds": seeds} for case, seeds in keys])
     for number, (report, own) in enumerate(zip(reports, found, strict=True), start=1):
-        # Number the columns, because two machines may have the same description.
+        # Number the columns, because two machines can have the same description.
         frame[f"{number}: {report.title}"] = [f"{own[key]:.3g}" if key in own else "-" for key in keys]
     return frame
 

@@ -10,9 +10,9 @@ from jaxattn.attention.softmax import occurrence_weights, require_rows
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import MOST_POSITIONS, Ragged, take
 
-# A dense product is faster than gathering rows up to this ratio of matrix size to number of entries.
+# Maximum ratio of matrix size to number of entries at which a dense product is faster than gathering rows.
 DENSE = 16
-# Maximum number of table entries gathered at a time, which keeps memory independent of the corpus size.
+# Maximum number of table entries gathered at a time, so that memory use does not grow with the corpus.
 GATHERED = 1 << 22
 # Maximum number of row sums stored at a time. A segment may consist of several rows.
 HELD = 1 << 25
@@ -20,7 +20,7 @@ HELD = 1 << 25
 
 @jax.jit
 def pool(corpus: Corpus, scores: Float[Array, " V"], table: Float[Array, "V m"]) -> Float[Array, "n m"]:
-    """Average the rows of a table with softmax attention over each sequence.
+    """Average the rows of a table over each sequence with softmax attention.
 
     Args:
         corpus: n sequences over V tokens.
@@ -52,7 +52,7 @@ def _forward(corpus: Corpus, scores: Array, table: Array) -> tuple[Array, Any]:
 
 
 def _backward(residuals: Any, cotangent: Array) -> tuple[Any, ...]:
-    """Compute the cotangents ∂L/∂M_s = Σ_X q_s h̄_X and ∂L/∂a_s = M_s·∂L/∂M_s - Σ_X q_s (h̄_X·h_X)."""
+    """Compute ∂L/∂M_s = Σ_X q_s h̄_X and ∂L/∂a_s = M_s·∂L/∂M_s - Σ_X q_s (h̄_X·h_X), with h̄ = ∂L/∂h."""
     corpus, scores, table, pooled, top, normaliser = residuals
     by_sequence = (cotangent * pooled).sum(axis=1)
     if _is_dense(corpus):
@@ -91,7 +91,7 @@ def _attention(bags: Ragged, scores: Array) -> tuple[Array, Array, Array]:
 
 @jax.jit
 def weighted_sums(layout: Ragged, weight: Array, table: Float[Array, "I m"]) -> Float[Array, "S m"]:
-    """Compute weighted sums of table rows, Σ_e weight_e M[index_e], for each segment, (S, m), block by block.
+    """Compute weighted sums of table rows for each segment, Σ_e weight_e M[index_e], (S, m), block by block.
 
     Args:
         layout: S segments, with entries that index the I rows of the table.

@@ -1,4 +1,4 @@
-"""Scores that are linear in the trained parameter, a = Φ p, with token values and bags."""
+"""Scores a = Φ p that are linear in the trained parameter p, with token values and bags of tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,15 +15,17 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus, from_bags
 
-# A second derivative, or a deviation from Φ p, below this relative size counts as float64 rounding error.
+# Relative size below which a second derivative, or a deviation from Φ p, counts as float64 rounding error.
 _ROUNDING = 1e-9
-# Number of random points at which a function is compared with a linear function.
+# Number of random points at which a function is tested for linearity.
 _POINTS = 3
 
 
 @struct.dataclass(repr=False)
 class Scores(Brief):
-    """Scores a = Φ p of m tokens, f(X) = Σ_{s ∈ X} q_s γ_s with q = softmax of a over X. A pytree.
+    """Scores a = Φ p of m tokens. A pytree.
+
+        f(X) = Σ_{s ∈ X} q_s γ_s,   q = softmax of a over X
 
     `Scores(E, corpus)` represents the scores of the one-layer model. `of_vectors` and `of_query` treat each
     vector of each sequence as a separate token, and `linear` accepts any linear function.
@@ -100,7 +102,7 @@ def of_vectors(
     for name, x, axes in (("mask", mask, 2), ("values", values, 2 if num_classes == 2 else 3)):
         wanted = (n, length, num_classes)[:axes]
         if x is not None and np.shape(x) != wanted:
-            raise InputError(f"{name}: shape {np.shape(x)}; expected {wanted}, one per token in X")
+            raise InputError(f"{name}: shape {np.shape(x)}; expected {wanted}, one value per token in X")
     if not traced and not mask.any(axis=1).all():
         raise InputError(f"mask: sequence {int(np.argmin(mask.any(axis=1)))} has no tokens; remove it")
     corpus = from_bags(
@@ -167,15 +169,16 @@ def linear(
 ) -> Scores:
     """Return the scores a(p) = Φ p of a linear function in float64, with Φ = ∂a/∂p.
 
-    The function must be 0 at 0. At random points it must equal Φ p, which rules out functions such as
-    max(p, 0), and its second derivatives along random directions must be zero up to float64 rounding.
+    Linearity is tested numerically: the function must be 0 at 0 and equal Φ p at random points, which rules
+    out functions such as max(p, 0); and its second derivatives along random directions must be zero up to
+    float64 rounding.
 
     Args:
         function: maps a parameter to the scores of m tokens, (m,); traceable by JAX.
         like: an array, or a pytree of arrays, with the shapes of the parameter. Its leaves are flattened and
             concatenated into p, (D,).
         corpus: n sequences over m tokens.
-        values: γ, (m,) for two classes and (m, K) for more.
+        values: γ, (m,) for two classes and (m, K) for K > 2.
 
     Raises:
         InputError: the function is not linear, or does not return one number per token.
@@ -188,8 +191,8 @@ def linear(
 
         shape = jax.eval_shape(at, flat).shape
         if shape != (corpus.vocab_size,):
-            raise InputError(f"scores: shape {shape}; expected ({corpus.vocab_size},), one per token")
-        # Use the mode that needs fewer passes.
+            raise InputError(f"scores: shape {shape}; expected ({corpus.vocab_size},), one score per token")
+        # Use forward or reverse mode, whichever needs fewer passes.
         jacobian = jax.jacfwd if len(flat) <= shape[0] else jax.jacrev
         keys = jacobian(at)(jnp.zeros_like(flat))
         _require_linear(at, np.asarray(keys), len(flat))
@@ -200,7 +203,7 @@ def _require_linear(at: Callable[[Array], Array], keys: np.ndarray, size: int) -
     rng = np.random.default_rng(0)
     remedy = "pass scores of the form a = Φ p, or train by descent"
     if (offset := float(jnp.abs(at(jnp.zeros(size))).max())) != 0:
-        raise InputError(f"scores: {offset:.3g} at parameter 0, but linear scores are 0 there; {remedy}")
+        raise InputError(f"scores: not linear ({offset:.3g} at parameter 0, expected 0); {remedy}")
     for p, u, w in rng.normal(size=(_POINTS, 3, size)):
 
         def slope(x: Array, u: Any = u) -> Array:
@@ -218,10 +221,10 @@ def _require_linear(at: Callable[[Array], Array], keys: np.ndarray, size: int) -
 
 
 def require_values(scores: Scores) -> None:
-    """Raise InputError unless the scores come with values of the right shape for their number of classes."""
+    """Raise InputError if the scores have no values, or values that do not fit the number of classes."""
     classes, tokens = scores.corpus.num_classes, scores.corpus.vocab_size
     wanted = (tokens,) if classes == 2 else (tokens, classes)
     shape = None if scores.values is None else np.shape(scores.values)
     if shape is None or shape[len(shape) - len(wanted) :] != wanted:
         given = "none" if shape is None else f"shape {shape}"
-        raise InputError(f"scores.values: {given}; expected {wanted}, such as the values from one_layer")
+        raise InputError(f"scores.values: {given}; expected shape {wanted}, as in scores from one_layer")

@@ -1,17 +1,17 @@
 """Self-attention before the read-out, computed only for pairs of tokens in the same sequence.
 
 A block of sequences gathers the rows Q_X and K_X and computes one matrix product G_X = Q_X K_Xᵀ for each
-sequence. Attention mixes scalars x instead of embedding rows. The backward pass recomputes G_X unless it was
-stored, and
+sequence. Attention with weights w_X = Softmax(G_X) averages scalars x instead of embedding rows, x' = w x.
+The backward pass recomputes G_X unless it was stored, and
 
-    ∂L/∂Q_X = D K_X,   ∂L/∂K_X = Dᵀ Q_X,   D_sr = w_sr Σ_x x̄'_s (x_r - x'_s),
+    ∂L/∂Q_X = D K_X,   ∂L/∂K_X = Dᵀ Q_X,   D_sr = w_sr Σ_x x̄'_s (x_r - x'_s),   x̄' = ∂L/∂x',
 
 are also matrix products, whose rows are then summed by token. No array with V² entries, or with an entry for
 every pair in a large corpus, is ever formed, and no scatter runs on accelerators.
 
 Sequences are sorted by their number of bag rows, so that a block contains sequences of similar size. Sizes
-are rounded up to one of a few values. Each value has its own compiled program, and the number of blocks for
-it is known only at run time. The cost therefore depends on the actual sequence lengths rather than on the
+are rounded up to one of a few values, each with its own compiled program. The number of blocks of each size
+is known only at run time. The cost therefore depends on the actual sequence lengths rather than on the
 longest possible one.
 """
 
@@ -31,9 +31,9 @@ from jaxattn.core import backend
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import MOST_POSITIONS, Ragged, positions, ragged, take
 
-# Ratio of successive block sizes. On an accelerator, every additional program costs compile time.
+# Ratio of successive block sizes. On accelerators it is larger, because each size is compiled separately.
 GROWTH, GROWTH_ON_ACCELERATORS = 1.2, 2.0
-# Maximum number of table entries and pairs stored at once, limited by CPU cache or accelerator memory.
+# Maximum number of table entries and pairs stored at a time, limited by CPU cache or accelerator memory.
 NUMBERS, NUMBERS_ON_ACCELERATORS = 1 << 19, 1 << 26
 
 
@@ -44,7 +44,7 @@ class Block(NamedTuple):
         rows: (B, m) int32; row indices into the bags; R for missing rows.
         tokens: (B, U) int32; token ids, arbitrary for missing entries.
         counts: (B, U); multiplicities, 0 for missing entries.
-        place: () int32; total number of pairs in earlier blocks, each of which has B U² pairs.
+        place: () int32; total number of pairs in all previous blocks. Each block has B U² pairs.
     """
 
     rows: Array
@@ -70,14 +70,14 @@ class _Size(NamedTuple):
 
 
 def is_single_block(bags: Ragged, width: int) -> bool:
-    """Return True if all sequences are in one block; see `fold`."""
+    """Return True if `fold` visits all sequences in a single block."""
     (first, *others) = _sizes(bags, width)
     return not others and first.together == bags.num_segments
 
 
 def most_pairs(bags: Ragged, width: int) -> int:
-    """Return an upper bound on the total number of pairs in all blocks; see `fold`."""
-    # The last block of each size may be padded.
+    """Return an upper bound on the total number of pairs in all blocks of `fold`."""
+    # The last block of each size may need padding.
     every = [(size, (size.rows * bags.index.shape[1]) ** 2) for size in _sizes(bags, width)]
     if is_single_block(bags, width):
         return bags.num_segments * every[0][1]
@@ -85,7 +85,7 @@ def most_pairs(bags: Ragged, width: int) -> int:
 
 
 def largest_block(bags: Ragged, width: int) -> int:
-    """Return the number of pairs in the largest block; see `fold`."""
+    """Return the number of pairs in the largest block of `fold`."""
     return max(size.together * (size.rows * bags.index.shape[1]) ** 2 for size in _sizes(bags, width))
 
 
@@ -94,8 +94,8 @@ def fold(bags: Ragged, width: int, visit: Callable[[Any, Block], Any], carry: An
 
     Args:
         bags: n sequences.
-        width: number of values stored per entry in addition to its pairs; it limits the block size.
-        visit: function of the carry and a block. Some sequences in the block may have missing entries.
+        width: number of values stored per entry in addition to the pairs; limits the block size.
+        visit: function (carry, block) -> carry. Some sequences in the block may have missing entries.
         carry: initial carry.
     """
     sizes = _sizes(bags, width)
@@ -137,7 +137,7 @@ def _block(bags: Ragged, first: Array, present: Array, rows: int, place: Array) 
 def _sizes(bags: Ragged, width: int) -> list[_Size]:
     on_cpu = backend.platform() == "cpu"
     growth = GROWTH if on_cpu else GROWTH_ON_ACCELERATORS
-    # A block with only one sequence may exceed this limit.
+    # A block that consists of a single sequence may exceed this limit.
     numbers = NUMBERS if on_cpu else NUMBERS_ON_ACCELERATORS
     longest = math.prod(level.shape[1] for level in bags.tree)
     found: list[_Size] = []
@@ -150,9 +150,9 @@ def _sizes(bags: Ragged, width: int) -> list[_Size]:
     return found
 
 
-# Maximum number of pair products that a CPU stores for the backward pass. Accelerators recompute them.
+# Maximum number of pair products that a CPU stores for the backward pass. Accelerators recompute them all.
 KEPT = 1 << 25
-# Row width of the layout for per-token sums. Most tokens occur in only a few sequences in a block.
+# Row width of the layout for sums over each token. Most tokens occur in only a few sequences in a block.
 _WIDTH = 8
 
 
@@ -229,12 +229,12 @@ attend_within.defvjp(_forward, _backward)
 def _one_by_one_if_many_blocks(
     function: Callable[..., Any], corpus: Corpus, queries: Array
 ) -> Callable[..., Any]:
-    # Under vmap, the loop would run for as many iterations as its longest member.
+    # Under vmap, every batch member would run as many loop iterations as the longest one.
     return function if is_single_block(corpus.bags, queries.shape[1]) else sequential_vmap(function)
 
 
 def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, residual: bool) -> Any:
-    """Compute x' for each column, and the products G to store, concatenated over blocks."""
+    """Compute x' for each column, and concatenate the products G to store over all blocks."""
 
     def visit(carry: Any, block: Block) -> Any:
         out, kept = carry
@@ -242,7 +242,7 @@ def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, 
         _, values, mixed = _attention(block, gram, columns)
         mixed = mixed + values if residual else mixed
         out = tuple(block.put(x, mixed[:, :, k]) for k, x in enumerate(out))
-        # Products that do not fit are written past the end, where they are never read.
+        # Write the products that exceed the storage limit past the end, where they are never read.
         place = (jnp.minimum(block.place, most),)
         return out, jax.lax.dynamic_update_slice(kept, gram.ravel(), place) if most else kept
 
@@ -298,7 +298,7 @@ def _cotangents(
 
 
 def _most_kept(corpus: Corpus, queries: Array) -> int:
-    """Return how many products to store: up to twice the number of pairs, or 0 to recompute them."""
+    """Return the number of products to store: up to twice the number of pairs, or 0 to recompute them."""
     most, width = most_pairs(corpus.bags, queries.shape[1]), queries.shape[1]
     if is_single_block(corpus.bags, width):
         return most
@@ -317,10 +317,10 @@ def _products(q: Array, k: Array) -> Array:
 
 
 def _attention(block: Block, gram: Array, columns: tuple[Array, ...]) -> tuple[Array, Array, Array]:
-    """Compute the attention w, (B, U, U), and the columns x and their averages x', (B, U, columns)."""
+    """Compute the attention w, (B, U, U), the columns x, and their averages x', both (B, U, columns)."""
     count = block.counts[:, None, :].astype(gram.dtype)
     logit = jnp.where(count > 0, gram, -jnp.inf)
-    # A missing sequence has no largest logit, so the maximum needs a lower bound.
+    # A missing sequence has no logits, so its maximum needs a lower bound.
     top = jnp.maximum(logit.max(axis=2, keepdims=True), jnp.finfo(gram.dtype).min)
     weight = optimization_barrier(count * jnp.exp(logit - top))
     normaliser = weight.sum(axis=2, keepdims=True)

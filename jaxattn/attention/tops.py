@@ -1,4 +1,4 @@
-"""Highest-scoring tokens of each sequence, and accurate softmax averages relative to them.
+"""Highest-scoring tokens of each sequence, and accurate softmax averages relative to their values.
 
 For large ‖p‖, a sequence may attend to its highest-scoring (top) token with weight 1 - e^(-3000), so direct
 subtraction would round f - γ_top to zero. The functions in this module first subtract a reference from the
@@ -34,7 +34,7 @@ def below_top(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, "R W"]
 
 
 def first_tokens(corpus: Corpus, chosen: Bool[Array, "R W"], tokens: Int[Array, "R W"]) -> Int[Array, " n"]:
-    """Return the smallest chosen token id in each sequence, (n,) int32, or V if none is chosen.
+    """Return the smallest chosen token id in each sequence, (n,) int32, or V if no entry is chosen.
 
     Args:
         corpus: n sequences over V tokens.
@@ -46,7 +46,7 @@ def first_tokens(corpus: Corpus, chosen: Bool[Array, "R W"], tokens: Int[Array, 
 
 
 class Averages(NamedTuple):
-    """Softmax averages of C columns relative to a reference: f - reference = e^gap mean.
+    """Softmax averages of C columns relative to a reference value per sequence: f - reference = e^gap mean.
 
     Attributes:
         gap: (n,); highest score, relative to the top, among entries whose value differs from the reference;
@@ -67,14 +67,14 @@ class Averages(NamedTuple):
 
 
 def averages(bags: Ragged, relative: Float[Array, "R W"], below: Sequence[Float[Array, "R W"]]) -> Averages:
-    """Average columns with softmax attention, factoring out the largest exponential.
+    """Average columns with softmax attention, with the largest exponential factored out.
 
     The averages have full relative precision if all values in a column have the same sign.
 
     Args:
         bags: bags of n sequences.
         relative: scores relative to the top score in their sequence, -inf for entries with zero count.
-        below: C columns; entry values minus the reference of their sequence.
+        below: C columns; value of each entry minus the reference value of its sequence.
     """
     differs = below[0] != 0
     for column in below[1:]:
@@ -82,7 +82,7 @@ def averages(bags: Ragged, relative: Float[Array, "R W"], below: Sequence[Float[
     gap = bags.max(jnp.where(differs, relative, -jnp.inf))
     idle = gap == -jnp.inf
     gap = jnp.where(idle, 0, gap)
-    # One exponential covers both cases: differing entries are scaled by e^(-gap), all others are not scaled.
+    # One formula covers both cases: entries that differ are scaled by e^(-gap), and all others by 1.
     scaled = bags.count * jnp.exp(relative - jnp.where(differs, bags.spread(gap), 0))
     weight = jnp.where(differs, scaled * bags.spread(jnp.exp(gap)), scaled)
     moments = [column * scaled for column in below]

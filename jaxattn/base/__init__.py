@@ -6,7 +6,7 @@ with a default declare optional features; override those that the class supports
 methods that take arrays are traced. Float settings may also be traced, unless they are annotated as
 `jaxattn.Static[float]`.
 
-A plain function can be used instead of a class with a single method. Its keyword-only arguments become the
+Instead of a class with a single method, you can pass a plain function. Its keyword-only arguments become the
 settings:
 
     data sampled per seed     (key, *, settings) -> Dataset

@@ -1,4 +1,4 @@
-"""Data for a study: examples with targets, data splits, and base classes of data sources."""
+"""Data for a study: examples with targets, data splits, and base classes for data sources."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
 
     @property
     def num_examples(self) -> int:
-        """The number of examples n."""
+        """Number of examples n."""
         return int(self.targets.shape[0])
 
     @property
@@ -63,7 +63,7 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
             yield jax.tree_util.keystr(path, simple=True, separator="."), x
 
     def check_shapes(self) -> None:
-        """Raise InputError unless each array has one row per example. Traced arrays are checked too."""
+        """Raise InputError unless each array has one row per example. Traced arrays are checked, too."""
         for name, x in self.arrays():
             if np.ndim(x) == 0 or len(x) != self.num_examples:
                 raise InputError(
@@ -85,7 +85,7 @@ class TokenStatistics(Brief):
     Attributes:
         count: (V,); number of occurrences.
         alpha: (V, C); average signed frequency.
-        posterior_difference: (V, C); NaN for a token that never occurs.
+        posterior_difference: (V, C); NaN for tokens that never occur.
     """
 
     count: Leaf
@@ -96,8 +96,8 @@ class TokenStatistics(Brief):
         """Return a mask of the important tokens, (V,) bool.
 
         A token is important if it occurs at least `min_count` times and its |posterior difference| is at
-        least `size` for some class. Rare tokens are excluded because their posterior difference is noise: it
-        is 1 for any token that occurs once.
+        least `size` for some class. Rare tokens are excluded because their posterior difference is mostly
+        noise: it is ±1 for any token that occurs once.
         """
         large = (jnp.abs(self.posterior_difference) >= size).any(axis=1)
         marked: Array = large & (self.count >= min_count)
@@ -113,8 +113,8 @@ class Splits(Brief):
         tokens: token statistics of the training data, or None if the data are not bags of tokens.
         test: test data, or None.
         validation: validation data, or None.
-        task_key: (2,) uint32; key data for randomness shared by all samples for a seed, such as a planted
-            teacher. It is passed to `CommonData.batch`. None if nothing is shared.
+        task_key: (2,) uint32; key data for randomness that all samples for a seed share, such as a planted
+            teacher. Passed to `CommonData.batch`. None if there is no shared randomness.
     """
 
     train: Leaf
@@ -143,7 +143,7 @@ class Loaded(NamedTuple):
 
     Attributes:
         splits: the data for all seeds, with a leading seed axis unless `shared` is True.
-        shared: True if all seeds share the data.
+        shared: True if all seeds use the same data.
         tokens: names of the V tokens.
     """
 
@@ -162,10 +162,10 @@ def silent(what: str, done: int, total: int | None) -> None:
 
 
 class CommonData(Spec, frozen=True, kw_only=True):
-    """Common base class of `DrawnData` and `SharedData`; derive from one of these two.
+    """Common base class of `DrawnData` and `SharedData`. Derive from one of these two instead.
 
     Attributes:
-        pads_vocabulary: True if cells that differ in V may share one compiled program.
+        pads_vocabulary: True if cells that differ in V may use the same compiled program.
         inert: names of settings that do not affect results, such as the folder that contains the files.
         gives: type of the data, or None if it is unknown before sampling.
         draws_batches: True if new batches of any size can be sampled.
@@ -207,7 +207,7 @@ class CommonData(Spec, frozen=True, kw_only=True):
     def batch(
         self, key: Array, examples: int, used: Array | None = None, task_key: Array | None = None
     ) -> Dataset:
-        """Sample new examples from a seed's training distribution. This method is optional.
+        """Sample new examples from the training distribution of a seed. This method is optional.
 
         Args:
             key: () PRNG key, different for each call.
@@ -222,7 +222,7 @@ class CommonData(Spec, frozen=True, kw_only=True):
 class DrawnData(CommonData, frozen=True, kw_only=True):
     """Base class for data that are sampled separately for each seed.
 
-    A shorter alternative is a function `(key, *, settings) -> Dataset`.
+    A function `(key, *, settings) -> Dataset` is a shorter alternative.
     """
 
     shared: ClassVar[bool] = False
@@ -241,14 +241,14 @@ class DrawnData(CommonData, frozen=True, kw_only=True):
         """Sample the data for one seed.
 
         Args:
-            key: () PRNG key for the data of this seed. Derive one key per split from it, and `task_key` for
+            key: () PRNG key for the data of this seed. Derive from it one key per split, and `task_key` for
                 randomness shared by all splits and fresh batches.
             used: () int32; sample only from the first `used` tokens. None for all V tokens. Passed only if
                 `pads_vocabulary` is True.
 
         Returns:
-            Training data, with token statistics for bags of tokens; test and validation data, if any; and
-            `task_key`, if any randomness is shared.
+            Training data, with token statistics if they are bags of tokens; test and validation data, if any;
+            and `task_key`, if any randomness is shared.
         """
         raise NotImplementedError(f"{type(self).__name__}.draw")
 

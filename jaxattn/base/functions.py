@@ -1,8 +1,8 @@
 """Settings classes built from functions, for losses, starts, probes, figures and other components.
 
 The keyword-only arguments of a function are its settings, and their annotations define types and ranges.
-`settings_class` builds the class from the signature, for built-in and custom functions. `declare` sets class
-attributes that the signature cannot express.
+`settings_class` builds the class from the signature of a built-in or custom function. `declare` sets class
+attributes that a signature cannot express.
 """
 
 import functools
@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Function)
 
 
 class OfFunction(Spec, frozen=True, kw_only=True):
-    """Common base class of classes built from a function.
+    """Common base class of all classes that are built from a function.
 
     Attributes:
         function: the function.
@@ -44,7 +44,7 @@ class OfFunction(Spec, frozen=True, kw_only=True):
     check_settings: ClassVar[Function | None] = None
 
     def check(self, *context: Any) -> None:
-        """Raise InputError if the check passed to `declare` rejects the settings."""
+        """Raise InputError if the function passed to `declare` as `check` rejects the settings."""
         self._check()
 
     def _check(self, **changed: Any) -> None:
@@ -60,7 +60,7 @@ class OfFunction(Spec, frozen=True, kw_only=True):
 
 
 class ModelOfFunction(OfFunction, Model[Any], frozen=True, kw_only=True):
-    """Model built from a function `(*, settings) -> model`, where the model has `init` and `outputs`."""
+    """Model built from a function `(*, settings) -> model`. The model has methods `init` and `outputs`."""
 
     def init(self, key: Array, like: Any, *, dtype: Any) -> Params:
         """Sample the parameters for one seed."""
@@ -73,7 +73,7 @@ class ModelOfFunction(OfFunction, Model[Any], frozen=True, kw_only=True):
 
 
 def model_class(function: Function, **attributes: Any) -> type[Any]:
-    """Return the settings class for a model function.
+    """Return the settings class for a function that returns a model.
 
     Raises:
         InputError: the function has an argument that is not a setting.
@@ -111,7 +111,7 @@ class ProbeOfFunction(OfFunction, Probe, frozen=True, kw_only=True):
     """Probe built from a function `(params, data, *, settings) -> number, (m,) or a dictionary of them`.
 
     Attributes:
-        name: name of the metric; defaults to the function's name.
+        name: name of the metric; defaults to the name of the function.
     """
 
     name: str = ""
@@ -138,10 +138,10 @@ def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F]
 
     Args:
         check: function that takes some of the settings by name and raises InputError if they are
-            incompatible. A study calls it before the run. For data with a `sequences` setting, it is called
-            with the number of examples in each split.
-        attributes: attributes of the base class, such as `coupled` for a loss. A function becomes a method
-            whose first argument holds the settings.
+            incompatible. A study calls it before the run. If the function samples data and has a setting
+            `sequences`, it is called with the number of examples in each split.
+        attributes: attributes of the base class, such as `coupled` for a loss. If the value is a function, it
+            becomes a method, and its first argument is the settings object.
     """
 
     def decorate(function: F) -> F:
@@ -162,7 +162,7 @@ def settings_class(function: Function, base: type[Any], name: str = "", **attrib
     Args:
         function: the function.
         base: a class derived from `OfFunction`.
-        name: name of the class; defaults to the function's name.
+        name: name of the class; defaults to the name of the function.
         attributes: attributes of the class, such as `kind`. Attributes set by `declare` take precedence.
 
     Raises:
@@ -182,7 +182,9 @@ def settings_class(function: Function, base: type[Any], name: str = "", **attrib
     rule = attributes.get("check_settings")
     for argument, needed in _parameters(rule).items() if rule else ():
         if argument not in arguments and needed.default is needed.empty:
-            raise InputError(f"declare: the check takes {argument!r}, which is not a setting; remove it")
+            raise InputError(
+                f"declare: check takes {argument!r}, which is not a setting; remove this argument"
+            )
     return msgspec.defstruct(
         name or function.__name__,
         fields,
@@ -230,7 +232,7 @@ def hints_of(function: Function) -> dict[str, Any]:
     except NameError as error:
         raise InputError(f"an annotation of {function.__name__} cannot be read: {error}") from None
     except TypeError as error:
-        raise InputError(f"its arguments cannot be read: {error}") from None
+        raise InputError(f"the arguments of the function cannot be read: {error}") from None
 
 
 def without_arrays(annotation: Any) -> Any:
@@ -250,6 +252,6 @@ def _is_array(annotation: Any) -> bool:
 
 
 def as_default(value: Any) -> Any:
-    """Return a default value in the form that msgspec requires, with a factory that copies mutable values."""
+    """Return a default value in the form that msgspec requires: a factory of copies if it is mutable."""
     mutable = isinstance(value, list | dict | set) and value
     return msgspec.field(default_factory=lambda: type(value)(value)) if mutable else value

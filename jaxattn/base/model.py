@@ -1,4 +1,4 @@
-"""Base classes of models, losses and initial parameter values."""
+"""Base classes for models, losses and initial parameter values."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Literal, Protocol, runtime_checkable
@@ -14,11 +14,11 @@ Params = Any
 
 @runtime_checkable
 class LinearScores(Protocol):
-    """Linear scores a = Φ p of m tokens, with a corpus and token values. See `jaxattn.theory.Scores`."""
+    """Linear scores a = Φ p of m tokens, with a corpus and token values, as in `jaxattn.theory.Scores`."""
 
     @property
     def keys(self) -> Any:
-        """Keys Φ, (m, D), of the scores a = Φ p."""
+        """Keys Φ, (m, D)."""
 
     @property
     def corpus(self) -> Any:
@@ -30,13 +30,13 @@ class LinearScores(Protocol):
 
 
 class Model(Spec, Generic[D], frozen=True, kw_only=True):
-    """Base class of models: functions of data, whose named parameters form a pytree of arrays.
+    """Base class for models: functions of data and of named parameters, which form a pytree of arrays.
 
     Attributes:
         takes: type of data that the model accepts; other types are rejected before compilation.
         parameters: names of the parameters, so that wrong names are reported early; () if unknown.
         token_rows: names of the parameters with one row per token, so that one program can sweep V.
-        attends_to_tokens: True if the scores are those in a softmax over the tokens of a sequence.
+        attends_to_tokens: True if attention is a softmax of the scores over the tokens of a sequence.
         cuts_batches: True if a minibatch step builds a new corpus from the sequences in the batch. Use it for
             models that are more expensive to evaluate on the whole corpus.
         linear_in: name of the parameter in which `scores` is linear; None for a model without `scores`.
@@ -54,7 +54,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
 
     @property
     def linear_in(self) -> str | None:
-        """Name of the parameter in which `scores` is linear, if any."""
+        """Name of the parameter in which `scores` is linear, or None."""
         return None
 
     @property
@@ -74,7 +74,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
 
     @property
     def has_heads(self) -> bool:
-        """True if the attention is a softmax over the scores of several heads or queries."""
+        """True if the attention is a softmax of scores from several heads or queries."""
         return type(self).head_scores is not Model.head_scores
 
     @property
@@ -87,7 +87,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
 
         Args:
             key: () PRNG key.
-            like: the training data. Use only shapes and sizes, such as V and K of a corpus.
+            like: the training data. Only shapes and sizes may be used, such as V and K of a corpus.
             dtype: dtype of the parameters.
         """
         raise NotImplementedError(f"{type(self).__name__}.init")
@@ -100,7 +100,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
             data: n examples.
 
         Returns:
-            (n, ...) in the parameters' dtype: f (n,) for two classes, (n, K) for more.
+            (n, ...) in the dtype of the parameters: f, (n,) for two classes and (n, K) for more.
         """
         raise NotImplementedError(f"{type(self).__name__}.outputs")
 
@@ -120,13 +120,13 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
             data: n examples.
 
         Returns:
-            (n, ..., T): the attention of one query, or of several heads and queries. Positions that are not
+            (n, ..., T): the attention for one query, or for several heads and queries. Positions that are not
             queries, such as padding, have rows of NaN.
         """
         raise NotImplementedError(f"{type(self).__name__}.attention")
 
     def scores(self, params: Params, data: D) -> LinearScores:
-        """Return scores a = Φ p with p the flattened parameter `linear_in`. This method is optional.
+        """Return scores a = Φ p, where p is the flattened parameter `linear_in`. This method is optional.
 
         Args:
             params: parameters, as returned by `init`.
@@ -138,16 +138,16 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.scores")
 
     def in_span(self) -> "Model[D]":
-        """Return the model in coordinates of its parameters' span if available, otherwise itself."""
+        """Return the model with parameters in coordinates of their span, or itself if unsupported."""
         return self
 
 
 class Loss(Spec, frozen=True, kw_only=True):
-    """Base class of losses. A study minimises the mean over examples, or a single number per batch.
+    """Base class for losses. A study minimises the mean over examples, or one number per batch if `coupled`.
 
     Attributes:
         coupled: True if the loss is a single number for a whole batch, as in contrastive and ranking losses.
-            A minibatch step is then computed only from the examples in the batch.
+            A minibatch step then uses only the examples in the batch.
     """
 
     coupled: ClassVar[bool] = False
@@ -158,18 +158,18 @@ class Loss(Spec, frozen=True, kw_only=True):
         return False
 
     def skip_reason(self, outputs: Array, data: Dataset) -> str | None:
-        """Return why the loss cannot be used with these outputs and targets, or None if it can."""
+        """Return why the loss cannot be used with these outputs and targets, or None if it can be used."""
         return None
 
     def __call__(self, outputs: Array, targets: Array) -> Array:
         """Compute the loss of each example.
 
         Args:
-            outputs: (n, ...); outputs of the model, f (n,) for two classes, (n, K) for more.
-            targets: (n, ...); -1 and +1 for two classes, 0 to K-1 for K > 2 classes.
+            outputs: (n, ...); outputs of the model: f, (n,) for two classes and (n, K) for more.
+            targets: (n, ...); labels -1 and +1 for two classes, 0 to K-1 for K > 2 classes.
 
         Returns:
-            (n,) in the outputs' dtype; () if the loss is `coupled`.
+            (n,) in the dtype of the outputs; () if the loss is `coupled`.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")
 

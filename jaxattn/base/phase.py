@@ -1,4 +1,4 @@
-"""Training phases: which parameters are trained, with which dynamics and for how long."""
+"""Base class for training phases: the trained parameters, the dynamics and the number of steps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -23,7 +23,7 @@ class Task(NamedTuple):
         model: the model.
         loss: per-example loss, (outputs, targets) -> (n,), or a loss for the whole batch.
         data: training, validation and test data for one seed.
-        fresh: function (key, examples=number) that samples new training data, or None.
+        fresh: function (key, examples) that samples new training data, or None.
     """
 
     model: Model[Any]
@@ -53,12 +53,12 @@ class State:
 
 
 class Goal(NamedTuple):
-    """Target value for a phase whose progress is not measured in steps.
+    """Target value of a metric, for a phase whose progress is not measured in steps.
 
     Attributes:
         metric: name of the metric in `Phase.metrics` that approaches the target.
         label: printed name of the metric.
-        value: value at which the phase ends.
+        value: value of the metric at which the phase ends.
     """
 
     metric: str
@@ -67,7 +67,7 @@ class Goal(NamedTuple):
 
 
 class Phase(Spec, frozen=True, kw_only=True):
-    """Base class of training phases: pure functions for one seed.
+    """Base class for training phases: pure functions for one seed.
 
     Subclasses define `train`, `steps`, and either `step`, which `advance` repeats, or `init` and `advance`. A
     state is a pytree, such as `State`, with at least `params`, `step` and `failed_at`.
@@ -81,11 +81,11 @@ class Phase(Spec, frozen=True, kw_only=True):
         dtype: dtype of the state in every study; None for the dtype of the study.
         seeds_per_core: number of seeds that a CPU core computes at a time; None for as many as fit in its
             cache.
-        refines: metrics of standard probes that are replaced by the phase's own, more precise metrics.
-        one_step: True for a single full gradient step of size `step_size`, which the one-step law describes.
+        refines: metrics of standard probes that the phase replaces with more precise metrics of its own.
+        one_step: True for a single full gradient step of size `step_size`, as described by the one-step law.
         batch_size: number of examples per step; None for all.
         end_key: name of the setting through which every step depends on the end of the phase, so that a
-            finished phase cannot be extended to more steps; "" if none.
+            finished phase cannot be extended; "" if there is no such setting.
         is_random: True if the phase uses random numbers, for example to sample minibatches.
         rotation_invariant: True if the phase commutes with rotations of R^d, so that it can run in span
             coordinates.
@@ -122,7 +122,7 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def end_key(self) -> str:
-        """Setting through which the steps depend on the end of the phase; "" if none."""
+        """Setting through which every step depends on the end of the phase; "" if there is none."""
         return ""
 
     @property
@@ -137,11 +137,11 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def goal(self) -> Goal | None:
-        """Target of a phase with steps of unequal duration and an unpredictable end; otherwise None."""
+        """Target of a phase whose end cannot be predicted in steps; None for other phases."""
         return None
 
     def probe_steps(self, per_decade: int) -> list[int]:
-        """Return the measurement steps in ascending order, including step 0 and the last step."""
+        """Return the steps at which to measure, in ascending order, including step 0 and the last step."""
         return log_spaced(self.steps, per_decade)
 
     def init(self, task: Task, params: Any, key: Array) -> Any:
@@ -150,13 +150,13 @@ class Phase(Spec, frozen=True, kw_only=True):
         Args:
             task: the model, the loss and the data for one seed.
             params: the final parameters of the previous phase.
-            key: () PRNG key for the phase. Store it in the state if it is used.
+            key: () PRNG key for the phase. Store it in the state if the phase uses random numbers.
         """
         zero = jnp.zeros((), jnp.int32)
         return State(params, (), zero, zero - 1)
 
     def step(self, task: Task, state: Any) -> Any:
-        """Take one step. The new state must have the same structure, shapes and dtypes."""
+        """Take one step. The new state must have the same structure, shapes and dtypes as `state`."""
         raise NotImplementedError(f"{type(self).__name__}.step")
 
     def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
@@ -169,12 +169,12 @@ class Phase(Spec, frozen=True, kw_only=True):
         return found
 
     def metrics(self, state: Any) -> dict[str, Array]:
-        """Return the metrics that can be read from the state, as scalars by name."""
+        """Return the metrics that are stored in the state, as scalars by name."""
         return {"evaluations": state.step}
 
 
 def log_spaced(steps: int, per_decade: int) -> list[int]:
-    """Return log-spaced measurement steps, including 0 and the last step."""
+    """Return log-spaced steps at which to measure, including 0 and the last step."""
     count = int(np.ceil(np.log10(max(steps, 1)) * per_decade)) + 1
     spaced = np.unique(np.rint(np.geomspace(1, steps, count)).astype(int))
     return sorted({0, *spaced.tolist(), steps})

@@ -1,4 +1,4 @@
-"""Base classes of probes, which measure during and after training, and of figures."""
+"""Base classes for figures and for probes, which record measurements during and after training."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -66,19 +66,19 @@ class ProbeContext:
 
     @cached_property
     def columns(self) -> Columns:
-        """Scores and values, with shape (V, C)."""
+        """Scores and values, (V, C) each."""
         scores, values = self.scores_and_values
         values = values[:, None] if values.ndim == 1 else values
         return Columns(jnp.broadcast_to(scores[:, None], values.shape), values)
 
     @cached_property
     def sampled(self) -> Splits:
-        """Data for losses, accuracies and gradients: at most `sample` examples of each split."""
+        """Splits used for losses, accuracies and gradients, with at most `sample` examples each."""
         return self.data.sampled(self.sample)
 
     @cached_property
     def loss_and_gradients(self) -> tuple[Array, dict[str, Array]]:
-        """Training loss and its gradients with respect to the trained parameters."""
+        """Training loss, and its gradients with respect to the trained parameters."""
         data = self.sampled.train
 
         def loss(params: Params) -> Array:
@@ -93,18 +93,18 @@ class ProbeContext:
         return self._outputs[id(data)]
 
     def with_memory(self, memory: Any) -> "ProbeContext":
-        """Return a copy with a different memory. The copy shares all cached values."""
+        """Return a copy of the context with a different memory. The copy reuses all cached values."""
         other = object.__new__(ProbeContext)
         other.__dict__ = self.__dict__ | {"memory": memory}
         return other
 
 
 class Measurement(Spec, frozen=True, kw_only=True):
-    """Common base class of `Probe` and `PhaseProbe`; derive from one of these two.
+    """Common base class of `Probe` and `PhaseProbe`. Derive from one of these two instead.
 
     Attributes:
-        labels: printed names, by metric.
-        scales: scales, by metric; linear and unbounded by default.
+        labels: printed name of each metric.
+        scales: scale of each metric; linear and unbounded by default.
         rotation_invariant: True if the metrics are the same in span coordinates.
     """
 
@@ -116,18 +116,18 @@ class Measurement(Spec, frozen=True, kw_only=True):
         """Return why the probe does not apply to a phase, as shown in the plan, or None if it applies.
 
         Args:
-            task: the model, the loss, and the data for one or many seeds. Use only types and static sizes of
-                the data, not shapes.
+            task: the model, the loss, and the data for one or many seeds. Only types and static sizes of the
+                data may be used, not shapes.
             phase: the phase.
 
         Returns:
-            The missing requirement, such as "requires targets that are classes".
+            The missing requirement, such as "requires targets that are classes", or None.
         """
         return None
 
 
 class Probe(Measurement, frozen=True, kw_only=True):
-    """Base class of probes that measure at individual steps.
+    """Base class for probes that measure at individual steps.
 
     Attributes:
         from_step: first step of a phase at which the metrics are available.
@@ -136,7 +136,7 @@ class Probe(Measurement, frozen=True, kw_only=True):
     from_step: ClassVar[int] = 0
 
     def remember(self, params: Any) -> Any:
-        """Return a value that `measure` can read from `context.memory` during the phase, or None."""
+        """Return a value that `measure` can access as `context.memory` during the phase, or None."""
         return None
 
     def measure(self, context: ProbeContext) -> Mapping[str, Array]:
@@ -153,7 +153,7 @@ class Probe(Measurement, frozen=True, kw_only=True):
 
 
 class PhaseProbe(Measurement, frozen=True, kw_only=True):
-    """Base class of probes that measure a whole phase after it ends.
+    """Base class for probes that measure a whole phase after it ends.
 
     Attributes:
         metrics: names of the metrics.
@@ -180,7 +180,8 @@ class PhaseProbe(Measurement, frozen=True, kw_only=True):
             loaded: the data, either shared by all seeds or separate for each seed.
 
         Returns:
-            Two dictionaries by metric name: values at every probe step, (S, k), and values for the whole
+            Two dictionaries keyed by metric name: values at every probe step, (S, k), and values for the
+                whole
             phase, (S,).
         """
         raise NotImplementedError(f"{type(self).__name__}.conclude")
@@ -221,7 +222,7 @@ def concluded(probe: PhaseProbe, found: Any, seeds: int, points: int) -> tuple[M
 
 
 class Figure(Spec, frozen=True, kw_only=True):
-    """Base class of figures, which are drawn on the host from the results of a finished run."""
+    """Base class for figures, which are drawn on the host from the results of a finished run."""
 
     def __call__(self, results: Any) -> Any:
         """Draw the figure.
@@ -230,7 +231,7 @@ class Figure(Spec, frozen=True, kw_only=True):
             results: a `jaxattn.Results`.
 
         Returns:
-            A matplotlib figure, named after the class and captioned with the first line of its docstring; or
-            a `jaxattn.lab.results.drawn.RenderedFigure` with a custom name and caption.
+            A matplotlib figure, which is named after the class and captioned with the first line of its
+            docstring; or a `jaxattn.lab.results.drawn.RenderedFigure` with a custom name and caption.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")

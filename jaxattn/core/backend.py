@@ -1,4 +1,4 @@
-"""Compilation devices, and the JAX options used by all studies."""
+"""Devices for which programs are compiled, and the JAX options used by all studies."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -10,11 +10,11 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-# Platforms on which float64 has only the exponent range of float32 and lacks matrix factorisations.
+# Platforms whose float64 has only the exponent range of float32 and does not support matrix factorisations.
 WITHOUT_FLOAT64 = ("tpu",)
 
-# Fixed values for JAX options that would otherwise change results or raise errors in correct programs. JAX
-# also reads these options from environment variables, such as JAX_DEFAULT_PRNG_IMPL.
+# JAX options with the values that studies require: others could change results or make correct programs fail.
+# JAX also reads these options from environment variables, such as JAX_DEFAULT_PRNG_IMPL.
 PINNED: Mapping[str, Any] = {
     "jax_default_prng_impl": "threefry2x32",
     "jax_threefry_partitionable": True,
@@ -41,7 +41,7 @@ _CHOSEN: ContextVar[tuple[Any, ...] | None] = ContextVar("devices", default=None
 def made_for(devices: Sequence[Any]) -> Iterator[None]:
     """Compile programs for the given devices, which may be descriptions of an unavailable chip.
 
-    Functions that are already traced keep their devices, so use a separate process to compile for an
+    Functions that have already been traced keep their devices, so use a separate process to compile for an
     unavailable chip.
     """
     token = _CHOSEN.set(tuple(devices))
@@ -59,7 +59,7 @@ def local_devices() -> Sequence[Any]:
 @cache
 def mesh_of(devices: tuple[Any, ...]) -> Mesh:
     """Return a one-dimensional mesh of devices."""
-    # `jax.make_mesh` would require the TPU chips to form a rectangle.
+    # `jax.make_mesh` would require TPU chips to be arranged in a rectangle.
     return Mesh(np.array(devices), ("lanes",), axis_types=(AxisType.Auto,))
 
 
@@ -70,7 +70,7 @@ def platform() -> str:
 
 
 def are_described() -> bool:
-    """Return True if the devices are only descriptions: programs can be compiled for them, but not run."""
+    """Return True if the devices are only descriptions, so that programs can be compiled but not run."""
     chosen = _CHOSEN.get()
     return chosen is not None and chosen[0].client.runtime_type == "compile_only_runtime"
 
@@ -81,13 +81,13 @@ def has_host() -> bool:
 
 
 def is_host() -> bool:
-    """Return True if programs are compiled for the host's CPU even though the process has an accelerator."""
+    """Return True if programs are compiled for the host's CPU although the process has an accelerator."""
     return has_host() and platform() == "cpu"
 
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    """Compute with the options in `PINNED`, regardless of the environment and the caller's settings."""
+    """Compute with the JAX options in `PINNED`, regardless of the environment and of the caller's options."""
     with ExitStack() as stack:
         for name, value in PINNED.items():
             stack.enter_context(_option(name, value))

@@ -12,8 +12,7 @@ from typing import Any
 def plain(text: str) -> str:
     """Escape line breaks and control characters, so that a string prints on one line.
 
-    All output passes through this function, because names from users and results folders may contain any
-    character.
+    Apply it to all output, because names from users and results folders may contain any character.
     """
     if text.isprintable():
         return text
@@ -34,7 +33,7 @@ class RunError(_OneLine, RuntimeError):
 
 
 class UserCodeError(RunError):
-    """Exception raised in the user's code, with the original exception as its cause."""
+    """Exception raised in the user's code. The original exception is its cause."""
 
     def __init__(self, message: str, files: frozenset[str] = frozenset()) -> None:
         super().__init__(message)
@@ -58,7 +57,7 @@ class UserCodeError(RunError):
             own = frames[-1:]
         lines = ["Traceback (in your code):\n", *traceback.format_list(own)]
         summary = traceback.format_exception_only(cause)
-        # JAX appends a long explanation of where a traced array comes from.
+        # JAX appends a long explanation of the origin of a traced array.
         summary = summary[:1] if remedy(cause) else summary
         return "".join([*lines, *summary]).partition("\nThe error occurred")[0]
 
@@ -73,7 +72,7 @@ _REMEDIES = {
 
 
 def remedy(error: BaseException) -> str:
-    """Return "; REMEDY" for a JAX tracing error or a misspelt setting, and "" for any other exception."""
+    """Return "; " and a remedy for a JAX tracing error or a misspelt setting, or "" for other errors."""
     if misspelt := re.fullmatch(r"Unexpected keyword argument ('\w+')", str(error)):
         return f"; there is no setting {misspelt[1]}, check its spelling"
     words = _REMEDIES.get(type(error).__name__)
@@ -106,7 +105,7 @@ def from_user_code(files: frozenset[str], place: str) -> Iterator[None]:
 
 @contextmanager
 def writing(place: object, remedy: str = "") -> Iterator[None]:
-    """Convert an OSError into a RunError that states the location and the remedy."""
+    """Convert an OSError into a RunError that states the file or folder and a remedy."""
     try:
         yield
     except OSError as error:
@@ -120,7 +119,7 @@ def shown(value: object) -> str:
 
 
 class at:
-    """Context manager that prefixes the message of an InputError or UserCodeError with its location."""
+    """Context manager that prepends a location to the message of an InputError or UserCodeError."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -150,9 +149,9 @@ def explain(
     Args:
         message: the message from msgspec.
         place: key of the settings in the sweep file.
-        values: the settings; a value that is out of bounds is included in the message.
-        keys: valid keys; the closest one is suggested for an unknown key.
-        choices: valid values for each key with a fixed set of values.
+        values: the settings; the message shows a value that is out of bounds.
+        keys: valid keys; the message suggests the closest one for an unknown key.
+        choices: valid values of each key that has a fixed set of values.
         patterns: descriptions of the patterns that values must match, by key.
         required: required keys; if several are missing, one message lists all of them.
     """
@@ -180,19 +179,22 @@ def explain(
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-    """Return "; did you mean ..." with the closest valid name, "; known: ..." with all names, or ""."""
+    """Return "; did you mean ..." with the closest name, else "; known: ..." with all names, else ""."""
     known = list(known)
     near = difflib.get_close_matches(given, known, 1, cutoff=0.4)
     return f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}" if known else ""
 
 
 def counted(number: int, word: str) -> str:
-    """Format a count with its noun in the singular or plural, such as "1 cell" or "2 batches"."""
+    """Format a count and its noun, in the singular or plural, such as "1 cell" or "2 batches"."""
     return f"{number} {word if number == 1 else word + ('es' if word.endswith('ch') else 's')}"
 
 
 def _given(values: Any, inner: str) -> str:
-    """Return ", got VALUE" for a path such as "labels[0]"; "" for "axes[...]", which has several values."""
+    """Return ", got VALUE" for the value at a path such as "labels[0]", or "" for a path with several values.
+
+    "axes[...]" is such a path.
+    """
     for name, number in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", inner):
         if number == "...":
             return ""
@@ -201,7 +203,7 @@ def _given(values: Any, inner: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Join names with commas on one line: the first twenty, then "..."; "none" if there are no names."""
+    """Join the first twenty names with commas, adding "..." if there are more; "none" if there are none."""
     first = [f"{name:.40}" for name in itertools.islice(names, 21)]
     first[20:] = ["..."] * len(first[20:])
     return " ".join(", ".join(first).split()) or "none"

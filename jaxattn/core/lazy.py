@@ -17,8 +17,8 @@ def lazy(
 
     Args:
         package: full name of the package.
-        names: module that defines each public name.
-        modules: full name of each public module.
+        names: for each public name, the module that defines it.
+        modules: for each public module, its full name.
     """
 
     def find(name: str) -> Any:

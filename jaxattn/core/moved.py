@@ -1,4 +1,4 @@
-"""Names that moved in version 0.3, mapped to their new locations, for error messages about the old names."""
+"""Names that moved in version 0.3 and their new locations, for error messages about the old names."""
 
 import sys
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ COMMANDS = {
     "plan --target": "a script of the repository: python benchmarks/chips/plan.py SWEEP --target CHIP",
     "reproduce --book": "the first argument: jaxattn reproduce BOOK",
 }
-# Keys in item.toml, with the tables that replace them.
+# Keys of item.toml that moved, with the tables that replace them.
 KEYS = {
     "measure": "[[measures]]",
     "criteria": "[measures.criteria]",
     "needs": "needs below [[measures]]",
 }
-# Full module names. Submodules moved with their parents.
+# Full names of modules that moved. Their submodules moved with them.
 MODULES = {
     **{
         f"jaxattn.{name}": f"jaxattn.lab.{name}"
@@ -40,7 +40,7 @@ MODULES = {
     "jaxattn.theory.joint_direction": "sweeps/findings/which_mixture/joint_direction.py of the repository",
     "jaxattn.theory.lq_margin": "sweeps/neighbours/lq_margin.py of the repository",
 }
-# Public names that moved, although their old module still exists.
+# Public names that moved although their old module still exists.
 NAMES = {
     "jaxattn.theory": {
         "TokenCover": "jaxattn.theory.cover",
@@ -53,7 +53,7 @@ NAMES = {
         "lq_max_margin": "jaxattn.theory.lq_margin",
     }
 }
-# Public names removed in version 0.3, each with a remedy.
+# Public names removed in version 0.3, each with a suggested replacement.
 REMOVED = {"Generator": "write a function (key, *, settings) -> Corpus"}
 # Renamed attributes of base classes.
 ATTRIBUTES = {"may_be_settings": "overridable", "why_not": "skip_reason"}
@@ -77,13 +77,13 @@ def hint(package: str, name: str) -> str:
 
 
 class Finder:
-    """Import hook that finds no modules. For a module that moved, it raises an error with the new name."""
+    """Import hook that loads no modules. If the module moved, it raises an error that states the new name."""
 
     @staticmethod
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Raise ModuleNotFoundError with the new name if the module moved."""
+        """Raise ModuleNotFoundError, with the new name in its message, if the module moved."""
         if new := place_of(name):
             raise ModuleNotFoundError(f"No module named {name!r}; moved to {new} in version 0.3", name=name)
         return None

@@ -1,4 +1,4 @@
-"""Access to the parameters of any pytree by name, and short reprs for dataclasses of arrays."""
+"""Access to the parameters in any pytree by name, and short reprs for dataclasses of arrays."""
 
 import dataclasses
 import textwrap
@@ -13,7 +13,7 @@ from jax import Array
 
 from jaxattn.core.errors import InputError, nearest, shown
 
-# A pytree field: an array, or the object that a tree transformation substitutes for it. Class docstrings
+# Field of a pytree: an array, or whatever object a tree transformation substitutes for it. Class docstrings
 # document the shapes, and functions that take the arrays check them.
 Leaf = Any
 
@@ -94,7 +94,7 @@ def gradients_by_name(
     Args:
         function: params -> ().
         params: a pytree of arrays.
-        train: names or patterns of the parameters with respect to which to differentiate.
+        train: names or patterns of the parameters for which to compute gradients.
 
     Raises:
         InputError: a pattern matches no parameter.
@@ -110,7 +110,7 @@ def replaced(params: _P, **changes: Any) -> _P:
     """Return a copy of the parameters with some arrays replaced.
 
     Raises:
-        InputError: a name does not match any parameter.
+        InputError: a name matches no parameter.
     """
     known = leaves(params)
     for name in changes:
@@ -124,7 +124,7 @@ _LINE = 100
 
 
 class Brief:
-    """Base class of dataclasses of arrays, whose repr shows shapes and dtypes instead of entries."""
+    """Base class for dataclasses of arrays whose repr shows shapes and dtypes instead of entries."""
 
     def brief(self) -> str:
         """Return a one-line description of the fields."""
@@ -140,7 +140,7 @@ class Brief:
 
 
 def is_concrete(x: Any) -> bool:
-    """Return True if an array has concrete values, or False if it is traced."""
+    """Return True if an array has concrete values, False if it is traced."""
     return isinstance(x, np.ndarray | np.generic | jax.Array) and not isinstance(x, jax.core.Tracer)
 
 

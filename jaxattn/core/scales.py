@@ -5,10 +5,10 @@ from typing import Literal, NamedTuple
 
 
 class Scale(NamedTuple):
-    """Scale on which to compute the mean and the confidence interval of a metric.
+    """Scale on which to compute the mean and confidence interval of a metric.
 
     Attributes:
-        kind: "linear"; "log" for positive values that span decades; "yes/no" for values 0 or 1.
+        kind: "linear"; "log" for positive values that span decades; "yes/no" for values 0 and 1.
         low, high: smallest and largest possible values; intervals are clipped to this range.
     """
 

@@ -1,4 +1,4 @@
-"""Base class of settings, type annotations for settings, and descriptions parsed from docstrings."""
+"""Base class for settings, type annotations for settings, and descriptions parsed from docstrings."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -8,7 +8,7 @@ import msgspec
 
 _T = TypeVar("_T")
 
-# Sizes and indices are 32-bit integers in every program.
+# All programs use 32-bit integers for sizes and indices.
 MOST = 2**31 - 1
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
@@ -19,11 +19,11 @@ HalfShare = Annotated[float, msgspec.Meta(ge=0, le=0.5)]
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
 STATIC = "static"
-# A float on which Python control flow depends. Cells with different values compile separate programs. Other
-# floats may be traced; a function that accepts both annotates them as `float | jax.Array`.
+# A float on which Python control flow depends, so that each value requires a separately compiled program.
+# Other floats may be traced; a function that accepts both annotates them as `float | jax.Array`.
 Static = Annotated[_T, STATIC]
 FILE = "file"
-# Path relative to the folder of the sweep file. A suffix after a colon is preserved, as in FILE:KEY.
+# Path relative to the folder of the sweep file. A suffix after a colon is kept, as in FILE:KEY.
 FilePath = Annotated[str, FILE]
 IMPORT_PATH = "import path"
 # A built-in name, or the import path of a function. Import paths are converted to `Named`.
@@ -31,14 +31,14 @@ ImportPath = Annotated[Any, IMPORT_PATH]
 
 
 def has_mark(annotation: Any, mark: str) -> bool:
-    """Return True if a type, or any of its components, is annotated with a marker such as `STATIC`."""
+    """Return True if a type annotation, or any component of it, contains a marker such as `STATIC`."""
     if mark in getattr(annotation, "__metadata__", ()):
         return True
     return any(has_mark(part, mark) for part in get_args(annotation) if not isinstance(part, str))
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of all settings classes: a frozen struct with the settings as annotated fields.
+    """Base class of all settings classes: a frozen struct whose annotated fields are the settings.
 
     Attributes:
         overridable: attributes with a default value that a subclass may redefine as settings.
@@ -51,11 +51,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     kind: ClassVar[str] = ""
 
     def check(self, *context: Any) -> None:
-        """Raise InputError, with the setting and a remedy, if the settings are incompatible."""
+        """Raise InputError, naming the setting and a remedy, if the settings are incompatible."""
 
 
 class Named(NamedTuple):
-    """Object referenced by a setting, together with its import path.
+    """Imported object that a setting refers to, together with its import path.
 
     Attributes:
         name: the import path, as written in the sweep file.
@@ -71,7 +71,7 @@ class Named(NamedTuple):
 
 
 def class_name(label: Any) -> str:
-    """Return the default class name for a raw label; several raw labels are joined by "+"."""
+    """Return the default class name for a raw label. Several raw labels are joined by "+"."""
     return "+".join(map(str, label)) if isinstance(label, list | tuple) else str(label)
 
 
@@ -104,7 +104,7 @@ def markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def written(default: Any) -> str:
-    """Format the default value of a setting for a table."""
+    """Format the default value of a setting for display in a table."""
     if default is msgspec.NODEFAULT:
         return "required"
     return "none" if default is None else f"`{msgspec.json.encode(default).decode()}`"

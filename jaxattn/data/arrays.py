@@ -17,7 +17,7 @@ def read_array(place: str | Path) -> np.ndarray:
     """Read a floating-point array from a file.
 
     Args:
-        place: FILE.npy, or FILE.safetensors:KEY. Only the bytes of this array are read.
+        place: FILE.npy, or FILE.safetensors:KEY. From a safetensors file, only this array is read.
 
     Raises:
         InputError: the file or key does not exist, the file cannot be read or has the wrong size, or the
@@ -42,7 +42,7 @@ def read_array(place: str | Path) -> np.ndarray:
             return _npy(path) if path.endswith(".npy") else _tensor(path, key if separator else None)
     except InputError:
         raise
-    # A flipped bit can make the header parsers raise almost any exception.
+    # If a bit of the file is flipped, the header parsers may raise almost any exception.
     except Exception as error:
         raise InputError(f"{path}: cannot be read ({first_line(error)}); save the file again") from error
 
@@ -51,7 +51,7 @@ def _npy(path: str) -> np.ndarray:
     with open(path, "rb") as file:
         numbers = np.lib.format.read_array(file, allow_pickle=False)
         if file.read(1):
-            raise ValueError(f"it is larger than the {numbers.nbytes:,} bytes of its array")
+            raise ValueError(f"the file is larger than the {numbers.nbytes:,} bytes of its array")
     if not jnp.issubdtype(numbers.dtype, jnp.floating):
         raise InputError(f"{path}: dtype {numbers.dtype}; save a floating-point array, such as float32")
     return numbers.astype(numbers.dtype.newbyteorder("="), copy=False)

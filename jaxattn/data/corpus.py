@@ -1,4 +1,4 @@
-"""Corpora: labelled bags of token counts, stored by sequence and by token so that all passes are gathers."""
+"""Corpora: labelled bags of token counts, stored by sequence and by token so that all passes use gathers."""
 
 import math
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ class Corpus(Dataset):
 
     Attributes:
         targets: (n,) int32; labels -1 or +1 for two classes, 0 to K-1 for K > 2.
-        bags: count[X, s] by sequence, for sums over the tokens in a sequence.
-        occurrences: the same counts by token, for sums over the sequences that contain a token.
+        bags: count[X, s] stored by sequence, for sums over the tokens in a sequence.
+        occurrences: the same counts stored by token, for sums over the sequences that contain a token.
         occurrence_to_bag: int32, with the shape of the entries of `occurrences`; index of each entry in the
             flattened entries of `bags`, 0 for padding.
         lengths: (n,) int32; number of tokens T(X) in each sequence.
@@ -68,7 +68,7 @@ class Corpus(Dataset):
 
     @property
     def num_pairs(self) -> int:
-        """Approximate number of pairs of entries within sequences, if all sequences have equal size."""
+        """Approximate number of pairs of entries within sequences; exact for equal sizes."""
         return math.ceil(self.num_entries**2 / self.num_examples)
 
     @property
@@ -77,10 +77,10 @@ class Corpus(Dataset):
         return class_index(self.targets, self.num_classes)
 
     def take(self, index: Array) -> "Corpus":
-        """Return the corpus of the B sequences with the given distinct indices, such as a minibatch.
+        """Return a corpus with the given B sequences, such as a minibatch. The indices must be distinct.
 
         Works inside jit and under vmap. The bags have capacity for the longest sequences. Inside jit, unused
-        fields are not computed, for example the layout by token, which requires a sort.
+        fields are not computed, such as the layout by token, which requires a sort.
         """
         bags, (size,) = self.bags, index.shape
         num_rows, width = bags.index.shape
@@ -108,17 +108,18 @@ class Corpus(Dataset):
         return cut.replace(lengths=self.lengths[index], mean_entries=mean)
 
     def check_shapes(self) -> None:
-        """Do nothing, because the rows of the bags do not correspond to examples."""
+        """Do nothing: the rows of the bags do not correspond to examples."""
 
     def check(self) -> None:
         """Check labels and tokens on the host, for one or many seeds.
 
         Raises:
-            InputError: a label is invalid (not -1 or +1 for two classes, not in 0 to K-1 for K > 2), or a
-                token id is not in 0 to V-1.
+            InputError: a label is invalid (not -1 or +1 for two classes, or not 0 to K-1 for K > 2), or a
+                token
+                id is not between 0 and V-1.
         """
         check_classes(self.targets, self.num_classes)
-        # Tokens beyond the vocabulary have no entries in the by-token layout.
+        # The layout by token omits tokens whose id is not below `vocab_size`, so the totals would differ.
         held = np.asarray(self.occurrences.count).sum() == np.asarray(self.lengths).sum()
         if not held or np.asarray(self.bags.index).max() >= self.vocab_size:
             raise InputError(
@@ -175,7 +176,7 @@ def from_bags(
     check_positions("corpus", max(len(count), vocab_size))
     xp = count.__array_namespace__()
     sequences = len(labels)
-    # NumPy uses radix sort for 16-bit keys, which is ten times faster than sorting wider keys.
+    # NumPy sorts 16-bit keys with radix sort, which is ten times faster than its sort for wider keys.
     key = xp.where(count > 0, token, vocab_size).astype(np.min_scalar_type(vocab_size))
     by_token = xp.argsort(key, stable=True)
     sorted_count = count[by_token]
@@ -221,11 +222,11 @@ def from_sequences(
     vocab_size: int,
     num_classes: int = 2,
 ) -> Corpus:
-    """Build a corpus on the default device from lists of token ids.
+    """Build a corpus from lists of token ids, on the default device.
 
     Args:
         sequences: n lists of token ids in [0, vocab_size). The order within a list does not matter.
-        labels: n labels, -1 or +1 for two classes, 0 to K-1 for more.
+        labels: n labels, -1 or +1 for two classes, 0 to K-1 for K > 2.
         vocab_size: V.
         num_classes: K, number of classes.
 
@@ -234,7 +235,7 @@ def from_sequences(
             out of range, or the numbers of sequences and labels differ.
     """
     lengths = np.array([len(tokens) for tokens in sequences], np.int64)
-    # An empty list has no dtype.
+    # An empty list would become a float array.
     tokens = np.array([t for tokens in sequences for t in tokens] or np.zeros(0, int))
     return from_flat(tokens, lengths, labels, vocab_size=vocab_size, num_classes=num_classes)
 
@@ -271,7 +272,7 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
         raise InputError(f"sequence {int(np.argmin(lengths))}: has no tokens; remove it from the corpus")
     if lengths.sum() != len(tokens):
         raise InputError(
-            f"lengths: the sum is {lengths.sum()}, but there are {len(tokens)} tokens; expected one "
+            f"lengths: the sum is {lengths.sum()}, but the number of tokens is {len(tokens)}; pass one "
             "length per sequence"
         )
     allowed = class_labels(np.arange(num_classes), num_classes)
@@ -320,7 +321,7 @@ def from_counted(
     num_classes: int,
     class_names: tuple[str, ...] | None = None,
 ) -> Corpus:
-    """Build a corpus on the default device from the result of `count_tokens`, without validation."""
+    """Build a corpus from the result of `count_tokens`, on the default device and without validation."""
     corpus = from_bags(
         np.repeat(np.arange(len(sizes), dtype=np.int32), sizes),
         distinct,
@@ -348,10 +349,10 @@ def from_draws(
         num_classes: K, number of classes.
 
     Returns:
-        The corpus, with one row of at most T entries per bag.
+        The corpus, in which each bag is one row of at most T entries.
     """
     sequences, length = tokens.shape
-    # The id `vocab_size` sorts padding to the end of each row.
+    # Give padding the id `vocab_size`, so that it is sorted to the end of each row.
     ordered = jnp.sort(tokens if mask is None else jnp.where(mask, tokens, vocab_size), axis=1)
     position = jnp.broadcast_to(jnp.arange(length), ordered.shape)
     first = jnp.concatenate([jnp.ones((sequences, 1), bool), ordered[:, 1:] != ordered[:, :-1]], axis=1)
@@ -373,7 +374,7 @@ def from_draws(
 
 
 def shapes(*, vocab_size: int, num_classes: int = 2) -> Corpus:
-    """Return an abstract corpus with the shapes and dtypes of one sequence, for `Model.init`."""
+    """Return an abstract corpus with the shapes and dtypes of a single sequence, for `Model.init`."""
 
     def draw(ids: Array) -> Corpus:
         return from_draws(ids, ids[:, 0], vocab_size=vocab_size, num_classes=num_classes)

@@ -1,4 +1,4 @@
-"""Importance of tokens for the label: the statistics that one gradient step writes into E·v."""
+"""Importance of tokens for the label: the statistics that one gradient step on E adds to E·v."""
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,8 @@ def average_signed_frequency(corpus: Corpus) -> Float[Array, " V"] | Float[Array
         Definition of α_s in arXiv 2505.17282; for K classes, its public review thread.
     """
     longest = corpus.lengths.max()
-    # Weights are relative to the longest sequence. With equal lengths, they are exactly 1, so sums of counts
-    # are exact.
+    # Weights are relative to the longest sequence. If all lengths are equal, weights are exactly 1 and sums
+    # of counts are exact.
     weight = longest / corpus.lengths.astype(float)
     scale = 1 / (corpus.num_examples * longest.astype(float))
     if corpus.num_classes == 2:
@@ -65,7 +65,10 @@ def posterior_difference(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V
 
 @jax.jit
 def completely_relevant(corpus: Corpus) -> Bool[Array, "V K"]:
-    """Return a mask of the tokens that occur in only one class, (V, K). Two classes are ordered -1, +1."""
+    """Return a mask of the tokens that occur in only one class, (V, K).
+
+    For two classes, class -1 comes first.
+    """
     counts = class_counts(corpus)
     return (counts > 0) & (counts == counts.sum(axis=1, keepdims=True))
 

@@ -1,4 +1,4 @@
-"""Two-class corpora in which no single token determines the label, generated under jit and vmap.
+"""Two-class corpora in which no single token determines the label. Generation works under jit and vmap.
 
 Relevant tokens come first in the vocabulary. The label does not depend on the other tokens.
 """
@@ -27,7 +27,7 @@ def check_negation(vocab_size: int, relevant: int, length: int, sequences: int) 
     check_multiple("relevant", relevant, 2, "2, the classes")
     check_multiple("sequences", sequences, 4, "4, for both classes with and without negation")
     check_capacity(vocab_size, length, sequences, special=relevant + 1, held=2)
-    # In sequences without the negation token, an irrelevant token takes its position.
+    # A sequence without the negation token has an irrelevant token in its place.
     check_capacity(vocab_size, length, sequences, special=relevant + 1, held=1)
 
 
@@ -55,7 +55,7 @@ def xor(
     Args:
         key: PRNG key.
         vocab_size: V, number of tokens.
-        length: T, tokens per sequence.
+        length: T, number of tokens per sequence.
         sequences: n, number of sequences.
         pairs: number of independent XOR problems, each with four relevant tokens.
         used: number of tokens to sample from, as in `independent`.
@@ -91,25 +91,25 @@ def negation(
 ) -> Corpus:
     """Sample sequences with one relevant token and, in some of them, a negation token that flips the label.
 
-    Among the tokens below `relevant`, even ones are negative and odd ones are positive. Token `relevant` is
-    the negation token:
+    Among the tokens below `relevant`, even tokens are negative and odd tokens are positive. Token `relevant`
+    is the negation token:
 
     y = sign(relevant token) · (-1)^[the sequence contains the negation token].
 
     Sequences come in pairs, one with a negative and one with a positive token. Either both or neither are
     negated, and all their other tokens are the same, so α_s = 0 holds exactly for the negation token and
     every irrelevant token. Two consecutive pairs have the same relevant tokens. If `negated` is 1/2, one of
-    the two pairs is negated, and α_s = 0 holds exactly for the relevant tokens too. For other values, their α
-    is (1 - 2 negated) times the value without negation, up to rounding of the number of negated pairs.
+    the two pairs is negated, and α_s = 0 holds exactly for the relevant tokens, too. For other values, their
+    α is (1 - 2 negated) times its value without negation, up to rounding of the number of negated pairs.
 
     Args:
         key: PRNG key.
         vocab_size: V, number of tokens.
         relevant: number of relevant tokens, not counting the negation token; a multiple of 2.
-        length: T, tokens per sequence.
+        length: T, number of tokens per sequence.
         sequences: n, number of sequences.
-        negated: fraction of the sequences that contain the negation token, in [0, 1], rounded down to an even
-            number of sequences.
+        negated: fraction of the sequences that contain the negation token, in [0, 1]. Their number is rounded
+            down to an even number.
         used: number of tokens to sample from, as in `independent`.
 
     Raises:
@@ -124,7 +124,7 @@ def negation(
     own_key, shared_key = jax.random.split(key)
     which = jax.random.randint(own_key, (sequences // 4, 2), 0, relevant // 2)
     own = jnp.repeat(2 * which + jnp.arange(2)[None], 2, axis=0).reshape(-1, 1)
-    # floor(i · negated) increases at evenly spaced pairs: for 1/2, at every second pair.
+    # floor(i · negated) increases at evenly spaced pairs i; for negated = 1/2, at every second pair.
     full = jnp.floor(jnp.arange(pairs + 1) * negated)
     turned = full[1:] > full[:-1]
     irrelevant = relevant + 1

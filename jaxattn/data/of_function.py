@@ -32,12 +32,14 @@ class Numbered(Sequence[str]):
 
 
 class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
-    """Data sampled per seed by a function `(key, *, settings) -> Dataset`, or `(key, task_key, *, settings)`.
+    """Data sampled for each seed by a function `(key, *, settings) -> Dataset`.
 
-    `key` differs between training, test and validation data and between fresh batches. `task_key` is the same
-    for all samples for a seed. The setting `sequences` is the number of examples to sample. If the function
-    has an argument `used`, which may be traced, it must sample from the first `used` tokens. Cells with
-    different `vocab_size` then share a program.
+    The function may also have the form `(key, task_key, *, settings) -> Dataset`. `key` differs between
+    training, test and validation data and between fresh batches. `task_key` is the same for all samples for a
+    seed. The setting `sequences` is the number of examples to sample. If the function has an argument `used`,
+    which may be traced, it must sample only from the first `used` tokens. Cells with different `vocab_size`
+    then
+    use the same program.
 
     Attributes:
         test_sequences: number of test sequences, which have no label noise.
@@ -60,7 +62,7 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> Sequence[str]:
-        """Names of the V tokens, which are their ids."""
+        """Names of the V tokens: their ids as strings."""
         key = jax.random.key(0)
         task_key = key if self.has_task_key else None
         return _numbered(jax.eval_shape(lambda key: self._sample(None, task_key, key, self._sequences), key))
@@ -79,7 +81,7 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
         return self._noisy(noise_key, self._sample(used, task_key, batch_key, examples))
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
-        """Sample the data for one seed. The content of each split does not depend on the other splits."""
+        """Sample the data for one seed. Each split is sampled independently of the other splits."""
         train_key, test_key = jax.random.split(key)
         validation_key, noise_key, other_noise_key = (jax.random.fold_in(key, place) for place in (2, 3, 4))
         task_key = jax.random.fold_in(key, 5) if self.has_task_key else None
@@ -101,7 +103,7 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
         return _checked(found)
 
     def _noisy(self, key: Array, data: Dataset) -> Dataset:
-        # Without label noise, targets need not be classes.
+        # If there is no label noise, the targets need not be classes.
         is_clean = isinstance(self.label_noise, float) and self.label_noise == 0
         if is_clean and data.num_classes is None:
             return data
@@ -129,7 +131,9 @@ def _numbered(data: Dataset) -> Sequence[str]:
 
 
 def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
-    """Return the settings class for a data function: sampled per seed if it takes a key, otherwise shared.
+    """Return the settings class for a data function.
+
+    Data are sampled per seed if the function takes a key, and otherwise shared by all seeds.
 
     Args:
         function: the function. If its return annotation is a dataset class, this is the type of the data.
@@ -143,7 +147,7 @@ def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
         attributes["gives"] = gives
     place = attributes.get("kind") or function.__name__
     if "used" in parameters and "vocab_size" not in parameters:
-        raise InputError(f"{place}: the argument 'used' requires a setting 'vocab_size'; add it")
+        raise InputError(f"{place}: a function that takes 'used' requires a setting 'vocab_size'; add it")
     if any(p.kind is not p.KEYWORD_ONLY for p in parameters.values()):
         attributes |= {
             "pads_vocabulary": "used" in parameters,
@@ -152,5 +156,5 @@ def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
         }
         return settings_class(function, DrawnOfFunction, **attributes)
     if "task_key" in parameters:
-        raise InputError(f"{place}: the argument 'task_key' requires a key; add 'key' as the first argument")
+        raise InputError(f"{place}: a function that takes 'task_key' must also take 'key'; add it first")
     return settings_class(function, SharedOfFunction, **attributes)

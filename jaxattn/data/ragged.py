@@ -1,8 +1,8 @@
-"""Sparse matrices, stored as variable-length segments in fixed-width rows and summed only by gathers.
+"""Sparse matrices stored as variable-length segments in fixed-width rows, so that gathers can sum them.
 
 Scatter-adds are slow and nondeterministic on GPUs. Here a segment of k entries occupies ceil(k / W) rows of
 W entries. Each row is reduced separately, and a shallow tree of gathers adds the rows of a segment. All
-shapes are static given the number of entries, so the layout can be built inside jit and under vmap.
+shapes are static for a given number of entries, so the layout can be built inside jit and under vmap.
 """
 
 import math
@@ -20,41 +20,40 @@ from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 
-# Positions are 32-bit integers.
+# Positions are stored as 32-bit integers.
 MOST_POSITIONS = 2**31 - 1
 WIDTH = 32
 
-# A matrix with at least this many entries counts as large.
+# Minimum number of entries of a large matrix.
 LARGE = 1 << 18
-# The corresponding limit on an accelerator, where large matrices do not overflow a cache. Seeds with separate
+# The same threshold on an accelerator, where large matrices do not overflow a cache. Seeds with separate
 # corpora are vmapped as long as their arrays fit in memory.
 LARGE_ON_ACCELERATORS = 1 << 24
 
-# Row lengths in the factors of a large matrix: the maximum number of entries added sequentially in the first
-# product, and in the products that add partial sums.
+# Row lengths of the factors of a large matrix: the maximum numbers of values added sequentially, in the first
+# factor and in the factors that add partial sums.
 RUN, FAN = 256, 16
 
-# Below this number of pairs, comparing all pairs is faster than bisection on an accelerator.
+# Number of pairs below which comparing all pairs is faster than bisection on an accelerator.
 COMPARED = 1 << 29
 
-# Size limit of a dense matrix on a TPU, in bytes, and the largest count that bfloat16 represents exactly.
+# Maximum size of a dense matrix on a TPU, in bytes, and the largest count that bfloat16 represents exactly.
 DENSE, EXACT = 1 << 30, 255
 
-# Eigen's kernel processes eight columns at a time, so a remainder of fewer columns takes as long as eight.
+# Eigen's kernel processes eight columns at a time, so fewer remaining columns take as long as eight.
 PACKET = 8
 
 
 @struct.dataclass(repr=False)
 class Ragged(Brief):
-    """Sparse matrix of multiplicities count[segment, index], stored in fixed-width rows.
+    """Sparse matrix of multiplicities count[segment, index], stored in R rows of W entries.
 
     Attributes:
         index: (R, W) unsigned; index of each entry, 0 where count is 0.
         count: (R, W) int; multiplicity of each entry, 0 for padding.
         owner: (R,) int32; segment of each row, `num_segments` for an unused row.
-        tree: (R_k, W) int32 each; for each row of a level, the indices of the rows in the level below that it
-            adds. An index equal to the number of rows below is padding. Empty if every segment is a single
-            row.
+        tree: (R_k, W) int32 for each level k; the indices of the rows in the level below that each row adds.
+            An index equal to the number of rows below is padding. Empty if every segment is a single row.
         num_segments: number of segments S (static).
         factors: factors of the matrix in compressed sparse row format, for products with many columns; the
             first factor is applied first. Each has entries, float32 (N,), column indices, int32 (N,), and row
@@ -79,7 +78,7 @@ class Ragged(Brief):
         return self.index.size >= (LARGE_ON_ACCELERATORS if own else LARGE)
 
     def dot(self, *columns: Array) -> tuple[Array, ...]:
-        """Multiply the matrix by vectors (num_indices,) in one pass. Return one vector (S,) for each."""
+        """Multiply the matrix by vectors (num_indices,) in one pass. Return one (S,) per vector."""
         index, count = self.index.astype(jnp.int32), self.count.astype(columns[0].dtype)
         return self.sum(*(count * take(x, index) for x in columns))
 
@@ -96,7 +95,7 @@ class Ragged(Brief):
         )
 
     def gathered_sums(self, dense: Array) -> Array:
-        """Compute `matmul` by gathers, which is the fastest method on most accelerators."""
+        """Compute `matmul` with gathers, the fastest method on most accelerators."""
         return jax.lax.platform_dependent(
             self, dense, cuda=Ragged._matmul_at_once, default=Ragged._matmul_in_rows
         )
@@ -136,14 +135,14 @@ class Ragged(Brief):
         return self._climb(rows, 0.0, jnp.sum)
 
     def sum(self, *entries: Array) -> tuple[Array, ...]:
-        """Sum per-entry values, each (R, W), over segments. Return one vector (S,) for each."""
+        """Sum per-entry values, (R, W) per input, over segments. Return one vector (S,) per input."""
         zeros = tuple(jnp.zeros((), x.dtype) for x in entries)
-        # A single variadic reduction reads index and count once for all columns, unlike separate sums.
+        # A single variadic reduction, unlike separate sums, reads index and count only once for all columns.
         rows = jax.lax.reduce(entries, zeros, _add, (1,))
         return tuple(self._climb(x, 0.0, jnp.sum) for x in rows)
 
     def max(self, entries: Array) -> Array:
-        """Compute the maximum of the entries (R, W) in each segment, (S,), ignoring NaN; -inf if empty."""
+        """Compute the maximum of the entries (R, W) per segment, (S,), ignoring NaN; -inf if empty."""
         rows = jax.lax.reduce(entries, jnp.array(-jnp.inf, entries.dtype), _larger, (1,))
         return self._climb(rows, -jnp.inf, jnp.max)
 
@@ -156,19 +155,20 @@ class Ragged(Brief):
 
         Returns:
             One (S,) average per column; the largest score in each segment, (S,); the sum of the weights
-            relative to it, (S,); and the weights, (R, W). The largest score and the sum are not combined into
-            a logsumexp, because in float32 it would round away differences between close scores around 1e4.
+            relative to that score, (S,); and the weights, (R, W). The largest score and the sum are not
+            combined into a logsumexp, because for scores around 1e4 in float32 it would round away small
+            differences.
         """
         score = jnp.where(self.count > 0, score, -jnp.inf)
         top = self.max(score)
-        # Padding segments have no entries; a shift of 0 keeps their weights at exp(-inf) = 0.
+        # Padding segments have no entries; shifting their scores by 0 keeps the weights at exp(-inf) = 0.
         top = jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
         weight = self.count.astype(score.dtype) * jnp.exp(score - self.spread(top))
         normaliser, *sums = self.sum(weight, *(weight * x for x in columns))
         return tuple(x / normaliser for x in sums), top, normaliser, weight
 
     def spread(self, per_segment: Array) -> Array:
-        """Repeat per-segment values for each row of the segment: (S,) to (R, 1)."""
+        """Repeat per-segment values (S,) for each row of the segment, (R, 1)."""
         return take(per_segment, jnp.minimum(self.owner, self.num_segments - 1))[:, None]
 
     def _climb(self, rows: Array, padding: float, reduce: Callable[..., Array]) -> Array:
@@ -183,7 +183,7 @@ def _add(x: tuple[Array, ...], y: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def _larger(x: Array, y: Array) -> Array:
-    # `maximum` propagates NaN but takes twice as long. A NaN score still shows up in the weights.
+    # `maximum` would propagate NaN but takes twice as long. A NaN score shows up in the weights anyway.
     return jnp.where(x > y, x, y)
 
 
@@ -205,7 +205,7 @@ def _take_from_batch(x: Array, index: Array) -> Array:
 
 @_take_from_batch.def_vmap
 def _rule(size: int, batched: list[bool], x: Any, index: Any) -> tuple[Array, bool]:
-    # Gather from the concatenated batch, because otherwise XLA would store (batch, index) pairs on a GPU.
+    # Gather from the concatenated batch; otherwise XLA would store (batch, index) pairs on a GPU.
     axes = tuple(0 if mapped else None for mapped in batched)
     if not all(batched) or size * x.shape[1] > MOST_POSITIONS:
         return jax.vmap(_take, axes, axis_size=size)(x, index), True
@@ -220,7 +220,7 @@ def _take_flat(x: Array, index: Array) -> Array:
 
 @_take_flat.defjvp
 def _take_derivative(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    # Use plain gathers, which can be transposed.
+    # Use plain gathers, because they can be transposed.
     return _take_flat(*primals), _take(tangents[0], primals[1])
 
 
@@ -239,16 +239,16 @@ def ragged(
     Args:
         segment: (N,) int, sorted; entries with a segment ≥ `segments` are dropped.
         index: (N,) int, each in [0, indices).
-        count: (N,) int; multiplicities. Traced arrays keep their dtype; others are cast to the smallest dtype
-            that fits.
+        count: (N,) int; multiplicities. Traced arrays keep their dtype; others are cast to the smallest
+            sufficient dtype.
         segments: number of segments S.
         indices: number of possible indices.
         longest: upper bound on the number of entries in a segment.
         width: W, at most `longest`.
 
     Returns:
-        The matrix, with at most R = ceil(N / W) + S rows, or S rows if `longest` ≤ W; and the entry index at
-        each position, (R, W), N for padding.
+        The matrix, with at most R = ceil(N / W) + S rows, or S rows if `longest` ≤ W; and the index of the
+        entry at each position, (R, W), N for padding.
 
     Raises:
         InputError: there are too many entries, including padding, for 32-bit positions.
@@ -303,8 +303,8 @@ def _factors(segment: Any, index: Any, count: Any, segments: int) -> Any:
     start = np.searchsorted(segment, np.arange(segments + 1))
     entries, index = count[: start[-1]].astype(np.float32), index[: start[-1]].astype(np.int32)
     factors = []
-    # The kernel sums each row sequentially. For a token that occurs in 25,000 sequences, float32 would lose
-    # two digits, whereas sums of partial sums lose none.
+    # The kernel sums each row sequentially. For a token that occurs in 25,000 sequences, this would lose two
+    # digits in float32; summing partial sums loses none.
     width = RUN
     while (sizes := np.diff(start)).max(initial=0) > width:
         rows = -(-sizes // width)
@@ -329,7 +329,11 @@ def _dense(segment: Any, index: Any, count: Any, shape: tuple[int, int]) -> tupl
 
 
 def _rows(xp: Any, segment: Any, segments: int, width: int, longest: int) -> tuple[Any, Any, Any]:
-    """Split sorted entries into rows: entry indices (R, W), segments (R,), mask of real entries (R, W)."""
+    """Split sorted entries into rows.
+
+    Returns:
+        Entry indices (R, W), segments (R,), and a mask of real entries (R, W).
+    """
     start = positions(segment, xp.arange(segments + 1))
     if longest <= width:
         owner = xp.arange(segments)

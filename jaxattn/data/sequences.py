@@ -20,8 +20,8 @@ class Sequences(Dataset):
     Attributes:
         ids: (n, T) int32; token ids in [0, V), arbitrary where `mask` is False.
         mask: (n, T) bool; True for tokens, False for padding.
-        targets: classes (n,), as in `Corpus`; tokens (n,) or (n, T); or any other targets of a loss.
-        query: (n,) int32; position of the query token, such as the last token; None without a query.
+        targets: classes (n,), as in `Corpus`; tokens (n,) or (n, T); or any other targets for a loss.
+        query: (n,) int32; position of the query token, such as the last token; None if there is no query.
         vocab_size: V (static).
         classes: K if the targets are classes, else None (static).
     """
@@ -44,12 +44,12 @@ class Sequences(Dataset):
 
     @property
     def causal(self) -> Array:
-        """Causal mask, (n, T, T) bool: True for tokens at the same position or an earlier one."""
+        """Causal mask, (n, T, T) bool: True if the attended token is at the same position or earlier."""
         order = jnp.arange(self.ids.shape[1])
         return self.mask[:, None, :] & (order[None, :] <= order[:, None])
 
     def bags(self) -> Corpus:
-        """Return a corpus with the same sequences as bags of tokens. Works inside jit and under vmap.
+        """Return a corpus with the sequences as bags of tokens. Works inside jit and under vmap.
 
         Raises:
             InputError: the targets are not classes.
@@ -61,7 +61,7 @@ class Sequences(Dataset):
         )
 
     def check(self) -> None:
-        """Raise InputError if rows, token ids or query positions are invalid. Call this on the host."""
+        """Raise InputError if a sequence, token id or query position is invalid. Call this on the host."""
         super().check()
         if self.classes is not None:
             check_classes(self.targets, self.classes)
@@ -82,7 +82,7 @@ class Sequences(Dataset):
             if not asks.all():
                 where = int(np.argmin(asks))
                 raise InputError(
-                    f"query {query[where]} of sequence {where}: is padding; use the position of a token"
+                    f"query {query[where]} of sequence {where}: not a token; use the position of a token"
                 )
 
 
@@ -104,7 +104,7 @@ def from_flat(
         classes: K if the targets are classes.
 
     Returns:
-        The sequences. The last token of each is its query.
+        The sequences. The query is the last token of each sequence.
     """
     mask = np.arange(max(lengths, default=0)) < lengths[:, None]
     ids = np.zeros(mask.shape, np.int32)
@@ -124,8 +124,8 @@ class Vectors(Dataset):
 
     Attributes:
         X: (n, T, d); tokens.
-        targets: (n,) labels -1 or +1, classes 0 to K-1, numbers, or any other targets (n, ...) of a loss.
-        z: (n, d); query of each sequence; None without queries.
+        targets: (n,) labels -1 or +1, classes 0 to K-1, numbers, or any other targets (n, ...) for a loss.
+        z: (n, d); query of each sequence; None if there are no queries.
         mask: (n, T) bool; True for tokens, False for padding. None if there is no padding.
         classes: K if the targets are classes, else None (static).
     """
@@ -146,17 +146,17 @@ class Vectors(Dataset):
         return self.X.shape[-1]
 
     def dot(self, u: Leaf) -> Leaf:
-        """Compute x_nt·u_n, (n, T), for one vector u (d,), or one vector per sequence, (n, d)."""
+        """Compute x_nt·u_n, (n, T), for one vector u, (d,), or for one vector per sequence, (n, d)."""
         # On CPUs, batched products and their derivatives are faster than matrix-vector products.
         u = jnp.broadcast_to(u, (self.X.shape[0], self.X.shape[2]))
         return jnp.einsum("ntd,nd->nt", self.X, u)
 
     def masked(self, scores: Leaf) -> Leaf:
-        """Replace the scores (n, T) of padding by -inf."""
+        """Replace the scores at padding positions by -inf, (n, T)."""
         return scores if self.mask is None else jnp.where(self.mask, scores, -jnp.inf)
 
     def check(self) -> None:
-        """Raise InputError if rows, tokens or queries are invalid. Call this on the host."""
+        """Raise InputError if the tokens, queries or mask are invalid. Call this on the host."""
         super().check()
         if self.classes is not None:
             check_classes(self.targets, self.classes)

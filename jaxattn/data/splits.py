@@ -14,7 +14,7 @@ from jaxattn.data.importance import average_signed_frequency, posterior_differen
 
 
 def flip_labels(key: Array, data: D, label_noise: float | Array) -> D:
-    """Replace each label, with a given probability, by another class chosen uniformly.
+    """With a given probability, replace each label by another class chosen uniformly.
 
     P(ỹ = y) = 1 - label_noise,  P(ỹ = k) = label_noise / (K-1) for every k ≠ y.
 
@@ -27,8 +27,8 @@ def flip_labels(key: Array, data: D, label_noise: float | Array) -> D:
         InputError: the targets are not classes.
 
     Source:
-        Label noise of Sakamoto & Sato, arXiv 2409.17625. The extension to K > 2 classes is original to this
-        library.
+        Label noise as in Sakamoto & Sato, arXiv 2409.17625. The extension to K > 2 classes is original to
+        this library.
     """
     classes, targets = data.num_classes, data.targets
     if classes is None:

@@ -1,4 +1,4 @@
-"""Generators of synthetic corpora: pure functions of a key, for use under jit and vmap.
+"""Generators for synthetic corpora: pure functions of a key that work under jit and vmap.
 
 Tokens 0 to relevant-1 are relevant, and token s belongs to class s mod K. For two classes, even tokens are
 negative and odd tokens are positive. All other tokens are irrelevant. The corresponding settings classes are
@@ -113,7 +113,7 @@ def independent(
         key: PRNG key.
         vocab_size: V, number of tokens.
         relevant: number of relevant tokens, a multiple of K.
-        length: T, tokens per sequence.
+        length: T, number of tokens per sequence.
         sequences: n, number of sequences.
         max_posterior_difference: largest posterior difference δ of a token, in [0, 1].
         relevant_mass: probability that a token in a sequence is relevant; defaults to `relevant /
@@ -126,8 +126,8 @@ def independent(
         InputError: the sizes are incompatible, for example because `sequences` is not a multiple of K.
 
     Source:
-        Eq. 15 of arXiv 2505.17282. The paper does not state δ and the base distribution; those used here are
-        this library's choice.
+        Eq. 15 of arXiv 2505.17282. The paper does not specify δ and the base distribution; this library
+        chooses them.
     """
     check_sizes(vocab_size, relevant, length, sequences, num_classes)
     used = vocab_size if used is None else used
@@ -169,16 +169,16 @@ def topics(
 
     With probability π_s, called the purity of s, a topic word comes from the topic of the sequence; otherwise
     it comes from any topic. In expectation, the posterior difference of a topic word is its purity; for two
-    classes it is ±π_s. The purities of a topic's words are evenly spaced from `min_purity` to `max_purity`.
-    Common words are uniform and independent of the label, so α_s = 0 holds for them only in expectation.
-    Topics are balanced.
+    classes it is ±π_s. The purities of the words in a topic are evenly spaced from `min_purity` to
+    `max_purity`. Common words are uniform and independent of the label, so α_s = 0 holds for them only in
+    expectation. Topics are balanced.
 
     Args:
         key: PRNG key.
         vocab_size: V, number of tokens.
         relevant: number of topic words in the vocabulary, a multiple of K.
         topic_words: number of topic words per sequence, including repetitions.
-        length: T, tokens per sequence.
+        length: T, number of tokens per sequence.
         sequences: n, number of sequences.
         min_purity: smallest purity of a topic word, in [0, 1].
         max_purity: largest purity of a topic word, in [0, 1].
@@ -207,7 +207,7 @@ def topics(
 
 
 def _invert(cumulative: Array, uniform: Array) -> Array:
-    """Evaluate one quantile function per row, from cumulative weights (n, M), at (n, N) values in [0, 1)."""
+    """Evaluate one quantile function per row, given cumulative weights (n, M), at values (n, N) in [0, 1)."""
     position = uniform * cumulative[:, -1:]
     picked = jax.vmap(lambda row, x: jnp.searchsorted(row, x, side="right"))(cumulative, position)
     return jnp.minimum(picked, cumulative.shape[1] - 1)
@@ -229,15 +229,15 @@ def multi_relevant(
     """Sample sequences that each contain r distinct relevant tokens from their class.
 
     All other tokens are irrelevant. Sequences come in groups of K, one per class, with the same irrelevant
-    tokens. Thus α_s = 0 holds exactly for every irrelevant token, and each relevant token occurs under a
-    single label.
+    tokens. Thus α_s = 0 holds exactly for every irrelevant token, and each relevant token occurs with only
+    one label.
 
     Args:
         key: PRNG key.
         vocab_size: V, number of tokens.
         relevant: number of relevant tokens, a multiple of K.
         relevant_per_sequence: r, number of relevant tokens per sequence, at most `relevant / K`.
-        length: T, tokens per sequence.
+        length: T, number of tokens per sequence.
         sequences: n, number of sequences.
         num_classes: K, number of classes.
         used: number of tokens to sample from, as in `independent`.
@@ -269,15 +269,15 @@ def assumption1(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences with one relevant token each, so that Assumption 1 holds exactly.
+    """Sample sequences with one relevant token each, so that Assumption 1 of the paper holds exactly.
 
-    Each relevant token occurs under a single label. All other tokens are irrelevant, with α_s = 0 exactly.
+    Each relevant token occurs with only one label. All other tokens are irrelevant, with α_s = 0 exactly.
 
     Args:
         key: PRNG key.
         vocab_size: V, number of tokens.
         relevant: number of relevant tokens, a multiple of K.
-        length: T, tokens per sequence.
+        length: T, number of tokens per sequence.
         sequences: n, number of sequences.
         num_classes: K, number of classes.
         used: number of tokens to sample from, as in `independent`.
@@ -302,6 +302,6 @@ def assumption1(
 
 
 def labelled(tokens: Array, class_index: Array, vocab_size: int, num_classes: int) -> Corpus:
-    """Build a corpus from sampled sequences (n, T) and their class indices, (n,)."""
+    """Build a corpus from sampled sequences, (n, T), and their class indices, (n,)."""
     labels = class_labels(class_index, num_classes)
     return from_draws(tokens, labels, vocab_size=vocab_size, num_classes=num_classes)

@@ -1,4 +1,4 @@
-"""Studies as Python objects: read them from sweep files, plan them, run them and load their results."""
+"""Studies as Python objects: create them or read sweep files, plan and run them, and load their results."""
 
 import shlex
 import sys
@@ -39,11 +39,11 @@ class Plan(NamedTuple):
 
     Attributes:
         cells: one row per cell, with its settings, compile group and finished seeds.
-        groups: one row per compile group, with the numbers of vmapped runs and batches, and estimates of
-            memory and time.
+        groups: one row per compile group, with its numbers of vmapped runs and of batches, and estimates of
+            its memory and time.
         sentence: one-sentence summary.
-        metrics: one line per phase of the first cell: its metrics, and the skipped probes with reasons.
-            Empty for a quick plan.
+        metrics: one line per phase of the first cell, with its metrics, the skipped probes and why they are
+            skipped; empty for a quick plan.
     """
 
     cells: pd.DataFrame
@@ -61,10 +61,10 @@ class Plan(NamedTuple):
 
 
 class Study(Definition):
-    """A study: data × model × phases × probes, run for many seeds and settings.
+    """A study: data, model, training phases and probes, run for many seeds and settings.
 
     Wherever a sweep file says `kind = ...`, pass an instance of a class, a function, a table or the name of
-    the kind. Custom classes and functions work in the same way.
+    the kind. This includes your own classes and functions.
     """
 
     def __init__(
@@ -84,16 +84,17 @@ class Study(Definition):
 
         Args:
             name: name of the study. Results are written to results/NAME by default.
-            data: a generator or reader.
+            data: a generator or reader of data.
             model: a model.
             phases: training phases in order; at least one.
             loss: per-example loss, (outputs, targets) -> (n,).
-            init: initial parameter values by name. They replace the values sampled by the model.
+            init: initial values keyed by parameter. They replace the values sampled by the model.
             probes: a `Probes` object with all measurements, or a list of probes to add to the standard
                 probes.
-            figures: figures to draw: names, tables, or functions (results, *, settings).
+            figures: figures to draw: kinds, tables, or functions (results, *, settings).
             rest: seeds, hold, dtype, axes, zip, halton, cells, exclude, blocks, description and chunk, as in
-                a sweep file.
+                a
+                sweep file.
 
         Raises:
             InputError: a setting is invalid.
@@ -129,7 +130,7 @@ class Study(Definition):
 
     @classmethod
     def read(cls, path: str | Path, overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> "Study":
-        """Read a sweep file; see `toml.read_sweep`."""
+        """Read a study from a sweep file; see `toml.read_sweep`."""
         return toml.read_sweep(path, overrides, axes, made=cls.of_tables)
 
     def write(self, path: str | Path) -> Path:
@@ -139,7 +140,7 @@ class Study(Definition):
             InputError: an object has no import path, such as a class defined in a notebook.
             RunError: the file cannot be written.
         """
-        self._check_names("no sweep file")
+        self._check_names("a sweep file")
         return toml.write_sweep(self.tree, path)
 
     def plan(
@@ -150,13 +151,12 @@ class Study(Definition):
         quick: bool = False,
         progress: Progress = _silent,
     ) -> Plan:
-        """Plan the study: list its cells and compile groups, and the seeds already finished in a folder.
+        """Plan the study: list its cells and compile groups, and the seeds already finished in the folder.
 
         Args:
-            directory: the results folder or its bucket address; results/NAME by default.
+            directory: the results folder, or its bucket address; defaults to results/NAME.
             max_memory: memory limit in bytes per device; defaults to the device memory.
-            quick: True to skip the memory and time estimates, which require compiling and running every
-                group.
+            quick: True to skip the memory and time estimates, for which every group is compiled and run.
             progress: progress callback (description of the compile group, finished fraction).
 
         Raises:
@@ -191,10 +191,10 @@ class Study(Definition):
             quiet: True to hide the progress display.
             shard: (I, N) to run shard I of N in a separate folder.
             max_memory: memory limit in bytes per device; defaults to the device memory.
-            on_failure: what to do if a batch ends in NaN or raises an error: "stop", "continue" with the next
-                batch, or "retry" the batch from its start, up to twice, before continuing.
+            on_failure: what to do if a batch produces NaN or raises an error: "stop" the run, "continue" with
+                the next batch, or "retry" the batch from its start, at most twice, and then continue.
             accept_code: True to resume even if custom code has changed since the run started.
-            profile: True to write a JAX trace of the run to the folder, for TensorBoard or Perfetto.
+            profile: True to write a JAX trace of the run, for TensorBoard or Perfetto, to the folder.
             log: dashboards that also receive every measurement: "tensorboard" or "wandb" (offline).
 
         Returns:
@@ -203,7 +203,7 @@ class Study(Definition):
         Raises:
             InputError: the data cannot be used, a cell does not fit in memory, or the folder contains results
                 for a different config.
-            RunError: no batch could be run, or the folder cannot be written.
+            RunError: no batch finished, or the folder cannot be written.
         """
         from jaxattn.lab.engine.progress import Reporter
 
@@ -266,7 +266,9 @@ class Study(Definition):
     def _check_names(self, reader: str) -> None:
         for name in self.own_kinds:
             if name.startswith("__main__:") or "<locals>" in name:
-                raise InputError(f"{name}: {reader} can import it; move it to a file, such as mine.py")
+                raise InputError(
+                    f"{name}: cannot be imported by {reader}; move it to a file, such as mine.py"
+                )
 
     def _check_metrics(self) -> None:
         from jaxattn.lab.engine.plan import check_metrics
@@ -294,7 +296,7 @@ class Study(Definition):
 
 
 class Finished(NamedTuple):
-    """Outcome of a run, and its report.
+    """Outcome and report of a run.
 
     Attributes:
         outcome: result of the run; see `engine.run.Outcome`.

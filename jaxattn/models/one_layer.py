@@ -24,7 +24,7 @@ from jaxattn.models.span import Dim, infinite_by_name
 
 
 def project(E: Array | np.ndarray, p: Array | np.ndarray, v: Array | np.ndarray) -> tuple[Array, Array]:
-    """Return E p, (V,), and E v, (V,) for one read-out vector v (d,), or (V, K) for K vectors (d, K).
+    """Return E p, (V,), and E v, (V,) for one read-out vector v, (d,), or (V, K) for K of them, (d, K).
 
     Compute second derivatives in forward-over-reverse mode.
     """
@@ -41,7 +41,7 @@ def _product(E: Any, p: Any, heads: Any) -> tuple[Array, Array]:
 
 
 def _forward(E: Any, p: Any, heads: Any) -> tuple[tuple[Array, Array], Any]:
-    # In the backward pass, arguments without a tangent are omitted from the product.
+    # The backward pass omits arguments without a tangent from the product.
     wanted = (() if p.perturbed else None, () if heads.perturbed else None)
     return _product(E.value, p.value, heads.value), (E.value, p.value, heads.value, wanted)
 
@@ -54,7 +54,7 @@ def _backward(residuals: Any, cotangents: Any) -> tuple[Any, Any, Any]:
         jnp.zeros(shape, E.dtype) if isinstance(x, SymbolicZero) else x
         for x, shape in zip(cotangents, shapes, strict=True)
     )
-    # Outer products are fused into the operation that reads ∂L/∂E, whereas a matrix product would be stored.
+    # An outer product is fused into the operation that reads ∂L/∂E, whereas a matrix product would be stored.
     d_E = d_scores[:, None] * p
     d_E = d_E + (d_values * heads[:, 0] if heads.shape[1] == 1 else d_values @ heads.T)
     if wanted == ((), None):
@@ -88,13 +88,13 @@ class Params(Brief):
 def init(
     key: Array, *, vocab_size: int, dim: Dim, num_classes: int = 2, dtype: DTypeLike = jnp.float32
 ) -> Params:
-    """Sample the initial parameters: E_s, p ~ N(0, I/d) and v uniform on the unit sphere.
+    """Sample the initial parameters: E_s and p from N(0, I/d), and v uniformly from the unit sphere.
 
     Args:
         key: PRNG key.
         vocab_size: V. Increasing V does not change the existing rows.
         dim: d. For "inf", the parameters are in span coordinates; see `span.start`.
-        num_classes: K. Two classes share a single read-out vector.
+        num_classes: K. For two classes, there is a single read-out vector.
         dtype: dtype of the parameters.
 
     Raises:
@@ -150,24 +150,24 @@ class OneLayer(Model[Corpus], frozen=True, kw_only=True):
         return "p" if self.is_one_layer else None
 
     def scores(self, params: Params, data: Corpus) -> Scores:
-        """Return the scores E p and the values E v; see `theory.scores.one_layer`."""
+        """Return the scores E p and the token values E v; see `theory.scores.one_layer`."""
         return linear_scores(params, data)
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Sample the parameters; see the module's `init`."""
+        """Sample the parameters; see `one_layer.init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype)
 
     outputs = staticmethod(outputs)
     scores_and_values = staticmethod(scores_and_values)
 
     def in_span(self) -> "OneLayer":
-        """Return the model in coordinates of its parameters' span; see `models.span`."""
+        """Return the model with its parameters expressed in coordinates of their span; see `models.span`."""
         # A subclass may not be invariant under rotations of R^d.
         return OneLayerInSpan(dim=self.dim) if type(self) is OneLayer else self
 
 
 class OneLayerInSpan(OneLayer, frozen=True, kw_only=True):
-    """`OneLayer` in coordinates of the span of E, p and v, if the span has fewer than d dimensions."""
+    """`OneLayer` in coordinates of the span of E, p and v, for a span of fewer than d dimensions."""
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Sample the parameters; see `span.start`."""

@@ -29,9 +29,9 @@ def padded_sequences(
     if longest is None:
         if isinstance(corpus.lengths, jax.core.Tracer):
             raise InputError(
-                "padded_sequences: lengths are traced; pass longest=..., at least the maximum length"
+                "padded_sequences: the lengths are traced; pass longest=..., an upper bound on them"
             )
-        # Use NumPy, because JAX would trace even concrete arrays inside jit.
+        # Use NumPy, because inside jit JAX would trace even concrete arrays.
         longest = int(np.asarray(corpus.lengths).max())
     return _padded(corpus, longest)
 
@@ -53,11 +53,11 @@ def _padded(corpus: Corpus, longest: int) -> tuple[Array, Array]:
 def outputs(
     params: one_layer.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
 ) -> Float[Array, " n *K"]:
-    """Compute `one_layer.outputs` position by position: q = softmax(E[x] p) and f = Σ_i q_i E[x_i] v.
+    """Compute `one_layer.outputs` position by position: q = softmax(E[x] p) and f = Σ_i q_i (E[x_i]·v).
 
     Args:
         params: as in `one_layer.outputs`.
-        ids: token ids, (n, T).
+        ids: token ids x, (n, T).
         mask: (n, T) bool; True for tokens, False for padding.
     """
     return _pool(params.E[ids], params.p, mask) @ params.v
@@ -70,11 +70,13 @@ def two_layer_outputs(
     *,
     residual: bool = False,
 ) -> Float[Array, " n *K"]:
-    """Compute H = Softmax(E[x] W1 E[x]ᵀ) E[x] (+ E[x]) position by position, and read it out with W2 p and v.
+    """Compute H = Softmax(E[x] W1 E[x]ᵀ) E[x] (+ E[x]), then the outputs with W2 p and v.
+
+    All sums are explicit, position by position.
 
     Args:
         params: as in `two_layer.outputs`, where W1 and W2 are the identity, or `two_layer_weights.outputs`.
-        ids: token ids, (n, T).
+        ids: token ids x, (n, T).
         mask: (n, T) bool; True for tokens, False for padding.
         residual: True to add E[x].
     """

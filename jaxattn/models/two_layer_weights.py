@@ -46,15 +46,15 @@ def init(
     dtype: DTypeLike = jnp.float32,
     weights: SquareInit = "identity",
 ) -> Params:
-    """Sample E, p and v as in `one_layer.init`; W1 and W2 are the identity or have entries from N(0, 1/d).
+    """Sample E, p and v as in `one_layer.init`. W1 and W2 are the identity, or have entries from N(0, 1/d).
 
-    With `weights="identity"`, the model initially equals the two-layer model without weights.
+    With `weights="identity"`, the model is initially equivalent to the two-layer model without weights.
 
     Raises:
         InputError: as in `one_layer.init`, or `weights` is neither "identity" nor "normal".
 
     Source:
-        The initial W1 and W2 are this library's choice; they are not published.
+        The initial W1 and W2 are not published; this library chooses them.
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
     W1, W2 = (square_matrix(jax.random.fold_in(key, number), dim, dtype, weights) for number in (1, 2))
@@ -95,26 +95,26 @@ class TwoLayerWeights(Model[Corpus], frozen=True, kw_only=True):
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W1", "W2")
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Sample the parameters; see the module's `init`."""
+        """Sample the parameters; see `two_layer_weights.init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype)
 
     def outputs(self, params: Params, data: Corpus) -> Array:
-        """Compute the outputs f, (n,) or (n, K); see the module's `outputs`."""
+        """Compute the outputs f, (n,) or (n, K); see `two_layer_weights.outputs`."""
         return outputs(params, data, residual=self.residual)
 
     scores_and_values = staticmethod(scores_and_values)
 
 
-# Number of rows multiplied at a time.
+# Number of matrix rows multiplied at a time.
 ROWS = 512
 
 
 def _embedding_product(
     corpus: Corpus, table: Float[Array, "V d"], matrix: Float[Array, "d m"]
 ) -> Float[Array, "V m"]:
-    """Compute E W, (V, m), with zero rows for tokens that do not occur in a minibatch.
+    """Compute E W, (V, m), with E = `table` and W = `matrix`.
 
-    For corpora that are not minibatches, and for small tables, all rows are computed.
+    For a minibatch, rows for tokens that do not occur in it are zero, unless the table is small.
     """
     if corpus.mean_entries is None or len(table) <= ROWS:
         return table @ matrix
@@ -137,7 +137,7 @@ def _forward(corpus: Corpus, table: Array, matrix: Array) -> tuple[Array, Any]:
 
 
 def _backward(residuals: Any, cotangent: Array) -> tuple[Any, ...]:
-    """Compute ∂L/∂E_s = Ḡ_s Wᵀ and ∂L/∂W = Σ_s E_s Ḡ_sᵀ, for tokens s in the corpus."""
+    """Compute ∂L/∂E_s = Ḡ_s Wᵀ and ∂L/∂W = Σ_s E_s Ḡ_sᵀ, for tokens s in the corpus, with Ḡ = ∂L/∂(E W)."""
 
     def compute(corpus: Corpus, table: Array, matrix: Array, cotangent: Array) -> Any:
         def visit(tokens: Array, own: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -160,7 +160,7 @@ def _fold(corpus: Corpus, visit: Any, carry: Any) -> Any:
     token = jnp.where(bags.count > 0, bags.index.astype(jnp.int32), size)
     # Use integers, because GPUs have no atomic operations on Booleans.
     is_held = jnp.zeros(size, jnp.int32).at[token].set(1, mode="drop") > 0
-    # Pad with the out-of-range id V, which is ignored by `mode="drop"`.
+    # Pad with the out-of-range id V, which `mode="drop"` ignores.
     held = jnp.full(-(-size // ROWS) * ROWS, size, jnp.int32)
     place = jnp.where(is_held, jnp.cumsum(is_held, dtype=jnp.int32) - 1, len(held))
     held = held.at[place].set(jnp.arange(size, dtype=jnp.int32), mode="drop", unique_indices=True)

@@ -67,7 +67,7 @@ __all__ = [
     "write_certificate",
 ]
 
-# Names that moved after version 0.2 raise an error that states their new location.
+# Accessing a name that moved after version 0.2 raises an error that states its new location.
 __getattr__, _ = lazy(
     __name__,
     dict.fromkeys(("certify_exactly", "write_certificate"), "jaxattn.theory.exact_certificate")

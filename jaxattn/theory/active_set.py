@@ -8,9 +8,9 @@ from jaxattn.theory.certificate import COINCIDE, Solution
 
 # Maximum number of violated pairs to examine between two scans of all pairs.
 _POOL = 64
-# Every iteration scans all pairs if the difference matrix has at most this many entries.
+# Maximum number of entries of the difference matrix for which every iteration scans all pairs.
 _WHOLE = 200_000
-# A difference is linearly dependent on the active differences if its orthogonal part is below this.
+# Differences depend linearly on the active differences if their orthogonal component is shorter than this.
 _DEPENDENT = 1e-11
 
 
@@ -31,10 +31,10 @@ class _Factor:
         return self._r[: len(self.active), : len(self.active)]
 
     def split(self, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Decompose n = N x + z with z orthogonal to N. Return Qᵀ n and z."""
+        """Decompose n = N x + z, where z is orthogonal to the columns of N. Return Qᵀ n and z."""
         inside = self.q.T @ n
         z = n - self.q @ inside
-        # A second pass keeps Q orthogonal up to rounding if most of n cancels.
+        # If most of n cancels, a second pass keeps Q orthogonal up to rounding.
         if z @ z < 0.25 * (n @ n):
             more = self.q.T @ z
             inside, z = inside + more, z - self.q @ more
@@ -75,9 +75,9 @@ def active_set(
     max_steps: int,
     start: np.ndarray | None = None,
 ) -> Solution:
-    """Solve min ½ ‖p‖² s.t. p·(L_s - L_s') ≥ b for all pairs, without forming all differences.
+    """Solve min ½ ‖p‖² s.t. p·(L_s - L_s') ≥ b for all pairs (s, s'), without forming all differences.
 
-    The method keeps p optimal for a set of active pairs. It uses the scores L p to scan all pairs, adds a
+    The method keeps p optimal for a set of active pairs. It scans all pairs using the scores L p, adds a
     violated pair, and drops active pairs whose multipliers would become negative. ‖p‖ only increases, so
     1 / ‖p‖ is an upper bound on the margin. If a violated difference is a combination of active differences
     with coefficients ≤ 0, the coefficients prove that no direction separates the selected tokens.
@@ -85,9 +85,9 @@ def active_set(
     A scan costs O(V r + m) and a step O(r k), with k ≤ r active pairs. Memory is O(V r + r² + m).
 
     Args:
-        rows: (V, r) float64; embeddings, scaled to a maximum norm of about 1.
-        better: (m,) int; the selected token in each pair.
-        worse: (m,) int; the unselected token in each pair.
+        rows: L, (V, r) float64; embeddings, scaled to a maximum norm of about 1.
+        better: (m,) int; the selected token s in each pair.
+        worse: (m,) int; the unselected token s' in each pair.
         required: b ≥ 0, not all zero; (m,) or a scalar.
         tolerance: relative duality gap at which the method stops. Rounding may stop it earlier.
         max_steps: maximum number of pairs to add or drop.
@@ -155,7 +155,7 @@ def _add_pair(
 ) -> tuple[np.ndarray, np.ndarray, int, bool]:
     """Add a violated pair with difference n, and drop pairs whose multipliers would become negative.
 
-    Return p, the multipliers, the number of steps, and True if the pair was added. If it was not, no
+    Return p, the multipliers, the number of steps, and True if the pair was added. If it was not added, no
     direction separates the selected tokens, and the multipliers, with 1 for the new pair, prove this.
     """
     own, steps = 0.0, 0

@@ -13,32 +13,33 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.theory.constraints import Constraints
 from jaxattn.theory.infeasible import proves_infeasible
 
-# Below this relative size, a nonzero sum of differences may be due to rounding.
+# Relative size below which a nonzero sum of differences may be due to rounding.
 INFEASIBLE = 1e-14
-# Outside this range, squares or multipliers of keys overflow or underflow in float64.
+# Range of key lengths outside which squares of keys, or multipliers, overflow or underflow in float64.
 SMALLEST, LARGEST = 1e-140, 1e140
 # Embeddings count as equal if they differ by less than this fraction of the longest embedding.
 COINCIDE = 1e-13
-# Unit roundoff of float64, and number of pairs processed at a time in extended precision.
+# Machine epsilon of float64, and number of pairs processed at a time in extended precision.
 _EPS, _BLOCK = 2.0**-52, 4096
 # A relative duality gap below this may be due to rounding in a sum with large multipliers.
 _ROUNDING = 1e-5
-# Tolerance (a cosine) for pairs with required margin 0.
+# Tolerance for pairs with required margin 0, as the cosine between p and the difference of the pair.
 _LEVEL = 1e-12
-# p is feasible only if ties, and pairs with required margin 0, hold to this fraction of the margin.
+# p is feasible only if it violates ties and required margins of 0 by at most this fraction of the margin.
 _UNTIED = 1e-8
 
 
 class Status(IntEnum):
-    """Outcome of a max-margin problem, as described by `MaxMargin.reason`.
+    """Outcome of a max-margin problem. `MaxMargin.reason` describes it in words.
 
     SOLVED: the duality gap is within the tolerance.
     NOTHING: there are no pairs of tokens to separate, and p = 0.
     LOOSE: p satisfies all constraints, but its duality gap is above the tolerance.
     INFEASIBLE: the multipliers prove that no p satisfies all constraints.
-    CIRCLE: the pairs form a cycle in which each token must outrank the next, which is infeasible for any
-    keys. UNDECIDED: the solver found neither a feasible p nor a proof that none exists. INVALID: not
-    attempted, because the input is not valid.
+    CIRCLE: the pairs form a cycle in which each token must score higher than the next, which is infeasible
+        for
+    any keys. UNDECIDED: the solver found neither a feasible p nor a proof that none exists. INVALID: not
+    attempted, because the input is invalid.
     """
 
     SOLVED = 0
@@ -64,20 +65,23 @@ _REASONS = {
 
 @struct.dataclass(repr=False)
 class MaxMargin(Brief):
-    """A max-margin direction and its certificate, as float64 NumPy arrays. A batch adds a leading axis.
+    """Max-margin direction and its certificate, as float64 NumPy arrays. A batch adds a leading axis.
 
     With pairs (s, s') and ties (s, s''), p = Σ λ (E_s - E_s') + Σ μ (E_s - E_s''), λ ≥ 0. The largest margin
     of any unit direction lies between `margin` and `margin_bound`, so
 
-        ‖p - p_mm‖² ≤ duality_gap ‖p‖²   and   1 - cos(p, p_mm) ≤ 1 - √(1 - duality_gap).
+        ‖p - p_mm‖² ≤ duality_gap ‖p‖²   and   1 - cos(p, p_mm) ≤ 1 - √(1 - duality_gap),
 
-    If `certify_max_margin` is called with another q, the norm of p is ℓ_q, and the norm of the sum is its
-    dual. The bounds on the margin still hold, but the bounds on the distance to p_mm do not.
+    where p_mm is the exact solution. If `certify_max_margin` is called with q ≠ 2, the norm of p is ℓ_q, and
+    the norm of the sum is its dual. The bounds on the margin still hold, but the bounds on the distance to
+    p_mm
+    do not.
 
-    If the problem is infeasible, some multipliers near the given ones, with Σ λ = 1, make the sum exactly 0,
-    so no direction has a positive product with every difference. `dual_residual`, at most 1e-14, is the norm
-    of the floating-point sum relative to the lengths of the differences. An undecided problem is neither
-    `feasible` nor `infeasible`.
+    If the problem is infeasible, some multipliers near the given multipliers, with Σ λ = 1, make the sum
+    exactly 0, so no direction has a positive product with every difference. `dual_residual`, at most 1e-14,
+    is
+    the norm of the floating-point sum relative to the lengths of the differences. An undecided problem is
+    neither `feasible` nor `infeasible`.
 
     Attributes:
         p: (d,); the minimum-norm vector with p·(E_s - E_s') ≥ 1 for all pairs; NaN if there is none.
@@ -114,7 +118,7 @@ class MaxMargin(Brief):
 
     @property
     def feasible(self) -> Leaf:
-        """True if p satisfies all constraints, bool or (S,) bool. False does not prove that no p does."""
+        """True if p satisfies all constraints, bool or (S,) bool. False does not prove infeasibility."""
         return self._is(Status.SOLVED, Status.NOTHING, Status.LOOSE)
 
     @property
@@ -141,7 +145,7 @@ class MaxMargin(Brief):
 
 
 class Solution(NamedTuple):
-    """Solver output. The certificate does not rely on it, but is recomputed from the multipliers.
+    """Solver output. The certificate relies only on its multipliers.
 
     Attributes:
         multipliers: (m,) float64; λ for each pair, up to a common positive factor.
@@ -176,17 +180,17 @@ def certify_max_margin(
     p is scaled until it satisfies all constraints. By Hölder's inequality with 1/q + 1/q* = 1, the
     multipliers bound the margin of every unit direction:
 
-        1 / ‖p‖_q ≤ margin ≤ ‖Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s'')‖_q* / Σ λ b,   b = required.
+        1 / ‖p‖_q ≤ margin ≤ ‖Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s'')‖_q* / Σ λ b,   b = required,
 
-    If no multiple of p satisfies the constraints, the multipliers are checked as a proof that no vector does.
-    Solver errors can only widen the gap.
+    with pairs (s, s') and ties (s, s''). If no multiple of p satisfies the constraints, the multipliers are
+    checked as a proof that no vector does. Solver errors can only widen the gap.
 
     Args:
         keys: (V, d) float64; Φ.
         constraints: m pairs and t ties.
         multipliers: (m,) float64; λ, up to a positive factor. Negative entries count as 0.
         tie_multipliers: (t,) float64; μ, of any sign, with the same factor as λ.
-        tolerance: maximum relative duality gap of a solved problem.
+        tolerance: relative duality gap up to which the problem counts as solved.
         p: (d,) float64; the direction, with any norm. Default: the sum with the given multipliers.
         q: order of the norm of p, from 1 to ∞ (`math.inf`).
         iterations: number of solver iterations, copied to the result.
@@ -203,7 +207,7 @@ def certify_max_margin(
     if len(multipliers) != len(better) or len(tie_multipliers) != len(ties):
         raise InputError(
             f"multipliers {np.shape(multipliers)}, tie_multipliers {np.shape(tie_multipliers)} for "
-            f"{len(better)} pairs and {len(ties)} ties; expected one multiplier for each"
+            f"{len(better)} pairs and {len(ties)} ties; pass one multiplier per pair and one per tie"
         )
     if not required.any():
         return unsolved(Status.NOTHING, E.shape[1], ties=ties)
@@ -232,7 +236,7 @@ def certify_max_margin(
     weight, tie_weight = np.split(both, [len(support)])
     if p is None:
         share = sizes[: len(support)] @ (required[support] > 0)
-        # If the two tokens of every pair have equal embeddings, the sum is exactly zero.
+        # If the two tokens of every pair have equal embeddings, the weighted sum is exactly zero.
         same = not differences[both != 0].any()
         residual = length / share if share > 0 else 0.0 if same else np.inf
         proven = residual <= INFEASIBLE and proves_infeasible(E, pairs, ties, weight, tie_weight)
@@ -260,7 +264,7 @@ def certify_max_margin(
 
 
 def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None) -> MaxMargin:
-    """Build the result for a problem that has no constraints or was not solved."""
+    """Build the result for a problem without constraints, or for a problem that was not solved."""
     nothing = status == Status.NOTHING
     ties = np.zeros((0, 2), np.int32) if ties is None else ties
     return MaxMargin(
@@ -286,8 +290,8 @@ def _values(
     """Compute p·(E_s - E_s') for all pairs, (m,), and an upper bound on |p·(E_s - E_s'')| for the ties.
 
     Rounding errors in scores are proportional to the longest embeddings, which may be much larger than the
-    margin. Candidates for the smallest value are therefore recomputed from the difference. If terms cancel in
-    this product too, it is computed in extended precision, minus its rounding error.
+    margin. Candidates for the smallest value are therefore recomputed from the difference of embeddings. If
+    terms also cancel in this product, it is computed in extended precision, minus its rounding error.
     """
     better, worse, _, _, required = constraints
     scores, sizes, strict = E @ p, lengths(E) * np.linalg.norm(p), required > 0
@@ -308,7 +312,7 @@ def _at_least(rows: np.ndarray, p: np.ndarray) -> np.ndarray:
     small = values < 1e-4 * size
     if small.any():
         exactly = rows[small].astype(np.longdouble) @ p.astype(np.longdouble)
-        # Include the rounding of the differences, and of p during scaling.
+        # Include the rounding errors of the differences, and of p when it is scaled.
         error = len(p) * float(np.finfo(np.longdouble).eps) + _EPS
         values[small] = exactly.astype(float) - error * size[small]
     return values
@@ -322,13 +326,13 @@ def _scaled(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarra
     below = np.flatnonzero((values < 0) & (constraints.required == 0))
     if not (lowest > 0 and max(sunk, untied) <= _UNTIED * lowest):
         return None
-    # A value that is small relative to the margin may be exact if it is the product with a short difference.
+    # A value that is small relative to the margin may still be exact, if the difference of its pair is short.
     size = lengths(E[constraints.better[below]] - E[constraints.worse[below]]) * np.linalg.norm(p)
     return p / lowest if (values[below] >= -_LEVEL * size).all() else None
 
 
 def _stationarity(p: np.ndarray, summed: np.ndarray, q: float) -> float:
-    """Compute the relative deviation of the sum from the gradient of ½ ‖p‖_q²."""
+    """Compute the relative deviation of the weighted sum of differences from the gradient of ½ ‖p‖_q²."""
     if q == 2:
         return float(np.linalg.norm(p - summed) / np.linalg.norm(p))
     return float(1 - p @ summed / (norm(p, q) * norm(summed, dual_norm(q))))
@@ -347,12 +351,12 @@ def _tightened(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.nda
 
 
 def dual_norm(q: float) -> float:
-    """Return the dual exponent q*, where 1/q + 1/q* = 1."""
+    """Return the exponent q* of the dual norm, where 1/q + 1/q* = 1."""
     return np.inf if q == 1 else 1.0 if q == np.inf else q / (q - 1)
 
 
 def norm(x: np.ndarray, q: float) -> float:
-    """Compute ‖x‖_q for x (D,), dividing by the largest entry first so that powers do not overflow."""
+    """Compute ‖x‖_q of x, (D,), dividing by the largest entry first so that powers do not overflow."""
     if q in (1, 2, np.inf):
         return float(np.linalg.norm(x, q))
     largest = np.abs(x).max(initial=np.finfo(float).tiny)
@@ -367,7 +371,7 @@ def lengths(rows: np.ndarray) -> np.ndarray:
 def bounds(
     rows: np.ndarray, multipliers: np.ndarray, required: np.ndarray | float = 1.0
 ) -> tuple[float, float]:
-    """Return lower and upper bounds on the largest m for which A p ≥ m b holds with a unit direction p.
+    """Return lower and upper bounds on the largest m for which A p ≥ m b holds for some unit direction p.
 
         min over b > 0 of (A w) / b / ‖w‖ ≤ margin ≤ ‖w‖ / λ·b  with  w = Aᵀ λ.
 
@@ -388,7 +392,10 @@ def bounds(
 
 
 def reached(differences: np.ndarray, required: np.ndarray) -> tuple[float, float]:
-    """Compute the largest m with A w ≥ m b where b > 0, and the largest violation of A w ≥ 0 where b = 0."""
+    """Compute the largest m with v ≥ m b where b > 0, and the largest violation of v ≥ 0 where b = 0.
+
+    Here v is `differences`, the products of a direction with the differences, and b is `required`.
+    """
     strict = required > 0
     lowest = float((differences[strict] / required[strict]).min(initial=np.inf))
     return lowest, -float(differences[~strict].min(initial=0.0))

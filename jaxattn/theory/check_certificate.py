@@ -36,7 +36,7 @@ def require(condition: bool, reason: str) -> None:
 
 
 def read(data: bytes) -> tuple[int, int, list[tuple[int, list[int]]]]:
-    """Parse the number of tokens, the dimension, and the selected and other tokens in each sequence."""
+    """Parse the number of tokens, the dimension, and the selected and other tokens of each sequence."""
     magic, tokens, dim, number = struct.unpack_from("<8s3q", data)
     require(magic == b"MAXMARG1" and min(tokens, dim, number) > 0, "the data are not in the format MAXMARG1")
     begin = 32 + 8 * tokens * dim  # per sequence: its length, s if selected, -1 - t for other tokens
@@ -72,7 +72,7 @@ def check(claim: dict[str, Any], data: bytes) -> str:
     p = claim.get("p", [0] * dim)
     require(all(type(x) is int for x in p) and len(p) == dim, f"P is not {dim} integers")
     keys = data[32 : 32 + 8 * tokens * dim]
-    # All keys are integer multiples of one power of two, 2^(1 - places).
+    # All keys are integer multiples of the same power of two, 2^(1 - places).
     places = max(x.as_integer_ratio()[1] for (x,) in struct.iter_unpack("<d", keys)).bit_length()
     scores, w = [], [0] * dim
     for token, row in enumerate(struct.iter_unpack(f"<{dim}d", keys)):
@@ -82,7 +82,7 @@ def check(claim: dict[str, Any], data: bytes) -> str:
     if "p" not in claim:
         require(not any(w), "Σ λ (K_s - K_t) is not 0")
         return f"no vector separates the selection {shown}"
-    for text in (claim["scale"], claim["gap"]):  # JSON would round numbers to float64
+    for text in (claim["scale"], claim["gap"]):  # strings, because JSON would round these numbers to float64
         require(type(text) is str and not set(text) - set("0123456789.Ee+-/"), "not a number in a string")
     scale, gap = Fraction(claim["scale"]) * 2 ** (places - 1), Fraction(claim["gap"])
     require(scale > 0 and 0 <= gap < 1, "the scale or the gap is out of range")

@@ -1,4 +1,4 @@
-"""Distinct constraints imposed by a selection: pairs of tokens with a required score difference, and ties."""
+"""Distinct constraints imposed by a selection: pairs with a required score difference, and ties."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ class Constraints(NamedTuple):
         worse: (m,) int32; the unselected token in each pair, from the same sequence.
         ties: (t, 2) int32; pairs of tied tokens.
         leader: (V,) int32; the smallest token in each token's group.
-        required: (m,) float64 ≥ 0; the required margin, 1 in the max-margin problem.
+        required: (m,) float64 ≥ 0; the required score difference, 1 in the max-margin problem.
     """
 
     better: np.ndarray
@@ -102,9 +102,10 @@ def distinct_tokens(
 
 
 def find_cycle(constraints: Constraints) -> np.ndarray:
-    """Find pairs that form a cycle a > b ≥ ... ≥ a up to ties. Return their indices, (k,), empty if none.
+    """Find constraints that form a cycle a > b ≥ ... ≥ a, treating tied tokens as equal.
 
-    Such pairs are infeasible for any embeddings.
+    No embeddings satisfy such constraints. Return their indices, (k,), or an empty array if there is no
+    cycle.
     """
     from scipy.sparse import coo_array, csr_array  # slow to import
     from scipy.sparse.csgraph import breadth_first_order, connected_components
@@ -114,7 +115,7 @@ def find_cycle(constraints: Constraints) -> np.ndarray:
     tail, head = leader[constraints.better], leader[constraints.worse]
     if not np.isin(tail, head).any():
         return np.zeros(0, int)
-    pair = np.arange(1, len(tail) + 1)  # from 1, because sparse matrices drop zeros
+    pair = np.arange(1, len(tail) + 1)  # numbered from 1, because sparse matrices drop zeros
     graph = csr_array(coo_array((pair, (tail, head)), shape=(vocab, vocab)))
     component = connected_components(graph, directed=True, connection="strong")[1]
     inside = np.flatnonzero((component[tail] == component[head]) & (constraints.required > 0))
@@ -130,7 +131,7 @@ def find_cycle(constraints: Constraints) -> np.ndarray:
 
 
 def find_equal_keys(E: np.ndarray, constraints: Constraints) -> int | None:
-    """Return the index of a pair that is infeasible on its own, or None.
+    """Return the index of a pair that is infeasible on its own, or None if there is no such pair.
 
     The two tokens in such a pair have equal embeddings but a positive required margin.
     """

@@ -18,7 +18,7 @@ from jaxattn.theory.constraints import distinct_tokens
 from jaxattn.theory.infeasible import exact_multipliers
 from jaxattn.theory.selection import Selection
 
-# Number of bits of the largest entry of p, and of the largest multiplier, in integer form.
+# Number of bits of the integers to which the largest entry of p and the largest multiplier are scaled.
 _BITS = 80
 
 
@@ -26,7 +26,8 @@ class ExactCertificate(NamedTuple):
     """Exact certificate, to be verified by `check_certificate.check`.
 
     Attributes:
-        claim: content of the JSON file: the SHA-256 of the data, the multipliers and, unless the selection is
+        claim: contents of the JSON file: the SHA-256 of the data, the multipliers and, unless the selection
+            is
             infeasible, p, scale and gap.
         data: the keys, the sequences and the selection, as bytes.
         gap: the proven relative gap; NaN for an infeasible selection.
@@ -38,7 +39,7 @@ class ExactCertificate(NamedTuple):
 
 
 def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> ExactCertificate:
-    """Certify a max-margin direction, or the absence of one, in exact arithmetic.
+    """Certify in exact arithmetic a max-margin direction, or that no direction separates the selected tokens.
 
         p·(Φ_s - Φ_t) ≥ 1  for every X, its selected token s and its other tokens t,
         ‖q‖² ≥ (1 - gap) ‖p‖²  for every q that satisfies these constraints;
@@ -60,7 +61,7 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
     """
     if np.ndim(answer.margin) != 0 or len(answer.pairs) == 0 or np.isnan(answer.decided):
         raise InputError(
-            f"answer: not a single decided problem ({answer.reason}); pass the result of max_margin "
+            f"answer: a batch, empty or undecided ({answer.reason}); pass a decided result of max_margin "
             "for one problem"
         )
     if len(answer.ties):
@@ -93,7 +94,9 @@ def write_certificate(
     """Write the certificate from `certify_exactly` to a JSON file, and its data to a `.bin` file next to it.
 
     `python jaxattn/theory/check_certificate.py PATH` verifies both files using only Python's standard
-    library. The gap of the returned certificate is exact; `answer.duality_gap` is computed in floating point.
+    library. The gap in the returned certificate is exact, whereas `answer.duality_gap` is computed in
+    floating
+    point.
 
     Args:
         path: the JSON file.
@@ -111,7 +114,7 @@ def write_certificate(
 
 
 def save_certificate(path: str | Path, certificate: ExactCertificate) -> None:
-    """Write the claim to a JSON file, and the data to a `.bin` file next to it."""
+    """Write the claim of a certificate to a JSON file, and its data to a `.bin` file next to it."""
     path = Path(path)
     with writing(path):
         path.with_suffix(".bin").write_bytes(certificate.data)
@@ -141,7 +144,7 @@ def _sequences(scores: Scores, selection: Selection) -> list[tuple[int, list[int
 
 
 def _integers(x: np.ndarray) -> list[int]:
-    """Round numbers to integer multiples of a common power of two, such that the largest has _BITS bits."""
+    """Round numbers to integers after scaling by a power of two, so that the largest has _BITS bits."""
     shift = _BITS - math.frexp(float(np.abs(x).max()))[1]
     return [round(Fraction(value) * Fraction(2) ** shift) for value in x.tolist()]
 
@@ -149,7 +152,10 @@ def _integers(x: np.ndarray) -> list[int]:
 def _scores_and_sum(
     keys: np.ndarray, p: list[int], pairs: list[tuple[int, int, int]]
 ) -> tuple[list[int], list[int], Fraction]:
-    """Compute K p and Σ λ (K_s - K_t) exactly, as integers in a unit that is also returned."""
+    """Compute K p and Σ λ (K_s - K_t) exactly, where K are the keys and `pairs` contains (s, t, λ).
+
+    Return both as integers, and their unit.
+    """
     net = dict.fromkeys(range(len(keys)), 0)
     for s, t, weight in pairs:
         net[s], net[t] = net[s] + weight, net[t] - weight

@@ -1,9 +1,9 @@
-"""Prove that no direction separates the selected tokens.
+"""Proof that no direction separates the selected tokens.
 
 By Gordan's and Motzkin's theorems, the constraints p·D_i > 0, p·T_j = 0 have no solution if and only if
 Σ λ_i D_i + Σ μ_j T_j = 0 for some nonzero λ ≥ 0. A sum that is small in floating point does not prove this:
-the differences (±1, 1e-16) have a small sum, but (0, 1) separates them. It counts as a proof only if exact
-multipliers exist nearby:
+the differences (±1, 1e-16) have a small sum, but (0, 1) separates them. A small sum counts as a proof only if
+exact multipliers exist nearby:
 
 - If there are more differences than dimensions and they span the whole space, the remainder of the sum is a
   combination of the differences, with coefficients that are too small to change a sign.
@@ -16,24 +16,24 @@ from operator import mul
 
 import numpy as np
 
-# Singular values below this fraction of the largest may be rounding error.
+# Fraction of the largest singular value below which singular values may be rounding error.
 _DEPENDENT = 1e-9
-# Maximum number of multipliers to compute in rational arithmetic.
+# Maximum number of multipliers computed in rational arithmetic.
 _MOST = 60
 
 
 def proves_infeasible(
     E: np.ndarray, pairs: np.ndarray, ties: np.ndarray, multipliers: np.ndarray, tie_multipliers: np.ndarray
 ) -> bool:
-    """Return True if multipliers near the given ones are proven to make the sum exactly zero.
+    """Return True if some multipliers near the given ones provably make the sum exactly zero.
 
-    The sum is Σ λ (E_s - E_s') over pairs plus Σ μ (E_s - E_s'') over ties. False does not prove the
-    opposite.
+    The sum is Σ λ (E_s - E_s') over pairs plus Σ μ (E_s - E_s'') over ties. False does not prove that there
+    are no such multipliers.
 
     Args:
         E: (V, d) float64.
         pairs: (k, 2) int; pairs (s, s').
-        ties: (t, 2) int; pairs of tied tokens.
+        ties: (t, 2) int; pairs of tied tokens (s, s'').
         multipliers: (k,); λ > 0 for each pair.
         tie_multipliers: (t,); μ for each tie.
     """
@@ -52,7 +52,7 @@ def proves_infeasible(
 def exact_multipliers(
     E: np.ndarray, pairs: np.ndarray, multipliers: np.ndarray, most: int = 128
 ) -> list[Fraction] | None:
-    """Return multipliers near the given ones that make the sum of differences exactly zero, or None.
+    """Return multipliers near the given ones that make the sum of differences exactly zero, else None.
 
         λ ≥ 0, not all zero, with Σ λ (E_s - E_s') = 0
 
@@ -60,7 +60,7 @@ def exact_multipliers(
         E: (V, d) float64.
         pairs: (k, 2) int; pairs (s, s').
         multipliers: (k,); λ > 0 for each pair.
-        most: maximum k. 100 multipliers take about 10 seconds, and the time grows like k⁵.
+        most: maximum k. Computing 100 multipliers takes about 10 seconds, and the time grows like k⁵.
     """
     differences = E[pairs[:, 0]] - E[pairs[:, 1]]
     size = np.abs(differences).max(axis=1)

@@ -1,4 +1,4 @@
-"""Certificate for the limit of gradient flow on p, including tied tokens."""
+"""Certificates for limits of gradient flow on p, including limits with tied tokens."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
 
     Args:
         f: (n, C) float64.
-        labels: (n,) int; -1 and +1 for two classes, 0 to K-1 for more.
+        labels: (n,) int; y, -1 and +1 for two classes, 0 to K-1 for K > 2.
         num_classes: K.
     """
     if num_classes == 2:
@@ -39,32 +39,32 @@ def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
     log_pi = f - np.logaddexp.reduce(f, axis=1, keepdims=True)
     log_size = np.logaddexp.reduce(np.where(own > 0, -np.inf, log_pi), axis=1)
     others = np.where(own > 0, 0, np.exp(log_pi - log_size[:, None]))
-    # Compute e_k - π, with 1 - π_y computed without cancellation.
+    # Compute e_k - π. For the true class, sum the other probabilities to avoid cancellation in 1 - π_y.
     missing = np.where(own > 0, np.exp(log_size)[:, None], 1 - np.exp(log_pi))
     identity = np.eye(num_classes)
     modes = np.where(identity > 0, missing[:, :, None], -np.exp(log_pi)[:, None, :])
     return Residual(own - others, log_size, modes, log_pi)
 
 
-# Squared singular values below this fraction of the largest are rounding error.
+# Fraction of the largest squared singular value below which squared singular values are rounding error.
 _DEPENDENT = 1e-12
-# At ‖p‖ = 1e6, scores are accurate to 1e-10, and forces have the same relative accuracy.
+# Relative size below which a force counts as zero. At ‖p‖ = 1e6, scores and forces are accurate to 1e-10.
 _ZERO = 1e-8
-# Replaces a zero denominator.
+# Value that replaces a zero denominator.
 _TINY = np.finfo(float).tiny
-# At a duality gap of 1e-10, a force that should be zero may have up to this relative size.
+# Maximum relative size of a force that should be zero, at a duality gap of 1e-10.
 _NO_FORCE = 1e-5
-# p is on course if 1 - cos between p and the limit is at most this.
+# p is on course if its cosine distance from the limit, 1 - cos, is at most this.
 _ON_COURSE = 1e-3
 
 
 @struct.dataclass(repr=False)
 class Limit(Brief):
-    """Limit of p under gradient flow, with a certificate that the flow converges to it. NumPy, float64.
+    """Limit p_* of p under gradient flow, with a certificate that the flow converges to it. NumPy, float64.
 
-    The tokens on top of a sequence are those that attention selects in the limit. The rate of a pair is
-    p_*·(E_s - E_s') for s on top of a sequence and s' below the top. The force between the two tokens decays
-    like e^(-order · rate · ‖p‖/‖p_*‖).
+    The top tokens of a sequence are those that attention selects in the limit. The rate of a pair is
+    p_*·(E_s - E_s') for a top token s of a sequence and a token s' below the top. The force between the two
+    tokens decays like e^(-order · rate · ‖p‖/‖p_*‖).
 
     Attributes:
         direction: solution of the max-margin problem for the limit. Its status is NOTHING if no force moves
@@ -73,10 +73,10 @@ class Limit(Brief):
             s below the top. Components of p that do not affect score differences are ignored. 0 if no force
             moves p.
         gradient: (); norm of the gradient of the tied part of the loss on 𝒯, the span of the differences of
-            tied tokens, relative to the forces that cancel in it. 0 without ties.
+            tied embeddings, relative to the forces that cancel in it. 0 if there are no ties.
         curvature: (); smallest eigenvalue of the Hessian of the tied part on 𝒯, relative to the largest; inf
-            without ties. Eigenvalues that are zero relative to the cancelling forces are excluded, and their
-            eigenvectors are called loose directions.
+            if there are no ties. Eigenvalues that are zero relative to the cancelling forces are excluded,
+            and their eigenvectors are called loose directions.
         loose: (); component along the loose directions of the force represented by the tie multipliers,
             relative to ‖p_*‖. It must be zero, because no other force acts on tied tokens in these
             directions.
@@ -106,11 +106,11 @@ class Limit(Brief):
 
     @property
     def reason(self) -> str:
-        """First condition that fails, with its value; "" if the certificate holds."""
+        """First condition of the certificate that fails, with its value; "" if the certificate holds."""
         return next((text for holds, text in self._conditions() if not holds), "")
 
     def brief(self) -> str:
-        """Return a one-line summary of the certificate, or the condition that fails."""
+        """Return a one-line summary of the certificate. If a condition fails, return that condition."""
         return self.reason or f"certified, 1 - cos {float(self.away):.3g}, {self.direction.brief()}"
 
     def _conditions(self) -> list[tuple[Any, str]]:
@@ -143,30 +143,32 @@ def certify_limit(
 ) -> Limit:
     """Certify the limit of gradient flow on p, with fixed keys and values, from a point far along the path.
 
-        p_* = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s'') = 0  for tokens that tie,
-                                 p·(Φ_s - Φ_s') ≥ 1  for s on top of X and s' repelled from it.
+        p_* = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s'') = 0  for tokens s and s'' that tie,
+                                 p·(Φ_s - Φ_s') ≥ 1  for a top token s of X and s' repelled from it.
 
-    The tokens on top of a sequence are those that attention selects in the limit. For each token below the
-    top, add the forces from all sequences with the same group of tied tokens on top. The sum repels the
-    token, attracts it, or cancels.
+    The top tokens of a sequence are those that attention selects in the limit. For each token below the top,
+    the forces from all sequences with the same group of tied top tokens are added. The sum repels the token
+    from the top, attracts it, or cancels.
 
-    - Repelled: a rate of 1 is required.
+    - Repelled: a rate p·(Φ_s - Φ_s') of at least 1 is required.
     - Attracted: the token stays below the top if its rate is at least 1 without this constraint.
     - Cancelled to first order: the force decays like e^(-2 gap). If it repels, a rate of 1/2 is required. If
       the response of the tied tokens cancels it, there is no force, and any positive rate is sufficient.
 
     For pairs without a required rate, the max-margin problem requires a rate ≥ 0. The score differences of
-    tied tokens converge to the minimum of the tied part of the loss, in which only the tokens on top receive
-    attention. The flow returns to this minimum if it is strict on 𝒯, except along loose directions, where the
-    derivative of the forces is zero. All of this is local because the loss is not convex, so p must already
-    be close to the direction of p_*.
+    tied tokens converge to the minimum of the tied part of the loss, in which only the top tokens receive
+    attention. The flow returns to this minimum if it is strict on 𝒯, the span of the differences of tied
+    keys,
+    except along loose directions, where the derivative of the forces is zero. All of this is local because
+    the
+    loss is not convex, so p must already be close to the direction of p_*.
 
     Args:
         scores: keys Φ (m, D), values γ, and bags of n sequences; two classes and the logistic loss, or K > 2
             classes and cross-entropy.
         p: (D,); a point on the path, which determines the score differences of tied tokens.
-        selection: the tokens on top of each sequence in the limit, `Path.selection`.
-        tolerance: maximum relative duality gap of a solved problem.
+        selection: the top tokens of each sequence in the limit, `Path.selection`.
+        tolerance: relative duality gap up to which the problem counts as solved.
 
     Raises:
         InputError: the scores have no values, an array contains NaN or inf, a sequence has no selected token,
@@ -184,12 +186,12 @@ def certify_limit(
     values = values.reshape(len(E), -1)
     found = constraints(corpus, selection)
     entries = _entries(corpus, selection, E @ p, values)
-    # Sequences classified correctly by a wide margin have weights e^(-y f) below the range of float64.
+    # For a sequence that is classified correctly by a wide margin, e^(-y f) underflows in float64.
     loss = residual(entries.f, np.asarray(corpus.targets), corpus.num_classes)
     gradient, curvature, slack, tied = _balance(E, found.leader, entries, loss)
     order = orders(E, entries, loss, tied)
     rate = _required(order)
-    # A token that ties with selected tokens but is not selected itself makes the problem infeasible.
+    # If a token is tied with the selected tokens without being selected, the problem is infeasible.
     rate[~entries.chosen & (found.leader[entries.token] == found.leader[entries.top])] = 1
     required = np.zeros(np.shape(selection.mask))
     required[np.asarray(corpus.bags.count) > 0] = rate
@@ -220,7 +222,7 @@ def _entries(corpus: Corpus, selection: Selection, scores: np.ndarray, values: n
     top = first[sequence]
     times = np.asarray(corpus.bags.count)[present].astype(float)
     log_weight = np.log(times) + scores[token] - scores[top]
-    # Adding the same constant to the outputs of all classes has no effect.
+    # Adding the same constant to the outputs of all classes has no effect, so subtract the last output.
     value = values[token] if values.shape[1] == 1 else (values - values[:, -1:])[token]
     highest = np.full(n, -np.inf)
     np.maximum.at(highest, sequence[chosen], log_weight[chosen])
@@ -251,7 +253,7 @@ def _attracting(
     place = np.flatnonzero(order.group >= 0)[number]
     pairs = E[entries.top[place]] - E[entries.token[place]]
     i, j = np.nonzero(np.triu(order.second))
-    # A mixed term is implied if both of its squares repel; all other terms are separate conditions.
+    # A mixed term is implied if both of its squares repel; every other term is a separate condition.
     square = np.diag(order.second)
     own = (order.second[i, j] < 0) | (square[i] <= 0) | (square[j] <= 0)
     first = order.first < 0
@@ -314,7 +316,7 @@ def _balance(
         hessian += (heavy[:, None] * steered).T @ steered
     hessian = lift.T @ hessian @ lift
     size, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-    # Scale each direction by the forces that cancel along it, because keys and weights vary in scale.
+    # Scale each direction by the forces that cancel along it, because the scales of keys and weights vary.
     loose = np.abs(size) <= _ZERO * (gross @ np.square((E[tied] - E[leader[tied]]) @ normals.T @ vectors))
     longest = np.sqrt(np.square(E).sum(axis=1).max())
     gradient = float(np.linalg.norm(force @ lift) / max(gross.sum() * longest, _TINY))

@@ -26,7 +26,7 @@ from jaxattn.theory.constraints import Constraints, constraints, find_cycle, fin
 from jaxattn.theory.normalised import solve_normalised
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
-# The normalised problem is also tried if the difference matrix has at most this many entries.
+# Maximum number of entries of the difference matrix for which the normalised problem is also tried.
 _MOST_NORMALISED = 10_000_000
 
 
@@ -45,7 +45,7 @@ class _Problem(NamedTuple):
     rows: np.ndarray
 
     def solve(self, tolerance: float) -> MaxMargin:
-        """Return the minimum-norm p and its certificate; retry with normalised differences if undecided."""
+        """Return the minimum-norm p and its certificate. If undecided, retry with normalised differences."""
         better, worse, _, _, required = self.constraints
         dim = self.rows.shape[1]
         limits = {"tolerance": tolerance, "max_steps": 100 * dim + 1000}
@@ -65,20 +65,20 @@ def max_margin(
     *,
     tolerance: float = 1e-10,
 ) -> MaxMargin:
-    """Find the minimum-norm p that scores selected tokens at least 1 above other tokens in their sequence.
+    """Find the minimum-norm p that scores selected tokens at least 1 above all others in their sequence.
 
         p_mm = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s') ≥ 1  for all X, s ∈ S_X, and s' ∈ X with s' ∉ S_X,
                                   p·(Φ_s - Φ_s'') = 0  for s, s'' ∈ S_X.
 
-    If no direction separates the selected tokens, no error is raised: `infeasible` is True, `reason` gives
+    If no direction separates the selected tokens, no error is raised: `infeasible` is True, `reason` states
     the cause, and the multipliers prove it. If rounding prevents a decision, both `feasible` and `infeasible`
     are False. The certificate is computed only from Φ, p and the multipliers, in float64 even if x64 is
     disabled in JAX.
 
     Args:
         scores: keys Φ (m, D), and bags of n sequences; `Scores(E, corpus)` for embeddings.
-        selection: the selected tokens in each sequence, at least one.
-        tolerance: maximum relative duality gap of a solved problem.
+        selection: the selected tokens S_X in each sequence, at least one.
+        tolerance: relative duality gap up to which the problem counts as solved.
 
     Returns:
         The direction, its margin and its certificate.
@@ -105,8 +105,8 @@ def max_margin_from_constraints(
 
     Args:
         keys: (V, d) float; Φ.
-        constraints: m pairs and t ties of V tokens.
-        tolerance: maximum relative duality gap of a solved problem.
+        constraints: m pairs (s, s') and t ties (s, s'') of V tokens.
+        tolerance: relative duality gap up to which the problem counts as solved.
 
     Raises:
         InputError: Φ contains NaN or inf, or its number of rows differs from the number of tokens.
@@ -127,14 +127,14 @@ def max_margin_batch(
 ) -> MaxMargin:
     """Solve one max-margin problem per seed.
 
-    `status` and `reason` report seeds that contain NaN, have no selected token in some sequence, or are
+    `status` and `reason` report seeds that contain NaN, lack a selected token in some sequence, or are
     infeasible. Other seeds are not affected.
 
     Args:
         scores: keys (S, m, D), one set per seed; and either one corpus for all seeds, or a stack of corpora
             with a leading axis S.
         selection: the selection for each seed, with mask (S, R, W).
-        tolerance: maximum relative duality gap of a solved problem.
+        tolerance: relative duality gap up to which a problem counts as solved.
 
     Returns:
         The results, with a leading axis S for each array. Support pairs and ties are padded with zero
@@ -147,7 +147,7 @@ def max_margin_batch(
     shared = corpus.targets.ndim == 1
     if mask.ndim != 3 or not 0 < len(E) == len(mask) or not (shared or len(corpus.targets) == len(E)):
         raise InputError(
-            f"keys {E.shape}, selection {mask.shape}, labels {corpus.targets.shape}: expected one of "
+            f"keys {E.shape}, selection {mask.shape}, labels {corpus.targets.shape}: pass one of "
             "each per seed"
         )
     corpus = jax.tree.map(np.asarray, corpus)
@@ -185,7 +185,7 @@ def _problem(E: np.ndarray, found: Constraints) -> _Problem | MaxMargin:
     if len(around):
         multipliers = np.zeros(len(better))
         multipliers[around] = 1
-        # Moving the weight of each tied token to the first token of its group makes the sum vanish exactly.
+        # Move the weight of each tied token to the first token in its group; the sum then vanishes exactly.
         weight = np.bincount(better[around], minlength=len(E)) - np.bincount(worse[around], minlength=len(E))
         answer = certify_max_margin(E, found, multipliers, 1.0 * weight[ties[:, 1]], tolerance=0.0)
         return replace(answer, status=np.int8(Status.CIRCLE))
@@ -251,17 +251,19 @@ def _stack(answers: list[MaxMargin]) -> MaxMargin:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
 
 
-# Normalised differences count as linearly dependent if their relative singular values are below this.
+# Relative singular values below which normalised differences count as linearly dependent.
 _DEPENDENT = 1e-10
 
 
 def differentiable_direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMargin) -> Float[Array, " d"]:
-    """Return p of a solved problem, (d,), as a differentiable function of E, for jit, grad and vmap.
+    """Return p of a solved problem, (d,), as a differentiable function of E. Works under jit, grad and vmap.
 
-        p(E) = N⁺ b,   N = (E_s - E_s' of the support, E_s - E_s'' of the ties),   b = (1, ..., 1, 0, ..., 0)
+        p(E) = N⁺ b,   b = (1, ..., 1, 0, ..., 0),
 
-    Near the E for which the problem was solved, the same pairs are active. By the implicit function theorem,
-    p(E) is also the max-margin direction there:
+    where the rows of N are the differences E_s - E_s' of the support pairs and E_s - E_s'' of the ties. Near
+    the E for which the problem was solved, the same pairs are active. By the implicit function theorem, p(E)
+    is
+    also the max-margin direction there:
 
         dp = -N⁺ dN p + (1 - N⁺ N) dNᵀ (λ, μ).
 
@@ -283,8 +285,8 @@ def differentiable_direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMar
     if np.ndim(answer.margin) != 0:
         raise InputError("answer: is a batch; select one seed with jax.tree.map(lambda x: x[seed], answer)")
     if not answer.feasible or len(answer.pairs) == 0:
-        raise InputError(f"answer: has no direction ({answer.reason}); pass a feasible problem")
-    # λ·b = ‖p‖² for any required margins b, so the multipliers sum to ‖p‖² if every margin is 1.
+        raise InputError(f"answer: has no direction ({answer.reason}); pass a solution of a feasible problem")
+    # λ·b = ‖p‖² for any required margins b, so the multipliers sum to ‖p‖² if every required margin is 1.
     if not np.isclose(answer.multipliers.sum(), answer.p @ answer.p, rtol=1e-6):
         raise InputError(
             "answer: the required margin is below 1 for some pairs; pass a solution with a "
@@ -292,7 +294,7 @@ def differentiable_direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMar
         )
     ends = np.concatenate([answer.pairs, answer.ties])
     if ends.max() >= E.shape[0]:
-        raise InputError(f"E: {E.shape[0]} tokens, but the answer has more; pass the E used to compute it")
+        raise InputError(f"E: {E.shape[0]} tokens, but `answer` has more; pass the E used to compute it")
     required = np.repeat([1.0, 0.0], [len(answer.pairs), len(answer.ties)])
     E = jnp.asarray(E)
     rows = E[ends[:, 0]] - E[ends[:, 1]]

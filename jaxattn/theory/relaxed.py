@@ -23,9 +23,11 @@ class RelaxedMaxMargin(Brief):
 
     Attributes:
         query: the problem for p, whose support pairs (s, s') have a required margin of at most 1.
-        head: the problem for v. Its pairs are (s, V) for a token s selected under y = 1, and (V, s) under
-            y = -1, where V is an extra token with point 0. The multipliers satisfy v = Σ λ y x_s.
-        support: (n,) bool; True for sequences on the margin of v, y x_{s(X)}·v = 1.
+        head: the problem for v. Its pairs are (s, V) for a token s selected in a sequence with y = 1, and
+            (V, s) for y = -1, where V is an extra token at the point 0. The multipliers satisfy
+            v = Σ λ y x_s.
+        support: (n,) bool; True for sequences X on the margin of v, y x_{s(X)}·v = 1, where s(X) is the
+            selected token.
         clearance: (); smallest y x_{s(X)}·v - 1 over the other sequences, inf if there are none.
     """
 
@@ -42,12 +44,12 @@ class RelaxedMaxMargin(Brief):
 
     @property
     def p(self) -> Leaf:
-        """Relaxed max-margin vector, (D,); NaN if there is none."""
+        """Relaxed max-margin vector, (D,); NaN if there is no such vector."""
         return self.query.p
 
     @property
     def v(self) -> Leaf:
-        """Minimum-norm v with y x_{s(X)}·v ≥ 1 for all X, (e,); NaN if there is none."""
+        """Minimum-norm v, (e,), with y x·v ≥ 1 for the selected token x of every sequence; NaN if none."""
         return self.head.p
 
     @property
@@ -57,12 +59,12 @@ class RelaxedMaxMargin(Brief):
 
     @property
     def duality_gap(self) -> float:
-        """The larger of the two relative duality gaps; 1 if not feasible."""
+        """Relative duality gap of the problem for p or v, whichever is larger; 1 if not feasible."""
         return float(max(self.query.duality_gap, self.head.duality_gap))
 
     @property
     def feasible(self) -> bool:
-        """True if both problems have a solution. False does not prove that either has none."""
+        """True if both problems have a solution. False does not prove that either problem is infeasible."""
         return bool(self.head.feasible and self.query.feasible)
 
     @property
@@ -89,11 +91,11 @@ def relaxed_max_margin(
     tied: float = 1.0,
     tolerance: float = 1e-10,
 ) -> RelaxedMaxMargin:
-    """Compute the directions to which p and v converge when trained jointly with a fixed selection.
+    """Compute the directions to which p and v converge when they are trained jointly with a fixed selection.
 
         v_mm    = argmin ‖v‖²  s.t.  y x_{s(X)}·v ≥ 1  for all X,
         p_relax = argmin ‖p‖²  s.t.  p·(Φ_{s(X)} - Φ_s') ≥ 1  for X in the support of v_mm,
-                                     p·(Φ_{s(X)} - Φ_s') ≥ 0  for the other X,
+                                     p·(Φ_{s(X)} - Φ_s') ≥ 0  for all other X,
 
     with values γ_s = x_s·v at points x, which default to the keys Φ. For embeddings, x = Φ = E.
 
@@ -107,9 +109,9 @@ def relaxed_max_margin(
         points: x, (m, e) float; defaults to the keys.
         tied: required margin of a pair with X in the support if s' is also on the margin of v_mm,
             y x_s'·v_mm = 1. Such pairs do not occur on the regularisation path or under Assumption 1. For
-            gradient flow, in which v separates s(X) from s' only by a bounded amount, use 1/2; see
+            gradient flow, where v separates the values of s(X) and s' only by a bounded amount, use 1/2; see
             docs/notes/joint_flow.md.
-        tolerance: maximum relative duality gap of a solved problem.
+        tolerance: relative duality gap up to which a problem counts as solved.
 
     Raises:
         InputError: there are more than two classes, keys or points contain NaN or inf, a sequence does not
@@ -121,7 +123,7 @@ def relaxed_max_margin(
     corpus = scores.corpus
     if corpus.num_classes != 2:
         raise InputError(
-            f"corpus: {corpus.num_classes} classes; use two classes, for which the max-margin v is defined"
+            f"corpus: {corpus.num_classes} classes, but the max-margin v requires two; use two classes"
         )
     if not tied >= 0:
         raise InputError(f"tied: {tied}; must be at least 0")
@@ -150,7 +152,7 @@ def relaxed_max_margin(
 
 
 def max_margin_head(E: np.ndarray, token: np.ndarray, labels: np.ndarray, *, tolerance: float) -> MaxMargin:
-    """Find the minimum-norm v with y E_s·v ≥ 1 for the given tokens and labels.
+    """Find the minimum-norm v with y E_s·v ≥ 1 for the given tokens s and labels y.
 
     This is the max-margin problem with an extra token V whose embedding is 0, and pairs (s, V) for y = 1 and
     (V, s) for y = -1.
@@ -159,7 +161,7 @@ def max_margin_head(E: np.ndarray, token: np.ndarray, labels: np.ndarray, *, tol
         E: (V, d) float64.
         token: (n,) int; s.
         labels: (n,) int; y = ±1.
-        tolerance: maximum relative duality gap of a solved problem.
+        tolerance: relative duality gap up to which the problem counts as solved.
     """
     origin = len(E)
     distinct = np.unique(np.stack([token, labels], axis=1), axis=0).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Selections of tokens, the margin of a direction, and angles with 1 - cos computed without cancellation."""
+"""Selections of tokens, margins of directions, and angles, with 1 - cos computed without cancellation."""
 
 from typing import Any
 
@@ -19,10 +19,12 @@ from jaxattn.data.ragged import take
 
 @struct.dataclass(repr=False)
 class Selection(Brief):
-    """Selected tokens S_X in each sequence X of a corpus. A pytree.
+    """Selected tokens S_X in each sequence X in a corpus. A pytree.
 
     Attributes:
-        mask: (R, W) bool, with the shape of `corpus.bags`; True for selected entries, False for padding.
+        mask: (R, W) bool, with the shape of the entries of `corpus.bags`; True for selected entries, False
+            for
+            all others, including padding.
     """
 
     mask: Leaf
@@ -35,7 +37,7 @@ class Selection(Brief):
         """Count the distinct tokens in each sequence that are both selected and important, (n,) int32.
 
         Args:
-            corpus: the corpus of the selection.
+            corpus: the corpus to which the selection belongs.
             important: (V,) bool; True for important tokens.
         """
         return _count(corpus, self.mask, jnp.asarray(important))
@@ -50,7 +52,7 @@ class Selection(Brief):
         masks are disjoint.
 
         Args:
-            corpus: the corpus of the selection.
+            corpus: the corpus to which the selection belongs.
             important: (V,) bool; True for important tokens.
 
         Returns:
@@ -78,16 +80,16 @@ def selection(
 ) -> Selection:
     """Select the tokens with the highest score in each sequence: S_X(p) = argmax_{s ∈ X} p·Φ_s.
 
-    A token ties with the best one if its score is lower by at most `tie` times the spread of all scores,
-    which is max - min over the tokens of the corpus. The selection is therefore invariant under positive
-    scaling of p and under adding a constant to all scores. If p = 0, every token is selected.
+    A token ties with the highest-scoring token if its score is lower by at most `tie` times the spread of all
+    scores, which is max - min over the tokens of the corpus. The selection is therefore invariant under
+    positive scaling of p and under adding a constant to all scores. If p = 0, every token is selected.
 
     The default `tie` is 1e-9, or 64 eps if p has less than double precision (8e-6 in single precision). This
     is ten times the change in scores caused by an error of 1e-10 in the direction, and far below the gaps
     between tokens that do not tie. On a gradient-flow path, the scores of tokens that tie in the limit differ
     by O(1/‖p‖) relative to the spread. Pass a `tie` of this size to obtain the selection in the limit.
 
-    Works under jit and vmap. Otherwise, the scores are computed in float64 even if x64 is disabled in JAX.
+    Works under jit and vmap. Outside jit, the scores are computed in float64 even if x64 is disabled in JAX.
 
     Args:
         p: (D,) float; the parameter or its direction, with any norm.
@@ -139,7 +141,7 @@ def selection_from_scores(
 def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Selection:
     """Select all occurrences of the given tokens, such as the important tokens.
 
-    The selection is empty for a sequence that contains none of the tokens.
+    No token is selected in a sequence that contains none of the given tokens.
 
     Args:
         tokens: (V,) bool; True for tokens to select.
@@ -150,7 +152,7 @@ def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Sele
 
 
 def require_keys(keys: Any, corpus: Corpus) -> None:
-    """Raise InputError unless each token has a key."""
+    """Raise InputError unless there is one key per token."""
     if np.ndim(keys) != 2 or np.shape(keys)[0] != corpus.vocab_size:
         raise InputError(f"keys: shape {np.shape(keys)} for {corpus.vocab_size} tokens; expected (m, D)")
 
@@ -209,7 +211,7 @@ def one_minus_cosine(a: Any, b: Any) -> Any:
         (...) in [0, 2], NaN if a vector is zero; a float64 NumPy array, or a JAX array if traced.
     """
     a, b = _unit(a), _unit(b)
-    # Rounding could push the result for opposite vectors slightly above 2.
+    # For opposite vectors, rounding could make the result slightly larger than 2.
     return (0.5 * ((a - b) ** 2).sum(-1)).clip(max=2)
 
 
@@ -224,7 +226,7 @@ def margin(p: Float[Array, " D"], scores: Scores, selection: Selection) -> Float
     Args:
         p: (D,) float.
         scores: keys Φ (m, D), and bags of n sequences.
-        selection: the selected tokens in each sequence, for example those in the limit of p.
+        selection: the selected tokens S_X in each sequence, for example those in the limit of p.
 
     Returns:
         () float; inf if there is nothing to separate, NaN if p = 0.
@@ -242,7 +244,7 @@ def _unit(x: Any) -> Any:
     traced = isinstance(x, jax.core.Tracer)
     x = jnp.asarray(x) if traced else np.asarray(x, np.float64)
     xp = jnp if traced else np
-    # Divide by the largest entry first, because the squares in a vector of norm 1e-200 would underflow.
+    # Divide by the largest entry first, because the squares would underflow in a vector of norm 1e-200.
     largest = xp.abs(x).max(-1, keepdims=True)
     x = x / xp.where(largest > 0, largest, xp.nan)
     return x / xp.sqrt((x**2).sum(-1, keepdims=True))

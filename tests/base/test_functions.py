@@ -86,7 +86,7 @@ def test_a_declared_function_becomes_a_method():
         ({"coupld": True}, "declare: LossOfFunction has no attribute 'coupld'; did you mean 'coupled'"),
         (
             {"check": lambda other: None},
-            "declare: the check takes 'other', which is not a setting; remove it",
+            "declare: check takes 'other', which is not a setting; remove this argument",
         ),
     ],
 )

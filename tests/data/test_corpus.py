@@ -109,7 +109,7 @@ def test_invalid_sequences_are_rejected(sequences, labels, sizes, message):
     ("tokens", "lengths", "labels", "message"),
     [
         ([0, 1], [1, 1], [1], "1 labels for 2 sequences"),
-        ([0], [1, 1], [1, 1], "the sum is 2, but there are 1 tokens"),
+        ([0], [1, 1], [1, 1], "the sum is 2, but the number of tokens is 1"),
         ([0, 1], [3, -1], [1, 1], "sequence 1: has no token"),
         ([0, 1], [1.0, 1.0], [1, 1], "lengths: float64"),
         ([[0, 1]], [1, 1], [1, 1], r"token ids: int64\[1, 2\]"),

@@ -78,7 +78,7 @@ def test_a_task_key_requires_a_key():
     def keyless(*, task_key, sequences: int = 3):
         raise NotImplementedError
 
-    with pytest.raises(InputError, match=r"keyless: the argument 'task_key' requires a key; add 'key'"):
+    with pytest.raises(InputError, match=r"keyless: a function that takes 'task_key' must also take 'key'"):
         data_class(keyless)
 
 

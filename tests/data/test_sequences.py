@@ -69,7 +69,7 @@ def test_take_preserves_queries():
     ("changes", "message"),
     [
         ({"ids": jnp.full((4, 5), 9)}, "token id 9 of sequence 0: must be between 0 and 4"),
-        ({"query": jnp.array([0, 1, 0, 0])}, "query 1 of sequence 1: is padding"),
+        ({"query": jnp.array([0, 1, 0, 0])}, "query 1 of sequence 1: not a token"),
         ({"query": jnp.array([0, 0, 0, 5])}, "query 5 of sequence 3"),
         ({"mask": jnp.zeros((4, 5), bool)}, "sequence 0: has no token"),
         ({"query": jnp.zeros(3, int)}, "query: int32\\[3\\] for 4 targets"),

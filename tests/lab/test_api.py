@@ -172,7 +172,7 @@ def test_code_without_an_import_path_cannot_be_written(tmp_path):
             return ja.models.one_layer.outputs(params, corpus)
 
     wanted = small(model=Local())
-    with pytest.raises(InputError, match=r"Local: no sweep file can import it; move it to a file"):
+    with pytest.raises(InputError, match=r"Local: cannot be imported by a sweep file; move it to a file"):
         wanted.write(tmp_path / "x.toml")
 
 

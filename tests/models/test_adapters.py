@@ -135,7 +135,7 @@ def normalised(key):
             of_linen(Dropping()),
             "of_linen: the module requires a random key at every call; disable",
         ),
-        (of_nnx(NnxDropping), r"of_nnx: the module has mutable state or keys, dropout.rngs.\w+; remove"),
+        (of_nnx(NnxDropping), r"of_nnx: the module has mutable state or keys \(dropout.rngs.\w+\); remove"),
         (of_equinox(dropping), "of_equinox: the module requires a random key at every call; disable"),
         (of_equinox(normalised), "of_equinox: the module has mutable state; remove the layers"),
     ],
@@ -163,6 +163,9 @@ def test_inputs_and_per_example_modules_are_supported(points):
 def test_padded_data_require_an_explicit_argument():
     bags = ja.data.from_sequences([[0, 2, 2], [1, 2]], [1, -1], vocab_size=3)
     tokens = ja.data.Vectors(targets=jnp.array([1, -1]), X=jnp.ones((2, 3, 4)), mask=jnp.ones((2, 3), bool))
-    for data, words in ((bags, "bags of tokens are not a single array"), (tokens, "Vectors may be padded")):
+    for data, words in (
+        (bags, "bags of tokens do not form a single array"),
+        (tokens, "Vectors may be padded"),
+    ):
         with pytest.raises(InputError, match=words):
             first_array(data)

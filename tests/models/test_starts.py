@@ -61,7 +61,7 @@ def test_rows_are_matched_to_tokens_by_name(started, tmp_path):
             {"file": "short.npy", "vocabulary": "two.txt"},
             r"shape \(3, 4\); the model and the vocabulary require \(2, 4\)",
         ),
-        ({"file": "short.npy", "vocabulary": "three.txt"}, "contains no token of the corpus"),
+        ({"file": "short.npy", "vocabulary": "three.txt"}, "contains none of the tokens in the corpus"),
         ({"file": "short.npy", "vocabulary": "none.txt"}, "none.txt: cannot be read as text"),
     ],
 )

@@ -148,7 +148,7 @@ def test_problem_without_pairs_has_nothing_to_separate():
 
 
 def test_unknown_sequences_and_nan_raise_one_line_errors():
-    with pytest.raises(InputError, match="must be at most 0"):
+    with pytest.raises(InputError, match="expected indices from 0 to 0"):
         bilinear_max_margin(np.ones((2, 3)), np.ones((1, 3)), np.array([0, 1]))
     with pytest.raises(InputError, match="queries contains NaN or inf"):
         bilinear_max_margin(np.ones((1, 3)), np.full((1, 3), np.nan), np.zeros(1, int))

@@ -156,7 +156,7 @@ def test_rounded_multipliers_prove_the_margin_for_nearly_opposite_differences():
 def test_a_wrong_number_of_multipliers_is_rejected(feasible):
     E, found, multipliers, _ = feasible[0]
     for pairs, ties in ((multipliers[:-1], len(found.ties)), (multipliers, len(found.ties) + 1)):
-        with pytest.raises(ja.InputError, match=r"expected one multiplier for each"):
+        with pytest.raises(ja.InputError, match=r"pass one multiplier per pair and one per tie"):
             certify_max_margin(E, found, pairs, np.zeros(ties))
 
 

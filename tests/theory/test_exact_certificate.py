@@ -273,7 +273,7 @@ def test_problems_without_an_exact_certificate_are_rejected(instances, separable
         ja.theory.write_certificate(path, scores, chosen, ja.theory.max_margin(scores, chosen))
     scores, chosen, answer = separable[0]
     batch = jax.tree.map(lambda x: np.stack([x, x]), answer)
-    with pytest.raises(InputError, match="not a single decided problem"):
+    with pytest.raises(InputError, match="a batch, empty or undecided"):
         ja.theory.write_certificate(path, scores, chosen, batch)
     with pytest.raises(InputError, match="does not separate the selected tokens exactly"):
         ja.theory.write_certificate(path, scores, chosen, answer.replace(p=-answer.p))

@@ -1,4 +1,4 @@
-"""Descent on any subset of the parameters, as a pair of pure functions (init, step), with a loop over steps.
+"""Descent on any subset of the parameters, as a pair of pure functions (init, step), and a loop over steps.
 
 One full-batch step on E writes token importance into the embeddings. On p alone, SGD with small steps
 approximates gradient flow.
@@ -81,10 +81,10 @@ def descent(
         optimizer: any optax transformation. If it takes `value` (Polyak steps), `grad` or `value_fn` (line
             searches), these are the loss, its gradient, and the loss as a function of the trained parameters.
         train: names or patterns of the trained parameters; see `ja.Phase.train`.
-        outputs: the model.
-        batch_size: examples per step; defaults to the full batch. Examples are reshuffled in every epoch, and
-            an incomplete last batch is dropped.
-        cuts_batches: True to slice the batch out of the data in every step. By default, a minibatch is the
+        outputs: the model, a function (params, data) -> (n, ...).
+        batch_size: number of examples per step; defaults to the full batch. Examples are reshuffled in every
+            epoch, and an incomplete last batch is dropped.
+        cuts_batches: True to extract the batch from the data in every step. By default, a minibatch is the
             full data with weights on the examples, which requires a loss that is a sum over examples. Each
             step then costs as much as a full-batch step, which in token space is cheaper than building a new
             corpus.
@@ -152,11 +152,11 @@ def one_step(
         data: n examples.
         step_size: η0.
         train: names or patterns of the trained parameters.
-        outputs: the model.
-        per_sequence: see `loss`.
+        outputs: the model, a function (params, data) -> (n, ...).
+        per_sequence: loss of each example, (outputs, targets) -> (n,).
 
     Raises:
-        InputError: `train` names a parameter that does not exist.
+        InputError: a name or pattern in `train` matches no parameter.
 
     Source:
         Lemma 4.1 of arXiv 2505.17282: after the step, E_s ≈ E_s⁰ + (η0/2) α_s v.
@@ -171,7 +171,7 @@ class EarlyStopped:
     """State of a descent with early stopping.
 
     Attributes:
-        inner: state of the descent.
+        inner: state of the wrapped descent.
         best: the parameters with the smallest held-out loss so far.
         best_loss: () float; the smallest held-out loss so far.
         waited: () int32; number of checks since `best_loss` was reached.
@@ -213,8 +213,8 @@ def early_stop(
         algorithm: the descent to wrap.
         steps: length of the phase. The phase always ends with the best parameters.
         every: number of steps between checks of the held-out loss.
-        patience: number of checks without a new best loss after which the descent stops.
-        outputs: the model.
+        patience: number of consecutive checks without a new best loss after which the descent stops.
+        outputs: the model, a function (params, data) -> (n, ...).
         per_sequence: (outputs, targets) -> (n,); its mean on the held-out corpus is monitored.
 
     Returns:
@@ -283,11 +283,11 @@ def _minibatch(
 
 
 def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[Any, Array]:
-    """Return the updates, and True if the loss or gradient of the step is not finite.
+    """Return the updates, and True if the loss or gradient in this step is not finite.
 
-    Gradients of matrices are checked only if no vector is trained, because their norm would require ∂L/∂E in
-    memory. The update of E waits for the gradients of p and v, because XLA would otherwise copy E in every
-    step on a CPU.
+    Gradients of matrices are checked only if no vector is trained, because computing their norm would require
+    ∂L/∂E in memory. The update of E waits for the gradients of p and v, because XLA would otherwise copy E in
+    every step on a CPU.
     """
     leaves = jax.tree.leaves(gradients)
     vectors = [leaf for leaf in leaves if leaf.ndim < 2]
@@ -300,12 +300,12 @@ def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[A
 
 
 def assign_minibatches(key: Array, step: Array, size: int, sequences: int) -> Array:
-    """Assign the n sequences to the minibatches of an epoch, counted from the one at the given step.
+    """Assign the n sequences to the minibatches of an epoch, counted from the minibatch of the given step.
 
     Each epoch of n // size steps uses a new random order.
 
     Returns:
-        (n,) int32, all distinct; values below `size` belong to the minibatch of this step.
+        (n,) int32, all distinct; the sequences with values below `size` are the minibatch of this step.
     """
     epoch, number = jnp.divmod(step, sequences // size)
     position = jax.random.permutation(jax.random.fold_in(key, epoch), sequences)
@@ -318,7 +318,7 @@ def _where(condition: Array, new: Any, old: Any) -> Any:
 
 @custom_vmap
 def _of_members(number: Any) -> Any:
-    """Return the minimum over the vmapped axis, so that a loop with this bound remains a single loop."""
+    """Return the minimum over the vmapped axis, so that a loop with this bound is not batched."""
     return number
 
 

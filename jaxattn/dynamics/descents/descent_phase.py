@@ -1,4 +1,4 @@
-"""Descent as a phase in a sweep file, with optimisers and schedules selected by name."""
+"""Descent as a phase in a sweep file, with optimisers and schedules chosen by name."""
 
 import difflib
 import functools
@@ -35,7 +35,7 @@ class Descent(Phase, frozen=True, kw_only=True):
         optimizer: name of a built-in or optax optimiser, or the import path of a function (step_size, *,
             options) that returns an optax transformation.
         options: additional arguments of the optimiser. In a sweep file, they are keys of the phase.
-        step_size: η, the learning rate, or its largest value if there is a schedule.
+        step_size: η, the learning rate; if there is a schedule, its largest value.
         schedule: learning-rate schedule: constant, cosine, linear, exponential or inverse_sqrt.
         warmup: number of initial steps over which the learning rate increases linearly from 0.
         batch_size: minibatch size; examples are reshuffled in every epoch. Defaults to the full batch.
@@ -62,7 +62,7 @@ class Descent(Phase, frozen=True, kw_only=True):
 
     @property
     def end_key(self) -> str:
-        """`schedule` or `patience`, if the step size or the stopping step depends on the number of steps."""
+        """`schedule` or `patience` if it makes steps depend on the end of the phase; "" if neither does."""
         if self.schedule in ("cosine", "linear", "exponential"):
             return "schedule"
         return "patience" if self.patience else ""
@@ -78,7 +78,7 @@ class Descent(Phase, frozen=True, kw_only=True):
         return isinstance(self.optimizer, str) and self.optimizer in ROTATION_INVARIANT
 
     def check(self, *context: Any) -> None:
-        """Raise InputError for an unknown optimiser or option, or patience without a validation corpus."""
+        """Raise InputError for an unknown optimiser or option, or patience without validation data."""
         if not isinstance(made := _target(self.optimizer), str) and not callable(made):
             is_fixed = isinstance(made, optax.GradientTransformation)
             got = "an optax transformation, whose step size is fixed" if is_fixed else f"{made!r:.60}"
@@ -126,16 +126,16 @@ class Descent(Phase, frozen=True, kw_only=True):
 
     def _algorithm(self, task: Task) -> tuple[Algorithm, Any]:
         # A Polyak step requires the largest step size as a number; other optimisers follow the schedule. A
-        # schedule adds a step counter to the state, so a constant schedule is omitted if the optimiser
-        # accepts a number.
+        # schedule adds a step counter to the state, so a constant step size is passed as a number where
+        # possible.
         step_size: Any = self.step_size
         constant = self.schedule == "constant" and self.warmup == 0 and self.optimizer in ("sgd", "adam")
         if not constant and self.optimizer != "polyak":
             step_size = schedule(self.schedule, self.step_size, self.steps, self.warmup)
         of_model: dict[str, Any] = {"outputs": task.model.outputs, "per_sequence": task.loss}
         made = optimizer(_target(self.optimizer), step_size, **self.options)
-        # Weights on all examples make new bags unnecessary. A coupled loss takes no weights, so its batch is
-        # sliced out.
+        # Weighting all examples avoids building new bags for a minibatch. A coupled loss takes no weights, so
+        # its minibatch is extracted.
         train = task.data.train
         cuts = task.model.cuts_batches or task.loss.coupled or not isinstance(train, Corpus)
         batches: dict[str, Any] = {"batch_size": self.batch_size, "cuts_batches": cuts}
@@ -178,10 +178,10 @@ class OneStep(Phase, frozen=True, kw_only=True):
 
 
 def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: int = 0) -> optax.Schedule:
-    """Build the step-size schedule for a phase, as a function of the step.
+    """Build the step-size schedule for a phase, as a function of the step number.
 
     Args:
-        name: constant; cosine or linear to 0 at `steps`; exponential to 1 % of `step_size` at `steps`;
+        name: constant; cosine or linear to 0 at `steps`; exponential to 1% of `step_size` at `steps`;
             inverse_sqrt, η/√(1 + k).
         step_size: η, the largest value.
         steps: length of the phase.
@@ -205,7 +205,7 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
 
     if warmup > 0:
         made = optax.join_schedules([optax.linear_schedule(0.0, 1.0, warmup), made], [warmup])
-    # Optax compares its arguments with numbers, which fails for a traced step size.
+    # Optax compares its arguments with numbers, which is impossible if the step size is traced.
     return lambda count: step_size * made(count)
 
 
@@ -220,8 +220,8 @@ def optimizer(
             lion, ...); or a function (step_size, **options) that returns an optax transformation.
         step_size: η, a number or a schedule. For polyak, it must be a number.
         options: further arguments of the optimiser by their optax names, such as momentum and nesterov for
-            sgd and normalized, loss_floor for polyak, or weight_decay for adamw. `epsilon` is optax's eps,
-            which noticeably affects adam: on thousands of reviews, the gradient of E is about 1e-6 per entry.
+            sgd and normalized, loss_floor for polyak, or weight_decay for adamw. `epsilon` is optax's eps. It
+            noticeably affects adam: with thousands of reviews, the gradient of E is about 1e-6 per entry.
 
     Raises:
         InputError: see `check_options`; or the function does not return an optax transformation.
@@ -238,11 +238,14 @@ def optimizer(
 def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[str] = ()) -> None:
     """Raise InputError, with the closest valid name, unless the optimiser exists and accepts the options.
 
-    `options` contains the names of the options. If it is a mapping, options with numeric defaults must have
-    numeric values. `beside` contains further names to suggest for a misspelt option.
+    Args:
+        name: name of the optimiser, or a function.
+        options: names of the options, or a mapping from names to values. In a mapping, an option with a
+            numeric default must have a numeric value.
+        beside: further names to suggest for a misspelt option.
     """
     factory = _factory(name)
-    # A grid calls this for the same few optimisers in every cell, so cache their signatures.
+    # A grid calls this function in every cell for the same few optimisers, so cache their signatures.
     signature = _signature if inspect.isfunction(factory) else inspect.signature
     called = _called(name)
     first, *others = signature(factory).parameters.values()
@@ -251,7 +254,7 @@ def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[
     takes_any = len(known) < len(others)
     for option in options:
         if option == first.name:
-            raise InputError(f"{option}: {called} receives the step size here; use step_size instead")
+            raise InputError(f"{option}: cannot be an option of {called}; set the phase's step_size instead")
         if option not in allowed and not takes_any:
             raise InputError(f"{option}: not an option of {called}; {_nearest(option, {*allowed, *beside})}")
         value = options[option] if isinstance(options, Mapping) else None
@@ -283,7 +286,7 @@ def _factory(name: str | Factory) -> Factory:
 def _named(name: str) -> Factory:
     if name in _BUILT_IN:
         return _BUILT_IN[name]
-    # Functions that add noise need a PRNG key per seed, which only a user-defined function can provide.
+    # Exclude functions that add noise: the PRNG key for each seed must come from a user-defined function.
     found = {
         key: value
         for key, value in vars(optax).items()
@@ -309,7 +312,7 @@ def _nearest(given: str, known: set[str]) -> str:
 def _sgd(
     step_size: optax.ScalarOrSchedule, *, momentum: float | Array = 0.0, nesterov: bool = False
 ) -> optax.GradientTransformation:
-    # A momentum of 0 needs no momentum buffer. If it is traced, a buffer of zeros gives the same result.
+    # Momentum 0 requires no buffer. If the momentum is traced, there is a buffer, with the same result.
     decay = None if isinstance(momentum, float) and momentum == 0 else momentum
     return optax.sgd(step_size, momentum=decay, nesterov=nesterov)
 

@@ -5,10 +5,11 @@ the step length:
 
     normalized         Δp = η u
     polyak             Δp = min(η, (L - L*) / ‖∂L/∂p‖) u
-    dual_acceleration  h = ‖∂L/∂p‖ / (L - L*) u,   g ← k/(k+1) (g + h),   Δp = η (g + h)
+    dual_acceleration  h = ‖∂L/∂p‖ / (L - L*) u,   g ← k/(k+1) (g + h),   Δp = η (g + h),   k: step
     log_time           Δp = h t ‖∂L/∂p‖ u,   t ← e^h t,   h = η / (1 + t ‖∂L/∂p‖)
 
-L* is the loss if each sequence attends only to its best token; L(p) > L* for every p.
+L* is the loss if each sequence attends only to its best token, whose value agrees most with the label.
+L(p) > L* for every p.
 """
 
 from typing import Any, ClassVar, Literal, get_args
@@ -35,7 +36,7 @@ Method = Literal["normalized", "polyak", "dual_acceleration", "log_time"]
 
 @struct.dataclass
 class Carry:
-    """State of a method in addition to p.
+    """State of a method, in addition to p.
 
     Attributes:
         momentum: g in dual acceleration, (d,).
@@ -64,7 +65,7 @@ def log_excess_loss(
     below = jnp.where(present, bags.spread(best) - agreement, 0)
     found = averages(bags, -below_top(corpus, scores), [below])
     log_distance = jnp.where(found.idle, -jnp.inf, found.gap + jnp.log(found.mean[0]))
-    # log(1 + σ (e^D - 1)) = σ D to first order. If D underflows, only its order of magnitude matters.
+    # To first order, log(1 + σ (e^D - 1)) = σ D. If D underflows, only its order of magnitude matters.
     distance = jnp.exp(log_distance)
     sigma = jnp.exp(-jnp.logaddexp(0, best))
     tiny = distance < 1e-9
@@ -76,7 +77,7 @@ def log_excess_loss(
 
 
 def log_descent(method: str, step_size: float | Array) -> Algorithm:
-    """Build one of the methods in this module. Run it like any other descent, with `descent.run`.
+    """Build one of the methods in this module, to be run like any other descent with `descent.run`.
 
     Args:
         method: name of the method, a `Method`.
@@ -93,7 +94,7 @@ def log_descent(method: str, step_size: float | Array) -> Algorithm:
     Source:
         Normalised and Polyak steps: Vasudeva et al. 2024 (arXiv 2402.05738). Dual acceleration: Ji, Srebro
         and Telgarsky 2021 (arXiv 2107.00595, Algorithm 1), with L - L* in place of their loss, which has
-        infimum 0. log_time is Euler's method for gradient flow in log t, with shorter steps if p moves far.
+        infimum 0. log_time is Euler's method for gradient flow in log t, with shorter steps when p moves far.
     """
     if method not in get_args(Method):
         raise InputError(f"method: {method!r}; must be one of {', '.join(get_args(Method))}")
@@ -140,7 +141,7 @@ class LogDescent(Phase, frozen=True, kw_only=True):
 
     Attributes:
         method: "normalized", "polyak", "dual_acceleration" or "log_time".
-        step_size: η; its meaning depends on the method; see `ja.dynamics.log_descent`.
+        step_size: η. Its meaning depends on the method; see `ja.dynamics.log_descent`.
     """
 
     is_random: ClassVar[bool] = False

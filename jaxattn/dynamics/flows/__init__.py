@@ -1,1 +1,1 @@
-"""Exact gradient flows, free of cancellation and underflow, over distances beyond the reach of step loops."""
+"""Exact gradient flows, free of cancellation and underflow, over distances that no step loop can cover."""

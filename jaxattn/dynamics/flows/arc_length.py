@@ -1,4 +1,4 @@
-"""Integration of a flow along its arc length until the first stopping condition holds."""
+"""Integration of a flow along its arc length until the first stopping condition is met."""
 
 import enum
 import math
@@ -17,14 +17,14 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.coordinates import Local
 
-# Log time beyond which errors in time are negligible. ODE solvers in double precision stop earlier.
+# Value of log(t) beyond which errors in t are ignored: double-precision ODE solvers stop earlier.
 _CLOCKED = 45.0
-# Maximum relative error in ‖∂L/∂p‖ that the error of one step may cause.
+# Maximum relative error in ‖∂L/∂p‖ that a single step may cause.
 GRADIENT_RTOL = 0.01
 
 
 class Stop(enum.IntEnum):
-    """Status of a path, as described by `FlowPath.reason`."""
+    """Status of a path. `FlowPath.reason` describes it in words."""
 
     RUNNING = 0
     NORM = 1
@@ -68,19 +68,19 @@ class FlowPath(Brief):
     Row 0 is the start, and the last row is the end. For several seeds, all arrays have a leading axis.
 
     Attributes:
-        status: () int32; the stopping condition, a `Stop`.
+        status: () int32; the reason why the path ended, a `Stop`.
     """
 
     status: Any
 
     @property
     def rows(self) -> Any:
-        """Object with arrays that have one row per recorded point."""
+        """Object whose arrays have one row per recorded point."""
         return self
 
     @property
     def reached(self) -> Array:
-        """Index of the last row that was computed, (). Any later rows repeat it."""
+        """Index of the last row that was computed, (). All later rows repeat it."""
         return (self.rows.steps < self.rows.steps[-1]).sum()
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
@@ -92,7 +92,7 @@ class FlowPath(Brief):
         raise NotImplementedError(f"{type(self).__name__}.metrics_at")
 
     def at(self, row: Array, *names: str) -> dict[str, Array]:
-        """Return fields of the path at a row, by name."""
+        """Return the named fields of the path at a row."""
         return {name: getattr(self.rows, name)[row] for name in names}
 
     @property
@@ -111,11 +111,11 @@ class FlowPath(Brief):
 
 @runtime_checkable
 class Flow(Protocol):
-    """Unit-speed flow dz/ds = u(z), starting at z = 0.
+    """Flow dz/ds = u(z) with unit speed, starting at z = 0.
 
     Attributes:
         zero: the initial point, zeros (r,).
-        unit: length scale over which the flow may change completely, ().
+        unit: length scale on which the flow may change completely, ().
     """
 
     @property
@@ -148,15 +148,15 @@ class Flow(Protocol):
         ...
 
     def norm(self, x: Array) -> Array:
-        """Compute the norm of a difference between two points, ()."""
+        """Compute the norm of a displacement, ()."""
         ...
 
     def ended(self, z: Array, until_norm: Array) -> Array:
-        """Return True if the point has reached `until_norm`, () bool."""
+        """Return True if the norm of the point has reached `until_norm`, () bool."""
         ...
 
     def to_end(self, z: Array, velocity: Array, until_norm: Array) -> Array:
-        """Compute the straight-line distance to `until_norm`, ()."""
+        """Compute the straight-line distance to the point with norm `until_norm`, ()."""
         ...
 
 
@@ -178,7 +178,8 @@ class Row:
         z: coordinates, (r,).
         arc_length: s, ().
         log_gradient_norm: log of the gradient norm, ().
-        log_time: log t, where the flow has the gradient norm as its speed; -inf at the start, ().
+        log_time: log t, where t is the time of the flow whose speed is the gradient norm; -inf at the start,
+            ().
         steps: number of steps attempted so far, () int32.
     """
 
@@ -191,16 +192,16 @@ class Row:
 
 @struct.dataclass
 class Integration:
-    """State from which an integration can be resumed.
+    """State of an integration, from which it can be resumed.
 
     Attributes:
         here: the current point.
-        local: the flow at the current point; zeros before the first step, which has length 0 and evaluates
-            the flow.
+        local: the flow evaluated at the current point. Zeros before the first step, which has length 0 and
+            only evaluates the flow.
         h: length of the next step, ().
         rows: recorded points, with a leading axis k. Rows that were not reached repeat the last point.
         reached: number of rows reached, () int32.
-        status: () int32; the stopping condition, a `Stop`, or RUNNING.
+        status: () int32; the reason why the path ended, a `Stop`, or RUNNING.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
     """
@@ -225,12 +226,12 @@ def begin(
         ends: the stopping conditions.
         reach: approximate length of the path.
         points: number of rows k ≥ 3: the start, log-spaced arc lengths up to `reach`, and the end.
-        log_gradient_norm: log of the gradient norm at the start. Needed only if row 0 is read before the
+        log_gradient_norm: log of the gradient norm at the start. Required only if row 0 is read before the
             first step.
     """
     z = flow.zero
     zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
-    # Use only shapes: compiling one evaluation here and another in the step would take twice as long.
+    # Use only shapes, because compiling a second evaluation here would double the compile time.
     local = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(flow.at, z))
     here = Row(
         z=z,
@@ -253,12 +254,12 @@ def begin(
 
 
 def first_step(unit: Array, ends: Ends, reach: Array) -> Array:
-    """Return the length of the first step after the initial step of length 0, ()."""
+    """Return the length of the first step that moves the point, (), after the initial step of length 0."""
     return jnp.minimum(unit, reach) * ends.rtol ** (1 / stiff.ORDER)
 
 
 def restart(integration: Integration, h: Array) -> Integration:
-    """Restart an integration in new coordinates with the current point as origin. Keep earlier rows.
+    """Restart an integration in new coordinates, with the current point as origin, keeping earlier rows.
 
     The next step has length 0: it evaluates the flow, and may reach the first row. The step after it has
     length h.
@@ -282,7 +283,7 @@ def integrate(
     rows: int | Array | float = math.inf,
     clock: float = math.inf,
 ) -> Integration:
-    """Integrate one path until the first stopping condition holds.
+    """Integrate one path until the first stopping condition is met.
 
     Args:
         flow: the flow, in the coordinates of `integration.here`.
@@ -291,13 +292,13 @@ def integrate(
         max_steps: maximum number of steps, accepted or rejected.
         integration: state of the integration; see `begin`.
         rows: number of rows after which to return with status RUNNING; unlimited by default.
-        clock: maximum difference between two quadrature rules for the log duration of a step, up to time
+        clock: maximum difference between two quadrature rules for the log duration of a step, until time
             e^45. The result of the more accurate rule is used. Pass a finite value if the time is needed in
             addition to the path.
     """
     points = len(integration.rows.steps)
     first = jnp.minimum(flow.unit, reach / 100)
-    # The last row is reserved for the end point.
+    # Reserve the last row for the end point.
     marks = jnp.append(jnp.append(0, jnp.geomspace(first, reach, points - 1)[:-1]), jnp.inf)
     integration = jax.lax.while_loop(
         lambda integration: (integration.status == Stop.RUNNING) & (integration.reached < rows),
@@ -334,11 +335,11 @@ def _step(
     if clock < math.inf:
         error = jnp.where(there.log_time < _CLOCKED, jnp.maximum(error, doubt / clock), error)
     error = jnp.where(arrived.finite & ~jnp.isnan(error), error, jnp.inf)
-    # A unit-speed path that turns back within a step has passed a stationary point.
+    # A unit-speed path that reverses direction within a step has passed a stationary point.
     turns = flow.inner(local.velocity, arrived.velocity) < 0
     ok = (error <= 1) & ~turns
     h_free = h * jnp.where(turns, 0.2, jnp.clip(0.8 * error ** (-1 / stiff.ORDER), 0.2, 5.0))
-    # A step shortened to land on a row is no reason to reduce the planned step length.
+    # Do not reduce the planned step length because a step was shortened to end on a row.
     h_next = jnp.where(ok & (h < state.h), jnp.maximum(h_free, state.h), h_free)
     here, local = jax.tree.map(partial(jnp.where, ok), (there, arrived), (here, local))
     record = ok & (h == to_mark)
@@ -372,7 +373,7 @@ def _status(
         Stop.STEP_BUDGET: state.accepted + state.rejected >= max_steps,
     }
     status = jnp.asarray(Stop.RUNNING, jnp.int32)
-    # Select the first condition that holds. jnp.select uses int64 indices, which cannot be lowered in a jit
+    # Select the first condition that is met. jnp.select uses int64 indices, which cannot be lowered in a jit
     # with float64 disabled.
     for stop, holds in reversed(stops.items()):
         status = jnp.where(holds, jnp.int32(stop), status)
@@ -380,12 +381,12 @@ def _status(
 
 
 def _log_mean_time(h: Array, start: Local, end: Local) -> tuple[Array, Array]:
-    """Compute the log of the mean of exp(-ℓ) over a step, ℓ = log ‖∂L/∂p‖, from ℓ and ℓ' at both ends.
+    """Compute the log of the mean of exp(-ℓ) over a step from ℓ and ℓ' at both ends, where ℓ = log ‖∂L/∂p‖.
 
     The rule is exact if ℓ is linear. One Richardson extrapolation from two half-steps raises the order to 4.
     Also return the absolute difference between the half-step and full-step rules, as an error estimate.
     """
-    # Time is infinite if the gradient is exactly zero; a finite exponent prevents NaN.
+    # If the gradient is exactly zero, time is infinite; a finite exponent avoids NaN.
     x, y = (-jnp.maximum(at.log_gradient_norm, -1e300) for at in (start, end))
     bend = jnp.clip(h / 8 * (end.log_slope - start.log_slope), -1, 1)
     middle = (x + y) / 2 + bend

@@ -1,4 +1,4 @@
-"""Detection of tied tokens, and of the point at which the forces on them balance."""
+"""Detection of tied tokens, and the point at which the forces on them balance."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,21 +27,21 @@ from jaxattn.dynamics.flows.ties import (
     with_counts,
 )
 
-# Tokens that score more than this below the top token are not tied with it.
+# Tokens whose scores are more than this below the top score are not tied with the top token.
 _BEHIND = 30.0
-# Number of gaps in the sorted distances to the top that are tried as the boundary of the ties.
+# Number of gaps between sorted distances to the top score that are tried as the boundary of the ties.
 _MAX_GAPS = 16
-# Shift in tied scores, caused by neglected forces, at which the ties are dissolved; and a safety factor.
+# Shift in tied scores due to neglected forces at which ties are dissolved; and how much such forces may grow.
 _SHIFT, _MORE = 1e-2, 100.0
-# Squared singular values of tied differences below this fraction of the largest are rounding error.
+# Squared singular values of tied differences that are below this fraction of the largest are rounding error.
 _DEPENDENT = 1e-12
-# Number of Newton iterations. They start within _SHIFT of the balance if there is one.
+# Number of Newton iterations. If a balance exists, they start with scores within _SHIFT of it.
 _NEWTON = 12
 # Shifts in tied scores up to this size are attributed to rounding of the force.
 _ZERO = 1e-6
-# Derivatives of the force below the first fraction of the largest count as zero, because the residual force
-# is as large. A step along such a direction separates two tokens if it changes their score difference by more
-# than the second fraction.
+# A derivative of the force counts as zero if it is below the first fraction of the largest derivative,
+# because the residual force is as large. A step along such a direction separates two tokens if it changes
+# their score difference by more than the second fraction.
 _LOOSE, _APART = 1e-6, 0.03
 
 
@@ -53,8 +53,8 @@ class Balance(NamedTuple):
         p: (d,); the point.
         settled: () bool; True if, at this point, the force on every difference of tied tokens is zero and
             restoring, except along a curve of balanced points.
-        undecided: () bool; True if the same holds, but for some pair with cancelling forces the order of the
-            remaining force is unknown.
+        undecided: () bool; True if the condition for `settled` holds, but some pair with cancelling forces
+            exerts a remaining force of unknown order.
     """
 
     ties: Ties
@@ -64,7 +64,7 @@ class Balance(NamedTuple):
 
 
 def no_balance(E: Array, p: Array, values: Array, corpus: Corpus) -> Balance:
-    """Return an unsettled `Balance` without ties."""
+    """Return a `Balance` that is not settled and has no ties."""
     return Balance(no_ties(E, values, corpus), p, jnp.asarray(False), jnp.asarray(False))
 
 
@@ -76,7 +76,7 @@ class _Rest(NamedTuple):
         moved: largest change in a difference of tied scores, ().
         left: norm of the residual gradient, in units of the force, ().
         stiffness: smallest derivative of the force with respect to tied scores, in units of the force, ().
-        log_limit: log of the force that would shift the balance by _SHIFT, ().
+        log_limit: log of the force that would shift tied scores by _SHIFT, ().
         inverse: (r, r); inverse Hessian of the mean loss in coordinates of the normals; 0 in zero rows.
         normals: (r, d); orthonormal basis of the directions with a nonzero derivative, padded with zero rows.
         loose: (V,) bool; True for tokens that move relative to their leader along a direction in which the
@@ -102,11 +102,11 @@ def find_ties(
     slides: Bool[Array, ""] | bool = False,
     wanted: Bool[Array, ""] | bool = True,
 ) -> tuple[Float[Array, " d"], Balance]:
-    """Find tied tokens, and pairs whose forces cancel, at a point where all forces balance.
+    """Find tied tokens, and pairs of tokens whose forces cancel, at a point where all forces balance.
 
-    Tokens tie if a sequence attends to them together. Tied tokens stay close to the top of their sequence,
+    Tokens tie if a sequence attends to all of them. Tied tokens stay close to the top of their sequence,
     while all other tokens have fallen behind by the logarithm of the float64 resolution. The sorted distances
-    to the top therefore have a gap, usually the widest one. The next widest gaps are also tried.
+    to the top therefore have a gap, usually the widest gap. The next widest gaps are also tried.
 
     Args:
         E: (V, d).
@@ -121,7 +121,7 @@ def find_ties(
     Returns:
         p (d,), moved back if `slides` is True, and the balance. The balance is settled if Newton's method
         finds a nearby zero of the gradient of the tied part of the loss, with a positive definite Hessian on
-        𝒯.
+        𝒯, the span of the differences of tied embeddings.
     """
 
     def attempt(state: tuple[Array, Array, Balance]) -> tuple[Array, Array, Balance]:
@@ -153,9 +153,9 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
     attended = top_class(E, p, corpus, leader)
     rest = _rest(E, p, values, corpus, normals, attended, leader)
     hidden = coordinates(E, p, values, corpus)
-    # Sum of all forces. Its rounding error may hide smaller forces.
+    # Sum of the magnitudes of all forces. Its rounding error may hide smaller forces.
     log_hidden = hidden.log_gross(hidden.zero)
-    # Use integers: GPUs have no atomic operations on Booleans and would fall back to compare-and-swap.
+    # Use integers: GPUs have no atomic operations on Booleans and would need slow compare-and-swap loops.
     loose = take(jnp.zeros_like(leader).at[leader].max(rest.loose.astype(leader.dtype)), leader) > 0
     merged = jnp.where(loose, vocab, leader)
     scores = E @ rest.p
@@ -190,7 +190,7 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
     left_out = others.log_gross(others.zero)
     more = jnp.log(jnp.clip(_SHIFT / jnp.maximum(rest.moved, _SHIFT / _MORE), 1, _MORE))
     log_limit = jnp.maximum(rest.log_limit, left_out + more)
-    # Neglected forces as large as the balancing forces would have to be part of the balance.
+    # Any neglected force as large as the balancing forces would have to be included in the balance.
     ties_some = (leader != vocab).any()
     log_limit = jnp.where(ties_some, log_limit, log_hidden - jnp.log(_MORE))
     some = (ties_some | idle.any()) & (left_out < log_hidden - jnp.log(_MORE))
@@ -209,12 +209,12 @@ def _most_classes(E: Array) -> int:
 def _rest(
     E: Array, p: Array, values: Array, corpus: Corpus, normals: Array, attended: Array, leader: Array
 ) -> _Rest:
-    # Scale the longest embedding to length 1, so that directions outside the span are comparable.
+    # Scale embeddings so that the longest has length 1, which makes directions outside the span comparable.
     unit = 1 / jnp.sqrt(jnp.square(E).sum(axis=1).max())
     scores, lift = E @ p, (unit * E) @ normals.T
     tied = with_counts(corpus, jnp.where(attended, corpus.bags.count, 0))
     spans = jnp.square(normals).sum(axis=1) > 0
-    # Only these tokens exert a force. The factor 2 accounts for all members of groups with several tokens.
+    # Only these tokens exert a force. The factor 2 leaves room for all members of groups of tied tokens.
     involved = first_of(sharing(leader), 2 * room(E))
 
     def at(y: Array) -> tuple[Force, Array]:
@@ -227,7 +227,7 @@ def _rest(
 
     force, curvature = at(jnp.zeros(len(normals)))
     size, vectors = jnp.linalg.eigh(curvature)
-    # Scale each direction by the forces that cancel along it, because keys and weights vary in scale.
+    # Scale each direction by the forces that cancel along it, because the scales of keys and weights vary.
     apart = lift - take(lift, leader)
     sizes = by_token(tied, force.pull)[1] @ jnp.square(apart @ vectors)
     free = jnp.abs(size) <= _LOOSE * sizes
@@ -243,7 +243,7 @@ def _rest(
 
     y = jax.lax.fori_loop(0, _NEWTON, improve, jnp.zeros(len(normals)))
     force, curvature = at(y)
-    # A unit force moves tied scores apart by 1 / stiffness.
+    # A unit force separates tied scores by 1 / stiffness.
     size, vectors = jnp.linalg.eigh(held(curvature))
     reach = jnp.sqrt(jnp.square(apart).sum(axis=1).max())
     stiffness = jnp.where(spans.any(), jnp.minimum(1.0, size[0] / nonzero(reach)), 1)
@@ -271,11 +271,11 @@ def _orthogonal(E: Array, normals: Array) -> Array:
 
 
 def _widest_gaps(below: Float[Array, "R W"]) -> Float[Array, " k"]:
-    """Return the distances to the top at which the widest gaps between them start, widest first."""
+    """Return the distances to the top at which the widest gaps start, in order of decreasing width."""
     ends = jnp.append(jnp.sort(below.ravel()), jnp.inf)
-    # Clip the distances, so that those beyond _BEHIND do not widen a gap.
+    # Clip the distances, so that distances beyond _BEHIND do not widen a gap.
     width = jnp.diff(jnp.minimum(ends, _BEHIND))
-    # A token beyond LEFT is not tied with any other token, so no gap starts there.
+    # A token farther than LEFT below the top is not tied with any other token, so no gap starts there.
     near = ends[:-1] <= LEFT
     end, width = jnp.where(near, ends[:-1], -1), jnp.where(near, width, -1)
     # argsort uses int64 indices, which cannot be lowered in a caller's jit with float64 disabled.
@@ -283,7 +283,7 @@ def _widest_gaps(below: Float[Array, "R W"]) -> Float[Array, " k"]:
 
 
 def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, " V"]:
-    """Merge tokens to which a sequence attends together, and return the smallest token in each group."""
+    """Group tokens to which the same sequence attends. Return the smallest token in each token's group."""
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
     vocab = corpus.vocab_size

@@ -1,23 +1,25 @@
-"""Detection of token pairs whose forces cancel, and the order of the remaining force.
+"""Detection of token pairs whose forces cancel, and of the order of the remaining force.
 
 Let a group C of tied tokens be on top and a group D below it, with x = e^(a_D - a_C). In a sequence X that
 attends to C,
 
     f = f_X + Σ_i x_i V_i - Σ_ij x_i x_j U_i V_j + ...,    V = U (Γ_D - f_X),
 
-where U is the weight of D at x = 1, relative to the total weight of C. With r = -∂ℓ/∂f and S = ∂²ℓ/∂f² at
-f_X, the loss is L₀ + Σ_i g_i x_i + ½ Σ_ij H_ij x_i x_j + ..., where
+where i and j run over such pairs of groups, Γ_D is the mean value of D, and U is the weight of D at x = 1,
+relative to the total weight of C. With r = -∂ℓ/∂f and S = ∂²ℓ/∂f² at f_X, the loss is
+L₀ + Σ_i g_i x_i + ½ Σ_ij H_ij x_i x_j + ..., where
 
     g_i = -mean_X r·V_i,    H_ij = mean_X [V_i·S V_j + r·(V_i U_j + V_j U_i)].
 
 For given x, the scores of tied tokens settle at the minimum of the tied part of the loss. The second-order
 terms that act on p are therefore
 
-    M = H - G K⁻¹ Gᵀ,    G = ∂g/∂y,    K: Hessian of the tied part in coordinates y of 𝒯.
+    M = H - G K⁻¹ Gᵀ,    G = ∂g/∂y,    K: Hessian of the tied part,
 
-A pair with g ≠ 0 exerts a force of order e^(-gap). A pair with g = 0 is called idle. If M has a nonzero entry
-for an idle pair, a force of order e^(-2 gap) remains. If H is nonzero but M is zero, the response of the tied
-tokens cancels the force at every order. If H itself is zero, the order is higher than two and unknown.
+in coordinates y of 𝒯, the span of the differences of tied embeddings. A pair with g ≠ 0 exerts a force of
+order e^(-gap). A pair with g = 0 is called idle. If M has a nonzero entry for an idle pair, a force of order
+e^(-2 gap) remains. If H is nonzero but M is zero, the response of the tied tokens cancels the force at every
+order. If H itself is zero, the order is higher than two and unknown.
 """
 
 from typing import Any, NamedTuple
@@ -34,14 +36,14 @@ from jaxattn.dynamics.flows.force import LOGISTIC, dense, residual
 from jaxattn.dynamics.flows.pairs import MOST_PAIRS, Pairs
 from jaxattn.dynamics.flows.ties import first_of
 
-# Maximum number of idle pairs for which the second order is computed.
+# Maximum number of idle pairs for which second-order terms are computed.
 _MOST_IDLE = 32
-# Relative tolerances at first and second order: a sum counts as zero if it is smaller than this after
-# cancellation.
+# Relative tolerances at first and second order: a sum counts as zero if cancellation leaves less than this
+# fraction.
 _CANCELS, _CANCELS_TWICE = 1e-9, 1e-8
-# Two values are equal if their difference, relative to their magnitudes, is less than this.
+# Two values count as equal if their difference, relative to their magnitudes, is less than this.
 _EQUAL = 1e-11
-# Differences θ are equal if they differ by less than this fraction of the longest difference.
+# Embedding differences θ count as equal if they differ by less than this fraction of the longest difference.
 _SAME = 1e-13
 
 
@@ -49,8 +51,8 @@ class Cancelled(NamedTuple):
     """Bag entries whose forces cancel to first order.
 
     Attributes:
-        idle: (R, W) bool; True for these entries.
-        pairs: second-order terms of their forces.
+        idle: (R, W) bool; True if the forces of the entry cancel.
+        pairs: second-order terms of these forces.
         undecided: () bool; True if the order is unknown for some pair, or there are too many pairs.
     """
 
@@ -62,10 +64,12 @@ class Cancelled(NamedTuple):
 class Tied(NamedTuple):
     """Tied tokens, and how scores depend on the coordinates y of 𝒯.
 
+    𝒯 is the span of the differences of tied embeddings.
+
     Attributes:
         attended: (R, W) bool; True for the top group of each sequence.
         scores: (V,); a at the minimum of the tied part of the loss.
-        embeddings: (V, d); Q E.
+        embeddings: (V, d); Q E, the embeddings projected onto the orthogonal complement of 𝒯.
         lift: (V, k); derivative of the scores with respect to y.
         inverse: (k, k); inverse of K, the Hessian of the tied part of the mean loss in y; 0 in unused rows.
     """
@@ -78,7 +82,7 @@ class Tied(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """Contribution of each bag entry, (R, W), or (R, W, C) with C output columns.
+    """Contribution of each bag entry, (R, W), or (R, W, C) with C output columns. See the module docstring.
 
     Attributes:
         low: token of the entry.
@@ -100,7 +104,7 @@ class _Entries(NamedTuple):
 
 
 class _Loss(NamedTuple):
-    """Loss derivatives with respect to the outputs: r (n, C), and S = diag(w) - π πᵀ, with w and π (n, C)."""
+    """Derivatives of the loss: r = -∂ℓ/∂f, (n, C), and w and π, (n, C), with ∂²ℓ/∂f² = diag(w) - π πᵀ."""
 
     r: Array
     weight: Array
@@ -112,7 +116,7 @@ class _Loss(NamedTuple):
 
 
 def cancelled(corpus: Corpus, values: Float[Array, " V *K"], tied: Tied) -> Cancelled:
-    """Find entries whose forces on the top group cancel, and the second-order terms that remain."""
+    """Find entries whose first-order forces on the top group cancel, and their second-order terms."""
     entries = _entries(corpus, values, tied)
     idle = _idle(corpus, entries, tied.attended)
     number, tokens, many = _numbered(idle, entries)
@@ -124,7 +128,7 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
     bags = corpus.bags
     low, present = bags.index.astype(jnp.int32), bags.count > 0
     value = take(values, low)
-    # Adding the same constant to the outputs of all classes has no effect.
+    # Adding the same constant to the outputs of all classes has no effect, so subtract the last output.
     value = value[..., None] if value.ndim == 2 else value - value[..., -1:]
     own = take(tied.scores, low)
     token = first_tokens(corpus, tied.attended, low)
@@ -151,9 +155,9 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
 
 
 def _groups(theta: Float[Array, "R W d"], present: Bool[Array, "R W"]) -> tuple[Array, Array]:
-    """Group entries by θ, up to rounding. Return each entry's group and the group's first entry, (R, W)."""
+    """Group entries with equal θ, up to rounding. Return the group and its first entry, (R, W) each."""
     dim, size = theta.shape[-1], present.size
-    # Two projections distinguish the vectors, because sines of integers satisfy no simple relation.
+    # Two projections distinguish the vectors, because sines of integers satisfy no simple linear relation.
     along = jnp.sin(jnp.arange(1.0, 2 * dim + 1)).reshape(2, dim).astype(theta.dtype)
     one, other = jnp.moveaxis(theta @ along.T, -1, 0).reshape(2, size)
     rounding = _SAME * jnp.where(present[..., None], jnp.abs(theta), 0).max() * dim
@@ -171,7 +175,7 @@ def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> Bool[Array, "R 
     r = corpus.bags.spread(_loss(corpus, entries.f).r)
     terms = entries.weight[..., None] * r * entries.below
     product, size = terms.sum(axis=-1), jnp.abs(terms).sum(axis=-1)
-    # Terms that cancel within a sequence leave rounding error, which counts as zero even if other forces are
+    # Terms that cancel within a sequence leave rounding error. It counts as zero, even if other forces are
     # small.
     product = jnp.where(jnp.abs(product) <= _EQUAL * size, 0, product)
     rest = (corpus.bags.count > 0) & ~attended
@@ -209,7 +213,7 @@ def _second_order(
     tokens: tuple[Array, Array],
     tied: Tied,
 ) -> tuple[Pairs, Array]:
-    """Compute M for the numbered pairs, and True if H is zero for any of them or there are too many."""
+    """Compute M for the numbered pairs. Also return True if H is zero for any, or there are too many."""
     bags, n = corpus.bags, corpus.num_examples
     loss = _loss(corpus, entries.f)
     owner = jnp.broadcast_to(jnp.minimum(bags.owner, n - 1)[:, None], number.shape)
@@ -250,7 +254,7 @@ def _turning(
     loss: _Loss,
     of_pairs: tuple[Array, Array, Array],
 ) -> Float[Array, "m k"]:
-    """Compute n ∂g/∂y for all pairs, from U, r·V and S V for each sequence and pair."""
+    """Compute n ∂g/∂y for all pairs. `of_pairs` contains U, r·V and S V for each sequence and pair."""
     weight, along, steered = of_pairs
     top, low = tokens
     moved = entries.attention[..., None] * entries.below  # ∂f_X/∂a of each entry
@@ -270,7 +274,7 @@ def _turning(
     total, apart = along.sum(axis=0)[:, None], lift[low] - lift[top]
     turning = by_token @ lift + total * apart
     gross = sizes @ jnp.abs(lift) + jnp.abs(along).sum(axis=0)[:, None] * jnp.abs(apart)
-    # Terms that cancel leave rounding error, which counts as zero even if other terms of M are small.
+    # Terms that cancel leave rounding error. It counts as zero, even if other terms of M are small.
     return jnp.where(jnp.abs(turning) <= _CANCELS_TWICE * gross, 0, turning)
 
 

@@ -1,6 +1,7 @@
 """Gradient flow on p in coordinates of the span of the embeddings, parametrised by arc length.
 
-The path stays in p_0 + span{E_s}, so it is represented by r = min(V, d) coordinates z, p = p_0 + Bᵀ z:
+The path stays in p_0 + span{E_s}, so it is represented by r = min(V, d) coordinates z, p = p_0 + Bᵀ z, and
+the scores are a = a_0 + E Bᵀ z:
 
     V ≤ d:  B = E,  a = a_0 + E Eᵀ z,  dz/ds = F / ‖EᵀF‖;
     V > d:  B = 1,  a = a_0 + E z,     dz/ds = EᵀF / ‖EᵀF‖,
@@ -31,16 +32,16 @@ from jaxattn.dynamics.flows.force import (
 )
 from jaxattn.dynamics.flows.stiff import Solver, by_factors
 
-# Rounding changes scores by ε ‖a‖, and forces by the same relative amount. The flow stops when the forces
-# cancel so strongly that the relative error in the direction of their sum exceeds this value.
+# Rounding changes scores by ε ‖a‖, and forces by the same relative amount. The flow stops when forces cancel
+# so strongly that the relative rounding error in their sum exceeds this value.
 RESOLUTION = 1e-3
-# Closer to the top than this, an idle token would receive more than e^-7 of its sequence's attention.
+# Score gap to the top below which an idle token would receive over e^-7 of its sequence's attention.
 NEAR = 7.0
-# Distance to the top beyond which a token is no longer tied with the tokens on top.
+# Score gap to the top beyond which a token is no longer tied with the top tokens.
 LEFT = 10.0
-# A token leaps if it is this far below the top before a step, and this far above the former top after it.
+# A token leaps if its score is this far below the top before a step and this far above the old top after.
 _LEAP = 2.0
-# Maximum change in attention along a segment of a curve of balanced points for it to count as straight.
+# Maximum change in attention along a segment of balanced points for the segment to count as straight.
 _STRAIGHT = 0.05
 
 
@@ -52,7 +53,7 @@ class Watch:
         idle: (R, W) bool; True for tokens that exert no force and must stay away from the top of their
             sequence.
         attention: (R, W); initial attention to tokens that slide along a curve of balanced points, or -1 for
-            other entries. The attention must stay near this value.
+            other entries. The attention must stay close to this initial value.
     """
 
     idle: Leaf
@@ -73,7 +74,7 @@ class Watch:
         return jnp.where(slides, jnp.abs(attention - self.attention), 0).max() / _STRAIGHT
 
     def broken(self, corpus: Corpus, scores: Float[Array, " V"]) -> Bool[Array, ""]:
-        """Return True if any token violates its condition."""
+        """Return True if any condition on the tokens is violated."""
         below = _below_top(corpus, scores)
         met = self.idle & (below < NEAR)
         left = (self.attention > jnp.exp(-LEFT)) & (below > LEFT)
@@ -88,7 +89,7 @@ def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) 
 
     Returns:
         The maximum over tokens of min(distance below the top before, distance above the former top after), in
-        units of the maximum allowed leap. It is 0 or negative if the top of no sequence changes.
+        units of the maximum allowed leap. It is 0 or negative if no sequence has a new top token.
     """
     bags = corpus.bags
     token, present = bags.index.astype(jnp.int32), bags.count > 0
@@ -112,7 +113,7 @@ class Local:
 
     Attributes:
         velocity: u = dz/ds, (r,); zeros if the gradient is exactly zero.
-        jacobian: ∂u/∂z, (r, r), or factors for products with it if r is large.
+        jacobian: ∂u/∂z, (r, r); if r is large, factors from which products with it are computed.
         log_gradient_norm: log ‖∂L/∂p‖, ().
         log_slope: derivative of log ‖∂L/∂p‖ with respect to arc length, ().
         balanced: True if the forces cancel up to rounding, ().
@@ -134,6 +135,8 @@ class Local:
 @struct.dataclass
 class Coordinates:
     """Flow on p for a given corpus, keys E, values and starting point.
+
+    See the module docstring for the notation.
 
     Attributes:
         corpus: n sequences.
@@ -174,31 +177,31 @@ class Coordinates:
 
     @property
     def embeddings(self) -> Float[Array, "V d"]:
-        """The embeddings E."""
+        """Embeddings E."""
         return self.lift if self.basis is None else self.basis
 
     def moved(self, z: Float[Array, " r"]) -> "Coordinates":
-        """Return the same flow starting at another point."""
+        """Return the same flow, starting at the point z."""
         start, scores = self.p(z), self.scores + self.lift @ z
         offset = start if self.basis is None else scores
         return self.replace(start=start, scores=scores, offset=offset)  # type: ignore[attr-defined]
 
     def metric(self, x: Float[Array, " r"]) -> Float[Array, " r"]:
-        """Apply the metric of the coordinates, B Bᵀ x."""
+        """Apply the metric of the coordinates to a vector, B Bᵀ x."""
         return x if self.basis is None else self.lift @ x
 
     def inner(self, x: Float[Array, " r"], y: Float[Array, " r"]) -> Float[Array, ""]:
-        """Compute the inner product Bᵀx · Bᵀy of two vectors in coordinates."""
+        """Compute the inner product Bᵀ x · Bᵀ y of two vectors given in coordinates."""
         return x @ self.metric(y)
 
     def norm(self, x: Float[Array, " r"], multiple: Float[Array, ""] | float = 0.0) -> Float[Array, ""]:
-        """Compute the norm ‖Bᵀ x + multiple · p_0‖ of a vector in coordinates."""
+        """Compute the norm ‖Bᵀ x + multiple · p_0‖ of a vector x given in coordinates."""
         square = x @ (self.metric(x) + 2 * multiple * self.offset) + multiple**2 * (self.start @ self.start)
         return jnp.sqrt(jnp.maximum(square, 0))
 
     @property
     def zero(self) -> Float[Array, " r"]:
-        """The initial point, z = 0."""
+        """Initial point, z = 0."""
         return jnp.zeros_like(self.offset)
 
     def error(
@@ -210,18 +213,19 @@ class Coordinates:
     ) -> Float[Array, ""]:
         """Compute ‖Bᵀ error‖ divided by the tolerance.
 
-        The tolerance is rtol (‖p‖ + 1 / max ‖E_s‖), or a tenth of the step if that is smaller: if a late
-        stage encounters a force that earlier stages did not, the error is of the order of the step. The
-        result also exceeds 1 if tokens slide or leap too far.
+        The tolerance is rtol (‖p‖ + 1 / max ‖E_s‖), or a tenth of the step if that is smaller: if only a late
+        stage of the step encounters a force, the error is of the order of the step. The result also exceeds 1
+        if
+        tokens slide or leap too far.
         """
         tenth = 0.1 * (self.norm(end - start) + rtol * self.unit)
         relative = self.norm(error) / jnp.minimum(rtol * (self.norm(end, 1.0) + self.unit), tenth)
-        # Tokens may reach the end of a straight segment of balanced points, but not go far beyond it.
+        # A step may overshoot the end of a straight segment of balanced points, but not by far.
         far = jnp.maximum(self._slid(end) / 2, self._leapt(start, end))
         return jnp.maximum(relative, far)
 
     def ended(self, z: Float[Array, " r"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
-        """Return True if ‖p‖ has reached `until_norm`."""
+        """Return True if ‖p‖ has reached `until_norm`, () bool."""
         return self.norm(z, 1.0) >= until_norm
 
     def to_end(
@@ -235,7 +239,7 @@ class Coordinates:
         speed = jnp.square(self.norm(velocity))
         root = jnp.sqrt(ahead**2 + speed * square)
         distance = jnp.where(ahead > 0, square / (root + ahead), (root - ahead) / nonzero(speed))
-        # The path is curved, so the step ends slightly before or after the sphere; prefer slightly after.
+        # The path is curved, so the step ends slightly before or beyond the sphere; aim for slightly beyond.
         return (1 + 1e-6) * distance
 
     def ahead(self, z: Float[Array, " r"], velocity: Float[Array, " r"]) -> Float[Array, ""]:
@@ -253,7 +257,10 @@ class Coordinates:
         return pull / nonzero(self.norm(pull))
 
     def at(self, z: Float[Array, " r"]) -> Local:
-        """Compute the velocity, its Jacobian (1 - u (B Bᵀ u)ᵀ) (∂F/∂z) / ‖BᵀF‖, and the gradient norm."""
+        """Compute the velocity u, its Jacobian (1 - u (B Bᵀ u)ᵀ) (∂F/∂z) / ‖BᵀF‖, and the gradient norm.
+
+        F is the force on z; see the module docstring.
+        """
         pull, force = self._pull(z)
         size = self.norm(pull)
         velocity = pull / nonzero(size)
@@ -284,11 +291,11 @@ class Coordinates:
     def pulled_by(
         self, tokens: Int[Array, " k"], rows: Float[Array, "k r"], force: Float[Array, " k"]
     ) -> Float[Array, " r"]:
-        """Convert a force on some tokens' scores to the force on z, given their rows of `lift`."""
+        """Convert a force on the scores of `tokens` to the force on z, given their rows of `lift`."""
         return jnp.zeros_like(self.offset).at[tokens].set(force) if self.basis is not None else force @ rows
 
     def gram(self, tokens: Int[Array, " k"], rows: Float[Array, "k r"]) -> Float[Array, "k k"]:
-        """Compute the Gram matrix of some tokens' embeddings, given their rows of `lift`."""
+        """Compute the Gram matrix of the embeddings of `tokens`, given their rows of `lift`."""
         return rows[:, tokens] if self.basis is not None else rows @ rows.T
 
     def _matrix(self, velocity: Array, size: Array, force: Force) -> tuple[Array, Array]:
@@ -299,7 +306,7 @@ class Coordinates:
         return curvature - jnp.outer(velocity, along), along @ velocity
 
     def _products(self, velocity: Array, size: Array, force: Force) -> tuple[stiff.Curved, Array]:
-        """Return factors for products with the Jacobian, and the slope of the log gradient norm."""
+        """Return the Jacobian as factors for products, and the slope of the log gradient norm."""
         size = nonzero(size)
         bound = curvature_bound(self.corpus, force, self.lengths) / size
         moved = self.lift @ velocity

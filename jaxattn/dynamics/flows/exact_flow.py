@@ -4,8 +4,8 @@ The flow slows down like e^(-margin ‖p‖), but its path does not depend on th
 
     dp/ds = -∂L/∂p / ‖∂L/∂p‖,   t(s) = ∫ ds / ‖∂L/∂p‖.
 
-For large ‖p‖, the path is almost straight, so the step length grows like ‖p‖. A further factor of 100 in ‖p‖
-is therefore cheap.
+For large ‖p‖, the path is almost straight, so the step length grows like ‖p‖. Extending the path by a factor
+of 100 in ‖p‖ is therefore cheap.
 """
 
 import math
@@ -60,7 +60,7 @@ _STAGES = 256
 
 
 class _LinearPath(FlowPath):
-    """Path of a single parameter, possibly not yet computed to its end."""
+    """Path of a single parameter. Its last rows may not have been computed yet."""
 
     p: Leaf
     norm: Leaf
@@ -71,14 +71,14 @@ class _LinearPath(FlowPath):
 
     def metrics_at(self, row: Array) -> dict[str, Array]:
         found = self.at(row, "arc_length", "log_gradient_norm", "log_time")
-        # Six evaluations per step, plus one per column in the Jacobian.
+        # Each step takes six evaluations, plus one per column of the Jacobian.
         evaluations = self.rows.steps[row] * (6 + self.columns)
         return {"p_norm": self.norm[row], **found, "evaluations": evaluations}
 
 
 @struct.dataclass(repr=False)
 class Path(_LinearPath):
-    """Points on a path of gradient flow on p, in float64, with a leading axis B for B seeds.
+    """Points on a path of gradient flow on p, in float64. For B seeds, all arrays have a leading axis B.
 
     Row 0 is the start, the last row is the end, and the rows in between are at log-spaced arc lengths. Rows
     that were not reached repeat the last state.
@@ -90,7 +90,7 @@ class Path(_LinearPath):
         log_gradient_norm: (k,); log ‖∂L/∂p‖, -inf if the gradient is exactly zero.
         log_time: (k,); log t, -inf at the start.
         steps: (k,) int32; number of steps attempted up to each row.
-        status: () int32; the stopping condition, a `Stop`.
+        status: () int32; the reason why the path ended, a `Stop`.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
         columns: () int; number of columns in the Jacobian. Each costs one gradient evaluation per step.
@@ -135,14 +135,14 @@ def exact_flow(
 
     Args:
         scores: keys (m, D), values (m,) for two classes or (m, K) for K > 2, and bags of n sequences. Any of
-            them may have a leading axis of B seeds. `theory.scores.one_layer` builds them from E and v.
+            them may have a leading axis of B seeds. `theory.scores.one_layer` builds scores from E and v.
         p: (D,), or (B, D); the starting point.
         until_norm: ‖p‖ at which to stop.
         until_arc_length: arc length at which to stop; required if `until_norm` is infinite.
         until_direction: sine of the angle between p and dp/dt at or below which to stop.
         max_steps: maximum number of steps, accepted or rejected.
-        rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
-        gradient_rtol: maximum relative error of ‖∂L/∂p‖ per step, which keeps `log_time` accurate. Pass
+        rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖, where E_s are the keys.
+        gradient_rtol: maximum relative error in ‖∂L/∂p‖ per step, which keeps `log_time` accurate. Pass
             infinity to save steps if only the path is needed.
         points: number of recorded points k ≥ 3.
         width: number of seeds to vmap; the default depends on the backend.
@@ -176,7 +176,7 @@ def ends_of(
     """
     arc_length = math.inf if until_arc_length is None else until_arc_length
     if not (math.isfinite(until_norm) or math.isfinite(arc_length)):
-        raise InputError("until_norm and until_arc_length are both infinite; set one of them")
+        raise InputError("until_norm and until_arc_length are both infinite; make one of them finite")
     check_ends(until_norm=until_norm, until_arc_length=arc_length)
     if not gradient_rtol > 0:
         raise InputError(f"gradient_rtol: {gradient_rtol}; must be above 0")
@@ -192,7 +192,7 @@ def _inputs(scores: Scores, p: Array | np.ndarray) -> Inputs:
 
 @struct.dataclass(repr=False)
 class PathSoFar(_LinearPath):
-    """Path computed so far, through stages with different ties.
+    """Path computed so far. Each stage of the path has different ties.
 
     Attributes:
         p: (k, d); with rows as in `Path`.
@@ -223,12 +223,12 @@ class PathSoFar(_LinearPath):
 
     @property
     def status(self) -> Array:
-        """Stopping condition, a `Stop`, () int32."""
+        """Reason why the path ended, a `Stop`, or RUNNING, () int32."""
         return self.integration.status
 
 
 def begin_path(scores: Scores, p: Array, ends: Ends, points: int) -> PathSoFar:
-    """Return the path of one seed with only its start computed; `continue_path` computes further rows."""
+    """Return the path for one seed with only its start. `continue_path` computes further rows."""
     keys, start, values, corpus = _inputs(scores, p).arrays
     with backend.float64():
         arrays = doubled((keys, start, values))
@@ -238,7 +238,7 @@ def begin_path(scores: Scores, p: Array, ends: Ends, points: int) -> PathSoFar:
 def continue_path(
     scores: Scores, path: PathSoFar, ends: Ends, max_steps: int | Array, row: int | Array
 ) -> PathSoFar:
-    """Continue a path from `begin_path`, with the same scores, until it reaches the given row or ends."""
+    """Extend a path from `begin_path`, with the same scores, until it reaches the given row or ends."""
     with backend.float64():
         arrays = *doubled((scores.keys, scores.values)), scores.corpus, path, doubled(ends)
         return _continued(*arrays, jnp.asarray(max_steps, jnp.int32), row + 1)
@@ -329,7 +329,7 @@ def _reach(ends: Ends) -> Array:
 
 
 def _points(flow: Coordinates, z: Array, path: PathSoFar) -> Array:
-    """Return p at the points z, without adding rounding errors to differences of tied tokens."""
+    """Return p at the points z, without adding rounding errors to score differences of tied tokens."""
     p = flow.p(z)
     if flow.basis is not None:
         return p
@@ -354,7 +354,7 @@ def _next_stage(
     lost = balances & ~before.tied & ~found.settled
     status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, integration.status)
     status = jnp.where(lost & found.undecided, Stop.UNDECIDED, status)
-    # Only tied scores could still move, but they are balanced, so p stays at this point.
+    # Only tied scores could still change, but they are balanced, so p stays at this point.
     status = jnp.where(before.tied & (status == Stop.STATIONARY), Stop.BALANCED, status)
     goes_on = balances & ~stuck & ~lost & (before.left > 1)
     choose = partial(jnp.where, goes_on)

@@ -19,9 +19,9 @@ from jaxattn.dynamics.flows.exact_flow import Path, begin_path, continue_path, e
 from jaxattn.dynamics.flows.full_flow import full_flow
 from jaxattn.dynamics.flows.joint_flow import joint_flow
 
-# Stopping conditions requested by the caller.
+# Stop reasons that correspond to a condition requested by the caller.
 _ASKED_FOR = (Stop.NORM, Stop.ARC_LENGTH, Stop.DIRECTION, Stop.LOSS, Stop.TIME)
-# For each setting that ends a path: the metric that approaches it, and the printed name of this metric.
+# For each setting that ends a path: the metric that approaches the setting's value, and its printed name.
 _GOALS = {
     "until_norm": ("p_norm", "‖p‖"),
     "until_arc_length": ("arc_length", "arc length"),
@@ -36,7 +36,7 @@ class FlowState(Brief):
 
     Attributes:
         params: the parameters at the current row, in the precision of the study.
-        path: the path, as far as it has been computed.
+        path: the path computed so far.
         step: () int32; the current row.
         failed_at: () int32; the row at which the integration failed, or -1.
     """
@@ -54,7 +54,7 @@ class RecordedPath(FlowPath):
     Attributes:
         params: trained parameters by name, (k, ...) each.
         metrics: recorded metrics by name, (k,) each.
-        status: () int32; the stopping condition, a `ja.dynamics.Stop`.
+        status: () int32; the reason why the path ended, a `ja.dynamics.Stop`.
         last: () int32; the row at which the path ended, repeated by all later rows. None if it is row k - 1.
     """
 
@@ -80,7 +80,8 @@ class RecordedPath(FlowPath):
 class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
     """Phase that runs a flow, built from a function `(params, task, *, points, settings) -> FlowPath`.
 
-    The function computes the path of one seed, with `points` rows. It is traced with float64 enabled. Declare
+    The function computes the path for one seed, with `points` rows. It is traced with float64 enabled.
+    Declare
     the trained parameters with `@ja.declare(train=["p"])` or as a setting `train`.
     """
 
@@ -103,14 +104,14 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
 
     @property
     def goal(self) -> Goal | None:
-        """Stopping condition with the smallest target value, for progress messages."""
+        """Stopping condition with the smallest target value, for progress messages; None if there is none."""
         given = {name: x for name, x in self._settings().items() if x is not None}
         goals = [Goal(*_GOALS[name], x) for name, x in given.items() if name in _GOALS]
         return min(goals, key=lambda goal: goal.value, default=None)
 
     @property
     def end_key(self) -> str:
-        """Name of the stopping condition, or "points" if none: the whole path is computed at once."""
+        """Name of a stopping condition; "points" if none, because the path is then computed as a whole."""
         goals = [name for name, x in self._settings().items() if name in _GOALS and x is not None]
         return goals[0] if goals else "points"
 
@@ -119,7 +120,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return list(range(self.points))
 
     def follow(self, task: Task, params: Params) -> FlowPath:
-        """Compute the path, or only its start if steps are expensive."""
+        """Compute the path, or only its start if steps are expensive and `advance` computes the rest."""
         return self._checked(self._call(params, task), params)
 
     def init(self, task: Task, params: Any, key: Array) -> FlowState:
@@ -141,12 +142,12 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return FlowState(replaced(params, **moved), path, row, failed_at)
 
     def parameter(self, state: FlowState, name: str) -> Array:
-        """Return a parameter at the current row. Trained parameters come from the path in full precision."""
+        """Return a parameter at the current row. Trained parameters have the precision of the path."""
         moved = state.path.params_at(state.step, tuple(selected(state.params, self.train)))
         return moved[name] if name in moved else super().parameter(state, name)
 
     def metrics(self, state: FlowState) -> dict[str, Array]:
-        """Return the metrics at the current row, including whether a requested stopping condition holds."""
+        """Return the metrics at the current row, including whether a requested stopping condition was met."""
         path = state.path
         asked_for = jnp.isin(path.status, jnp.array(_ASKED_FOR, path.status.dtype))
         came = asked_for & (state.step >= path.reached)
@@ -240,7 +241,7 @@ class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
 
 
 class _OneLayerFlow(_TheoryFlow, frozen=True, kw_only=True):
-    """Flow on several parameters of the one-layer model."""
+    """Flow on several parameters of a one-layer model."""
 
     not_settings: ClassVar[frozenset[str]] = frozenset({"width"})
 
@@ -263,7 +264,7 @@ def _scores(task: Task, params: Params) -> Scores:
 
 
 def require_one_layer(*context: Any) -> None:
-    """Raise InputError unless the model is one-layer, the loss is logistic, and there are two classes."""
+    """Raise InputError unless the model is one-layer, the loss logistic, and the number of classes two."""
     for setting in context:
         if not setting.model.is_one_layer:
             raise InputError("this phase requires model.kind = 'one_layer'; use kind = 'descent'")

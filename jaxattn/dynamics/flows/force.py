@@ -14,8 +14,8 @@ on its scores is
 
     -∂ℓ/∂a_s = q_s r·(γ_s - f),
 
-as for two classes with the values r·γ_s. For large ‖p‖, r retains its relative precision if its magnitude is
-factored out: r = (1 - π_y) (e_y - π'), where π' is the softmax over the other classes.
+as for two classes with values r·γ_s. For large ‖p‖, r retains its relative precision if its magnitude is
+factored out: r = (1 - π_y) (e_y - π'), where π' is the softmax over the classes other than y.
 """
 
 from collections.abc import Callable
@@ -39,6 +39,8 @@ from jaxattn.data.ragged import Ragged, take
 class Force:
     """Force on the scores, -∂L/∂a = exp(log_scale) · force, and the terms of its derivative.
 
+    See the module docstring for m, c and q; g is the weight of a sequence in the gradient.
+
     Attributes:
         force: (V,); of order one; sums to zero.
         log_scale: (); -inf if no sequence exerts a force.
@@ -50,8 +52,8 @@ class Force:
         slope: (n,); k.
         modes: (R, W, K); terms that replace k c cᵀ for K > 2 classes, in which case `turn` is q; see
             `token_curvature`. None for two classes.
-        pairs: the force, not included in `force`, of token pairs whose forces cancel to first order, a
-            `PairForce`. None if there are no such pairs.
+        pairs: a `PairForce`: the force of token pairs whose forces cancel to first order, which is not
+            included in `force`. None if there are no such pairs.
     """
 
     force: Leaf
@@ -72,16 +74,16 @@ class Force:
 
     @property
     def log_gross(self) -> Float[Array, ""]:
-        """Log of the gross force, -inf if no sequence exerts a force."""
+        """Log of the gross force; -inf if no sequence exerts a force."""
         return self.log_scale + jnp.log(self.gross)
 
 
 @struct.dataclass
 class Logistic:
-    """Sequence weights in the gradient of the logistic loss, g = sigmoid(-m) for m = y f."""
+    """Weights of the sequences in the gradient of the logistic loss, g = sigmoid(-m) for m = y f."""
 
     def __call__(self, agreement: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-        """Compute log g and -∂ log g/∂m for agreements m."""
+        """Compute log g and -∂ log g/∂m for values m = y f."""
         return -jax.nn.softplus(agreement), jax.nn.sigmoid(agreement)
 
 
@@ -102,11 +104,12 @@ def score_force(
         corpus: n sequences over V tokens.
         scores: a = E p, of any finite spread.
         values: γ per token, or per bag entry.
-        weigh: function of m = y f that returns log g and -∂ log g/∂m, to replace g; ignored for K > 2.
+        weigh: function of m = y f that returns log g and -∂ log g/∂m for another weight g; ignored for K > 2
+            classes.
 
     Returns:
-        The force. For two classes, each sequence's term has full relative precision. `gross` sums the K terms
-        of r·(γ_s - f) separately, because they may also cancel.
+        The force. For two classes, the term from each sequence has full relative precision. `gross` sums the
+        K terms of r·(γ_s - f) separately, because they may also cancel.
     """
     bags, two = corpus.bags, corpus.num_classes == 2
     present = bags.count > 0
@@ -115,7 +118,7 @@ def score_force(
     of_token = values.ndim == (1 if two else 2)
     value = take(values, bags.index.astype(jnp.int32)) if of_token else values
     columns = [value] if two else list(jnp.moveaxis(value, -1, 0))
-    # Several tokens may tie for the top. Subtract the value of any one of them.
+    # Several tokens may tie for the top. Subtract the value of one of them; any one will do.
     reference = [bags.max(jnp.where(relative == 0, column, -jnp.inf)) for column in columns]
     below = [column - bags.spread(x) for column, x in zip(columns, reference, strict=True)]
     near = averages(bags, relative, below)
@@ -156,22 +159,24 @@ def score_force(
 def token_curvature(
     corpus: Corpus, force: Force, place: Int[Array, " V"] | None = None, size: int = 0
 ) -> Float[Array, "k k"]:
-    """Compute H = ∂(-∂L/∂a)/∂a in units of exp(log_scale) from `force`.
+    """Compute the derivative of the force, H = ∂(-∂L/∂a)/∂a, in units of exp(force.log_scale).
 
-    H = Σ_X w (diag(c) - c qᵀ - q cᵀ + k c cᵀ),   w = y g/n,   c = q (γ - f),   k = ∂ log g/∂f.
+    H = Σ_X w (diag(c) - c qᵀ - q cᵀ + k c cᵀ),   w = y g/n,   c = q (γ - f),   k = ∂ log g/∂f,
 
-    For K > 2 classes, c = q r·(γ - f), w = 1/n, and w k c cᵀ is replaced by
+    where g is the weight of sequence X in the gradient. For K > 2 classes, c = q r·(γ - f), w = 1/n, and
+    w k c cᵀ is replaced by
 
-    -(1/n) Σ_X Σ_k π_k m_k m_kᵀ,   m_k = q (e_k - π)·(γ - f).
+    -(1/n) Σ_X Σ_j π_j m_j m_jᵀ,   m_j = q (e_j - π)·(γ - f),
 
-    With `place`, the result has `size` rows and columns. Token s is at index place_s, and is omitted if
-    place_s ≥ `size`.
+    with a sum over classes j. With `place`, the result has `size` rows and columns: token s is at index
+    place_s, and is omitted if place_s ≥ `size`. Allocates two temporary arrays of shape (n, V), or (n, size)
+    with `place`.
 
     Returns:
-        A symmetric matrix (V, V) whose rows sum to zero, or its entries for the chosen tokens, (size, size).
-        Two temporary arrays, (n, V) or (n, size), are required.
+        A symmetric matrix, (V, V), whose rows sum to zero; with `place`, its entries for the chosen tokens,
+        (size, size).
     """
-    # Cross terms and square in a single product: H = diag - M - Mᵀ, M = Σ_X (w c)(q - k c/2)ᵀ.
+    # Compute cross terms and square in a single product: H = diag - M - Mᵀ, M = Σ_X (w c)(q - k c/2)ᵀ.
     spread = partial(dense, corpus, place=place, size=size)
     product = sum_of_outer_products(spread(force.pull), spread(force.turn))
     own = force.force
@@ -186,7 +191,7 @@ def token_curvature(
 
 
 def curvature_product(corpus: Corpus, force: Force, x: Float[Array, " V"]) -> Float[Array, " V"]:
-    """Multiply `token_curvature` by a vector, in two passes over the bag entries."""
+    """Multiply the matrix H from `token_curvature` by a vector, in two passes over the bag entries."""
     bags = corpus.bags
     there = jnp.where(bags.count > 0, take(x, bags.index.astype(jnp.int32)), 0)
     pull, turn = force.pull, jnp.where(bags.count > 0, force.turn, 0)
@@ -200,7 +205,7 @@ def curvature_product(corpus: Corpus, force: Force, x: Float[Array, " V"]) -> Fl
 
 
 def curvature_bound(corpus: Corpus, force: Force, lengths: Float[Array, " V"]) -> Float[Array, " V"]:
-    """Compute upper bounds on the row sums of |H_st| ‖E_s‖ ‖E_t‖, where H is the `token_curvature`."""
+    """Compute upper bounds on the row sums Σ_t |H_st| ‖E_s‖ ‖E_t‖, where H is from `token_curvature`."""
     bags = corpus.bags
     length = take(lengths, bags.index.astype(jnp.int32))
     pull, turn = jnp.abs(force.pull), jnp.where(bags.count > 0, jnp.abs(force.turn), 0)
@@ -218,9 +223,9 @@ def _each(modes: Array | None) -> list[Array]:
 
 
 def direction(params: Any, corpus: Corpus) -> tuple[Float[Array, " d"], Float[Array, ""]]:
-    """Compute the unit vector along -∂L/∂p and log ‖∂L/∂p‖, accurate even if ‖∂L/∂p‖ is e^(-10000).
+    """Compute the unit vector along -∂L/∂p, and log ‖∂L/∂p‖. Both are accurate even if ‖∂L/∂p‖ is e^(-10000).
 
-    The results are zeros and -inf if the gradient is exactly zero. `corpus` must have two classes.
+    If the gradient is exactly zero, the results are zeros and -inf. `corpus` must have two classes.
     """
     force, log_scale = _force(corpus, params.E @ params.p, params.E @ params.v)
     vector = force @ params.E
@@ -235,7 +240,7 @@ def _force(corpus: Corpus, scores: Array, values: Array) -> tuple[Array, Array]:
 
 
 def by_token(corpus: Corpus, entries: Float[Array, "R W"]) -> tuple[Float[Array, " V"], Float[Array, " V"]]:
-    """Sum bag entries and their absolute values by token."""
+    """Sum bag entries, and their absolute values, over all entries of each token."""
     gathered = _gathered(corpus, entries)
     total, gross = corpus.occurrences.sum(gathered, jnp.abs(gathered))
     return total, gross
@@ -268,14 +273,14 @@ def dense(
 def residual(
     f: Float[Array, "K n"], labels: Int[Array, " n"]
 ) -> tuple[Float[Array, "K n"], Float[Array, " n"], Float[Array, "K n"]]:
-    """Compute the residual r = e_y - π, factored as exp(log_size) · direction, and log π.
+    """Compute r = e_y - π, factored as exp(log_size) · direction, and log π, where π = softmax(f).
 
     Args:
         f: (K, n); outputs.
-        labels: (n,); class indices 0 to K-1.
+        labels: (n,); class indices y, 0 to K-1.
 
     Returns:
-        direction (K, n), e_y minus the softmax over the other classes; log_size (n,); log π (K, n).
+        direction (K, n), e_y minus the softmax over the classes other than y; log_size (n,); log π (K, n).
     """
     own = jax.nn.one_hot(labels, len(f), dtype=f.dtype, axis=0)
     log_pi = jax.nn.log_softmax(f, axis=0)
@@ -288,6 +293,8 @@ def _modes(
     bags: Ragged, c: list[Array], direction: Array, log_pi: Array, log_size: Array, log_unit: Array
 ) -> Float[Array, "R W K"]:
     """Compute √(π_k) (e_k - π)·(γ_s - f) q_s for all classes k, in units of √(e^log_unit).
+
+    Here π = softmax(f).
 
     The curvature contains the sum of the outer products of these terms, because
     -∂r/∂f = Σ_k π_k (e_k - π)(e_k - π)ᵀ.

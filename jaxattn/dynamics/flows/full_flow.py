@@ -1,7 +1,7 @@
 """Gradient flow on E, p and v together, parametrised by the loss.
 
 As the loss L goes to zero, the flow slows down in proportion to L, so neither time nor the number of steps is
-a useful measure of progress. The path is the same if parametrised by ℓ = -log L:
+a useful measure of progress. Parametrising by ℓ = -log L does not change the path, s being its arc length:
 
     dθ/dℓ = -L ∇L / ‖∇L‖²,   ds/dℓ = L / ‖∇L‖,   dt/dℓ = L / ‖∇L‖².
 """
@@ -25,17 +25,20 @@ from jaxattn.dynamics.flows.arc_length import FlowPath, Stop
 from jaxattn.dynamics.flows.joint_coordinates import joint_force
 from jaxattn.dynamics.flows.seeds import Tolerance, check_settings, of_params, of_seeds, over_seeds
 
-# ℓ - ℓ_0 at the first row after the start.
+# Value of ℓ - ℓ_0 at the first recorded point after the start.
 _FIRST = 1e-3
 _UNTIL_LOG_LOSS = math.log(1e-12)
 
 
 @struct.dataclass(repr=False)
 class FullPath(FlowPath):
-    """Points on a path of gradient flow on E, p and v, in float64, with a leading axis B for B seeds.
+    """Points on a path of gradient flow on E, p and v, in float64.
 
-    E, p and v are expressed in r coordinates, x = basis · x_r: coordinates of their span if V + 2 < d,
-    otherwise of R^d. The rows are at log-spaced losses. Rows that were not reached repeat the last state.
+    For B seeds, all arrays have a leading axis B.
+
+    E, p and v are given in r coordinates, x = basis · x_r: coordinates of their span if V + 2 < d, else of
+    R^d.
+    The rows are at log-spaced losses. Rows that were not reached repeat the last state.
 
     Attributes:
         E: (k, V, r).
@@ -47,7 +50,7 @@ class FullPath(FlowPath):
         log_time: (k,); log t, -inf at the start.
         drift: (k,); ‖Q - Q_0‖ / ‖Q_0‖ for the conserved quantity Q = EᵀE - p pᵀ - v vᵀ, an estimate of the
             integration error.
-        status: () int32; the stopping condition, a `Stop`: LOSS, STEP_BUDGET or FAILED.
+        status: () int32; the reason why the path ended, a `Stop`: LOSS, STEP_BUDGET or FAILED.
     """
 
     E: Leaf
@@ -66,7 +69,7 @@ class FullPath(FlowPath):
         return (self.arc_length < self.arc_length[-1]).sum()
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
-        """Return E, p and v at a row, as vectors in R^d."""
+        """Return E, p and v at a row, in R^d."""
         return {name: getattr(self, name)[row] @ self.basis.T for name in train}
 
     def metrics_at(self, row: Array) -> dict[str, Array]:
@@ -77,7 +80,7 @@ class FullPath(FlowPath):
 
 @struct.dataclass
 class _Point:
-    """Integrated variables: the parameters, the arc length, and log(1 + t)."""
+    """Variables to integrate: the parameters, the arc length, and log(1 + t)."""
 
     E: Leaf
     p: Leaf
@@ -105,7 +108,8 @@ def full_flow(
 
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
-        corpus: n sequences from two classes over V tokens; either one corpus, or B with a leading axis.
+        corpus: n sequences from two classes over V tokens; either one corpus, or B corpora with a leading
+            axis.
         until_log_loss: log L at which to stop.
         max_steps: maximum number of steps, accepted or rejected.
         rtol: error tolerance per step, relative to max(|x|, 1/100) for each coordinate x.
@@ -167,7 +171,7 @@ def _follow(
         basis = jnp.eye(d)
     start = _Point(rows[:V], rows[V], rows[V + 1], jnp.zeros(()), jnp.zeros(()))
     begin = -_log_loss(start, corpus)
-    # If the initial loss is already below the target, the path consists only of its start.
+    # If the initial loss is already below the target, the path consists only of its initial point.
     left = jnp.maximum(-until_log_loss - begin, 0)
     clock = jnp.append(0, jnp.geomspace(jnp.minimum(_FIRST, left / 2), left, points - 1))
     clock = jnp.where(left > 0, clock, 0).at[-1].set(left)
@@ -216,7 +220,7 @@ def _velocity(point: _Point, corpus: Corpus) -> _Point:
         p=factor * of_p,
         v=factor * of_v,
         arc_length=factor * jnp.sqrt(square),
-        # Stages of an overlong step may overshoot to t < 0, where the exponential overflows.
+        # Stages of an overly long step may overshoot to t < 0, where the exponential overflows.
         log_time=jnp.exp(log_rate - jnp.maximum(point.log_time, 0)),
     )
 

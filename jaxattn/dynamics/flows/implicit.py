@@ -10,7 +10,7 @@ from jax.scipy.linalg import lu_solve
 
 
 class _FlatLU(lineax.LU):
-    """LU solver without lineax's structure check, which fails in `shard_map` as shardings differ."""
+    """LU solver without lineax's structure check, which fails inside `shard_map` because shardings differ."""
 
     def compute(self, state: Any, vector: Array, options: dict[str, Any]) -> Any:
         factors, _, transpose = state
@@ -19,5 +19,5 @@ class _FlatLU(lineax.LU):
 
 
 def kvaerno5() -> diffrax.Kvaerno5:
-    """Return Kvaerno5 with Newton steps that solve their linear systems by LU factorisation."""
+    """Return a Kvaerno5 solver whose Newton steps use LU factorisation."""
     return diffrax.Kvaerno5(root_finder=with_stepsize_controller_tols(VeryChord)(linear_solver=_FlatLU()))

@@ -4,7 +4,7 @@ With a = E p and γ = E v, the forces F = -∂L/∂a and G = -∂L/∂γ move p 
 
     dp/dt = EᵀF,   F_s = (1/n) Σ_X y g q_s (γ_s - f),       dv/dt = EᵀG,   G_s = (1/n) Σ_X y g q_s,
 
-so z = (z_p, z_v) has twice as many coordinates as the flow on p in `coordinates`.
+with g = sigmoid(-y f), so z = (z_p, z_v) has twice as many coordinates as the flow on p in `coordinates`.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ from jaxattn.dynamics.flows.stiff import Solver, by_factors
 
 @struct.dataclass
 class Forces:
-    """The forces F and G on scores and values, in units of exp(log_scale).
+    """Forces F and G on scores and values, in units of exp(log_scale).
 
     Attributes:
-        of_scores: F as returned by `score_force`, in a separate unit.
-        shift: log of the ratio of this unit to exp(log_scale), ().
+        of_scores: F as returned by `score_force`, in units of exp(of_scores.log_scale).
+        shift: log of the ratio of that unit to exp(log_scale), ().
         head: G, (V,).
         head_pull: (R, W); w q of each bag entry, w = y g/n.
         log_scale: (); log of the common unit.
@@ -51,7 +51,8 @@ class Forces:
 def joint_force(corpus: Corpus, scores: Float[Array, " V"], values: Float[Array, " V"]) -> Forces:
     """Compute F and G, with the magnitude of the largest sequence weight factored out.
 
-    The corpus must have two classes, and a = E p, γ = E v. Each sequence's term has full relative precision.
+    The corpus must have two classes, and a = E p, γ = E v. The term from each sequence has full relative
+    precision.
     """
     force = score_force(corpus, scores, values)
     largest = force.log_weight.max()
@@ -71,11 +72,11 @@ def joint_force(corpus: Corpus, scores: Float[Array, " V"], values: Float[Array,
 
 
 def joint_curvature(corpus: Corpus, forces: Forces) -> Float[Array, "2 V 2 V"]:
-    """Compute ∂(F, G)/∂(a, γ) in units of exp(log_scale) from `forces`.
+    """Compute ∂(F, G)/∂(a, γ) in units of exp(forces.log_scale).
 
         ∂F/∂γ = (∂G/∂a)ᵀ = Σ_X w (diag(q) - q qᵀ + k c qᵀ),   ∂G/∂γ = Σ_X w k q qᵀ,
 
-    and ∂F/∂a is `token_curvature`; c = q (γ - f), k = ∂ log g/∂f.
+    and ∂F/∂a is `token_curvature`; c = q (γ - f), w = y g/n, k = ∂ log g/∂f, g = sigmoid(-y f).
     """
     force = forces.of_scores
     q, pull = dense(corpus, force.attention), dense(corpus, forces.head_pull)
@@ -90,7 +91,7 @@ def joint_curvature(corpus: Corpus, forces: Forces) -> Float[Array, "2 V 2 V"]:
 
 @struct.dataclass
 class JointCoordinates:
-    """`Flow` on p and v for a given corpus, E and starting point, until ‖p‖ or ‖v‖ reaches its limit.
+    """`Flow` on p and v for a given corpus, E and starting point. It ends when ‖p‖ or ‖v‖ reaches its limit.
 
     Attributes:
         query: coordinates of p.
@@ -104,12 +105,12 @@ class JointCoordinates:
 
     @property
     def zero(self) -> Float[Array, " m"]:
-        """The initial point, z = 0."""
+        """Initial point, z = 0."""
         return jnp.concatenate([self.query.zero, self.head.zero])
 
     @property
     def unit(self) -> Float[Array, ""]:
-        """The length scale 1 / max ‖E_s‖, ()."""
+        """Length scale 1 / max ‖E_s‖, ()."""
         return self.query.unit
 
     def inner(self, x: Float[Array, " m"], y: Float[Array, " m"]) -> Float[Array, ""]:
@@ -133,7 +134,7 @@ class JointCoordinates:
         error: Float[Array, " m"],
         rtol: Float[Array, ""],
     ) -> Float[Array, ""]:
-        """Compute the larger of the two error ratios for p and v; see `Coordinates.error`."""
+        """Compute the error ratios for p and v, as in `Coordinates.error`, and return the larger ratio."""
         return jnp.maximum(*self._each(lambda part, *x: part.error(*x, rtol), start, end, error))
 
     def ended(self, z: Float[Array, " m"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
@@ -154,7 +155,7 @@ class JointCoordinates:
         return pull / nonzero(self.norm(pull))
 
     def at(self, z: Float[Array, " m"]) -> Local:
-        """Compute the velocity, its Jacobian and the gradient norm, like `Coordinates.at`."""
+        """Compute the velocity, its Jacobian and the gradient norm, as in `Coordinates.at`."""
         pull, forces = self._pull(z)
         size = self.norm(pull)
         velocity = pull / nonzero(size)

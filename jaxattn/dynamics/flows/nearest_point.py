@@ -1,4 +1,4 @@
-"""Nearest point to zero in a convex hull, computed by a traceable interior-point method."""
+"""Point nearest to zero in a convex hull, computed by a traceable interior-point method."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxattn.core.mapping import sum_of_outer_products
 
 _MAX_ITERATIONS = 60
-# Below this relative complementarity, rounding dominates and the support is known.
+# Relative complementarity below which rounding dominates and the support is determined.
 _COMPLEMENTARITY = 1e-13
 _REFINEMENTS = 3
 
@@ -30,7 +30,7 @@ def nearest_point(
         min_{w, ρ} ½ ‖w‖² - ρ  s.t.  A w - ρ = s ≥ 0,  with multipliers λ:  w = Aᵀ λ,  Σ λ = 1.
 
     The max-margin solution is p_mm = w / ‖w‖², and the margin is ‖w‖ = √ρ. If and only if no direction
-    separates the selected tokens, w = 0. Infeasible seeds in a vmapped batch also converge. One iteration
+    separates the selected tokens, w = 0. In a vmapped batch, infeasible seeds also converge. One iteration
     costs O(m r²).
 
     Args:
@@ -68,7 +68,7 @@ def nearest_point(
         _, ds, dl = direction(-product)
         step = jnp.minimum(1.0, longest(ds, dl))
         reached = (slack + step * ds) @ (multipliers + step * dl) / product.sum()
-        # After a short predictor step, the corrector is unreliable and the iteration may cycle.
+        # After a short predictor step, the corrector is unreliable and could make the iteration cycle.
         second = jnp.where(step > 0.3, ds * dl, 0.0)
         dz, ds, dl = direction(reached**3 * product.mean() - product - second)
         step = jnp.minimum(1.0, 0.995 * longest(ds, dl))
@@ -86,7 +86,7 @@ def nearest_point(
     rho = (rows @ w).min() - 1.0
     state = _State(jnp.append(w, rho), rows @ w - rho, multipliers, jnp.zeros((), int), jnp.zeros((), bool))
     state = jax.lax.while_loop(lambda s: ~s.done & (s.iteration < _MAX_ITERATIONS), body, state)
-    # Relative to their sums, active pairs have large multipliers and small slacks; others the opposite.
+    # Active pairs have large multipliers and small slacks, relative to their sums; inactive pairs do not.
     tight = state.multipliers * jnp.square(state.z[:-1]).sum() > state.slack
     return _polish(rows, state.multipliers, tight), state.iteration
 
@@ -99,7 +99,7 @@ def _longest_step(x: Array, change: Array) -> Array:
 def _polish(
     rows: Float[Array, "m r"], multipliers: Float[Array, " m"], tight: Bool[Array, " m"]
 ) -> Float[Array, " m"]:
-    """Solve with the active pairs as equalities, and return the solution if it is more accurate.
+    """Solve the problem with the active pairs as equalities. Return the result if it is more accurate.
 
     The pseudoinverse of M = Aᵀ A over the active pairs is accurate to half the digits. Each refinement of
     A p = 1 and of Aᵀ λ = p doubles the number of accurate digits.

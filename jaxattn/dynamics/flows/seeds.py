@@ -17,7 +17,7 @@ from jaxattn.data.corpus import Corpus
 
 _T = TypeVar("_T")
 
-# Relative error tolerance of a step.
+# Relative error tolerance per step.
 Tolerance = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
 
 
 def of_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
-    """Return E, p and v by name, each with its number of axes for one seed, as an argument for `of_seeds`.
+    """Return E, p and v by name, each with the number of its axes for one seed, as input to `of_seeds`.
 
     Raises:
         InputError: there are more than two classes, or the shapes do not match.
@@ -53,8 +53,8 @@ def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
     """Check shapes, and determine which arrays have a leading seed axis.
 
     Args:
-        parts: arrays by name, each with its number of axes for one seed. The embeddings or keys come first,
-            then p.
+        parts: arrays by name, each with the number of its axes for one seed. The embeddings or keys come
+            first, then p.
         corpus: n sequences over the same tokens.
     """
     shapes = {name: np.shape(x) for name, (x, _) in parts.items()}
@@ -69,9 +69,9 @@ def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
         jax.tree.leaves(x)[0].shape[0] for x, has_seeds in zip(arrays, batched, strict=True) if has_seeds
     }
     if len(sizes) > 1:
-        raise InputError(f"{names} have leading axes of {sorted(sizes)} seeds; use the same number for all")
+        raise InputError(f"{names}: the numbers of seeds {sorted(sizes)} differ; use the same for all")
     if sizes == {0}:
-        raise InputError(f"{names} have leading axes of 0 seeds; use at least one seed")
+        raise InputError(f"{names}: the leading (seed) axis has length 0; use at least one seed")
     return Inputs(arrays, batched, sizes.pop() if sizes else None)
 
 
@@ -87,13 +87,13 @@ def over_seeds(
     """Integrate chunks of seeds one after another, so that a slow seed delays only its own chunk.
 
     Args:
-        follow: function (arrays, corpus, numbers, max_steps, points) -> pytree that integrates one seed in
-            float64.
+        follow: function (arrays, corpus, numbers, max_steps, points) -> pytree that integrates the flow for
+            one seed in float64.
         inputs: inputs for all seeds.
         numbers: pytree of float settings shared by all seeds.
         max_steps: maximum number of steps.
         points: number of rows, static.
-        width: number of seeds to vmap; if None, it depends on the backend.
+        width: number of seeds to vmap; the default depends on the backend.
 
     Returns:
         The output of `follow`, with a leading seed axis.
@@ -105,7 +105,7 @@ def over_seeds(
         if not isinstance(number, jax.core.Tracer) and number < least:
             raise InputError(f"{name}: {number}; must be at least {least}")
     *given, corpus = inputs.arrays
-    # On a CPU, the arrays for one seed fit into a core's cache, and a slow seed does not delay others.
+    # On a CPU, the arrays for one seed fit into a core's cache, and a slow seed does not delay any others.
     width = width or (1 if backend.platform() == "cpu" else inputs.seeds or 1)
     with backend.float64():
         arrays = *doubled(tuple(given)), corpus
@@ -129,7 +129,7 @@ def check_settings(rtol: float, points: int, least: int = 3) -> None:
 
 
 def doubled(tree: _T) -> _T:
-    """Cast the arrays of a pytree to float64."""
+    """Cast all arrays in a pytree to float64."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), tree)
 
 
@@ -140,7 +140,7 @@ def jacobian_columns(keys: Array) -> Array:
 
 
 def refuse_derivative(*_: Any) -> NoReturn:
-    """Raise InputError, because flows are not differentiable; for use as a rule of `jax.custom_jvp`."""
+    """Raise InputError, because flows are not differentiable. Used as the rule of a `jax.custom_jvp`."""
     raise InputError(
         "an exact flow has no derivative, because its adaptive steps do not depend smoothly on the initial "
         "parameters; apply jax.lax.stop_gradient to params, differentiate ja.dynamics.descent, or "

@@ -1,19 +1,19 @@
 """Integrate stiff flows with a Rosenbrock pair of orders 4 and 3, and solve the linear systems in each step.
 
 A step solves (1 - c J) x = b several times. With few coordinates, it uses LU factors; with many, it does not
-form the Jacobian. In coordinates z with scores a = a_0 + L z, forces F on scores, forces R F on z and
-u = R F / ‖·‖,
+form the Jacobian. In coordinates z with scores a = a_0 + L z, forces F on scores, forces R F on z, and
+velocity u = R F / ‖R F‖, where ‖R F‖ is the norm in R^d,
 
-    J = (1 - u mᵀ) R H L / ‖·‖,   H = ∂F/∂a,   m = B Bᵀ u.
+    J = (1 - u mᵀ) R H L / ‖R F‖,   H = ∂F/∂a,   m = B Bᵀ u,
 
-For large ‖p‖, most tokens exert almost no force: row s of H is as small as e^(-gap). Let S be the set of
-tokens whose rows are not small relative to 1/c. Then
+with B from `coordinates`. For large ‖p‖, most tokens exert almost no force: row s of H is as small as
+e^(-gap). Let S be the set of tokens whose rows are not small relative to 1/c. Then
 
-    P = 1 - c (1 - u mᵀ) R_S H_SS L_S / ‖·‖
+    P = 1 - c (1 - u mᵀ) R_S H_SS L_S / ‖R F‖
 
 can be inverted with an |S| × |S| matrix (Woodbury's identity), and P⁻¹ (1 - c J) differs from 1 only by the
 neglected rows. Conjugate residuals, preconditioned with P, converge in a few products. All systems in a step
-have the same matrix, so each solve starts with the directions of the previous solves.
+have the same matrix, so each solve starts with the search directions of the previous solves.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from jaxattn.dynamics.flows.force import Force, curvature_product, token_curvatu
 
 ORDER = 4
 GAMMA = 0.25
-# Row i contains the coefficients of stages 0 to i-1 in stage i. The result uses A[5] and all of stage 5.
+# Row i: coefficients of stages 0 to i-1 in stage i. The result of a step is y + A[5] · stages + stage 5.
 # fmt: off
 A = (
     (0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
@@ -58,7 +58,7 @@ class Solver(NamedTuple):
 
     Attributes:
         solve: maps b (r,) and `known` to x (r,) and the updated `known`.
-        known: initial value of `known`, a pytree of information that speeds up further solves.
+        known: initial value of `known`, a pytree of information that accelerates further solves.
     """
 
     solve: Callable[[Array, Any], tuple[Array, Any]]
@@ -80,9 +80,9 @@ def step(
 ) -> tuple[Float[Array, " r"], Float[Array, " r"]]:
     """Take one step of dy/ds = f(y), with five new evaluations and six solves with the same matrix.
 
-    (1 - h γ J) u_i = γ (h f(y_i) + Σ_{j<i} C_ij u_j),   y_i = y + Σ_{j<i} A_ij u_j,   i = 0, ..., 5;
+    (1 - h γ J) u_i = γ (h f(y_i) + Σ_{j<i} C_ij u_j),   y_i = y + Σ_{j<i} A_ij u_j,   i = 0, ..., 5,
 
-    the result is y_5 + u_5, and the error estimate is u_5.
+    with constants γ, A and C. The result is y_5 + u_5, and the error estimate is u_5.
 
     Args:
         field: f.
@@ -96,7 +96,7 @@ def step(
         order 3.
 
     Source:
-        RODAS of Hairer & Wanner, Solving Ordinary Differential Equations II, section IV.7.
+        RODAS from Hairer & Wanner, Solving Ordinary Differential Equations II, section IV.7.
     """
     a, c = jnp.asarray(A, y.dtype), jnp.asarray(C, y.dtype)
     solve, known = solver(h * GAMMA)
@@ -108,7 +108,7 @@ def step(
         return stages.at[i].set(found), known
 
     first, known = solve(GAMMA * h * f, known)
-    # Use a loop instead of six copies, because evaluations of the field dominate compile time.
+    # Use a loop instead of six copies, because compiling the evaluations of the field takes most of the time.
     empty = jnp.zeros((len(A), y.shape[0]), y.dtype)
     stages, _ = jax.lax.fori_loop(1, len(A), stage, (empty.at[0].set(first), known))
     return y + a[-1] @ stages + stages[-1], stages[-1]
@@ -116,23 +116,23 @@ def step(
 
 # Maximum number of coordinates for which the Jacobian is formed explicitly; see docs/notes/flow_on_texts.md.
 MANY_DIMS = 512
-# Possible numbers of tokens with factors. Shapes are static, so each number is compiled separately.
+# Possible numbers of tokens in the factorisation. Shapes are static, so each number is compiled separately.
 SIZES = (64, 128, 256, 512)
-# Smallest bound on a row sum of c J that counts as stiff. Bounds are loose: reviews need five products.
+# Bound on a row sum of c J above which a token is stiff. Bounds are loose: on reviews, five products suffice.
 _STIFF = 1.0
-# Relative residual tolerance of a solve, and maximum number of products per step.
+# Relative residual tolerance of a linear solve, and maximum number of matrix-vector products per step.
 _TOLERANCE, _MOST = 1e-8, 60
 
 
 @runtime_checkable
 class Space(Protocol):
-    """Interface that `solver` requires from coordinates; `lift` is L."""
+    """Interface that `solver` requires from coordinates. `lift` is L, which maps coordinates to scores."""
 
     corpus: Corpus
     lift: Array
 
     def metric(self, x: Array) -> Array:
-        """Apply the metric of the coordinates, B Bᵀ x, (r,)."""
+        """Apply the metric of the coordinates to a vector, B Bᵀ x, (r,)."""
         ...
 
     def pulled(self, force: Array) -> Array:
@@ -140,17 +140,17 @@ class Space(Protocol):
         ...
 
     def pulled_by(self, tokens: Array, rows: Array, force: Array) -> Array:
-        """Convert a force on some tokens' scores to the force on z, given their rows of L, (r,)."""
+        """Convert a force on the scores of `tokens` to the force on z, (r,), given their rows of L."""
         ...
 
     def gram(self, tokens: Array, rows: Array) -> Array:
-        """Compute the Gram matrix of some tokens' embeddings, E_S E_Sᵀ, (k, k)."""
+        """Compute the Gram matrix E_S E_Sᵀ of the embeddings of `tokens`, (k, k), given their rows of L."""
         ...
 
 
 @struct.dataclass
 class Curved:
-    """Jacobian at a point, stored as factors.
+    """Jacobian at a point, stored as factors. See the module docstring for the notation.
 
     Attributes:
         force: the force on the scores.
@@ -171,7 +171,10 @@ class Curved:
 
 
 class _Factors(NamedTuple):
-    """LU factors of 1 - c L_S (1 - u mᵀ) R_S H_SS / ‖·‖, with H_SS and L_S, each in the upper left corner."""
+    """LU factors of 1 - c L_S (1 - u mᵀ) R_S H_SS / ‖R F‖, with H_SS and L_S. See the module docstring.
+
+    Each array is padded, with its entries in the upper left corner.
+    """
 
     lu: Array
     pivots: Array
@@ -228,7 +231,10 @@ def _of_size(
 def _factor(
     size: int, empty: _Factors, space: Space, at: Curved, shift: Array, order: Int[Array, " V"]
 ) -> _Factors:
-    """Compute the factors for the stiffest tokens, using L_S (1 - u mᵀ) R_S = E_S E_Sᵀ - (L u)_S (L u)_Sᵀ."""
+    """Compute `_Factors` for the stiffest tokens S.
+
+    This uses L_S (1 - u mᵀ) R_S = E_S E_Sᵀ - (L u)_S (L u)_Sᵀ.
+    """
     tokens = order[:size]
     place = jnp.full(len(order), size, jnp.int32).at[tokens].set(jnp.arange(size, dtype=jnp.int32))
     curvature = token_curvature(space.corpus, at.force, place, size)
@@ -253,7 +259,11 @@ def _divide(
     order: Int[Array, " V"],
     factors: _Factors,
 ) -> Float[Array, " r"]:
-    """Apply the preconditioner: P⁻¹ b = b + c (1 - u mᵀ) R_S H_SS y / ‖·‖, with y from the small system."""
+    """Apply the inverse preconditioner P⁻¹ to b. See the module docstring for P and the notation.
+
+    P⁻¹ b = b + c (1 - u mᵀ) R_S H_SS y / ‖R F‖, where y solves the |S| × |S| system with matrix from
+    `factors`.
+    """
     rows = factors.rows[:size]
     y = jax.scipy.linalg.lu_solve((factors.lu[:size, :size], factors.pivots[:size]), rows @ b)
     pulled = shift * space.pulled_by(order[:size], rows, factors.curvature[:size, :size] @ y)
@@ -262,11 +272,11 @@ def _divide(
 
 @struct.dataclass
 class Directions:
-    """Search directions with orthonormal images under A, in the first `count` rows.
+    """Search directions whose images under A are orthonormal, in the first `count` rows.
 
     Attributes:
         directions: (k, r); zeros in unused rows.
-        images: (k, r); zeros in unused rows.
+        images: (k, r); images under A; zeros in unused rows.
         count: () int32.
     """
 
@@ -276,7 +286,7 @@ class Directions:
 
 
 def no_directions(size: int, dtype: Any) -> Directions:
-    """Return empty `Directions` with room for the maximum number of directions."""
+    """Return empty `Directions` with capacity for the maximum number of directions."""
     room = jnp.zeros((_MOST, size), dtype)
     return Directions(room, room, jnp.zeros((), jnp.int32))
 
@@ -287,7 +297,7 @@ def conjugate_residuals(
     b: Float[Array, " r"],
     known: Directions,
 ) -> tuple[Float[Array, " r"], Directions]:
-    """Solve A x = b with search directions P⁻¹ r whose images under A are orthogonal.
+    """Solve A x = b with search directions P⁻¹ r, for residuals r, whose images under A are orthogonal.
 
     Args:
         product: maps x to A x; A need not be symmetric.
@@ -296,7 +306,8 @@ def conjugate_residuals(
         known: directions from previous systems with the same A.
 
     Returns:
-        x (r,), or NaN if it would require more directions than fit; and all directions.
+        The solution x, (r,), or NaN if more directions are needed than `known` has room for; and the old and
+        new directions.
 
     Source: Eisenstat, Elman and Schultz, SIAM Journal on Numerical Analysis 20 (1983), method GCR.
     """

@@ -7,12 +7,12 @@ complement,
     p = (1 - Q) p + Q p,    ∂L/∂((1 - Q) p) = 0,    d(Q p)/dt = -Q ∂L/∂p.
 
 Within a sequence, tied tokens have the same Q E_s. They therefore act on Q p as one token with their mean
-value Γ = Σ q_s γ_s / Σ q_s, summed over the tied tokens in the sequence. (1 - Q) p determines Γ and the
-logarithm of Σ count e^(offset), and the balancing forces are eliminated without subtraction.
+value Γ = Σ q_s γ_s / Σ q_s, summed over the tied tokens in the sequence. (1 - Q) p determines Γ and the total
+weight log Σ count e^(offset), and the balancing forces are eliminated without subtraction.
 
 Alternatively, a group may be balanced along a curve on which the outputs f_X of its sequences are constant.
-It then contributes only the span of the ∂f_X/∂p to 𝒯, its tokens slide along the curve, and their value is
-f_X. See docs/notes/exact_flow_ties.md for the derivation.
+Its tokens then slide along the curve with value f_X, and it contributes to 𝒯 only the span of the ∂f_X/∂p.
+See docs/notes/exact_flow_ties.md for the derivation.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from jaxattn.dynamics.flows.conditions import nonzero
 from jaxattn.dynamics.flows.coordinates import Coordinates, Watch, coordinates
 from jaxattn.dynamics.flows.pairs import Pairs, no_pairs
 
-# Maximum number of tied tokens for large vocabularies. It is fixed because all arrays have static shapes.
+# Maximum number of tied tokens for large vocabularies, fixed because all arrays have static shapes.
 MOST_TIED = 256
 # Two scores count as equal if they differ by at most this multiple of the rounding error.
 _LEVEL = 16
@@ -51,7 +51,7 @@ class Ties:
         values: (R, W), or (R, W, K) for K > 2 classes. For each bag entry, the mean value Γ of its group in
             its sequence, or the token's value γ if it slides and receives no attention.
         counts: (R, W); count e^(a_s - a_merged) of each bag entry, 0 for idle entries.
-        watch: idle and sliding entries.
+        watch: conditions on idle and sliding entries.
         log_limit: (); log of the total force of all other tokens above which the balance of tied tokens
             shifts.
         pairs: second-order terms of idle entries.
@@ -69,12 +69,15 @@ class Ties:
 
 
 def room(E: Float[Array, "V d"]) -> int:
-    """Return the maximum dimension of 𝒯: the full dimension, or MOST_TIED if that is smaller."""
+    """Return the maximum dimension of 𝒯, the span of differences of tied embeddings.
+
+    It is min(V, d), or MOST_TIED if min(V, d) exceeds MANY_DIMS.
+    """
     return min(E.shape) if min(E.shape) <= stiff.MANY_DIMS else MOST_TIED
 
 
 def first_of(holds: Bool[Array, " V"], count: int) -> Int[Array, " k"]:
-    """Return `count` token ids, those for which `holds` is True first."""
+    """Return `count` token ids, with those for which `holds` is True first."""
     token, holders = jnp.arange(len(holds), dtype=jnp.int32), jnp.cumsum(holds, dtype=jnp.int32)
     place = jnp.where(holds, holders - 1, holders[-1] + token - holders)
     return jnp.zeros_like(token).at[place].set(token, unique_indices=True)[:count]
@@ -87,9 +90,9 @@ def placed(tokens: Int[Array, " k"], vocab: int) -> Int[Array, " V"]:
 
 
 def sharing(leader: Int[Array, " V"]) -> Bool[Array, " V"]:
-    """Return a mask of the tokens whose group contains several tokens."""
+    """Return a mask of the tokens whose group contains more than one token."""
     tied = leader != jnp.arange(len(leader), dtype=jnp.int32)
-    # Use integers: GPUs have no atomic operations on Booleans and would fall back to compare-and-swap.
+    # Use integers: GPUs have no atomic operations on Booleans and would need slow compare-and-swap loops.
     return tied | (jnp.zeros_like(leader).at[leader].max(tied.astype(leader.dtype)) > 0)
 
 
@@ -113,7 +116,7 @@ def no_ties(E: Float[Array, "V d"], values: Float[Array, " V *K"], corpus: Corpu
 def tied_coordinates(
     E: Float[Array, "V d"], p: Float[Array, " d"], corpus: Corpus, ties: Ties
 ) -> Coordinates:
-    """Build the flow of Q p starting at p, with (1 - Q) p fixed."""
+    """Build the flow of Q p starting at p, with (1 - Q) p fixed, where Q is as in `Ties`."""
     flow = coordinates(ties.embeddings, p, ties.values, corpus)
     return flow.replace(  # type: ignore[attr-defined]
         corpus=with_counts(corpus, ties.counts),
@@ -139,7 +142,7 @@ def top_class(
 def selected(
     E: Float[Array, "V d"], p: Float[Array, " d"], corpus: Corpus, leader: Int[Array, " V"]
 ) -> Bool[Array, "R W"]:
-    """Return a mask of `top_class` and all tokens whose scores equal the highest score up to rounding."""
+    """Return a mask of `top_class` and of all tokens that tie with the highest score up to rounding."""
     longest = jnp.sqrt(jnp.square(E).sum(axis=1).max())
     rounding = _LEVEL * jnp.finfo(E.dtype).eps * (1 + longest * jnp.linalg.norm(p))
     return top_class(E, p, corpus, leader) | (below_top(corpus, E @ p) <= rounding)
@@ -158,9 +161,10 @@ def class_values(
     values: Float[Array, " V *K"],
     most: int,
 ) -> Float[Array, "R W *K"]:
-    """Compute Γ for each bag entry. It is the same for all entries of a group in a sequence.
+    """Compute Γ, the mean value of the tied tokens in a group, for each bag entry.
 
-    If `most` is less than V, at most `most` groups may contain several tokens.
+    All entries of a group in a sequence have the same Γ. If `most` is less than V, at most `most` groups may
+    contain more than one token.
     """
     if values.ndim > 1:
         each = [class_values(corpus, leader, counts, column, most) for column in values.T]

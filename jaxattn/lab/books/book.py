@@ -1,16 +1,16 @@
-"""Books: collections of items. Each item is a folder that describes a published result or a claim to rerun.
+"""Books: collections of items. Each item is a folder for a result or claim to reproduce.
 
     BOOK/book.toml         title and introduction of the page; order of the items; phrases, data sets and
                            curves shared by items
-    BOOK/STUDY.toml        a study used by several items; it is run once
+    BOOK/STUDY.toml a study that several items use; it is run once
     BOOK/mine.py           code shared by several items; optional
     BOOK/NAME/item.toml    reported results, choices, comparison; measures and their criteria
     BOOK/NAME/study.toml   a sweep file, as for `jaxattn run`; there may be several, with any names
-    BOOK/NAME/mine.py      code that the files refer to as "mine.py:NAME"; optional
+    BOOK/NAME/mine.py code, referred to as "mine.py:NAME"; optional
     BOOK/NAME/README.md    notes for readers; optional, not loaded
 
-`tables` defines the keys of both TOML files. A measure computes findings from runs, and a criterion is the
-range in which a finding should lie. Criteria are matched to findings by name; `*` matches any text.
+`tables` defines the keys of both TOML files. A measure computes findings from runs, and a criterion is
+the range required of a finding. Criteria are matched to findings by name; `*` matches any text.
 """
 
 import difflib
@@ -41,7 +41,7 @@ _T = TypeVar("_T", bound=BookTable)
 
 @dataclass(frozen=True)
 class _Source:
-    """Location of a study: its sweep file, which has not been read yet."""
+    """Location of a study whose sweep file has not been read yet."""
 
     path: Path
     run: str
@@ -49,12 +49,12 @@ class _Source:
 
 
 class Item(About, frozen=True, kw_only=True):
-    """Item in a book: a figure, table, number or claim, with the contents of its files.
+    """Item in a book: a figure, table, number or claim to reproduce, with the contents of its files.
 
     Attributes:
         folder: folder of the item.
         book: the book that contains the item.
-        measured: the `measures` in item.toml.
+        measured: the entries of `measures` in item.toml.
     """
 
     folder: Path
@@ -63,12 +63,12 @@ class Item(About, frozen=True, kw_only=True):
 
     @property
     def heading(self) -> str:
-        """Return the title for display."""
+        """Return the title of the item for display."""
         return self.title or self.name.replace("_", " ").capitalize()
 
     @property
     def data(self) -> DataSet | None:
-        """Return the data set that every measure of the item requires, or None."""
+        """Return the data set required by every measure of the item, or None if there is no such data set."""
         needed = [measure.needs for measure in self.measured]
         return self.book.shared.data[needed[0]] if needed and all(needed) else None
 
@@ -89,7 +89,7 @@ class Item(About, frozen=True, kw_only=True):
         return ""
 
     def label(self, name: str) -> str:
-        """Return the display label for the name of a finding or a table entry."""
+        """Return the display label for a finding name or a table entry."""
         for part, text in {**self.labels, **self.book.shared.labels}.items():
             # Match whole words only: "nu" is not part of "number".
             before, after = ("\\b" if letter.isalnum() else "" for letter in (part[0], part[-1]))
@@ -97,10 +97,10 @@ class Item(About, frozen=True, kw_only=True):
         return name
 
     def published(self, quantity: str) -> Curve:
-        """Return the published curve of a quantity.
+        """Return the published curve for a quantity.
 
         Raises:
-            InputError: item.toml does not list one.
+            InputError: item.toml does not list a curve for this quantity.
         """
         if quantity not in self.curves:
             raise InputError(
@@ -110,7 +110,7 @@ class Item(About, frozen=True, kw_only=True):
         return self.book.shared.curves[self.curves[quantity]]
 
     def source(self, name: str) -> _Source:
-        """Return the location of a study that a measure refers to.
+        """Return the location of a study that a measure uses.
 
         Raises:
             InputError: the study exists neither in the item nor in the book.
@@ -142,7 +142,7 @@ class Item(About, frozen=True, kw_only=True):
         overrides: Sequence[str] = (),
         seeds: int | None = None,
     ) -> Study:
-        """Read one of the item's studies.
+        """Read a study of the item, at a given scale and with overrides.
 
         Args:
             scale: "full" for the study as written, "laptop" to apply the item's overrides.
@@ -180,7 +180,7 @@ class Item(About, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(criteria)).hexdigest() if criteria else ""
 
     def digest(self, scale: RunScale) -> str:
-        """Return a hash of the studies at a given scale, independent of the data folder."""
+        """Return a hash of the item's studies at a given scale, independent of the data folder."""
         changes = self.laptop if scale == "laptop" else ()
         names = dict.fromkeys(name for measure in self.measured for name in measure.studies)
         settings = [*(toml.tables(self.source(name).path) for name in names), changes]
@@ -189,11 +189,11 @@ class Item(About, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Book:
-    """A book: a folder of items.
+    """A book: a folder of items that describe results and claims to reproduce.
 
     Attributes:
         folder: the folder.
-        place: display name of the folder, independent of the machine.
+        place: display name of the folder, the same on every machine.
         shared: contents of book.toml.
     """
 
@@ -203,19 +203,19 @@ class Book:
 
     @property
     def name(self) -> str:
-        """Return the name of the folder."""
+        """Return the name of the book's folder."""
         return self.folder.name
 
     @property
     def promises(self) -> bool:
-        """Return True if the book contains findings that are promised by the theory."""
+        """Return True if the theory guarantees some of the book's findings."""
         return any(measure.basis == "promised" for item in self.items for measure in item.measured)
 
     def other(self, name: str) -> Path:
         """Return the folder of another book whose studies or measures an item uses.
 
-        The other book is searched for in the parent folder of this book, in the package and in the checkout,
-        but not in the working directory.
+        The parent folder of this book, the package and the checkout are searched, but not the working
+        directory.
 
         Raises:
             InputError: the book is not found.
@@ -228,7 +228,7 @@ class Book:
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
-        """Return all items in order."""
+        """Return all items of the book in order."""
         given = [name for part in self.shared.parts for name in part.items]
         folders = (
             self.shared.items or given or sorted(path.parent.name for path in self.folder.glob("*/item.toml"))
@@ -254,7 +254,9 @@ class Book:
         path = self.folder / name / "item.toml"
         about = _read(path, About, self.shared.phrases)
         if bool(about.measures) == bool(about.elsewhere):
-            raise InputError(f"{path}: add [[measures]], or add [elsewhere] if another page shows the item")
+            raise InputError(
+                f"{path}: use either [[measures]], or [elsewhere] if another page shows the item"
+            )
         measured = tuple(_measure(path, number, table) for number, table in enumerate(about.measures, 1))
         cited = (
             about.papers
@@ -299,7 +301,7 @@ def read_book(book: str | Path) -> Book:
 
 
 def folder_of(book: str | Path) -> Path:
-    """Return the folder of a book, found as in `read_book`."""
+    """Find the folder of a book by its name or path, in the same way as `read_book`."""
     name = Path(book).name
     roots = (PACKAGED, Path("sweeps"), *_checkout_roots())
     places = [*(root / name for root in roots if str(book) == name), Path(book)]
@@ -339,7 +341,7 @@ def _measure(path: Path, number: int, table: Mapping[str, Any]) -> Measure:
     with at(f"{path}: measures[{number}]"):
         for key, remedy in (
             ("kind", "add the name of a measure, or mine.py:NAME"),
-            ("criteria", "add the criteria of its findings, or {} if they are only measured"),
+            ("criteria", "add criteria for the findings, or {} to measure without criteria"),
         ):
             if key not in table:
                 raise InputError(f"{key} is missing; {remedy}")

@@ -1,4 +1,4 @@
-"""Cells of a finished run as input for measures: settings, metrics for all seeds, and certificates."""
+"""Cells of a finished run, as input for measures: settings, metrics for all seeds, and certificates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from jaxattn.lab.texts.readers import READERS
 
 @dataclass(frozen=True)
 class Cell:
-    """Cell of a run. The phase `limit`, if present, is an exact flow on p.
+    """Cell of a finished run. The phase `limit`, if present, is an exact flow on p.
 
     Attributes:
         run: the run.
@@ -79,7 +79,7 @@ class Cell:
 
     @property
     def reached(self) -> np.ndarray:
-        """Return the mask of flows that reached `until_norm`, (S,) bool."""
+        """Return True for each flow that reached `until_norm`, (S,) bool."""
         return self.last("p_norm") >= self.until_norm
 
     @property
@@ -100,12 +100,12 @@ class Cell:
 
     @property
     def why(self) -> str:
-        """Return the reasons why seeds failed, or "" if none failed."""
+        """Return why seeds failed, or "" if none failed."""
         failed = self.run.failures
         return " or ".join(failed["reason"][failed["cell"] == self.cell].unique())
 
     def certificate(self, prefix: str = "", phase: str = "limit") -> str:
-        """Format the worst certificate over all seeds: duality gap, primal residual, and number certified."""
+        """Format the worst certificate over all seeds: duality gap, primal residual, number certified."""
         names = ("feasible", "duality_gap", "primal_residual")
         feasible, *bounds = (self.last(prefix + name, phase) for name in names)
         certified = feasible == 1
@@ -131,7 +131,7 @@ def _texts(table: Mapping[str, Any]) -> str:
 
 
 def worst(away: np.ndarray) -> str:
-    """Format the largest finite 1 - cos as a prefix for a certificate, or return "" if none is finite."""
+    """Format the largest finite value of 1 - cos as a prefix for a certificate; "" if none is finite."""
     found = away[np.isfinite(away)]
     return f"1 - cos ≤ {round_up(found.max())}, " if found.size else ""
 

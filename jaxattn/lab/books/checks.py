@@ -1,4 +1,4 @@
-"""Pre-publication checks of an item: missing files and settings, changed criteria, private names."""
+"""Checks of an item before publication: missing files and settings, changed criteria, private names."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +11,10 @@ from jaxattn.lab.books.record import criteria_date, read_record
 from jaxattn.lab.books.run import Asked, requested
 from jaxattn.lab.books.section import Section
 
-# Marks an open question in the files of an item.
+# Marker of open questions in the files of an item.
 OPEN = "TODO"
-# Minimum number of seeds for a study at full scale. A study with a single seed has its samples within the
-# seed.
+# Minimum number of seeds for a full-scale study. A study with a single seed is exempt, because it samples
+# within that seed.
 SEEDS = 10
 
 
@@ -25,7 +25,7 @@ def problems(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFra
 
     Args:
         book: the book that contains the items.
-        asked: which items to check, and at which scale.
+        asked: the items to check, and the scale.
         out: results folder; its records show whether criteria were changed after results were recorded.
 
     Returns:
@@ -80,7 +80,7 @@ def _private(item: Item) -> Iterator[str]:
 
 
 def _results(item: Item, kept: Section, out: Path) -> Iterator[str]:
-    # A custom measure can set its own criteria, which are unknown before its first run.
+    # A custom measure can set its own criteria, and these are unknown before its first run.
     unknown = not kept.ran and any(":" in measure.kind for measure in item.measured)
     judged = any(finding.judged for finding in kept.findings)
     if item.measured and not (item.criteria_digest or judged or unknown):

@@ -1,7 +1,7 @@
-"""Findings: numbers measured from finished runs, with an item's criteria and the verdicts.
+"""Findings: numbers measured in finished runs, with the criteria of an item and the resulting verdicts.
 
-A measure is a function `(results, item, *, settings) -> Measured`. It takes one `results` argument per study,
-and the settings from its entry in item.toml.
+A measure is a function `(results, item, *, settings) -> Measured`. It receives one `results` argument
+per study, and the settings in its item.toml entry.
 """
 
 import inspect
@@ -39,21 +39,21 @@ _KINDS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Finding:
-    """Measured number with its criterion.
+    """Measured number, with the criterion that it should satisfy.
 
     Attributes:
         measured: description of the measured quantity.
-        estimate: the number: a mean over seeds or a fraction of seeds.
-        over: description of the samples behind the interval.
+        estimate: the number, which is a mean over seeds or a fraction of seeds, with its interval.
+        over: description of the samples from which the interval is computed.
         criterion: the required range, or None.
         published: the published number, or "-".
         basis: origin of the criterion; None to use the basis of the measure.
-        cell: prefix of the name if several cells have the same finding, else empty.
+        cell: prefix of the name if several cells have a finding with this name, else empty.
         statement: the statement being tested, if the item has several.
         setting: description of the data and sizes.
-        certificate: certificate for the reference that the number is compared with, or "-".
-        why: reason why some seeds have no value.
-        old: True if it was recorded by an earlier version that used different intervals.
+        certificate: certificate for the reference direction or value, or "-".
+        why: why some seeds have no value.
+        old: True if the finding was recorded by an earlier version, which used other intervals.
     """
 
     measured: str
@@ -71,7 +71,7 @@ class Finding:
 
     @property
     def name(self) -> str:
-        """Return the name, which is unique among the findings of a measure."""
+        """Return the name of the finding, which is unique among the findings of a measure."""
         return f"{self.cell}: {self.measured}" if self.cell else self.measured
 
     @property
@@ -81,12 +81,12 @@ class Finding:
 
     @property
     def judged(self) -> bool:
-        """Return True if the finding has a criterion or is promised by the theory."""
+        """Return True if the finding has a criterion or is guaranteed by the theory."""
         return self.criterion is not None or self.basis == "promised"
 
     @property
     def text(self) -> str:
-        """Format the number with its interval: "-0.499 [-0.518, -0.481]" or "64 of 64 [0.944, 1.00]"."""
+        """Format the estimate with its interval: "-0.499 [-0.518, -0.481]" or "64 of 64 [0.944, 1.00]"."""
         _, low, high, seeds, _, hits = self.estimate
         if not (seeds or np.isfinite(self.estimate.value)):
             return "no value"
@@ -107,7 +107,7 @@ class Measured(NamedTuple):
     """Output of a measure.
 
     Attributes:
-        findings: measured numbers.
+        findings: the findings.
         tables: additional tables, keyed by title.
     """
 
@@ -118,7 +118,7 @@ class Measured(NamedTuple):
 def declare_names(*names: str) -> Callable[[_F], _F]:
     """Return a decorator that declares the finding names of a custom measure.
 
-    `jaxattn reproduce --check` then knows the names before the first run.
+    `jaxattn reproduce --check` can then check criteria against these names before the first run.
 
         @declare_names("exponent of d", "test accuracy at d = *")
         def measure(results, item): ...
@@ -170,11 +170,11 @@ def _function(kind: str, item: Item) -> Any:
 
 
 def measure_item(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
-    """Apply a measure to runs, and add the item's criteria to the findings.
+    """Measure runs, and add the item's criteria to the findings.
 
     Raises:
-        InputError: a criterion that is not optional matches no finding; a finding has a name that the measure
-            does not declare; or see `load_measure`.
+        InputError: a criterion that is not optional matches no finding; a finding has a name that the
+            measure does not declare; or as in `load_measure`.
     """
     found = load_measure(asked, item)(*runs)
     names = [finding.name for finding in found.findings]
@@ -191,7 +191,7 @@ def measure_item(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
 
 
 def with_criteria(findings: Sequence[Finding], asked: Measure) -> list[Finding]:
-    """Add to each finding the first criterion that matches its name; leave unmatched findings unchanged."""
+    """Add to each finding the first criterion that matches its name, and leave other findings unchanged."""
     held = []
     for finding in findings:
         fits = [x for pattern, x in asked.criteria.items() if fnmatchcase(finding.name, pattern)]
@@ -220,7 +220,7 @@ def share(measured: str, satisfied: Any, *, known: Any = True, **about: Any) -> 
 def mean(
     measured: str, samples: Any, *, between: tuple[float, float] = judge.ANYTHING, **about: Any
 ) -> Finding:
-    """Build a finding for a number measured per seed: the mean over the seeds that have a value.
+    """Build a finding for a number with one value per seed: the mean over the seeds that have a value.
 
     Args:
         measured: name of the number.

@@ -15,19 +15,19 @@ from jaxattn.lab.results.labels import setting
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import last_steps
 
-# Metrics measured by `along`, and the name of the finding that `law` returns.
+# Metrics measured by `along`, and the name of the finding returned by `law`.
 ALONG = ("test_accuracy", "train_accuracy", "loss")
 POWER = "power of d in the error per unit of η0"
 
 
 def cells(results: Run, item: Item, *, metrics: Sequence[str]) -> Measured:
-    """Measure the given metrics at the end of each cell."""
+    """Measure the given metrics at the end of the last phase in each cell."""
     findings = [last(results, cell, metric, name) for metric in metrics for cell, name in named(results)]
     return Measured(findings, {})
 
 
 def along(results: Run, item: Item) -> Measured:
-    """Measure accuracy and loss at the end of each cell, and tabulate their values during training."""
+    """Measure final accuracy and loss in the last phase of each cell, and tabulate them during training."""
     findings = [last(results, cell, metric, name) for cell, name in named(results) for metric in ALONG]
     records = results.records[results.records["metric"].isin(["test_accuracy", "loss"])]
     wide = records.pivot_table(index=["cell", "step"], columns="metric", values="value").reset_index()
@@ -38,7 +38,7 @@ def along(results: Run, item: Item) -> Measured:
 
 
 def law(results: Run, item: Item) -> Measured:
-    """Fit the power of d in the error of the one-step law."""
+    """Fit the exponent of d in the error of the one-step law."""
     records = last_steps(results.records)
     records = results.with_axes(records[records["metric"] == "one_step_error"])
     wide = records.pivot_table(index="model.dim", columns="seed", values="value").sort_index()
@@ -49,13 +49,13 @@ def law(results: Run, item: Item) -> Measured:
 
 
 def named_metric(metric: str, name: str = "") -> str:
-    """Return the finding name for a metric, prefixed with the cell's name if given."""
+    """Return the name of the finding for a metric, prefixed with the cell's name if it is not empty."""
     words = metric.replace("_", " ")
     return f"{name}: {words}" if name else words
 
 
 def last(results: Run, cell: int, metric: str, of: str = "") -> Finding:
-    """Measure a metric over seeds at the end of a cell's last phase; `of` prefixes the finding's name."""
+    """Measure a metric at the end of a cell's last phase; `of` is a prefix for the finding's name."""
     name, samples = named_metric(metric, of), values(results, cell, metric)
     if not len(samples):
         return Finding(name, Estimate(np.nan, np.nan, np.nan), "not measured")
@@ -67,7 +67,7 @@ def last(results: Run, cell: int, metric: str, of: str = "") -> Finding:
 
 
 def values(results: Run, cell: int, metric: str) -> NDArray[np.float64]:
-    """Return the value of a metric for each seed, at the end of a cell's last phase."""
+    """Return the values of a metric at the end of a cell's last phase, one per seed."""
     records = results.records
     records = records[(records["cell"] == cell) & (records["phase"] == last_phase(results, cell))]
     return last_steps(records[records["metric"] == metric])["value"].to_numpy(float)
@@ -79,7 +79,7 @@ def named(results: Run) -> list[tuple[int, str]]:
 
 
 def cell_name(settings: Mapping[str, object]) -> str:
-    """Return the name of a cell, composed of its block and its other settings."""
+    """Return the name of a cell, which consists of its block and its other settings."""
     others = [f"{key} = {setting(x)}" for key, x in settings.items() if key != "block"]
     block = settings.get("block")
     return ", ".join([*([str(block)] if block else []), *others])

@@ -55,8 +55,8 @@ def _spread(study: Study, item: Item, *, to_the_end: str) -> list[str]:
     return [spread_name(letters, size) for letters in LETTERS.values() for size in sizes]
 
 
-# Functions that predict finding names for built-in measures. Custom measures use `declare_names`. For all
-# other measures, names are known only after a run.
+# Functions that predict finding names for built-in measures. Custom measures use `declare_names`. The names
+# of all other findings are known only after a run.
 MEASURED_NAMES: Mapping[str, _Names] = MappingProxyType(
     {
         "cells": _cells,
@@ -72,9 +72,9 @@ MEASURED_NAMES: Mapping[str, _Names] = MappingProxyType(
 
 
 def known_names(measure: Measure, item: Item, study: Study) -> list[str] | None:
-    """Return the names of a measure's findings, or None if they are known only after the run.
+    """Return the finding names of a measure, or None if they are known only after a run.
 
-    Parts of a name that are known only after the run are replaced by `*`.
+    In each name, the parts that are known only after a run are replaced by `*`.
     """
     if found := MEASURED_NAMES.get(measure.kind):
         return found(study, item, **measure.settings)
@@ -87,7 +87,7 @@ def fits_name(name: str, pattern: str) -> bool:
 
 
 def check_names(measure: Measure, item: Item, known: Sequence[str] | None) -> None:
-    """Check that each criterion of a measure matches a known name; `known` = None skips the check.
+    """Check that each criterion of a measure matches a finding name; skip the check if `known` is None.
 
     Raises:
         InputError: a criterion that is not optional matches no name.

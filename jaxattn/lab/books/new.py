@@ -19,8 +19,8 @@ def create(book: str | Path, name: str) -> list[Path]:
     The item can be run as written: it compares the first gradient step of attention with its closed form.
 
     Args:
-        book: name or folder of the book; see `read_book`. If it is a path with a separator, the folder may be
-            new or empty.
+        book: name or folder of the book; see `read_book`. If it contains a path separator, the folder may
+            be new or empty.
         name: name of the item, consisting of lower-case letters, digits and underscores.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Page for a book: items with figures, results next to published numbers, and verdicts."""
+"""Page for a book: its items with figures, results next to published numbers, and verdicts."""
 
 import re
 import shlex
@@ -32,7 +32,7 @@ class Page:
     Attributes:
         sections: one section per item.
         paths: all files, starting with the page.
-        failed: why runs failed, by item.
+        failed: reasons for failed runs, keyed by item.
     """
 
     sections: tuple[Section, ...]
@@ -41,7 +41,7 @@ class Page:
 
     @property
     def summary(self) -> pd.DataFrame:
-        """Return a table with one row per item."""
+        """Return a summary table with one row per item."""
         return page_summary(self.sections)
 
     @property
@@ -51,7 +51,7 @@ class Page:
 
     @property
     def status(self) -> int:
-        """Return the exit status: 1 if a run failed or a promised finding does not hold, else 0."""
+        """Return the exit status: 1 if a run failed or a finding guaranteed by the theory fails, else 0."""
         fails = VERDICTS["promised"].outside
         return int(bool(self.failed) or any(finding.verdict == fails for finding in self.findings))
 
@@ -93,15 +93,15 @@ def _criterion(finding: Finding) -> str:
     return finding.criterion.text if finding.criterion else "-"
 
 
-# Functions that build a row in the table of all numbers, keyed by the table's file name.
+# Functions that build a row of a book's table of all numbers, keyed by the table's file name.
 _TABLES = {"agreement.csv": _agreement, "claims.csv": _claims}
 
 
 def write_book_page(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyType({})) -> Page:
     """Write index.md, index.html, the table of all numbers, and a record and figures for every item.
 
-    An item without runs is shown from its record, if the folder has one. A page can therefore combine runs
-    from several machines, and runs that have been deleted.
+    An item without runs is shown from its record file, if the folder contains one. A page can therefore
+    combine results from several machines, and results of deleted runs.
 
     Returns:
         The page. Items in `failed`, and items whose runs cannot be measured, count as failed.
@@ -156,10 +156,10 @@ def page_summary(sections: tuple[Section, ...]) -> pd.DataFrame:
 
 
 def page_table(book: Book, sections: tuple[Section, ...]) -> pd.DataFrame:
-    """Return all findings as a table with the book's columns."""
+    """Return all findings as a table, with the columns that the book's table requires."""
     row = _TABLES[book.shared.table]
     rows = [row(each.item, finding) for each in sections for finding in each.findings]
-    # Take the columns from a dummy finding, so that an empty table has them too.
+    # Take the column names from a dummy finding, so that an empty table also has them.
     columns = row(book.items[0], Finding("", Estimate(0.0, 0.0, 0.0)))
     return pd.DataFrame(rows, columns=list(columns))
 
@@ -235,12 +235,12 @@ def as_html(book: Book, sections: tuple[Section, ...], place: Place) -> str:
 
 
 def verdict_summary(sections: tuple[Section, ...]) -> str:
-    """Summarise the verdicts of all findings, one sentence per basis."""
+    """Summarise the verdicts of all findings, in one sentence per basis of the criteria."""
     return tally.summary([each.findings for each in sections])
 
 
 def parts(book: Book, sections: tuple[Section, ...]) -> dict[str, list[Section]]:
-    """Group the sections by the parts of the book; a book without parts has a single untitled part."""
+    """Group the sections by the titled parts of the book; a book without parts has a single untitled part."""
     if not book.shared.parts:
         return {"": list(sections)}
     found = {

@@ -1,4 +1,4 @@
-"""Find names in custom code that belong to this package but are not public."""
+"""Find uses of this package's private names in custom code."""
 
 import ast
 import importlib
@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxattn.core.errors import InputError
 
-# Public modules that are not reachable through any package's `__all__`.
+# Public modules that are not listed in any package's `__all__`.
 _FURTHER = (
     "jaxattn.lab.diagnosis",
     "jaxattn.lab.heads",
@@ -19,7 +19,7 @@ _FURTHER = (
     "jaxattn.lab.results",
     "jaxattn.models.starts",
 )
-# Modules that are not public but may be used by measures, with the contents that measures use.
+# Non-public modules that measures may use, with descriptions of their contents.
 FOR_MEASURES: Mapping[str, str] = MappingProxyType(
     {
         "jaxattn.lab.books.metrics": "names of cells, for a measure that adds a row to a built-in measure",
@@ -34,7 +34,7 @@ FOR_MEASURES: Mapping[str, str] = MappingProxyType(
 
 @cache
 def public_modules() -> tuple[str, ...]:
-    """Return the names of the package's public modules."""
+    """Return the names of this package's public modules."""
     top = [x.__name__ for x in public_names("jaxattn").values() if inspect.ismodule(x)]
     packages = ["jaxattn", *top, *_FURTHER]
     below = [x.__name__ for name in packages for x in public_names(name).values() if inspect.ismodule(x)]
@@ -74,10 +74,10 @@ def used_names(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def private_module(module: str, names: Sequence[str]) -> str | None:
-    """Return the first module on an attribute path that is not public, or None if all are public."""
+    """Return the first private module on an attribute path, or None if all modules are public."""
     for name in names:
         whole = f"{module}.{name}"
-        # Attribute access through a parent package of a public module, such as jaxattn.lab, is allowed.
+        # Attribute access through a parent package of a public module, such as jaxattn.lab, is also allowed.
         if any(f"{public}.".startswith(f"{whole}.") for public in public_modules()):
             module = whole
             continue
@@ -91,7 +91,7 @@ def private_module(module: str, names: Sequence[str]) -> str | None:
 
 
 def private_uses(path: Path) -> list[str]:
-    """Return the names in this package that a Python file uses although they are not public.
+    """Return the private names of this package that a Python file uses.
 
     A name is public if it is in the `__all__` of a public module. The modules in `FOR_MEASURES` are also
     allowed.

@@ -1,4 +1,4 @@
-"""Explanations of the verdicts on a page, and the expected number of intervals that are wrong by chance."""
+"""Explanations of the verdicts on a page, and of how many intervals are wrong by chance on average."""
 
 import math
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from jaxattn.lab.books.findings import Finding
 from jaxattn.lab.results.intervals import LEVEL
 from jaxattn.lab.results.judge import ENOUGH_SEEDS, Basis
 
-# Fraction of seeds that must satisfy a yes/no statement.
+# Fraction of seeds for which a yes/no statement must hold.
 REQUIRED = 0.9
-# Minimum number of seeds that can decide a yes/no statement: if all n seeds satisfy it, the interval starts
+# Minimum number of seeds that can decide a yes/no statement: if it holds for all n seeds, the interval starts
 # at 0.025^(1/n).
 DECIDING_SEEDS = math.ceil(math.log(0.025) / math.log(REQUIRED))
 
@@ -70,7 +70,7 @@ def rules(findings: Sequence[Finding]) -> list[str]:
 
 
 def expected_misses(findings: Sequence[Finding]) -> str:
-    """Return a sentence with the number of intervals expected to miss their true value by chance."""
+    """Return a sentence with the number of intervals that are expected to miss the true value by chance."""
     judged = sum(finding.criterion is not None for finding in findings)
     return (
         f"{judged} of {len(findings)} numbers have a criterion. At a coverage of {100 * LEVEL:.0f} % up "

@@ -1,4 +1,4 @@
-"""Records: files with the content of a section, from which the page can be rebuilt without the runs."""
+"""Record files with the contents of page sections, from which the page can be rebuilt without the runs."""
 
 import math
 import time
@@ -18,7 +18,7 @@ from jaxattn.lab.books.section import LEFT_OUT, CriteriaDate, Section, SectionPi
 from jaxattn.lab.results.judge import Basis, Criterion, Estimate
 from jaxattn.lab.storage import files as storage
 
-# Facts that earlier versions recorded under another name.
+# New names of facts that earlier versions recorded under another name.
 _RENAMED = {"most memory": "peak memory"}
 # JSON has neither NaN nor infinity, so both are stored as null.
 Number: TypeAlias = float | None
@@ -40,7 +40,7 @@ class _Finding(msgspec.Struct, omit_defaults=True):
     over: str
     published: str
     criterion: _Criterion | None
-    # None in records that predate this field and the current intervals.
+    # None in records written before this field was added.
     seeds: Count | None = None
     missing: Count = 0
     hits: Count | None = None
@@ -103,7 +103,7 @@ class Record(msgspec.Struct, omit_defaults=True):
     findings: list[_Finding]
     pictures: list[_Picture]
     tables: dict[str, _Table]
-    # None in records that predate this field.
+    # None in records written before this field was added.
     criteria: CriteriaDate | None = None
 
 
@@ -113,7 +113,7 @@ def place(item: Item) -> str:
 
 
 def files(section: Section, scale: RunScale) -> dict[str, bytes]:
-    """Return the record and figures of a section at a given scale, keyed by path in the results folder."""
+    """Return the record and figures for a section at a given scale, keyed by path in the results folder."""
     record = Record(
         scale,
         section.item.digest(scale),
@@ -148,7 +148,7 @@ def read_record(item: Item, scale: RunScale, folder: Path) -> Section:
     try:
         record = _read(path, folder)
         if strange := [x.file for x in record.pictures if not storage.is_below(x.file)]:
-            raise ValueError(f"unexpected figure {strange[0]!r:.60}")
+            raise ValueError(f"invalid figure path {strange[0]!r:.60}")
         pictures = [
             storage.read_file(folder / x.file, folder, most=storage.MOST_JSON) for x in record.pictures
         ]
@@ -173,7 +173,7 @@ def _read(path: Path, folder: Path) -> Record:
 
 
 def criteria_date(item: Item, folder: Path) -> CriteriaDate | None:
-    """Return when the recorded criteria of an item were fixed, or None if there is no record of this."""
+    """Return when the criteria of an item were fixed, or None if this was not recorded."""
     path = folder / place(item)
     try:
         return _read(path, folder).criteria if path.exists() else None
@@ -182,7 +182,7 @@ def criteria_date(item: Item, folder: Path) -> CriteriaDate | None:
 
 
 def _dated(section: Section, folder: Path) -> Section:
-    """Add the criteria date: from an earlier record with the same criteria if there is one, else today."""
+    """Add the criteria date, from an earlier record with the same criteria if there is one, else today."""
     digest, before = section.item.criteria_digest, criteria_date(section.item, folder)
     if not digest or (before and before.digest == digest):
         return replace(section, criteria=before if digest else None)
@@ -212,7 +212,7 @@ def _section(item: Item, scale: RunScale, record: Record, pictures: list[bytes])
 
 
 def with_recorded(section: Section, scale: RunScale, folder: Path) -> Section:
-    """Add the criteria date and, if runs are missing, the content of an earlier record."""
+    """Add the date of the criteria and, if runs are missing, the contents of an earlier record."""
     section = _dated(section, folder)
     if LEFT_OUT not in section.facts or not (old := read_record(section.item, scale, folder)).ran:
         return section

@@ -20,20 +20,20 @@ from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results.judge import Criterion
 from jaxattn.lab.storage.files import inside
 
-# Items to run, with those of their measures whose data are available.
+# Items to run, each with the measures whose data are available.
 Wanted = list[tuple[Item, tuple[Measure, ...]]]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Options for reproducing a book.
+    """Options for the reproduction of a book.
 
     Attributes:
-        only: names of the items to run, in order; defaults to all items whose data are available. Other items
-            are shown from existing runs or records.
+        only: names of the items to run, in order; defaults to all items whose data are available. The other
+            items are shown from existing runs or record files.
         scale: "full" to run the studies as written, "laptop" to apply the items' overrides.
-        seeds: number of seeds, at least 2; defaults to the number in the sweep files. Measures may set a
-            limit. An existing run with more seeds is kept, and all its seeds are measured.
+        seeds: number of seeds, at least 2; defaults to the number in the sweep files. A measure may set a
+            maximum. If an existing run has more seeds, all of these are kept and measured.
         data_dir: folder with the data sets of the book; None to skip measures that need data.
         overrides: additional overrides `key=value`, keyed by study name.
     """
@@ -61,16 +61,16 @@ def reproduce(
 ) -> Page:
     """Run items and write the page for the whole book. Finished runs are not repeated.
 
-    A study shared by several items is run once, in out/runs/SCALE/STUDY. A study that belongs to one item is
-    run in out/runs/SCALE/ITEM.
+    A study shared by several items is run once, in out/runs/SCALE/STUDY. A study that belongs to one item
+    is run in out/runs/SCALE/ITEM.
 
     Args:
         book: the book that contains the items.
-        asked: which items to run, and how.
+        asked: the items to run, and the options of their runs.
         out: the results folder.
         command: the command line, which is stored in the manifests.
         reporter: receives progress messages.
-        max_memory: limit on device memory in bytes; the default depends on the device.
+        max_memory: limit on memory per device in bytes; the default depends on the device.
 
     Raises:
         InputError: an item does not exist or its data are missing; a measure or override does not match;
@@ -109,7 +109,7 @@ def _run(
     reporter: Reporter,
     max_memory: int | None,
 ) -> dict[str, str]:
-    """Run each study of the items once, and return why runs failed, by item."""
+    """Run each study of the items once; return the reasons for failed runs, keyed by item."""
     jobs: dict[Path, list[tuple[Item, str]]] = {}
     for item, measures in wanted:
         for name in dict.fromkeys(name for measure in measures for name in measure.studies):
@@ -140,8 +140,9 @@ def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
     """List the findings that `reproduce` would measure, and check their criteria, without running anything.
 
     Returns:
-        A table with columns item, finding and criterion. Parts of a name that are known only after a run are
-        replaced by `*`. If none of a measure's finding names is known, its criteria are listed instead.
+        A table with columns item, finding and criterion. In each name, the parts that are known only after
+        a run are replaced by `*`. If no finding name of a measure is known, its criteria are listed
+        instead.
 
     Raises:
         InputError: see `reproduce`.
@@ -164,14 +165,14 @@ def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
 
 
 def _wanted(book: Book, out: Path, asked: Asked) -> tuple[Wanted, dict[str, Section]]:
-    """Return the items to run with their measures, and sections from earlier runs for all items."""
+    """Return the items to run with their measures, and the sections of all items from earlier runs."""
     items = requested(book, asked)
     kept = {item.name: record.read_record(item, asked.scale, out) for item in book.items}
     return [(item, item.measured) for item in items if item.measured], kept
 
 
 def requested(book: Book, asked: Asked) -> list[Item]:
-    """Return the requested items of a book, or all items if none is named."""
+    """Return the requested items of a book, or all items if none is requested by name."""
     with at("--only"):
         return [book.item(name) for name in asked.only] or list(book.items)
 
@@ -193,7 +194,7 @@ def _check_overrides(book: Book, asked: Asked) -> None:
 
 
 def _without_other_books(wanted: Wanted, asked: Asked, reporter: Reporter) -> Wanted:
-    """Drop items whose studies are in a missing book; raise InputError if one of them was requested."""
+    """Drop items whose studies are in a missing book; raise InputError if such an item was requested."""
     lacking = {item.name: item.absent for item, _ in wanted if item.absent}
     for name in asked.only:
         if name in lacking:
@@ -213,7 +214,7 @@ def _expected(item: Item, measure: Measure, asked: Asked, kept: Section) -> list
 
 
 def _without_data(book: Book, wanted: Wanted, kept: dict[str, Section], reporter: Reporter) -> Wanted:
-    """Drop measures whose data are missing; raise InputError if a requested item has no other measures."""
+    """Drop measures whose data are missing; raise InputError if a requested item has no measures left."""
     left = [(item, tuple(x for x in measures if not x.needs)) for item, measures in wanted]
     for item, measures in left:
         if not measures and item.name in kept and not kept[item.name].ran:

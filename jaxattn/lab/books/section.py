@@ -1,4 +1,4 @@
-"""Section of the page: the results from a finished run of an item, or the command to run it."""
+"""Section of a page for one item: the results of its finished runs, or the command to run it."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ UNREADABLE = "not readable"
 
 @dataclass(frozen=True)
 class SectionPicture:
-    """Figure as a PNG image, with a file name and a caption."""
+    """Figure in a section as a PNG image, with a file name and a caption."""
 
     file: str
     caption: str
@@ -54,7 +54,7 @@ class CriteriaDate:
     Attributes:
         digest: hash of the criteria; see `Item.criteria_digest`.
         date: the day on which results were first recorded with these criteria, such as "2026-11-27".
-        changed: True if earlier results had been recorded with other criteria.
+        changed: True if results were recorded earlier with other criteria.
     """
 
     digest: str
@@ -63,7 +63,7 @@ class CriteriaDate:
 
     @property
     def text(self) -> str:
-        """Format the date for display."""
+        """Format the date and any change of the criteria for display."""
         if self.changed:
             return f"changed on {self.date}, after results had been recorded"
         return f"unchanged since {self.date}"
@@ -78,13 +78,13 @@ class Section:
         verdict: one-line verdict.
         command: command that runs the item.
         remedy: why the item was not run, with the command to run it; empty if it was run.
-        facts: facts about the run, keyed by name.
+        facts: facts about the run, such as its peak memory, keyed by name.
         findings: measured numbers.
         tables: additional tables of strings, keyed by title.
         pictures: figures.
         seconds: run time.
         machine: description of the machine; empty if the item was not run.
-        criteria: when the criteria were fixed; None if this is not recorded.
+        criteria: date on which the criteria were fixed; None if it is not recorded.
     """
 
     item: Item
@@ -101,14 +101,14 @@ class Section:
 
     @property
     def origin(self) -> dict[str, str]:
-        """Return the authors of the item and the date on which its criteria were fixed."""
+        """Return the authors of the item and the date on which its criteria were fixed, keyed by label."""
         date = self.criteria.text if self.criteria else "date not recorded"
         shown = self.ran and bool(self.item.criteria_digest)
         return {"written by": self.item.authors, **({"criteria": date} if shown else {})}
 
     @property
     def ran(self) -> bool:
-        """Return True if there are results to show."""
+        """Return True if the section has results to show."""
         return bool(self.machine)
 
     @property
@@ -124,19 +124,19 @@ class Section:
 
     @property
     def doubtful(self) -> bool:
-        """Return True if any number differs or is inconclusive."""
+        """Return True if any finding differs or is inconclusive."""
         return any(each.verdict in DOUBTFUL for each in self.findings if each.judged)
 
     @property
     def reason(self) -> str:
-        """Return why numbers differ or are inconclusive, or "" if none is or the reason is unknown."""
+        """Return why findings differ or are inconclusive, or "" if none does or the reason is unknown."""
         return self.item.reason if self.doubtful else ""
 
     @property
     def agreement(self) -> dict[str, pd.DataFrame]:
         """Return the findings under the item's display labels, one table per statement.
 
-        Empty columns are omitted.
+        Columns without entries are omitted.
         """
         mixed, label = any(finding.basis == "beyond" for finding in self.findings), self.item.label
         rows: dict[str, list[dict[str, str]]] = {}
@@ -180,7 +180,7 @@ def item_command(item: Item, scale: RunScale) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """Results folder for the runs of a book, and their settings.
+    """Results folder for a book, and the settings of its runs.
 
     Attributes:
         out: the results folder; no files outside it are read.
@@ -197,12 +197,12 @@ class Place:
         return self.out / "runs" / self.scale / item.source(study).run
 
     def study(self, item: Item, name: str) -> Study:
-        """Read a study with the settings of its run, except for the data folder."""
+        """Read a study with the scale and overrides of its run, but without the data folder."""
         return item.study(self.scale, name, overrides=self.overrides.get(name, ()))
 
 
 def measured(item: Item, place: Place) -> Section | None:
-    """Measure the runs of an item, or return None if no measure has all its runs.
+    """Measure the runs of an item; return None if every measure lacks a run.
 
     The study and the code of the measure are taken from the item. Nothing is imported from the results
     folder, because it may come from an untrusted source.
@@ -223,7 +223,7 @@ def measured(item: Item, place: Place) -> Section | None:
         return None
     try:
         return _section(item, there, runs, place)
-    # Untrusted tables can raise almost any exception.
+    # Reading untrusted tables can raise almost any exception.
     except Exception as error:
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         reason = " ".join(reason.split())
@@ -266,7 +266,7 @@ def _missing_runs(measures: Sequence[Measure], item: Item) -> dict[str, str]:
 
 
 def missing(item: Item, scale: RunScale, why: str = "") -> Section:
-    """Return a section without results for an item, with the reason and the command to run."""
+    """Return a section without results, with the reason and the command that runs the item."""
     if item.elsewhere:
         return Section(item, "shown elsewhere", item.elsewhere.command)
     remedy = f"run `{item_command(item, scale)}`"

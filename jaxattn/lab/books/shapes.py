@@ -1,4 +1,4 @@
-"""Measures of shapes: bin means of E·v and E·p against the posterior difference.
+"""Measures of the shapes of E·v and E·p, based on their means in bins of the posterior difference.
 
 The shapes are compared with the published ones.
 """
@@ -25,7 +25,7 @@ _Rows = NDArray[np.float64]
 
 
 class _Binned(NamedTuple):
-    """Bin means and standard deviations, over all seeds (row 0) and with one seed left out (other rows).
+    """Bin means and standard deviations, over all seeds (row 0) and without one seed (other rows).
 
     Attributes:
         centres: (m,); bin centres.
@@ -54,8 +54,8 @@ def binned(
 ) -> _Binned:
     """Average a quantity within bins, over all seeds and with each seed left out in turn.
 
-    `tokens` has columns seed, x and the quantity. `edges` is ascending, (m + 1,); points outside it are
-    dropped.
+    `tokens` has columns seed, x and the quantity. `edges` is ascending, (m + 1,); points outside the edges
+    are dropped.
     """
     edges = np.asarray(edges, float)
     bins = len(edges) - 1
@@ -83,7 +83,7 @@ def lowest(rows: _Rows, centres: _Rows) -> _Rows:
 
 
 def u_shape(rows: _Rows, centres: _Rows) -> _Rows:
-    """Score how U-shaped each row is about 0, (B,): 1 for a U, about 0 or less for a flat or monotone row.
+    """Score how U-shaped each row is about x = 0, (B,): 1 for a U, near 0 or negative if flat or monotone.
 
     min(-Spearman(row, x) over x < 0, Spearman(row, x) over x > 0)
     """
@@ -112,7 +112,7 @@ def _run(row: _Rows) -> tuple[int, int, int]:
 
 
 def sign_change(rows: _Rows, centres: _Rows) -> _Rows:
-    """Return the fraction of bins whose mean has the sign of the bin centre, (B,).
+    """Return the fraction of bins whose mean has the same sign as the bin centre, (B,).
 
     Empty bins and bins centred at 0 are skipped.
     """
@@ -136,16 +136,16 @@ RISE, U, LOWEST = (
 )
 LONGEST = "bins in the longest rise of E·v, "
 WAYS = "share of seeds in which E·v "
-# E·v of a seed counts as rising if its Spearman correlation is at least this, and as falling if it is at most
-# minus this.
+# E·v counts as rising in a seed if its Spearman correlation is at least RISING, and as falling if it is at
+# most -RISING.
 RISING = 0.9
 CORRELATION, PART = (-1.0, 1.0), (0.0, 1.0)
 
 
 def shapes(results: Run, item: Item, *, cell: int = 0, metrics: tuple[str, ...] = ()) -> Measured:
-    """Measure the shapes in Figures 1-3 for a cell: E·v increases, and E·p is U-shaped with a minimum near 0.
+    """Measure the shapes in one cell: E·v rises with the posterior difference, and E·p is U-shaped about 0.
 
-    The given metrics are also measured, at the end of the cell.
+    These are the shapes in Figures 1-3 of the paper. The final values of the given metrics are also measured.
     """
     ev, ep = (_bins(results, quantity, cell) for quantity in ("Ev", "Ep"))
     findings = [
@@ -174,7 +174,7 @@ def variations(results: Run, item: Item) -> Measured:
 
 
 def directions(results: Run, item: Item) -> Measured:
-    """Measure the fractions of seeds in each cell whose E·v rises, or falls, along the bins."""
+    """Measure in what fraction of seeds E·v rises, or falls, with the posterior difference in each cell."""
     findings, rows = [], []
     for cell, name in named(results):
         each = values(results, cell, "spearman_Ev_bins")
@@ -192,7 +192,7 @@ def directions(results: Run, item: Item) -> Measured:
 
 
 def beside(results: Run, item: Item) -> Measured:
-    """Compare bin means of E·v and E·p with the published curves: ranks, minimum, and range of the rise."""
+    """Compare bin means of E·v and E·p with the published curves: rank order, minimum, and rising range."""
     ev, ep = _bins(results, "Ev"), _bins(results, "Ep")
     curves = item.published("Ev"), item.published("Ep")
     findings = [
@@ -208,12 +208,12 @@ def beside(results: Run, item: Item) -> Measured:
 
 
 def spread_name(letters: str, size: Any) -> str:
-    """Return the finding name used by `spread` for a step size."""
+    """Return the name of the finding of `spread` for a step size."""
     return f"spread of {letters}, to the end ÷ one step of {size:g}"
 
 
 def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
-    """Compare the spread within bins after one step on E with the spread after joint training.
+    """Compare the within-bin spread after one step on E with that after joint training.
 
     The finding for each step size is the ratio of the standard deviation after joint training to that after
     one step, averaged over bins. The table also divides each spread by the range of its bin means, which
@@ -247,10 +247,10 @@ def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
 
 
 def classes(results: Run, item: Item) -> Measured:
-    """Compare E·v_k with the published rows for some classes: sign change at 0, and order of the bins.
+    """Compare E·v_k with the published curves for some classes k: sign change at 0, and order of the bins.
 
-    The x-axis of the published rows is unlabelled, so both the posterior difference of the class and α are
-    tested.
+    The x-axis of the published curves has no label, so the posterior difference of the class and α are both
+    tried.
     """
     findings, tables = [], {}
     for label in map(int, item.curves):
@@ -261,7 +261,7 @@ def classes(results: Run, item: Item) -> Measured:
         near = np.linspace(centres[0] - step / 2, centres[-1] + step / 2, count + 1)
         own = binned(tokens, "Ev", edges=near)
         whole = binned(tokens, "Ev", edges=np.linspace(-1 / 3, 1, 21))
-        # Use the same number of bins, each with the same number of tokens.
+        # For comparison, use the same number of bins, each with equally many tokens.
         alpha = np.quantile(tokens["alpha"], np.linspace(0, 1, count + 1))
         by_alpha = binned(tokens, "Ev", x="alpha", edges=np.maximum.accumulate(alpha))
         name, equal = curve.letters, f"{count} bins of equally many tokens"

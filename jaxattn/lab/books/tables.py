@@ -8,7 +8,7 @@ from jaxattn.core.errors import nearest
 from jaxattn.core.settings import PositiveInt
 from jaxattn.lab.results.judge import Basis, Criterion, around, at_least, within_factor
 
-# Allowed file names for a book's table of all numbers.
+# Allowed file names for the table of all numbers in a book.
 _NUMBERS = ("agreement.csv", "claims.csv")
 
 
@@ -17,7 +17,7 @@ class BookTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Elsewhere(BookTable, frozen=True):
-    """Page that shows an item that is not run in this book.
+    """Link to the page that shows an item, for items that are not run in this book.
 
     Attributes:
         words: description of the page.
@@ -31,7 +31,7 @@ class Elsewhere(BookTable, frozen=True):
 
 
 class Paper(BookTable, frozen=True):
-    """Paper whose results an item reproduces.
+    """Paper with the results that an item reproduces.
 
     Attributes:
         authors: surnames of the authors, separated by commas.
@@ -45,7 +45,7 @@ class Paper(BookTable, frozen=True):
 
 
 class Part(BookTable, frozen=True):
-    """Part of a book's page.
+    """Part of a book's page, with a heading.
 
     Attributes:
         title: heading of the part.
@@ -77,7 +77,7 @@ class Curve(BookTable, frozen=True):
         name: model and quantity, separated by a comma.
         low, high: first and last x.
         values: y of each point.
-        source: publication and place in it from which the curve is taken.
+        source: publication, and location in it, from which the curve is taken.
     """
 
     name: str
@@ -99,13 +99,12 @@ class Curve(BookTable, frozen=True):
 
 
 class Expected(BookTable, frozen=True):
-    """Criterion for a finding: `at_least`, or `around` a number `within` a distance or a `factor`.
+    """Criterion for a finding: `at_least`, or `around` a number, `within` a distance or a `factor`.
 
     Attributes:
-        at_least, around, within, factor: the range; omitted if the finding is promised or measured without a
-            range.
+        at_least, around, within, factor: the accepted range; omitted if the finding has none.
         published: the published result, as a string or number.
-        basis: basis of the criterion, if it differs from the basis of the measure.
+        basis: origin of the criterion, if it differs from that of the measure.
         optional: True if a run may produce no finding with this name.
     """
 
@@ -118,7 +117,7 @@ class Expected(BookTable, frozen=True):
     optional: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless exactly one complete range is given; the range is optional with a basis."""
+        """Raise ValueError unless there is exactly one complete range, or a basis without a range."""
         given = tuple(x is not None for x in (self.at_least, self.around, self.within, self.factor))
         forms = {(True, False, False, False), (False, True, True, False), (False, True, False, True)}
         if given not in forms and (any(given) or self.basis is None):
@@ -142,8 +141,8 @@ class Measure(BookTable, frozen=True):
 
     Attributes:
         kind: name of a built-in measure, or "mine.py:NAME".
-        studies: studies to measure: sweep files NAME.toml in the folder of the item or of the book, or
-            "BOOK:PLACE" for a study in another book.
+        studies: studies to measure: NAME for the sweep file NAME.toml in the folder of the item or of the
+            book, or "BOOK:PLACE" for a study in another book.
         criteria: criteria for the findings, keyed by name; {} if the findings are only measured, or if the
             measure sets the criteria itself.
         basis: origin of the criteria.
@@ -171,7 +170,7 @@ class Measure(BookTable, frozen=True):
 
     @property
     def books(self) -> list[str]:
-        """Return the names of the other books whose studies or code this measure uses."""
+        """Return the names of other books whose studies or code this measure uses."""
         book, _, code = self.kind.partition(":")
         names = [*(name.rpartition(":")[0] for name in self.studies), book if ":" in code else ""]
         return [name for name in names if name]
@@ -185,7 +184,7 @@ class Shared(BookTable, frozen=True):
         introduction: paragraph below the title.
         table: file name for the table of all numbers, "agreement.csv" or "claims.csv".
         source: source of the published numbers for all items; empty if each item cites its own source.
-        items: names of the items in order; defaults to all folders with an item.toml, in alphabetical order.
+        items: names of the items in order; by default, all folders with an item.toml in alphabetical order.
         parts: parts of the page with their items, instead of `items`.
         phrases: replacement strings for `{name}` in items and in curve sources, keyed by name.
         labels: display labels for components of finding names, for all items.
@@ -220,18 +219,18 @@ class About(BookTable, frozen=True):
         title: displayed heading; generated from the name by default.
         authors: authors of the item.
         papers: papers whose results are reproduced, if they differ from the book's papers.
-        reports: reported result, with its source.
+        reports: result that the paper reports, with its source.
         chosen: unpublished settings and the values chosen for them.
-        compared: method of comparison.
+        compared: description of the comparison.
         reason: reason why a number differs, as found by varying one setting at a time.
-        flat: explanation shown next to a figure that is flat.
-        takes: run time of the authors' code, according to the source.
+        flat: explanation shown next to a figure with flat curves.
+        takes: run time that the source reports for the authors' code.
         laptop: overrides for the item's studies at laptop scale.
         figures: figures of the first study to show, as in a sweep file.
         curves: names of published curves, keyed by the quantity to compare.
         labels: display labels for components of finding names and table entries.
-        measures: the measures, see `Measure`; omitted if another page shows the item.
-        elsewhere: page that shows the item, if it is not run here.
+        measures: the measures; see `Measure`. Omitted if another page shows the item.
+        elsewhere: page that shows the item, if it is not run in this book.
     """
 
     reports: str

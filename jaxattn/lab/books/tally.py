@@ -1,4 +1,4 @@
-"""Count the verdicts of findings, for an item or a page."""
+"""Count the verdicts of findings, for an item or for a page."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from jaxattn.core.errors import counted
 from jaxattn.lab.books.findings import Finding
 from jaxattn.lab.results.judge import HOLDS_FOR_SOME, INCONCLUSIVE, MEASURED, VERDICTS, Basis
 
-# Verbs, singular and plural, for numbers within their criterion and outside it.
+# Verb phrases, singular and plural, for findings that meet their criterion and for findings that do not.
 _HOLDS, _NOT = ("holds", "hold"), ("does not hold", "do not hold")
 _VERBS: dict[Basis, tuple[tuple[str, str], tuple[str, str]]] = {
     "published": (("agrees", "agree"), ("differs", "differ")),
@@ -30,13 +30,13 @@ _SUBJECTS: dict[Basis, str] = {
 
 
 class Tally(NamedTuple):
-    """Number of findings with each verdict, for one basis.
+    """Numbers of findings with each verdict, for criteria with the same basis.
 
     Attributes:
-        basis: basis of the criteria.
+        basis: basis of the criteria: their origin, such as the theory or a publication.
         within: number of findings that satisfy their criterion.
-        outside: number of findings that violate it.
-        some: number of findings that hold for some seeds.
+        outside: number of findings that violate their criterion.
+        some: number of findings that hold for some seeds only.
         open: number of inconclusive findings.
     """
 
@@ -53,7 +53,7 @@ class Tally(NamedTuple):
 
     @property
     def tone(self) -> str:
-        """Return "yes" (all within), "no" (most outside), "open" (all inconclusive) or "mixed"."""
+        """Return the colour: "yes" (all within), "no" (most outside), "open" (inconclusive) or "mixed"."""
         if self.within == self.total:
             return "yes"
         if 2 * self.outside > self.total:
@@ -83,7 +83,7 @@ class Tally(NamedTuple):
 
 
 def tallies(findings: Sequence[Finding]) -> list[Tally]:
-    """Count the verdicts for each basis, over findings that have a criterion or are promised."""
+    """Count the verdicts for each basis, over findings with a criterion or a guarantee by the theory."""
     found = []
     for basis in _VERBS:
         said = [x.verdict for x in findings if x.judged and (x.basis or "published") == basis]
@@ -107,7 +107,10 @@ def item_verdict(findings: Sequence[Finding]) -> str:
 
 
 def summary(items: Sequence[Sequence[Finding]]) -> str:
-    """Summarise the findings of all items: one sentence per basis, and one for those without a criterion."""
+    """Summarise the findings of all items in one sentence per basis, and one for the rest.
+
+    The rest are findings without a criterion.
+    """
     every = [finding for findings in items for finding in findings]
     sentences = []
     for each in tallies(every):

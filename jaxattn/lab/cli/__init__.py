@@ -15,15 +15,16 @@ RARELY = 50_000, 20, 20
 
 
 def main() -> None:
-    """Run the command line and exit with status 0 for success, 1 for a failed run, or 2 for invalid input.
+    """Run the command in `sys.argv` and exit.
 
-    SIGINT prints one line and exits with status 130, even during imports.
+    The exit status is 0 for success, 1 for a failed run, and 2 for invalid input. SIGINT prints one line and
+    exits with status 130, even during imports.
     """
     gc.set_threshold(*RARELY)
     _open_streams()
     # Figures are saved but never displayed, so no GUI toolkit is needed.
     os.environ["MPLBACKEND"] = "agg"
-    with suppress(ValueError):  # raised outside the main thread
+    with suppress(ValueError):  # not called from the main thread
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _stop)
     words = sys.argv[1:]
@@ -37,7 +38,7 @@ def main() -> None:
 
     code = 0
     try:
-        # These imports raise InputError on systems without file locks.
+        # These imports raise InputError on systems that lack file locks.
         from jaxattn.lab.cli import usage
         from jaxattn.lab.cli.options import check_moved, check_once
         from jaxattn.lab.storage.copies import naming
@@ -56,7 +57,7 @@ def main() -> None:
     except RunError as error:
         code = complain(error, 1)
     except OSError as error:
-        # Prevent Python from writing the buffered output again when it exits.
+        # Prevent Python from trying to flush the output buffer again at exit.
         with suppress(OSError, ValueError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         reason = f"{error.filename or 'standard output'}: {error.strerror or error}; fix this and try again"
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
-    """Return the commands by name, grouped under their headings in the help.
+    """Return the commands by name, grouped under the headings used in the help text.
 
     A function's arguments become the options of its command, and its docstring becomes the help text.
     """
@@ -135,8 +136,8 @@ def _open_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # Otherwise a results file could be opened under this file descriptor, because it is the lowest
-            # free one.
+            # This file descriptor is closed. Fill it, because otherwise the next file opened, such as a
+            # results file, would get it.
             os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -149,8 +150,7 @@ def _open_streams() -> None:
 def _stop(number: int, frame: Any) -> None:
     """Exit immediately.
 
-    This is safe because files on disk are always complete, whereas raising an exception during imports is
-    not.
+    This is safe, because files on disk are always complete. Raising an exception during an import is not.
     """
     with suppress(Exception):
         sys.stdout.flush()

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 _ROWS = 1000
 _LONG = 40
 GAP = 2
-# Maximum number of failures to print, per cell and phase and in total.
+# Maximum number of failures to print per cell and phase, and maximum number in total.
 OF_A_PLACE, _FAILURES = 3, 12
 # Strings that must not be broken, such as a number with its unit (31.4 kB, 174 µs), an interval, or a range
-# of metrics (Ep_bin_00 .. 19).
+# of metric names (Ep_bin_00 .. 19).
 _WORD = re.compile(
     r"\d\S* (?:[kMGTPmµn]i?[Bs]?|[Bsh]|min)(?!\S)|\[[^\s\]]+, [^\s\]]+\]\S*|\S+ \.\. \d+\S*|\S+"
 )
@@ -46,9 +46,9 @@ def say_aligned(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def filled(text: str, width: int, indent: int = 0) -> str:
-    """Wrap a paragraph between words.
+    """Wrap a paragraph at word boundaries.
 
-    Width 0 means no wrapping; `indent` applies to all lines but the first.
+    Width 0 disables wrapping; `indent` applies to all lines but the first.
     """
     if not width:
         return text
@@ -63,8 +63,8 @@ def filled(text: str, width: int, indent: int = 0) -> str:
 def aligned(rows: Iterable[tuple[str, str]], width: int, of_all: int) -> list[str]:
     """Format terms and their explanations as lines in two columns, indented by two spaces.
 
-    A term that does not fit the column width `width` gets a line to itself. `of_all` is the total line width,
-    or 0 for no limit.
+    A term longer than `width` is placed on a separate line. `of_all` is the total line width, or 0 for no
+    limit.
     """
     lines = []
     for term, words in rows:
@@ -92,7 +92,10 @@ def complain(error: Exception, status: int) -> int:
 
 @contextmanager
 def stoppable(command: str) -> Iterator[None]:
-    """Print the command that resumes the run, and exit with status 130, if the block is interrupted."""
+    """Handle interrupts of a command inside the `with` block.
+
+    An interrupt prints the command that resumes the run, and exits with status 130.
+    """
     from jaxattn.lab.engine.monitor import Interrupted
 
     try:
@@ -103,7 +106,7 @@ def stoppable(command: str) -> Iterator[None]:
 
 
 def print_written(written: Any, *, every: bool = False) -> None:
-    """Print the path of a report and any problems; with `every`, print the paths of all its files."""
+    """Print the path of a report and any problems; with `every`, print the paths of all report files."""
     others = [path for path in written.paths if path != written.page]
     for path in [*(others if every else []), written.page]:
         say(path)
@@ -134,10 +137,10 @@ def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
 
 
 def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **options: Any) -> None:
-    """Print a table of at most six metrics at the last step of each phase, chosen by `headline.metrics`.
+    """Print a table of at most six metrics, chosen by `headline.metrics`, at the last step of each phase.
 
     With `every`, print all metrics. Otherwise the output mentions `rest`, the option or command that prints
-    the remaining ones. Bootstrap options are passed to `statistics.summary_rows`.
+    the remaining metrics. Bootstrap options are passed to `statistics.summary_rows`.
     """
     from jaxattn.lab.results import combine, headline, statistics
     from jaxattn.lab.results.headline import caveats
@@ -187,7 +190,7 @@ def print_learned(results: Any) -> None:
 def _split_to_fit(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, "pd.DataFrame"]]:
     from jaxattn.lab.results.statistics import transposed
 
-    # In the transposed table, each row becomes a column.
+    # Also try the transposed table, in which each row becomes a column.
     ways = [rows, transposed(rows, keys)] if len(rows) <= _width() else [rows]
     for table in ways[::-1] if len(rows.columns) - len(keys) > len(rows) else ways:
         if _total_width(_full_widths(table)) <= _width():
@@ -216,11 +219,11 @@ def print_title(title: str) -> None:
 def print_table(title: str, frame: "pd.DataFrame") -> None:
     """Print a table to stdout.
 
-    If the table is too wide, columns with the same value in all rows are printed as one line each, and cells
-    and headings are wrapped. If it is still too wide, each row is printed on several lines. Words are never
-    broken.
+    If the table is too wide, each column with the same value in all rows is printed as a single line, and
+    cells and headings are wrapped. If the table is still too wide, each row is printed on several lines.
+    Words are never broken.
     """
-    # Import here, because help texts are printed without these packages.
+    # Import here, because help texts are printed without loading these packages.
     import pandas as pd
     from rich import box
     from rich.console import Console

@@ -18,7 +18,7 @@ from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.seed import seed_dataset
 from jaxattn.theory.one_step_law import advise
 
-# Defaults for a sweep file with only a data table.
+# Default model and phases for a sweep file that contains only a data table.
 _ANY = {
     "model": {"kind": "one_layer", "dim": "inf"},
     "phases": [{"kind": "one_step", "name": "embed", "step_size": 1.0}],
@@ -34,8 +34,9 @@ def describe_data(study: Definition, number: int, progress: Progress) -> list[tu
     """Describe a study's data, ignoring its axes. Data sampled per seed are described for seed 0.
 
     Returns:
-        Pairs of a title and a table. Sizes always come first; for bags of tokens, length quantiles, advice
-        on one step on E, and the `number` most and least important tokens follow.
+        Pairs of a title and a table. The first table shows sizes. For bags of tokens, it is followed by
+        length quantiles, a recommended step size for one step on E, and the `number` most and least
+        important tokens.
     """
     with from_user_code(study.names.files(study.own_kinds), "data"):
         loaded = seed_dataset(study.base.data, 0, study.dtype, progress=progress)
@@ -69,7 +70,10 @@ def describe_data(study: Definition, number: int, progress: Progress) -> list[tu
 
 
 def _one_step(study: Definition, held: Splits) -> tuple[str, pd.DataFrame]:
-    """Return a title with a recommended size for one step on E, and a table that compares several sizes."""
+    """Return a table that compares step sizes for one step on E, and its title.
+
+    The result is the pair (title, table). The title states the recommended step size, or why there is none.
+    """
     setting, tokens = study.base, held.tokens
     least, count = setting.probes.important, setting.probes.min_count
     important = np.asarray(tokens.important(least, count))

@@ -192,7 +192,7 @@ def read_position(text: str | None) -> Any:
 
 
 def read_pair(option: str, text: str, example: str) -> tuple[str, str]:
-    """Parse KEY=VALUE. If this fails, the error message shows the option and an example."""
+    """Parse KEY=VALUE. On failure, the error message shows the option and an example."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise InputError(f"{option} {text}: expected KEY=VALUE, for example {option} {example}")
@@ -209,7 +209,10 @@ def read_two(option: str, text: str) -> tuple[str, str, str]:
 
 
 def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
-    """Return all results folders, expanded into shards, and the folders of shards that have not started."""
+    """Expand results folders into shards; return the folders that exist, and those of missing shards.
+
+    A shard is missing if it has not started.
+    """
     if not directories:
         raise InputError("expected at least one results folder, for example results/quickstart")
     found: list[Path] = []
@@ -262,7 +265,7 @@ def load_sweep(
 
 
 def with_seeds(overrides: tuple[str, ...], seeds: str | None) -> tuple[str, ...]:
-    """Append the option --seeds to the overrides, as a value for `seeds`."""
+    """Append the value of --seeds to the overrides, as an override of `seeds`."""
     if seeds is None:
         return overrides
     text = f'"{seeds}"' if ":" in seeds else f"[{seeds}]" if "," in seeds else seeds

@@ -50,7 +50,7 @@ def aggregate(
     every: Every = False,
     as_json: Json = False,
 ) -> int:
-    """Print means over seeds with 95 % intervals.
+    """Print means over seeds with 95 % confidence intervals.
 
     Prints the metrics at the last step of each phase. With --json, or --out to a CSV or Parquet file, all
     steps are included, with the mean, median and interquartile mean of each metric.
@@ -61,7 +61,7 @@ def aggregate(
         where: Show only cells whose config has this value for this key; repeatable.
         metrics: Show only these metrics.
         phases: Show only these phases.
-        by: Average over the cells that agree on these keys, separately for each seed.
+        by: Average over all cells with the same values of these keys, separately for each seed.
         pair: Compute the difference B - A between two values of a swept key, separately for each seed.
         seed: Seed of the bootstrap for the intervals of interquartile means.
         resamples: Number of bootstrap resamples.
@@ -197,8 +197,9 @@ def heads(
     """Measure the attention heads of a trained transformer.
 
     Measures which tokens each head selects at one query position. Compares the head's margin and direction
-    with the certified max-margin matrix for the same tokens, and with null queries. Several models are
-    treated as checkpoints of one training run. An interrupted run resumes after its last finished layer.
+    with the certified max-margin matrix for the same tokens, and with random queries as null baselines.
+    Several models are treated as checkpoints of one training run. An interrupted run resumes after its last
+    finished layer.
 
     Example: jaxattn heads models/bert --texts reviews.txt --layers 0 1
 
@@ -211,10 +212,10 @@ def heads(
         layers: Measure only these layers.
         share: Minimum fraction of attention for a token to count as selected; with 0, the token with the most
             attention is selected.
-        draws: Number of random queries for each null; 0 for no nulls.
+        draws: Number of random queries per null baseline; 0 for no baselines.
         group: Number of sequences in each max-margin problem.
-        nuclear: Number of groups measured in the nuclear norm, which takes seconds per group.
-        seed: Seed for the nulls.
+        nuclear: Number of groups for which to compute the nuclear-norm margin; each takes several seconds.
+        seed: Seed for the null baselines.
         out: Folder for the page, tables, figures and finished layers.
     """
     from jaxattn.lab import heads as package
@@ -258,7 +259,8 @@ def claims(
     Args:
         seeds: Number of seeds. With fewer than 36, a yes/no claim can be refuted but not confirmed.
         only: Test only these claims, for example T4.3 MC.
-        data_dir: Folder of tensorflow-datasets with imdb_reviews, to test claims on real reviews as well.
+        data_dir: tensorflow-datasets folder that contains imdb_reviews. With it, claims are also tested on
+            real reviews.
         out: Results folder; by default results/claims.
     """
     return reproduce(
@@ -282,7 +284,7 @@ def reproduce(
 
     A book is a folder of items with published values and criteria; see docs/howto/books.md. The books
     neighbours and findings are in the repository's sweeps folder. Writes a page that compares results with
-    published values. Exits with status 1 if a promised result does not hold, or if --check reports that
+    published values. Exits with status 1 if a finding that should hold does not, or if --check reports that
     something is missing.
 
     Example: jaxattn reproduce paper --only fig2_synthetic fig3_imdb --data-dir ../data
@@ -290,14 +292,15 @@ def reproduce(
     Args:
         book: Name or folder of a book; paper by default. Any code in the book is imported.
         only: Run only these items; the page shows earlier results for the other items.
-        scale: Use the sizes in the sweep files (full), or smaller ones that take about 15 minutes on two
-            cores.
+        scale: Use the sizes in the sweep files (full), or smaller sizes that take about 15 minutes on two
+            cores (laptop).
         seeds: Number of seeds; overrides the sweep files, but items may limit it.
         data_dir: Folder with the book's data sets; for the paper, tfds/imdb_reviews and yelp_stars.parquet.
             Items that require missing data are skipped.
         out: Results folder for one scale; by default results/BOOK. Finished runs in it are not repeated.
-        check: Print findings with their criteria, and what items lack, without running anything.
-        new: Create an item with this name in the book, by default neighbours.
+        check: Print the findings with their criteria, and what each item is missing, without running
+            anything.
+        new: Create an item with this name in the given book (default: neighbours).
     """
     from jaxattn.lab import books
     from jaxattn.lab.books import reading

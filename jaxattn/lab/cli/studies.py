@@ -135,7 +135,7 @@ def _combined_results(folders: list[Path]) -> Any:
     return combine.combine([load(folder) for folder in folders])
 
 
-# Meanings of the columns in a plan's tables. The column `lanes` is printed as "vmapped runs".
+# Descriptions of the columns in the tables of a plan. The column `lanes` is printed as "vmapped runs".
 LEGEND = {
     "group": "cells that share one compiled program for each phase",
     "done": "finished seeds of the cell",
@@ -217,7 +217,7 @@ def launch(
     """Run a sweep file as several jobs on a cluster.
 
     Each job runs one shard of the study in a separate results folder. `jaxattn status` shows the progress of
-    all jobs, and `jaxattn aggregate` combines their results; both take the common parent folder.
+    all jobs, and `jaxattn aggregate` combines their results; pass the common parent folder to either command.
 
     Example: jaxattn launch sweeps/one_step_law.toml --shards 8
 
@@ -299,7 +299,7 @@ def submit(
         InputError: submitit is not installed, the queue does not exist, or an option is unknown.
     """
     if "timeout_min" in options:
-        raise InputError(f"--option timeout_min={options['timeout_min']}: set the time limit with --minutes")
+        raise InputError(f"--option timeout_min={options['timeout_min']}: not supported; use --minutes")
     try:
         import submitit
     except ImportError:
@@ -373,9 +373,9 @@ def _damage(folders: list[Path]) -> bool:
 def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = False) -> int:
     """Show the data of a sweep file: sizes, labels and important tokens.
 
-    Prints the numbers of sequences and tokens, the label balance, sequence lengths, a recommended size for
-    one step on E, and the tokens of highest and lowest importance. The sweep file needs only a name and
-    [data]; the model and phases may be omitted.
+    Prints the numbers of sequences and tokens, the label balance, sequence lengths, a recommended step size
+    for one step on E, and the tokens of highest and lowest importance. The sweep file needs only a name and
+    a [data] table; the model and phases may be omitted.
 
     Example: jaxattn data sweeps/quickstart.toml
 

@@ -130,7 +130,7 @@ def help_of_command(name: str, call: Command) -> str:
         [
             _usage(["Usage: jaxattn", name, *needed, "[OPTIONS]"]),
             *map(_prose, (described.summary, *described.details)),
-            # Do not wrap examples, so that users can copy them from the terminal.
+            # Do not wrap examples, so that they can be copied from the terminal.
             "\n".join(["Example:", *(f"  {example}" for example in described.examples)]),
             *(_section(title, section, 24) for title, section in sections.items()),
         ]
@@ -140,7 +140,7 @@ def help_of_command(name: str, call: Command) -> str:
 def check_words(words: Sequence[str], commands: Mapping[str, Command]) -> None:
     """Raise InputError for an unknown command or option, suggesting the closest valid one."""
     first = words[0]
-    # tyro handles these shell completion options.
+    # tyro itself handles its shell completion options.
     if first.startswith("--tyro-"):
         return
     if first.startswith("-"):
@@ -148,7 +148,7 @@ def check_words(words: Sequence[str], commands: Mapping[str, Command]) -> None:
         raise InputError(f"{first}: unknown option; {near or '`jaxattn --help` lists commands and options'}")
     if first not in commands:
         raise InputError(
-            f"{first}: unknown command; {_nearest(first, commands) or '`jaxattn --help` lists them'}"
+            f"{first}: unknown command; {_nearest(first, commands) or '`jaxattn --help` lists the commands'}"
         )
     known = [one.usage.split()[0] for one in options_of(commands[first]) if not one.positional]
     for word in words[1:]:
@@ -159,7 +159,10 @@ def check_words(words: Sequence[str], commands: Mapping[str, Command]) -> None:
 
 
 def deferred(call: Command) -> Callable[..., Callable[[], int]]:
-    """Return a function with the same signature as a command that binds its arguments without running it."""
+    """Return a function with the signature of a command that binds the arguments without running the command.
+
+    It returns a function without arguments, which runs the command.
+    """
 
     @functools.wraps(call)
     def bound(*arguments: Any, **options: Any) -> Callable[[], int]:
@@ -181,7 +184,8 @@ def one_line(printed: str, command: str) -> str:
     lines = list(itertools.dropwhile(is_rule, lines))
     message = " ".join(itertools.takewhile(lambda line: not is_rule(line), lines))
     if missing := re.match(r"Missing from jaxattn \S+: ", message):
-        # Each option is followed by its value and its help, which ends with "(required)".
+        # For each missing option, tyro prints its name, its value and its help text, which ends with
+        # "(required)".
         options = message[missing.end() :].split("(required)")
         message = f"missing {', '.join(option.split()[0] for option in options if option.strip())}"
     message = " ".join(message.split()).rstrip(".").replace(". Expected", ", expected")
@@ -229,7 +233,7 @@ def _width() -> int:
 
 
 def _nearest(given: str, known: Iterable[str]) -> str:
-    # Strip leading dashes, which would make all options look similar.
+    # Strip leading dashes, because shared dashes would make all options look similar.
     plain = {name.lstrip("-"): name for name in known}
     given = given.lstrip("-").replace("_", "-")
     starting = [name for name in plain if given and name.startswith(given)]

@@ -1,4 +1,4 @@
-"""Inputs for a diagnosis: a corpus described by a file, and a model's arrays in various common shapes."""
+"""Inputs for a diagnosis: a corpus described by a file, and model arrays in various common shapes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ from jaxattn.lab.study.seed import seed_dataset
 from jaxattn.lab.texts import text
 from jaxattn.lab.texts.source import Source
 
-# Maximum absolute value of an entry; squared products of larger entries would overflow.
+# Maximum absolute value of an entry; products of squares of larger entries would overflow.
 _LARGEST = 1e70
-# Settings that a study requires but that do not affect the corpus.
+# Settings that a study requires but that have no effect on the corpus.
 REST = {
     "name": "corpus",
     "model": {"kind": "one_layer", "dim": 1},
@@ -38,11 +38,11 @@ def read_corpus(
     """Read or sample the training corpus described by a [data] table.
 
     Args:
-        path: a TOML file with a [data] table as in sweep files, or a file that extends one. Other tables are
-            ignored.
-        overrides: `data.key=value`, applied last.
-        vocabulary: a UTF-8 file with one lower-case token per line; token k is on line k + 1. Defaults to the
-            tokens in the training texts.
+        path: a TOML file with a [data] table as in sweep files, or one that extends such a file. Other
+            tables are ignored.
+        overrides: strings `data.key=value`, applied last.
+        vocabulary: a UTF-8 file with one lower-case token per line; token k is on line k + 1. Defaults to
+            the tokens in the training texts.
         seed: seed for a synthetic corpus, as in a study.
         progress: progress callback.
 
@@ -97,8 +97,8 @@ class ModelWeights(NamedTuple):
     Attributes:
         embedding: E, (V, d).
         queries: p, (H, d); one per attention head.
-        heads: v, (H, d, C), or (1, d, C) if all attention heads share it, with C = 1 for two classes and C =
-            K for more.
+        heads: v, (H, d, C), or (1, d, C) if all attention heads use the same v. C = 1 for two classes, and
+            C = K for K > 2.
     """
 
     embedding: Floats
@@ -132,7 +132,7 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Model
     if size != corpus.vocab_size:
         raise InputError(
             f"embedding {E.shape}: {size} rows, but the corpus has V = {corpus.vocab_size} tokens; row "
-            "s must belong to token s; use the model's vocabulary, or the corpus that it was "
+            "s must belong to token s; use the model's vocabulary, or the corpus the model was "
             "trained on"
         )
     for name, x in (("embedding", E), ("query", p), ("head", v)):
@@ -140,7 +140,7 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Model
         if not usable.all():
             where = tuple(map(int, np.unravel_index(np.argmin(usable), x.shape)))
             what = f"{x[where]:g}" if np.isfinite(x[where]) else "NaN or inf"
-            raise InputError(f"{name}: {what} at {where}; use a checkpoint that has not diverged")
+            raise InputError(f"{name}: {what} at index {where}; use an earlier checkpoint")
     # Layers with a single output often store their weights with an extra axis of length 1.
     queries = p.reshape(1, -1) if p.size == dim else p
     if queries.ndim != 2 or queries.shape[1] != dim or not len(queries):
@@ -152,15 +152,15 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Model
 
 
 def _heads(v: Floats, embedding: tuple[int, ...], number: int, classes: int) -> Floats:
-    """Stack v over attention heads: (H, d, C), or (1, d, C) if all heads share it."""
+    """Stack v over attention heads: (H, d, C), or (1, d, C) if all heads use the same v."""
     dim = embedding[1]
     if v.ndim == 3 and len(v) == number:
         return np.stack([_one(x, embedding, classes) for x in v])
     if number > 1 and classes == 2 and v.shape == (number, dim):
         if number == 2:
             raise InputError(
-                f"head {v.shape}: the first axis could be attention heads or classes; reshape it to (2, "
-                f"{dim}, 1) or ({dim}, 2)"
+                f"head {v.shape}: the first axis could index attention heads or classes; pass (2, "
+                f"{dim}, 1) for attention heads, or ({dim}, 2) for classes"
             )
         return v[..., None]
     return _one(v, embedding, classes)[None]
@@ -178,6 +178,6 @@ def _one(v: Floats, embedding: tuple[int, ...], classes: int) -> Floats:
     wanted = (dim,) if classes == 2 else (dim, classes)
     if v.shape != wanted:
         raise InputError(
-            f"head {shape}: expected {wanted} for an embedding {embedding} and {classes} classes"
+            f"head {shape}: expected {wanted} for an embedding of shape {embedding} and {classes} classes"
         )
     return v.reshape(dim, -1)

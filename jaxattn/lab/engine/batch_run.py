@@ -58,7 +58,7 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
         program = programs.phase(index, loaded)
         monitor.begin_phase(index, program.probe_steps, saved.step if saved else 0)
         state, saved = here.phase(program, index, params, keys.batches, saved), None
-        if state is None:  # The checkpoint was damaged and has been set aside.
+        if state is None:  # The checkpoint was damaged and has been moved aside.
             return run_batch(batch, cache, folder, monitor)
         params = state.carried.state.params
         monitor.end_phase()
@@ -72,7 +72,7 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
 
 @dataclass
 class _State:
-    """State of a phase: its index, the steps taken, the state of the programs, and probe observations."""
+    """State of a running phase: its index, the number of steps taken, program state and observations."""
 
     index: int
     step: int
@@ -110,7 +110,7 @@ class _BatchRun(NamedTuple):
         return state
 
     def steps(self, program: Program, state: _State, measured: bool) -> None:
-        """Take the remaining steps of a phase, with measurements and checkpoints, updating `state` in place.
+        """Run the remaining steps of a phase, with measurements and checkpoints, updating `state` in place.
 
         `measured` is True if the current step has already been measured.
         """
@@ -172,7 +172,8 @@ class _BatchRun(NamedTuple):
         finished: bool = False,
         resumable: bool = False,
     ) -> None:
-        # If some seeds failed, the batch may have to be repeated from the finished batch that it extends.
+        # If seeds failed, the batch may have to be run again, starting from the finished batch that it
+        # extends.
         needs_before = not finished or self.records.failures
         self.folder.save(
             self.batch.name,
@@ -211,7 +212,7 @@ class _BatchRun(NamedTuple):
         self.kept.update({name: found["state"]["kept"][name] for name in earlier})
         carried = devices.put(found["state"]["carried"], self.loaded.shared)
         for name, x in found["history"].items():
-            # If a finished phase is extended, its history covers only the steps before the extension.
+            # When a finished phase is extended, the saved history covers only the steps before the extension.
             history[name][:, : x.shape[1]] = x
         return _State(index, saved.step, carried, history)
 

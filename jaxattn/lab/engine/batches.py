@@ -1,4 +1,4 @@
-"""Split a study into batches of seeds and cells that fit in memory, and batches into shards."""
+"""Split a study into batches of seeds and cells that fit in memory, and assign the batches to shards."""
 
 import bisect
 import functools
@@ -15,7 +15,7 @@ from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.groups import CompileGroup, compile_groups
 from jaxattn.lab.study.setting import Cell
 
-# Maximum number of batches. Each batch has separate files.
+# Maximum number of batches; each batch is stored in separate files.
 MOST_BATCHES = 100_000
 
 
@@ -49,7 +49,10 @@ class Batch(NamedTuple):
 
 
 def describe_batch(batch: Batch) -> str:
-    """Describe a batch by the settings of its cell, or by its number of cells; "" without axes."""
+    """Describe a batch by the settings of its cell, or by the number of cells if there are several.
+
+    The result ends with a space, or is "" if the study has no axes.
+    """
     if len(batch.cells) > 1:
         return f"{len(batch.cells)} cells "
     settings = batch.cells[0].settings.items()
@@ -57,7 +60,7 @@ def describe_batch(batch: Batch) -> str:
 
 
 def halved(batch: Batch) -> list[Batch]:
-    """Split a batch into two halves by seed, or by cell if it has a single seed."""
+    """Split a batch into two halves by seed, or by cell if it has only one seed."""
     seeds, cells = batch.seeds, batch.cells
     if len(seeds) > 1:
         middle = len(seeds) // 2
@@ -79,10 +82,9 @@ def cut_batches(
 ) -> tuple[list[int], list[Batch]]:
     """Split a study into batches; return the number of runs per batch for each group, and the batches.
 
-    Existing batches in a results folder are preserved, so that results do not change. If `max_memory`, in
-    bytes
-    per device, is given, the remaining runs are split again under this limit. Each shard gets at least one
-    batch. `raising` contains the numbers of groups whose custom code always raises.
+    Existing batches in a results folder are preserved, so that results do not change. If `max_memory` (bytes
+    per device) is given, the remaining runs are split again to stay within this limit. Each shard gets at
+    least one batch. `raising` contains the numbers of the groups whose custom code always raises.
 
     Raises:
         InputError: a cell does not fit in memory, or the folder contains results of a different config.
@@ -90,7 +92,7 @@ def cut_batches(
     planned = {batch["name"] for batch in known["batches"]} | set(known["elsewhere"])
     kept = known["widths"] if existing and max_memory is None else []
     if existing and not planned:
-        # The manifest was lost, so infer the width of each group from its largest batch.
+        # The manifest was lost, so infer the batch size of each group from its largest batch.
         old = cut(groups, (), existing, [1] * len(groups))
         kept = [max((len(b.lanes) for b in old if b.group is group), default=0) for group in groups]
     if len(kept) != len(groups) or not all(kept):
@@ -137,7 +139,7 @@ def cut(
     Args:
         groups: compile groups.
         seeds: seeds requested for each cell.
-        known: names of existing batches, which are preserved whatever seeds are requested.
+        known: names of existing batches, which are preserved regardless of the requested seeds.
         widths: maximum number of vmapped runs in a batch, for each group.
 
     Raises:
@@ -149,7 +151,7 @@ def cut(
         batches += sorted([*old, *new], key=lambda batch: (batch.cells[0].number, batch.seeds.start))
         if len(batches) > MOST_BATCHES:
             raise InputError(
-                f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds in batches of {width:,} make "
+                f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds in batches of {width:,} need "
                 f"more than {MOST_BATCHES:,} batches; increase chunk or --max-memory, or sweep fewer "
                 "settings"
             )
@@ -162,7 +164,7 @@ def _existing_batches(groups: Sequence[CompileGroup], known: Sequence[str]) -> l
     }
     old: list[list[Batch]] = [[] for _ in groups]
     for between, seeds in map(spans, known):
-        # An untrusted file name may contain an empty range.
+        # File names are untrusted and may contain an empty range.
         if between and seeds and between.start in place:
             k, index = place[between.start]
             end = bisect.bisect_left(groups[k].cells, between.stop, key=lambda cell: cell.number)
@@ -187,21 +189,23 @@ def _cut_new(group: CompileGroup, old: Sequence[Batch], seeds: Sequence[int], wi
 
 
 def select_shard(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
-    """Return every N-th batch, starting from batch I, so that cells are distributed evenly over N shards.
+    """Return the batches of shard (I, N): every N-th batch, starting from batch I.
+
+    Cells are thus distributed evenly over the shards.
 
     Raises:
         InputError: the shard does not exist or would be empty.
     """
     which, shards = shard
     if not 1 <= which <= shards:
-        raise InputError(f"shard {which}/{shards}: I must be between 1 and {shards}, for example 1/{shards}")
+        raise InputError(f"shard {which}/{shards}: the index must be between 1 and {shards}, e.g. 1/{shards}")
     if which > len(batches):
         raise _too_few(f"{which}/{shards}", len(batches))
     return batches[which - 1 :: shards]
 
 
 def check_shards(study: Definition, shards: int) -> None:
-    """Raise InputError if some of the shards would be empty even with the smallest possible batches."""
+    """Raise InputError if a shard would be empty even with the smallest possible batches."""
     groups = compile_groups(study.cells)
     lanes = [len(group.cells) * len(study.seeds) for group in groups]
     widths = [min(study.chunk or 1, math.ceil(number / shards)) for number in lanes]
@@ -212,7 +216,7 @@ def check_shards(study: Definition, shards: int) -> None:
 def _too_few(shard: str, number: int) -> InputError:
     return InputError(
         f"shard {shard}: only {counted(number, 'batch')}; use at most {counted(number, 'shard')}, "
-        "or create more batches with --set chunk=..."
+        "or create more batches with a smaller chunk (--set chunk=...)"
     )
 
 

@@ -1,8 +1,8 @@
-"""Distribution of vmapped runs over devices, with one run for each pair of seed and cell.
+"""Distribute vmapped runs over devices; each run is one pair of seed and cell.
 
 On an accelerator, all runs on a device are vmapped together. On a CPU, each core counts as a device and
 computes as many runs at a time as fit in its cache. Runs that share a large corpus always form one batch,
-because they are computed as joint products with the count matrix.
+because they are computed jointly, as products with the count matrix.
 """
 
 import math
@@ -22,17 +22,18 @@ from jax.sharding import PartitionSpec as P
 from jaxattn.core import backend
 from jaxattn.core.mapping import map_in_equal_parts
 
-# Size of a core's first-level cache in bytes. Vmapped runs that exceed it take up to twice as long as the
-# same runs in sequence. Smaller ones are faster vmapped, because each operation has an overhead.
+# Size in bytes of one core's first-level cache. If the data of vmapped runs exceed it, the runs take up to
+# twice as long as the same runs in sequence. Smaller runs are faster when vmapped, because every operation
+# has an overhead.
 CACHE = 2**15
-# Value of `per_core` that vmaps all runs on each core.
+# Value of `per_core` for which each core vmaps all of its runs.
 EVERY = sys.maxsize
 
 
 def use_all_cores() -> None:
     """Make each CPU core a separate device, unless the number of devices is already set.
 
-    This has no effect once JAX is in use.
+    This must be called before JAX initialises its devices; later calls have no effect.
     """
     is_set = "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in os.environ.get("XLA_FLAGS", "")
     with suppress(RuntimeError):
@@ -41,7 +42,10 @@ def use_all_cores() -> None:
 
 
 def describe_devices() -> dict[str, Any]:
-    """Return the platform, kind and number of devices. The number affects the last digits of results."""
+    """Return the platform, kind and number of devices.
+
+    The number of devices affects the last digits of results.
+    """
     device = jax.devices()[0]
     return {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()}
 
@@ -51,7 +55,7 @@ def trouble(platform: str, jaxlib: str = "") -> str:
 
     Args:
         platform: "cpu", "gpu" or "tpu".
-        jaxlib: version of jaxlib; the installed version if empty.
+        jaxlib: version of jaxlib; if empty, the installed version.
 
     Source:
         jax#36958 (wrong numbers), jax#38806 and xla#46225 (scatter-adds).
@@ -82,12 +86,13 @@ def vmap_over_devices(
             fit in the cache, or all runs if they share a corpus.
 
     Returns:
-        The lifted function. It requires a number of runs that `pad_to_devices` leaves unchanged.
+        The lifted function. The number of runs must be one that `pad_to_devices` leaves unchanged.
     """
     every = jax.vmap(function, in_axes=tuple(in_axes))
 
     def few_at_a_time(*arguments: Any) -> Any:
-        # Decide this during tracing, because a study may have programs for both the devices and the host.
+        # Decide this during tracing, because one study may compile programs for both the accelerator and the
+        # host.
         if (shared and per_core is None) or backend.platform() != "cpu":
             return every(*arguments)
         own = _own(arguments, in_axes)
@@ -115,7 +120,7 @@ def _shard(function: Callable[..., Any], in_axes: Sequence[int | None], shared: 
         if (mesh := _mesh(lanes, shared)) is None:
             return function(*arguments)
         # Each device runs its own loops, whose lengths differ. Nothing is reduced over runs, so replication
-        # need not be tracked. Tracking would sum gradients of inner parameters over runs.
+        # need not be tracked. With tracking, gradients of inner parameters would be summed over runs.
         every = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P("lanes"), check_vma=False)
         return every(*arguments)
 
@@ -141,9 +146,8 @@ class Lifted:
     ) -> None:
         """Lift a function; see `vmap_over_devices` for the arguments and `jax.jit` for the options.
 
-        `dtype="float64"` compiles in float64 regardless of the session's precision. `view` maps the first
-        argument
-        to what is passed to the function.
+        `dtype="float64"` compiles in float64 regardless of the session's precision. `view` is applied to the
+        first argument before it is passed to the function.
         """
         self._jitted = jax.jit(vmap_over_devices(function, in_axes, shared, per_core), **options)
         self._in_axes, self._shared, self._view = tuple(in_axes), shared, view
@@ -183,17 +187,17 @@ def pad_to_devices(lanes: Sequence[Any], shared: bool) -> list[Any]:
 
 
 def repad(tree: Any, lanes: int, padded: int) -> Any:
-    """Pad vmapped runs for the current devices, replacing the padding for earlier devices.
+    """Pad vmapped runs for the current devices, replacing the padding for the previous devices.
 
-    `lanes` is the number of runs without padding, and `padded` the number with padding for the current
-    devices.
+    `lanes` is the number of runs without padding, and `padded` the number of runs with padding for the
+    current devices.
     """
     lane = np.minimum(np.arange(padded), lanes - 1)
     return jax.tree.map(lambda x: x if len(x) == padded else np.asarray(x)[lane], tree)
 
 
 def put(tree: Any, shared: bool) -> Any:
-    """Transfer arrays with a leading axis of vmapped runs to the devices that compute these runs."""
+    """Transfer arrays with a leading axis of vmapped runs to the devices on which these runs are computed."""
     if backend.has_host():
         return tree  # Programs transfer their arguments themselves.
     mesh = _mesh(jax.tree.leaves(tree)[0].shape[0], shared)
@@ -202,7 +206,7 @@ def put(tree: Any, shared: bool) -> Any:
 
 
 def moved(arguments: Sequence[Any], in_axes: Sequence[int | None], shared: bool) -> tuple[Any, ...]:
-    """Transfer the arguments of a lifted function to the devices that it is compiled for."""
+    """Transfer the arguments of a lifted function to the devices for which it is compiled."""
     lanes = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
     places = [_place(lanes, axis, shared) for axis in in_axes]
     with jax.enable_x64(True):  # Preserve float64 arrays.
@@ -213,11 +217,9 @@ def shape_structs(tree: Any, lanes: int, in_axis: int | None, shared: bool, comp
     """Convert an argument, given as arrays or shapes, to shapes for compiling a program.
 
     `in_axis` is 0 if the argument has a leading axis of runs, None if all runs share it. `shared` is True if
-    the runs share a corpus. `computed` is True if the argument is the output of another program, already on
-    the
-    devices that compute the runs. The shapes have shardings if these are known before the call, and always
-    when
-    compiling for a chip that is not present.
+    the runs share a corpus. `computed` is True if the argument is the output of another program and therefore
+    already on the devices that compute the runs. The shapes have shardings if these are known before the
+    call, and always when compiling for a chip that is not present.
     """
     sharding = None
     if backend.are_described() or backend.has_host() or (computed and _mesh(lanes, shared) is not None):
@@ -246,7 +248,8 @@ def _shape(lanes: int, shared: bool) -> tuple[int, int]:
 def _mesh(lanes: int, shared: bool) -> Mesh | None:
     used, each = _shape(lanes, shared)
     if used * each != lanes and backend.is_host():
-        # The runs are padded for the accelerator. On the host, use the most devices that divide them evenly.
+        # The number of runs was padded for the accelerator; on the host, use the largest number of devices
+        # that divides it.
         used = max(k for k in range(1, used + 1) if lanes % k == 0)
     elif used * each != lanes:
         raise ValueError(

@@ -1,6 +1,7 @@
-"""Distributed studies: processes that share a folder or bucket each run one shard, then wait for the rest.
+"""Distributed studies: each process runs one shard and then waits for the other processes.
 
-Processes communicate only through the results folder. If one process is killed, the others continue.
+The processes share a folder or bucket and communicate only through the results folder. If one process is
+killed, the others continue.
 """
 
 import os
@@ -16,8 +17,9 @@ from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage.folder import ResultsFolder, results_folder
 from jaxattn.lab.study.definition import Definition
 
-# Environment variables set by launchers: number of processes, index of this process, index on its host, and a
-# variable that is set only within a launched task. Slurm sets the first three in the job script as well.
+# Environment variables set by launchers: the number of processes, the index of this process, its index on its
+# host, and a variable that exists only within a launched task. Slurm also sets the first three in the job
+# script.
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST"),
@@ -25,12 +27,12 @@ _LAUNCHERS = (
 
 
 def read_process(text: str) -> tuple[int, int]:
-    """Return the shard of this process, (I + 1, N).
+    """Return the shard to run in this process, (I + 1, N).
 
     Args:
         text: "auto" for processes started by Slurm or Open MPI; otherwise "N,I", where N is the number of
-            processes and I the index of this process, counted from 0. A leading address, "HOST:PORT,N,I", is
-            ignored.
+            processes and I is the index of this process, counted from 0. A leading address,
+            "HOST:PORT,N,I", is ignored.
 
     Raises:
         InputError: the argument has a different form, or no launcher is detected.
@@ -55,13 +57,12 @@ def wait(
 ) -> list[Path]:
     """Wait until all shards in a directory are finished, and return their folders.
 
-    `limit` is the maximum time in seconds that an unfinished shard may go without a running process. `note`
-    is
-    called with one line for each unfinished shard.
+    `limit` is the maximum time in seconds that an unfinished shard may go without a running process.
+    `note` is called with one line for each unfinished shard.
 
     Raises:
         InputError: a shard has a different config.
-        RunError: a shard had no running process for too long, or the shards have incompatible batches.
+        RunError: a shard had no running process for too long, or the shards use different batch sizes.
     """
     whole = results_folder(directory)
     directory = Path(whole.absolute)
@@ -94,7 +95,7 @@ def wait(
             time.sleep(whole.look_s)
     if len(widths) > 1:
         raise RunError(
-            f"{whole.absolute}: the shards have different batches, because the hosts differ in "
+            f"{whole.absolute}: the shards use different batch sizes, because the hosts differ in "
             "memory; choose another folder and use the same --max-memory for all processes"
         )
     return folders

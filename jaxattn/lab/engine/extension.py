@@ -1,7 +1,8 @@
-"""Extension of a finished run by further steps of its last phase.
+"""Extend a finished run with further steps of its last phase.
 
 Every finished batch resumes from its last state. The result equals that of a single, longer run, because
-the longer run records the same steps. A finished batch is kept until its extension is finished.
+an extension is allowed only if both runs record the same steps. A finished batch is kept until its
+extension is finished.
 """
 
 import math
@@ -29,18 +30,18 @@ from jaxattn.lab.study.tree import assign
 def extended_cells(
     study: Definition, folder: Store, described: Mapping[str, Any], cache: ProgramCache
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the manifest's cells with the shorter configs that they extend, and the key that changed.
+    """Return the manifest's cells, each with the shorter configs that it extends, and the key that changed.
 
     Args:
         study: the study, with the larger number of steps.
         folder: its results folder.
         described: the manifest of a new run of the study.
-        cache: cache of programs.
+        cache: cache of compiled programs.
 
     Returns:
         The entries of `described["cells"]`, and the key of the number of steps, or "" if no finished run is
-        extended. If a cell extends shorter runs, the field `extends` of its entry maps their config hashes to
-        their numbers of steps.
+        extended. If a cell extends shorter runs, the field `extends` of its entry maps the config hash of
+        each shorter run to its number of steps.
 
     Raises:
         InputError: the run cannot be extended.
@@ -83,7 +84,7 @@ def extended_cells(
 
 
 def reopened(batch: Batch, saved: BatchState, tables: Mapping[str, pd.DataFrame]) -> tuple[BatchState, Any]:
-    """Reopen a finished batch whose last phase was lengthened; return its state and tables."""
+    """Reopen a finished batch whose last phase became longer; return its state and tables."""
     phases, probes = batch.group.setting.phases, batch.group.setting.probes
     name = phases[-1].name
     records, tokens = tables["records"], tables["tokens"]
@@ -109,7 +110,10 @@ def _extends(shorter: Mapping[str, int]) -> dict[str, Any]:
 def _steps(
     study: Definition, known: Mapping[str, Any], described: Mapping[str, Any]
 ) -> tuple[str, int] | None:
-    """Return the key and old value of the last phase's number of steps, or None if anything else changed."""
+    """Return the key and the old value of the number of steps in the last phase.
+
+    The result is None unless this is the only setting that changed, and it increased.
+    """
     phase, place = study.base.phases[-1], f"phases.{study.base.phases[-1].name}"
     changed = differences(known["config"], described["config"])
     keys = [line.partition(": ")[0] for line in changed]
@@ -118,7 +122,7 @@ def _steps(
         return None
     if phase.end_key:
         raise InputError(
-            f"{'; '.join(changed)}: the phase cannot be extended, because its steps depend on its end via "
+            f"{'; '.join(changed)}: the phase cannot be extended, because its steps depend on "
             f"{place}.{phase.end_key}; choose another folder with --out"
         )
     old = known["config"]["phases"][-1].get("steps")
@@ -128,7 +132,7 @@ def _steps(
 
 
 def _check_rows(place: str, shorter: Setting, longer: Setting) -> None:
-    """Raise InputError unless the longer phase starts with the same measured steps as the shorter phase."""
+    """Raise InputError unless all measured steps of the shorter phase come first in the longer phase."""
     less, more = shorter.phases[-1], longer.phases[-1]
     old, new = shorter.probes.steps_of(less), longer.probes.steps_of(more)
     if old == new[: len(old)]:
@@ -143,8 +147,8 @@ def _check_rows(place: str, shorter: Setting, longer: Setting) -> None:
     near = sorted(sorted(set(fitting), key=lambda steps: abs(steps - more.steps))[:2])
     hint = f"use {' or '.join(f'{steps:,}' for steps in near)} steps, or " if near else ""
     raise InputError(
-        f"{place}: a run of {more.steps:,} steps would have been measured at other steps than this run; "
-        f"{hint}choose another folder with --out; with probes.every, runs can be extended to its multiples"
+        f"{place}: a run of {more.steps:,} steps would be measured at different steps from this run; "
+        f"{hint}choose another folder with --out; with probes.every = K, extend runs to multiples of K"
     )
 
 
@@ -160,7 +164,7 @@ def _check_states(place: str, folder: Store, cells: Sequence[Mapping[str, Any]])
 
 
 def _check_programs(place: str, longer: Sequence[Cell], shorter: Sequence[Cell], cache: ProgramCache) -> None:
-    """Raise InputError if custom code in the last phase depends on its number of steps."""
+    """Raise InputError if custom code in the last phase depends on the phase's number of steps."""
     for more, less in zip(compile_groups(longer), compile_groups(shorter), strict=True):
         programs = cache.of(more)
         texts = [

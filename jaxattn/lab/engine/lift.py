@@ -1,4 +1,4 @@
-"""Lift the single-seed functions in `study.seed` to many vmapped runs on all devices, and compile them."""
+"""Lift the single-seed functions of `study.seed` to many vmapped runs on all devices, and compile them."""
 
 import gc
 import os
@@ -24,7 +24,7 @@ from jaxattn.lab.study.randomness import Keys, keys
 from jaxattn.lab.study.seed import Carried
 from jaxattn.lab.study.setting import Hyperparameters, Setting, with_hyperparameters
 
-# Number of threads that compile in parallel. Each needs memory.
+# Number of threads that compile in parallel. Each thread needs memory.
 _THREADS = 4
 
 
@@ -52,7 +52,7 @@ class Program(NamedTuple):
     tokens: Lifted
 
     def histories(self, carried: Any) -> dict[str, np.ndarray]:
-        """Return arrays of zeros (L, probe steps, ...) that store the observations of the phase probes."""
+        """Return arrays of zeros, (L, probe steps, ...), to be filled with whole-phase observations."""
         found = {}
         for number, (_, observe) in enumerate(self.observe):
             with jax.enable_x64(True):
@@ -99,7 +99,7 @@ class Programs:
 
     @cached_property
     def drawing(self) -> Lifted:
-        """Lifted function (keys, numbers) -> data sampled for each run."""
+        """The lifted function (keys, numbers) -> data sampled for each run."""
 
         def draw(key: Array, numbers: Hyperparameters) -> Splits:
             return seed.draw_data(with_hyperparameters(self.setting, numbers), key)
@@ -108,10 +108,10 @@ class Programs:
         return Lifted(draw, (0, 0), per_core=1)
 
     def draw(self, keys: Array, numbers: Hyperparameters) -> Loaded:
-        """Sample data for each run, or return the data that all runs share.
+        """Sample data for each run, or return the data shared by all runs.
 
         Raises:
-            InputError: no study can use the data.
+            InputError: the data are unusable.
         """
         if self.text is not None:
             return self.text
@@ -128,10 +128,11 @@ class Programs:
             )
 
         def make() -> Lifted:
-            # The initial parameters depend on the data only through their shapes.
+            # The initial parameters depend only on the shapes of the data, not on their values.
             first = partial(jax.tree.map, lambda x: x[0])
             one = loaded.splits if loaded.shared else jax.eval_shape(first, loaded.splits)
-            # Initialise one run at a time, because batched LAPACK routines deadlock on several CPU devices.
+            # Initialise one run at a time, because batched LAPACK routines deadlock if there are several CPU
+            # devices.
             return Lifted(partial(draw, splits=one), (0, 0), loaded.shared, per_core=1)
 
         return self._keep("start", make)
@@ -145,9 +146,9 @@ class Programs:
         return self._keep(index, lambda: _program(self.setting, index, loaded))
 
     def shaped(self, group: CompileGroup, lanes: int) -> Iterator[Shaped]:
-        """Yield the programs of a batch in the order in which they are first called.
+        """Yield the programs for a batch in the order in which they are first called.
 
-        Call this and lower the programs in the study's precision. `lanes` includes padding.
+        Call this function, and lower the programs, in the study's precision. `lanes` includes padding.
         """
         shared = self.text is not None
         fresh, own = (
@@ -181,7 +182,7 @@ class Programs:
             params = carried.state.params
 
     def corpora(self, group: CompileGroup, lanes: int) -> Loaded:
-        """Return the data, or their shapes for `lanes` vmapped runs if each run samples its own."""
+        """Return the shared data or, if each run samples its own, the shapes for `lanes` vmapped runs."""
         if self.text is not None:
             return self.text
         shapes = self.drawing.shapes(_keys(lanes), _numbers(group, lanes))
@@ -219,7 +220,7 @@ class Programs:
 
 
 class ProgramCache:
-    """Cache shared by batches: the loaded data, and the programs of a setting."""
+    """Cache shared by batches: the loaded data, and the programs for each setting."""
 
     def __init__(self, loading: Progress = silent) -> None:
         """Create an empty cache. `loading` is the progress callback for loading data."""
@@ -247,12 +248,12 @@ class ProgramCache:
         if self._text is None or self._text[0] != data:
             self._text = data, data.load(self._loading)
             seed.check_data(self._text[1])
-        # Compiled functions hold references to the data, so do not keep them after the run.
+        # Compiled functions hold references to the data, so do not keep the functions after the run.
         return Programs(setting, self._text[1])
 
 
 def programs(setting: Setting) -> Programs:
-    """Return the programs for a setting without shared data, reusing those of earlier runs in this process.
+    """Return the programs for a setting without shared data, reusing programs compiled in this process.
 
     Settings with custom code always get new programs, because global variables may have changed.
     """
@@ -263,8 +264,8 @@ def programs(setting: Setting) -> Programs:
     if key not in _KNOWN:
         if len(_KNOWN) == MOST_KNOWN:
             del _KNOWN[next(iter(_KNOWN))]
-            # Programs are part of reference cycles and hold memory maps, and a process may have only 65,530
-            # maps.
+            # Collect now: programs are in reference cycles and hold memory maps, and a process is limited to
+            # 65,530 maps.
             gc.collect()
         _KNOWN[key] = Programs(setting)
     return _KNOWN[key]
@@ -294,8 +295,8 @@ def _identity(x: Any) -> Hashable:
 def seed_keys(seeds: Sequence[int], hold: tuple[str, ...] = ()) -> Keys:
     """Return the PRNG keys for all seeds; each array has shape (S,).
 
-    The keys depend only on the seed and on `hold`. All cells therefore use the same random numbers, so that
-    settings can be compared pairwise, and seeds can be added later.
+    The keys depend only on the seed and on `hold`. All cells therefore use the same random numbers, so
+    settings can be compared pairwise for each seed, and seeds can be added later.
     """
     return _make_keys(np.asarray(seeds, np.uint32), hold)
 
@@ -314,13 +315,13 @@ def _numbers(group: CompileGroup, lanes: int) -> Any:
 
 
 def _compile(lowered: Any, lifted: Lifted, dtype: str) -> None:
-    # JAX's settings are thread-local.
+    # JAX's settings are thread-local, so they must be set in each thread.
     with backend.precision(dtype), lifted.precision():
         lowered.compile()
 
 
 class _Parameters(NamedTuple):
-    """State passed to step probes. It omits float64 fields, which float32 programs do not accept."""
+    """State passed to step probes. It omits float64 fields, because float32 programs do not accept them."""
 
     params: Any
 

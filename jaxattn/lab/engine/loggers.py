@@ -43,7 +43,7 @@ def open_loggers(folder: Store, name: str, kinds: Sequence[Kind], profile: bool)
 
 
 def open_dashboard(kind: Kind, directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
-    """Open a dashboard that shows the median over the vmapped runs of a batch, and one line per seed.
+    """Open a dashboard with the median over the vmapped runs of a batch, and one line per seed.
 
     Files are written to `tensorboard` or `wandb` in the results folder. Nothing is uploaded; `wandb sync`
     uploads an offline run.

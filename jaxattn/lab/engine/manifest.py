@@ -77,7 +77,7 @@ def batch_entries(batches: list[Batch]) -> list[dict[str, Any]]:
 
 
 def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return the devices used after the initial one, including the current device, and report any change."""
+    """Return the devices used after the first one, including the current device, and report any change."""
     every = [known["device"], *known.get("continued_on", ())]
     if (now := devices.describe_devices()) != every[-1]:
         words = (f"{device.get('count')} × {device.get('kind')}" for device in (every[-1], now))
@@ -87,7 +87,7 @@ def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list
 
 
 def note_unhashed(study: Definition, code: Mapping[str, str | None], note: Callable[[str], None]) -> None:
-    """Report custom code that cannot be hashed, with the reason and the option to resume anyway."""
+    """Report custom code that cannot be hashed, with the reason and the option that allows resuming."""
     for name in (name for name, digest in code.items() if digest is None):
         reason = study.names.unhashable(name)
         note(
@@ -97,7 +97,7 @@ def note_unhashed(study: Definition, code: Mapping[str, str | None], note: Calla
 
 
 def _randomness(setting: Setting) -> dict[str, list[str]]:
-    """Return which sources of randomness are held fixed and which vary with the seed; {} if none is held."""
+    """Return which sources of randomness are held fixed and which vary with the seed; {} if none are held."""
     if not setting.hold:
         return {}
     return {"hold": list(setting.hold), "varies": varying(setting.data, setting.phases, setting.hold)}
@@ -109,7 +109,7 @@ def labels(study: Definition) -> dict[str, str]:
 
 
 def scales(study: Definition) -> dict[str, list[Any]]:
-    """Collect the metric scales from all probes, as [kind, low, high], with None for an infinite bound."""
+    """Collect the metric scales from all probes, as [kind, low, high]; an infinite bound is None."""
     return {
         name: [found.kind, *(x if math.isfinite(x) else None for x in (found.low, found.high))]
         for probe in _probes(study)
@@ -123,7 +123,7 @@ def _probes(study: Definition) -> list[Measurement]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return the settings that differ, as `key: old -> new`, except those that a resumed run may change."""
+    """Return the settings that differ, as `key: old -> new`, except those that may change on resuming."""
     flat_old, flat_new = _flat(old), _flat(new)
     keys = sorted(flat_old.keys() | flat_new.keys())
     allowed = tuple(key for key in PRESENTATION if key not in (*GRID, "blocks"))
@@ -135,7 +135,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def code_changes(known: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> str:
-    """Return a message naming custom code that has changed or cannot be compared, or "" if there is none."""
+    """Return a message listing custom code that has changed or cannot be compared, or "" if there is none."""
     shared = [name for name in now if any(name in one for one in known)]
     unknown = [name for name in shared if now[name] is None]
     changed = [name for name in shared if any(one.get(name, now[name]) != now[name] for one in known)]

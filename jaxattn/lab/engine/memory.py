@@ -15,11 +15,12 @@ from jaxattn.lab.engine.lift import Programs
 from jaxattn.lab.storage import files
 from jaxattn.lab.study.groups import CompileGroup
 
-# Upper bound on memory, in multiples of the size of parameters and data: gradients, moments, per-sequence
-# averages and temporaries. The built-in models need less. A batch that needs more runs out of memory and is
-# split in half.
+# Upper bound on memory use, as a multiple of the size of parameters and data. It covers gradients, moments,
+# per-sequence averages and temporary arrays. The built-in models need less. A batch that needs more runs out
+# of memory and is split in half.
 AMPLE = 100
-# Address space in bytes that suffices to compile small studies; with three quarters of this, some aborted.
+# Address space in bytes that suffices to compile small studies; with three quarters of it, some compilations
+# aborted.
 ADDRESS_SPACE = 4 * 2**30
 
 
@@ -30,11 +31,10 @@ def fitting_width(
     budget: int,
     note: Callable[[CompileGroup], None] = lambda group: None,
 ) -> int:
-    """Return the number of a group's runs to vmap together, at most `lanes`.
+    """Return how many of a group's runs to vmap together, at most `lanes`.
 
-    Programs are compiled, after a call to `note`, only if the sizes of the parameters and data do not
-    determine
-    the number. `budget` is the memory limit in bytes per device.
+    Programs are compiled, after a call to `note`, only if the sizes of the parameters and data alone do not
+    determine the number. `budget` is the memory limit in bytes per device.
 
     Raises:
         InputError: a single run does not fit in memory, or the arrays are too large to compile.
@@ -63,10 +63,10 @@ def fitting_width(
 
 
 def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> tuple[int, float]:
-    """Find how many vmapped runs fit on a device (0 if none), and the memory of the last program tried.
+    """Return how many vmapped runs fit on a device (0 if none), and the memory of the last program tried.
 
     `peak` compiles for a number of runs and returns the memory in bytes, or infinity if compilation fails.
-    The search starts at `most` runs and halves the number until the runs fit, then interpolates between the
+    The search starts at `most` runs, halves the number until the runs fit, and then interpolates between the
     last two results.
     """
     lanes, needed = most, float(peak(most))
@@ -84,14 +84,15 @@ def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> t
 def peak(group: CompileGroup, programs: Programs, lanes: int) -> int:
     """Compile each phase for `lanes` vmapped runs, and return the peak memory per device in bytes."""
     with backend.precision(group.setting.dtype):
-        # The largest programs of a phase. In minibatch training, measuring on all data needs the most memory.
+        # The programs of a phase that need the most memory. In minibatch training, this is the measurement on
+        # all data.
         heavy = [x for x in programs.shaped(group, lanes) if x.name in ("begin", "advance", "measure")]
         own = [x for x in heavy if not x.lifted.on_host]
         return max((held_bytes(x.lifted.lower(*x.arguments).compile()) for x in own), default=0)
 
 
 def held_bytes(compiled: Any) -> int:
-    """Return a compiled program's device memory in bytes: arguments, results and temporaries."""
+    """Return the device memory of a compiled program in bytes: arguments, results and temporary arrays."""
     found = compiled.memory_analysis()
     own = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
     return int(own + found.temp_size_in_bytes)
@@ -99,7 +100,7 @@ def held_bytes(compiled: Any) -> int:
 
 def default_budget() -> int:
     """Return the default memory limit in bytes: 80 % of accelerator memory, or a quarter of host memory."""
-    # Only backends with separate memory report a limit.
+    # Only backends with separate device memory report a limit.
     if limit := (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"):
         return int(0.8 * limit)
     physical = files.memory()
@@ -113,7 +114,7 @@ def address_space() -> int | None:
 
 
 def check_address_space(note: Callable[[str], None]) -> None:
-    """Warn if the address space limit is low, because XLA would then end the process without an exception.
+    """Warn if the address space limit is low, because XLA may then end the process without an exception.
 
     Raises:
         InputError: the limit is too low to compile any program.
@@ -139,7 +140,7 @@ def _of_control_groups(
 
 
 def program_sizes(group: CompileGroup, programs: Programs, lanes: int) -> tuple[int, int]:
-    """Return the size in bytes of the data that all runs share, and of each run's parameters and data."""
+    """Return two sizes in bytes: the data that all runs share, and each run's parameters and data."""
     with backend.precision(group.setting.dtype):
         loaded = programs.corpora(group, lanes)
         own = devices.size_of(programs.params(group, lanes)) // lanes

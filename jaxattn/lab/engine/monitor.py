@@ -1,4 +1,4 @@
-"""Run monitor: status, when to save and stop, estimated time left, and resources used."""
+"""Run monitor: status, saving and stopping, estimated time left, and resources used."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from jaxattn.lab.engine.batches import Batch, describe_batch
 from jaxattn.lab.engine.progress import Reporter
 
 _PROCESS = Path("/proc/self")
-# Callback that receives an entry of metrics.jsonl, and the metrics of individual seeds, if there are any.
+# Callback that receives an entry of metrics.jsonl and, if available, the metrics of individual seeds.
 Write = Callable[[dict[str, Any], dict[str, dict[str, float]]], None]
 
 
@@ -27,8 +27,8 @@ class Intervals(NamedTuple):
     """Time intervals for progress updates and checkpoints.
 
     Attributes:
-        block_s: duration of a block of steps in seconds. Progress and requests to stop are handled between
-            blocks.
+        block_s: duration of a block of steps in seconds. Between blocks, the progress is shown and requests
+            to stop are handled.
         checkpoint_s: minimum time in seconds between two checkpoints within a phase.
         checkpoint_share: maximum fraction of the time spent on checkpoints.
     """
@@ -39,7 +39,7 @@ class Intervals(NamedTuple):
 
 
 class RunMonitor:
-    """Progress of a run, with an estimate of the time left that excludes compilation and checkpoints."""
+    """Progress of a run, with an estimate of the remaining time that excludes compilation and checkpoints."""
 
     _batch: Batch
     _probes: Sequence[int]
@@ -69,7 +69,7 @@ class RunMonitor:
         self._earlier_mib = max((each.get("peak_memory_mib") or 0.0 for each in earlier), default=0.0)
         self._stop = threading.Event()
         self._save_at = self._started + intervals.checkpoint_s
-        # Seconds per vmapped run, and numbers of runs that have not started, by (group, phase).
+        # By (group, phase): seconds per vmapped run, and the number of runs that have not started.
         self._costs: dict[tuple[int, int], float] = {}
         self._waiting: Counter[tuple[int, int]] = Counter()
         self._per_step: float | None = None
@@ -80,7 +80,7 @@ class RunMonitor:
         peak = max(self._earlier_mib, peak_mib() or 0.0)
         return {"wall_time_s": round(seconds, 3), "peak_memory_mib": round(peak) or None}
 
-    # When to stop and when to save.
+    # Deciding when to stop and when to save.
 
     @property
     def is_stopped(self) -> bool:
@@ -118,7 +118,7 @@ class RunMonitor:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Time the saving of a checkpoint, and compute when the next checkpoint is due."""
+        """Measure the time for saving a checkpoint, and set the time at which the next checkpoint is due."""
         begin = time.monotonic()
         yield
         took = time.monotonic() - begin
@@ -126,10 +126,10 @@ class RunMonitor:
         wait = max(self._intervals.checkpoint_s, took / self._intervals.checkpoint_share)
         self._save_at = begin + took + wait
 
-    # Progress, by batch, phase and step.
+    # Progress by batch, phase and step.
 
     def expect(self, batches: Iterable[Batch]) -> None:
-        """Add batches that have not started to the estimate of the time left."""
+        """Include the given batches, none of which has started, when estimating the time left."""
         for batch in batches:
             self._waiting.update(_runs(batch))
 
@@ -142,14 +142,14 @@ class RunMonitor:
         self._metrics: dict[str, float | None] = {}
 
     def set_status(self, status: str, left: float | None = None) -> None:
-        """Show an operation that has no steps. Show a fraction only if the time left is known."""
+        """Show the status of an operation without steps; show a finished fraction if `left` is known."""
         share = None if left is None else self._overall()
         self._reporter.update(f"{describe_batch(self._batch)}{status}", share, left=left)
         nothing: dict[str, Any] = {"metrics": {}, "losses": {}, "failures": []}
         self._write(self._entry(left) | nothing | {"doing": status}, {})
 
     def begin_phase(self, number: int, probes: Sequence[int], step: int) -> None:
-        """Record that a phase starts or resumes at `step`, and at which steps it is measured."""
+        """Record that a phase starts or resumes at `step`, and the steps at which it is measured."""
         self._phase, self._step, self._probes = number, step, probes
         self._is_whole, self._per_step = step == 0, None
         self._blocks, self._measured, self._measuring_s, self._saving_s = 0, 0, 0.0, 0.0
@@ -165,7 +165,7 @@ class RunMonitor:
 
     @contextmanager
     def stepping(self, steps: int) -> Iterator[None]:
-        """Time a block of steps, then show the progress."""
+        """Measure the time for a block of steps, then show the progress."""
         begin = time.perf_counter()
         yield
         self._per_step = (time.perf_counter() - begin) / steps
@@ -181,14 +181,14 @@ class RunMonitor:
         self._show()
 
     def end_phase(self) -> None:
-        """Record the phase's time per vmapped run, to estimate the time for other batches of the group."""
+        """Record the phase's time per vmapped run, to estimate the time for the group's other batches."""
         if self._is_whole:
             self._costs[self._batch.group.number, self._phase] = self._in_phase() / self._batch.width
 
     def left(self) -> float | None:
-        """Estimate the time left in seconds; None if some phase has not been timed yet."""
+        """Estimate the time left in seconds; return None if some phase has not been timed yet."""
         later = _runs(self._batch, self._phase + 1)
-        wanted = self._waiting + Counter(later)  # drops zero entries
+        wanted = self._waiting + Counter(later)  # also drops zero counts
         here = self._left_of_phase()
         if here is None or wanted.keys() - self._costs.keys():
             return None
@@ -196,7 +196,7 @@ class RunMonitor:
 
     def _left_of_phase(self) -> float | None:
         last = self._probes[-1]
-        # The first block of a phase includes compilation, and the duration of steps towards a goal varies.
+        # The first block of a phase includes compilation, and with a goal the time per step varies.
         equal = self._blocks > 1 and self._goal is None
         if self._per_step is not None and (equal or self._step >= last):
             each = self._measuring_s / self._measured if self._measured else 0.0
@@ -205,7 +205,7 @@ class RunMonitor:
         if cost is None or not self._is_whole:
             return None
         left = cost * self._batch.width - self._in_phase()
-        return left if left > 0 else None  # The phase is already taking longer than in earlier batches.
+        return left if left > 0 else None  # The phase already takes longer than before.
 
     def _in_phase(self) -> float:
         return time.monotonic() - self._phase_began - self._saving_s
@@ -249,7 +249,7 @@ class RunMonitor:
 
 
 def _runs(batch: Batch, first: int = 0) -> dict[tuple[int, int], int]:
-    """Count the vmapped runs of a batch by (group, phase), starting at phase `first`."""
+    """Count the vmapped runs of a batch by (group, phase), from phase `first` onwards."""
     phases = range(first, len(batch.group.setting.phases))
     return {(batch.group.number, phase): batch.width for phase in phases}
 
@@ -261,7 +261,7 @@ def forget_peak() -> None:
 
 
 def peak_mib() -> float | None:
-    """Return the peak memory in MiB since the process started or since `forget_peak`; None if unknown."""
+    """Return the peak memory in MiB since the process started or since `forget_peak`, or None if unknown."""
     try:
         lines = (_PROCESS / "status").read_text().splitlines()
     except OSError:

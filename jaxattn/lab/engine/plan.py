@@ -30,7 +30,7 @@ from jaxattn.lab.study.groups import CompileGroup, compile_groups, rehearse_grou
 from jaxattn.lab.study.randomness import Keys, keys
 from jaxattn.lab.study.setting import Setting
 
-# Number of vmapped runs in a trial, and its duration in seconds.
+# Number of vmapped runs in a timing trial, and the seconds of timed steps after which it ends.
 LANES = 4
 TRIAL_S = 0.3
 
@@ -47,8 +47,7 @@ def plan_study(
 
     The table of cells lists settings, group, seeds, and finished seeds. The table of compile groups lists
     cells, number of embedding coordinates, varying numeric settings, runs, runs per batch, batches, memory
-    per
-    device, and estimated time left.
+    per device, and estimated time left.
 
     Args:
         study: the study.
@@ -108,7 +107,7 @@ def plan_study(
 
 
 def recorded_lines(study: Definition) -> list[str]:
-    """Return one line per phase with the metrics recorded in the first cell, and skipped probes with reasons.
+    """Return one line per phase: the metrics recorded in the first cell, and the skipped probes with reasons.
 
     This loads the study's data, and raises the same errors as `plan_study`.
     """
@@ -121,7 +120,7 @@ def check_metrics(study: Definition, asked: Mapping[str, str]) -> None:
     """Raise InputError unless each requested metric is recorded by at least one cell of the study.
 
     `asked` maps locations in the sweep file to the metrics requested there. The error message contains the
-    location and a similar metric.
+    location and suggests a similar metric.
     """
     groups = compile_groups(study.cells) if asked else []
     raising = rehearse_groups(study, groups, silent, keep_going=True)
@@ -145,7 +144,7 @@ _Measured = tuple[dict[int, dict[str, Any]], dict[str, Any]]
 
 
 def _measurements(setting: Setting) -> tuple[Task, list[_Measured]]:
-    """Return the task, and for each phase the shapes of its metrics, by probe index and from the state."""
+    """Return the task and, for each phase, the shapes of the metrics, by probe index and from the state."""
     shared = setting.data.load(silent) if isinstance(setting.data, SharedData) else None
 
     tokens = shared.tokens if shared else seed.drawn(setting).tokens
@@ -199,7 +198,7 @@ def _coordinates(setting: Setting) -> str:
         return "" if dim is None else str(dim)
 
     def start(key: jax.Array) -> Any:
-        # Shapes do not depend on the precision; float64 would first have to be enabled.
+        # Shapes do not depend on the precision, so use float32, which is always enabled.
         return setting.model.init(key, seed.draw_data(setting, key).train, dtype=jnp.float32)
 
     params = jax.eval_shape(start, jax.random.key(0))
@@ -227,10 +226,9 @@ def _cells(
 def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[batches.Batch]) -> float:
     """Estimate a group's time left in seconds, including one compilation of each program.
 
-    A trial starts each phase for a few runs, takes some steps and measures once. The estimate assumes that
-    all
-    steps take the same time, and that time is proportional to the number of runs, which overestimates on wide
-    devices. Phase probes and figures are not included.
+    In a trial with a few runs, each phase starts, takes some steps and is measured once. The estimate
+    assumes that all steps take the same time, and that time is proportional to the number of runs. It is
+    therefore too high on wide devices. Phase probes and figures are not included.
     """
     setting = group.setting
     compiling, running = 0.0, 0.0
@@ -261,7 +259,7 @@ def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[bat
             first, again, _ = _twice(partial(made.measure, state, loaded.splits, numbers))
             compiling, running = compiling + first - again, running + again * len(made.probe_steps)
             params = state.state.params
-    # The last batch may be smaller, and is then compiled separately.
+    # If the last batch is smaller than the others, it is compiled separately.
     return compiling * (1 + (len(left) > 1)) + running * sum(x.width for x in left) / len(some)
 
 

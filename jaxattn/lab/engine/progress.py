@@ -17,7 +17,7 @@ class Reporter:
     """Progress reporter that prints to stderr, because stdout is reserved for results."""
 
     def __init__(self, quiet: bool = False) -> None:
-        """Create a reporter. If `quiet` is True, it prints only warnings and errors."""
+        """Create a reporter. If `quiet` is True, the reporter prints only warnings and errors."""
         self.quiet = quiet
         self.console: Console = _Console(stderr=True, soft_wrap=True, highlight=False)
         self._bar: bars.Progress | None = None
@@ -57,7 +57,7 @@ class Reporter:
 
         Args:
             description: current operation.
-            share: fraction of the work that is finished; None if unknown.
+            share: finished fraction of the work; None if unknown.
             state: additional information, such as the loss.
             left: time left in seconds; None if unknown.
         """
@@ -77,7 +77,10 @@ class Reporter:
                 self.note(line)
 
     def loading(self, description: str, done: int, total: int | None) -> None:
-        """Show the progress of loading data: as a bar, or as one line at the end if it took over a second."""
+        """Show the progress of loading data.
+
+        On a terminal, update the bar. Otherwise, print one line at the end if loading took over a second.
+        """
         if total == 0:
             self.note(description)
             return

@@ -15,7 +15,7 @@ from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.study.returned import NOT_REAL
 
-# Number of vmapped runs that get a line of their own in dashboards.
+# Maximum number of vmapped runs that are plotted as separate lines in dashboards.
 SERIES = 32
 
 
@@ -29,10 +29,10 @@ class Records:
     def __init__(
         self, batch: Batch, so_far: Mapping[str, pd.DataFrame], failures: Sequence[dict[str, Any]]
     ) -> None:
-        """Start from the tables and failures of a checkpoint."""
+        """Start from the tables and failures stored in a checkpoint."""
         self.failures = list(failures)
         self._batch = batch
-        # Concatenate only when writing, because the total cost of concatenating at every step is quadratic.
+        # Concatenate only when writing, because concatenating at every step has quadratic cost.
         self._records, self._tokens = [so_far["records"]], [so_far["tokens"]]
 
     def add(self, phase: str, step: int, measured: Mapping[str, np.ndarray]) -> None:
@@ -40,13 +40,13 @@ class Records:
         self._records.append(rows(measured, self._batch, phase, step))
 
     def add_tokens(self, phase: str, columns: dict[str, np.ndarray], loaded: Loaded) -> None:
-        """Add the token table for the end of a phase."""
+        """Add the token table measured at the end of a phase."""
         self._tokens.append(token_rows(columns, self._batch, phase, loaded))
 
     def note_failures(
         self, phase: Phase, step: int, failed_at: Array | np.ndarray, losses: Array | np.ndarray
     ) -> None:
-        """Record the runs whose state has failed, or whose loss at `step` is not finite."""
+        """Record the runs whose state has failed, and those whose loss at `step` is not finite."""
         before = {(failure["cell"], failure["seed"]) for failure in self.failures}
         lanes = self._batch.lanes
         failed_at = np.asarray(failed_at)[: len(lanes)]
@@ -100,8 +100,8 @@ def rows(measured: Mapping[str, np.ndarray], batch: Batch, phase: str, step: int
 def with_best(records: pd.DataFrame) -> pd.DataFrame:
     """Add the metrics in `BEST` at every step of a phase.
 
-    Each is the test accuracy at the step with the highest accuracy so far on another split. If several steps
-    tie, the first one counts.
+    Each is the test accuracy at the step where accuracy on another split was best so far. If several steps
+    tie, the first of them is used.
     """
     if records.empty:
         return records
@@ -132,7 +132,7 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
     _, vocab_size, classes = columns["Ev"].shape
     shape = (len(lanes), vocab_size, classes)
     ids = np.arange(vocab_size, dtype=np.int32)[None, :, None]
-    # Some tokens are unused only if the vocabulary is padded.
+    # Only a padded vocabulary contains unused tokens.
     sizes = [cell.setting.data.pads_vocabulary and cell.setting.data.vocab_size for cell, _ in lanes]
     used = np.array([size or vocab_size for size in sizes])
     own = np.broadcast_to(ids < used[:, None, None], shape)
@@ -160,7 +160,7 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
 
 
 def seed_series(measured: Mapping[str, np.ndarray], batch: Batch) -> dict[str, dict[str, float]]:
-    """Return the scalar metrics of the first runs, keyed by "cell C/seed S" and metric, for dashboards."""
+    """Return the scalar metrics of the first runs for dashboards, keyed by "cell C/seed S" and metric."""
     return {
         f"cell {cell.number}/seed {seed}": {
             name: float(x[lane]) for name, x in measured.items() if x.ndim == 1 and np.isfinite(x[lane])
@@ -173,7 +173,7 @@ def log_entry(measured: Mapping[str, np.ndarray], batch: Batch, failures: Sequen
     """Summarise measurements for metrics.jsonl. Each array is (L,) or (L, bins).
 
     Returns:
-        The median of each scalar over the batch, the finite losses of each cell, and the failures.
+        The median of each scalar metric over the batch, the finite losses by cell, and the failures.
     """
 
     def median(x: np.ndarray) -> float | None:

@@ -19,7 +19,7 @@ from jaxattn.lab.storage.bucket import OWN, Bucket
 from jaxattn.lab.storage.files import Damaged
 from jaxattn.lab.storage.objects import is_address
 
-# Files that may exist before anything is computed, or remain if nothing could be computed.
+# Files and folders that may exist before any batch is computed, or remain if none could be computed.
 EMPTY = (lock.FILE, "parts", "checkpoints", run_log.RUN_LOG, manifest.MANIFEST, *OWN)
 
 
@@ -27,9 +27,9 @@ class Store:
     """Results folder of a study, with its batches of cells and seeds."""
 
     def __init__(self, directory: Path, warn: Callable[[str], None] = lambda line: None) -> None:
-        """Open the folder, or the local copy of a bucket.
+        """Open the folder, or the local copy of a bucket folder.
 
-        `warn` is called with a line when damaged files are repaired or moved away.
+        `warn` is called with a one-line message when damaged files are repaired or moved away.
         """
         self.bucket = Bucket(directory) if is_address(directory) else None
         self.directory = self.bucket.folder if self.bucket else Path(os.path.abspath(directory))
@@ -64,7 +64,7 @@ class Store:
     @contextmanager
     def _locked_here(self) -> Iterator[None]:
         with files.saving(self.directory, self.directory):
-            # Check every folder in which files are written or deleted.
+            # Check every folder whose files are written or deleted.
             files.check_links(self.directory, "parts", "checkpoints", "damaged", "figures")
             if strange := self._is_strange():
                 made, existed = [], True
@@ -116,14 +116,12 @@ class Store:
         """Return the manifest of a run that starts or resumes in this folder, without writing anything.
 
         `described` is the manifest of a new run. If it extends a finished run, `extended` is the key of its
-        number
-        of steps. If there are batches but the manifest is missing or damaged, it is rebuilt with an empty
-        `batches`.
+        number of steps. If there are batches but the manifest is missing or damaged, the manifest is rebuilt
+        with an empty `batches`.
 
         Raises:
             InputError: the folder contains unrelated files, results of a different config, or results of
-                different
-                code (unless `accept_code` is True).
+                different code (unless `accept_code` is True).
         """
         self._code = described["code"]
         if self._is_strange():
@@ -136,8 +134,8 @@ class Store:
         except Damaged as error:
             reason = str(error).removesuffix(f"; {manifest.REBUILD}")
             if not self.batches():
-                raise InputError(f"{reason}; delete it, or choose another folder with --out") from None
-            self.warn(f"{reason}; rebuilding it from the batches in the folder")
+                raise InputError(f"{reason}; delete this file, or choose another folder with --out") from None
+            self.warn(f"{reason}; rebuilding the manifest from the batches in the folder")
         self._strays = strays.find_strays(self.directory, known, described["seeds"])
         batches = self.batches()
         changed = differences(known["config"], described["config"]) if known else []
@@ -151,7 +149,8 @@ class Store:
                     "accept_code=True (command line: --accept-code)"
                 )
         elif changed:
-            # Nothing was computed, for example because the earlier config did not fit in memory.
+            # Nothing was computed yet, for example because the earlier config did not fit in memory, so
+            # ignore its manifest.
             known = None
         held = {seed for batch in batches for seed in batch_state.spans(batch)[1]}
         seeds = sorted({*described["seeds"], *held, *(known["seeds"] if known else ())})
@@ -202,13 +201,13 @@ class Store:
             run_log.append_entry(self.directory, entry)
 
     def batches(self) -> list[str]:
-        """Return the names of the run's batches in this folder, whether finished or not."""
+        """Return the names of the run's batches in this folder, finished and unfinished."""
         return [batch for batch in batch_state.batches(self.directory) if batch not in self._strays]
 
     def set_strays_aside(self) -> None:
         """Move batches that do not belong to this run, as detected by `join`, to the folder `damaged`."""
         for batch, reason in self._strays.items():
-            self.warn(f"{reason}; set aside in {self._move_aside(batch)}")
+            self.warn(f"{reason}; moved to {self._move_aside(batch)}")
 
     def is_finished(self, batch: str) -> bool:
         """Return True if a batch is finished, without checking its tables."""
@@ -216,7 +215,7 @@ class Store:
         return saved is not None and saved.finished
 
     def shorter(self, batch: str, cells: Mapping[str, str]) -> BatchState | None:
-        """Return the shorter, finished state that a batch extends, or None if it does not extend one.
+        """Return the state of the shorter, finished batch that a batch extends, or None if it extends none.
 
         `cells` maps cell numbers to config hashes.
         """
@@ -244,15 +243,15 @@ class Store:
             self.set_aside(batch, error)
             return False
         if self.bucket or sum(1 for _ in (self.directory / "checkpoints" / batch).glob("*")) > 1:
-            self._drop_others(batch, saved)  # A process was killed before it deleted these files.
+            self._drop_others(batch, saved)  # left by a process that was killed before deleting them
         return True
 
     def resume(self, batch: str) -> tuple[BatchState | None, dict[str, pd.DataFrame]]:
-        """Return the commit record of a batch and its tables so far. A damaged batch is moved away."""
+        """Return the commit record of a batch and its current tables. A damaged batch is moved away."""
         try:
             if found := batch_state.read_with_tables(self.directory, batch):
                 if self.bucket and found[0].finished:
-                    # To extend the batch, its checkpoint is needed, which may be missing in the local copy.
+                    # Extending a batch requires its checkpoint, which may be missing from the local copy.
                     self.bucket.fetch_batch(batch, found[0])
                 return found
         except Damaged as error:
@@ -304,7 +303,7 @@ class Store:
         with files.saving(folder, self.directory):
             for made in (self.directory / "parts", self.directory / "checkpoints", folder.parent):
                 made.mkdir(exist_ok=True)
-            # Saving arrays mostly waits for the disk, so build the tables in parallel.
+            # Saving arrays mostly waits for the disk, so build the tables at the same time.
             with ThreadPoolExecutor(1) as pool:
                 writing = pool.submit(self._write_tables, batch, tables)
                 checkpoint = checkpoints.save(folder, arrays)
@@ -348,7 +347,7 @@ class Store:
 
     def set_aside(self, batch: str, error: Damaged) -> None:
         """Move a damaged batch to the folder `damaged`, so that it is computed again."""
-        self.warn(f"{error}; set aside in {self._move_aside(batch)}, computing {batch} again")
+        self.warn(f"{error}; moved to {self._move_aside(batch)}; computing {batch} again")
 
     def _move_aside(self, batch: str) -> Path:
         aside = self.directory / "damaged" / batch
@@ -357,7 +356,7 @@ class Store:
         with files.saving(aside, self.directory):
             aside.mkdir(parents=True)
             state = batch_state.path(self.directory, batch)
-            # Move the commit record first, because the other files are valid only with it.
+            # Move the commit record first, because the other files are valid only together with it.
             for path in (state, *state.parent.glob(f"{batch}.*.parquet")):
                 if path.exists():
                     path.replace(aside / path.name)
@@ -368,9 +367,9 @@ class Store:
         return aside
 
     def forget(self, batch: str, cells: Mapping[str, str]) -> None:
-        """Delete the commit record of a batch, so that it starts again; see `shorter` for `cells`.
+        """Delete the commit record of a batch, so that the batch starts again; see `shorter` for `cells`.
 
-        If the batch extends a finished batch, it starts again from that batch.
+        If the batch extends a finished batch, it starts again from the end of the finished batch.
         """
         with files.saving(self.directory, self.directory):
             saved = batch_state.read_state(self.directory, batch)

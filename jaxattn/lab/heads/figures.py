@@ -16,8 +16,8 @@ _LETTERS = {"first": "F", "separator": "S", "itself": "I", "neighbour": "N", "ot
 def heat_maps(heads: pd.DataFrame, margins: pd.DataFrame, model: str) -> RenderedFigure:
     """Draw heat maps over layers and heads.
 
-    They show the fraction of sequences in which a head selects one token, and the cosine with the max-margin
-    matrix.
+    The maps show the fraction of sequences in which a head selects one token, and the cosine between the
+    head's matrix and the max-margin matrix.
     """
     own = heads[heads["model"] == model]
     cosines = _of_groups(margins[margins["model"] == model]).groupby(["layer", "head"])["cosine"].mean()
@@ -50,9 +50,9 @@ def heat_maps(heads: pd.DataFrame, margins: pd.DataFrame, model: str) -> Rendere
 
 
 def checkpoint_curves(heads: pd.DataFrame, margins: pd.DataFrame) -> RenderedFigure:
-    """Draw means over the heads that select a token, for each checkpoint.
+    """Draw means over the heads that select a token, as curves over checkpoints.
 
-    Sinks and other heads are drawn as separate curves.
+    Attention sinks and other heads are drawn as separate curves.
     """
     models = list(heads["model"].unique())
     own = _of_groups(margins).merge(heads[["model", "layer", "head", "kind"]], on=["model", "layer", "head"])

@@ -1,4 +1,4 @@
-"""Margins of attention heads as fractions of the certified maximum margin, and null queries."""
+"""Margins of attention heads relative to the certified maximum margin, and null baselines."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -13,17 +13,17 @@ from jaxattn.theory.certificate import Status
 
 MarginSpace = Literal["query", "frobenius", "nuclear"]
 Null = Literal["none", "shuffled", "covariance", "matched", "untrained"]
-# Keys closer to the selected key than this fraction of its norm count as equal to it.
+# Keys whose distance from the selected key is below this fraction of its norm count as equal to it.
 _EQUAL = 1e-9
 
 
 class SelectingSequences(NamedTuple):
-    """Sequences in which a head selects one token, with everything that its scores depend on.
+    """Sequences in which a head selects one token, with the selected tokens and the query features.
 
     Attributes:
         rows: (k,) int; indices of the sequences.
         top: (k,) int; position of the selected token.
-        query: (k, b); query features z of each sequence.
+        query: (k, b); query features z in each sequence.
     """
 
     rows: NDArray[np.int64]
@@ -31,7 +31,7 @@ class SelectingSequences(NamedTuple):
     query: Floats
 
     def group(self, number: int, size: int) -> "SelectingSequences":
-        """Return group `number` when the sequences are split into groups of `size`."""
+        """Split the sequences into groups of `size`, and return group `number`."""
         chosen = slice(number * size, (number + 1) * size)
         return SelectingSequences(self.rows[chosen], self.top[chosen], self.query[chosen])
 
@@ -42,7 +42,8 @@ class Ratio(NamedTuple):
     Attributes:
         ratio: margin of the head / `margin_bound` of the max-margin problem, at most 1.
         cosine: cosine between the head's matrix and the max-margin matrix.
-        margin: margin of the head, min uᵀ W z / ‖W‖, with W restricted to the span of the queries.
+        margin: margin of the head, min uᵀ W z / ‖W‖ over differences u from the selected token, with W
+            restricted to the span of the queries z.
         largest: the certified maximum margin.
         gap: relative duality gap.
         status: status of the max-margin problem.
@@ -62,7 +63,7 @@ def margin_ratio(
     """Compare a head with the max-margin matrix for the tokens that it selects.
 
     The matrix W is restricted to the span of the queries z: other directions do not affect the scores in
-    these sequences, and gradient descent from zero does not move along them.
+    these sequences, and gradient descent from zero leaves W zero along them.
 
         space       W                    tokens            norm
         query       (W_Q, b_Q)           keys of the head  Frobenius
@@ -72,9 +73,9 @@ def margin_ratio(
     Args:
         layer: the layer.
         head: index of the head.
-        chosen: sequences and their selected tokens.
+        chosen: the sequences in which the head selects one token, with these tokens.
         space: the space; with rotary embeddings only "query" is defined, because W depends on positions.
-        keys: (n, T, c); the keys of the head, computed if omitted.
+        keys: (n, T, c); keys of the head; computed if omitted.
     """
     norm: Norm = "nuclear" if space == "nuclear" else "frobenius"
     W = layer.query_matrix(head)
@@ -97,7 +98,7 @@ def margin_ratio(
 def _differences(
     tokens: Floats, visible: NDArray[np.bool_], chosen: SelectingSequences
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the selected token minus each other token, and the sequence index of each difference."""
+    """Return the selected token minus each other token, with the sequence index of each difference."""
     best = tokens[chosen.rows, chosen.top]
     u = best[:, None] - tokens[chosen.rows]
     others = visible[chosen.rows] & (
@@ -113,7 +114,7 @@ def selecting_sequences(layer: Layer, scores: Floats, share: float) -> Selecting
 
 
 def attention(scores: Floats) -> Floats:
-    """Return the softmax over tokens of scores (n, T)."""
+    """Return the softmax of scores (n, T) over tokens."""
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
 
@@ -129,8 +130,8 @@ def null_selections(
 ) -> Iterator[SelectingSequences]:
     """Yield the sequences and selected tokens of a head under null queries z.
 
-    Every null keeps W_Q, the keys and the number of sequences. It uses the sequences with the largest gap
-    between the two highest scores.
+    Every null baseline keeps W_Q, the keys and the number of sequences. It uses the sequences in which the
+    gap between the two highest scores is largest.
 
         shuffled     z of another sequence: a random cyclic permutation
         covariance   z ~ N(mean, covariance of the inputs over all positions), for each sequence
@@ -141,9 +142,9 @@ def null_selections(
         layer: the layer.
         head: index of the head.
         keys: (n, T, c); keys of the head.
-        number: k; number of sequences.
-        null: kind of null query.
-        draws: number of samples from the null.
+        number: number of sequences.
+        null: kind of null baseline.
+        draws: number of samples from the null baseline.
         rng: random number generator.
     """
     for _ in range(draws):

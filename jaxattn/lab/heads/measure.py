@@ -1,4 +1,4 @@
-"""Tables for attention heads: selected tokens, margin ratios, and comparison with null queries."""
+"""Tables for attention heads: selected tokens, margin ratios, and comparison with null baselines."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,9 +26,9 @@ TOKEN_KINDS = ("first", "separator", "itself", "neighbour", "other")
 # Heads that select these kinds of tokens are attention sinks: the selected token does not depend on the
 # content.
 SINKS = TOKEN_KINDS[:2]
-# Null hypotheses with random queries.
+# Null baselines, each with random queries.
 NULLS: tuple[Null, ...] = ("shuffled", "covariance", "matched")
-# Heads with fewer groups of sequences have no interval.
+# Minimum number of sequence groups for which a head gets a confidence interval.
 FEWEST_GROUPS = 2
 
 
@@ -36,13 +36,13 @@ class HeadSettings(NamedTuple):
     """Settings for measuring attention heads.
 
     Attributes:
-        share: fraction of the attention that one token must receive to be selected; 0 selects the token with
-            the most attention in every sequence.
+        share: fraction of the attention that one token must receive to be selected; 0 selects the token
+            with the most attention in every sequence.
         selecting: minimum fraction of sequences in which a head must select one token.
         group: number of sequences per max-margin problem.
-        draws: number of random queries for each null; 0 for no nulls.
+        draws: number of random queries for each null baseline; 0 for no null baselines.
         nuclear: number of groups whose nuclear-norm margin is computed, which takes seconds per group.
-        seed: random seed for the nulls.
+        seed: random seed for the null baselines.
     """
 
     share: float = 0.9
@@ -60,13 +60,14 @@ def measure_layer(
 
     Args:
         layer: the layer of the model.
-        untrained: the same layer in an untrained model, on the same texts; None to skip this null.
+        untrained: the same layer in an untrained model, on the same texts; None to skip this null baseline.
         texts: the n texts.
         number: index of the layer.
         settings: the settings.
 
     Returns:
-        A table with one row per head, and a table with one row per head, space, null, draw and group.
+        A table with one row per head, and a table with one row per head, space, null baseline, draw and
+        group.
     """
     found = map_on_cores(
         lambda head: _measure_head(layer, untrained, texts, (number, head), settings), range(layer.num_heads)
@@ -112,7 +113,7 @@ def _ratios(
     place: tuple[int, int],
     settings: HeadSettings,
 ) -> Sequence[tuple[dict[str, Any], Ratio]]:
-    """Compute the ratios for a head and its nulls, for each group and for all sequences together."""
+    """Compute the margin ratios for a head and its null baselines, per group and for all sequences."""
     head = place[1]
     found: list[tuple[dict[str, Any], Ratio]] = []
 
@@ -171,7 +172,7 @@ def _selection(
 
 
 def _kinds(chosen: SelectingSequences, texts: TokenisedTexts) -> Any:
-    """Return the kind of the selected token in each sequence: the first kind that applies."""
+    """Return the kind of the selected token in each sequence; if several kinds apply, the first one."""
     position = texts.position[chosen.rows]
     conditions = [
         chosen.top == 0,
@@ -190,18 +191,19 @@ def _most_common(tokens: Any) -> str:
 
 
 def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
-    """Compare heads with their nulls by the cosine with the max-margin matrix, in query space.
+    """Compare heads with their null baselines by the cosine with the max-margin matrix, in query space.
 
-    The difference is the mean cosine of the head over groups of sequences, minus the mean cosine of the null
-    over groups and draws; see `compare` for its interval. p-values are corrected with Holm's method over all
-    heads and nulls: with probability 95 %, no head is called closer or farther by chance. The ratio of
-    margins has no verdict, because a null without a lower bound on attention has smaller margins by
-    construction.
+    The difference is the mean cosine of the head over groups of sequences, minus the mean cosine of the
+    null baseline over groups and draws; see `compare` for its interval. p-values are corrected with Holm's
+    method over all heads and null baselines, so that with probability 95 % no verdict "closer" or "farther"
+    is due to chance. Ratios of margins get no verdict, because the attention of a null baseline has no
+    lower bound, which makes its margins smaller by construction.
 
     Returns:
-        One row per null and head that selects a token: `difference`, `low`, `high`, `groups`, `p`,
-        `corrected`, `verdict` ("closer", "farther" or "inconclusive"), `margins` (the geometric mean of the
-        head's margin ratio divided by that of the null) and the `kind` of token that the head selects.
+        One row for each null baseline and each head that selects a token: `difference`, `low`, `high`,
+        `groups`, `p`, `corrected`, `verdict` ("closer", "farther" or "inconclusive"), `margins` (the
+        geometric mean of the head's margin ratio divided by that of the null) and the `kind` of token that
+        the head selects.
     """
     own = margins[(margins["space"] == "query") & (margins["group"] >= 0)]
     own = own.assign(log_ratio=np.log(own["ratio"].where(own["ratio"] > 0)))
@@ -233,8 +235,8 @@ def compare(differences: Floats, confidence: float) -> tuple[float, float, float
 
     Groups and draws both vary: the variance of the mean is the variance of the group means divided by the
     number of groups, plus the variance of the draw means divided by the number of draws. The degrees of
-    freedom are those of the smaller number, so the interval is conservative. With a single draw, it reflects
-    only the variation between groups.
+    freedom are those of the smaller of the two numbers, so the interval is conservative. With a single
+    draw, it reflects only the variation between groups.
 
     Args:
         differences: (draws, groups) float.
@@ -253,7 +255,7 @@ def compare(differences: Floats, confidence: float) -> tuple[float, float, float
 
 
 def holm(p: Floats) -> Floats:
-    """Correct p-values with Holm's method: the k-th smallest of m is multiplied by m - k + 1."""
+    """Correct p-values with Holm's method: multiply the k-th smallest of m by m - k + 1, keep the order."""
     order = np.argsort(p, kind="stable")
     scaled = p[order] * (len(p) - np.arange(len(p)))
     corrected = np.empty(len(p))

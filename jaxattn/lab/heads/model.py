@@ -29,7 +29,7 @@ _BATCH = 16
 
 
 class TokenisedTexts(NamedTuple):
-    """Tokenised texts, padded on the right, and the position whose attention is measured.
+    """Tokenised texts, padded on the right, and the query position at which attention is measured.
 
     Attributes:
         ids: (n, T) int; token ids.
@@ -50,7 +50,7 @@ class Layer(NamedTuple):
     """Everything that determines the attention scores in one layer at the query position.
 
     The score of token t for head h is keyᵀ (W_Q z + b_Q) / √c, where z is the input at the query position.
-    Rotary embeddings are applied only to the keys, rotated back to the query position.
+    Rotary embeddings are applied only to the keys, which are rotated back to the query position.
 
     Attributes:
         inputs: (n, T, d); x, the inputs to the projections.
@@ -58,7 +58,7 @@ class Layer(NamedTuple):
         query: (n, d); z, the inputs at the query position.
         W_Q: (H, c, d).
         b_Q: (H, c), or None if the projection has no bias.
-        W_K: (H, c, d); the key projection for each head, repeated if heads share it.
+        W_K: (H, c, d); the key projection for each head, repeated if several heads use the same one.
         rotary: cos and sin, (T, r) each, for the first r ≤ c components; None for absolute positions.
         position: (n,) int; the query position.
     """
@@ -82,7 +82,7 @@ class Layer(NamedTuple):
         return self.with_bias(self.query)
 
     def with_bias(self, z: Floats) -> Floats:
-        """Append the constant 1 to inputs (..., d) if the query projection has a bias."""
+        """Append a constant component 1 to inputs (..., d) if the query projection has a bias."""
         return z if self.b_Q is None else np.concatenate([z, np.ones((*z.shape[:-1], 1))], axis=-1)
 
     def query_matrix(self, head: int) -> Floats:
@@ -94,7 +94,7 @@ class Layer(NamedTuple):
     def keys(self, head: int) -> Floats:
         """Return the keys of a head, (n, T, c), rotated to the frame of the query position.
 
-        Without rotary embeddings the key bias is omitted, because it shifts all scores by the same amount.
+        Without rotary embeddings, the key bias is omitted, because it shifts all scores by the same amount.
         """
         keys = self.inputs @ self.W_K[head].T
         if self.rotary is None:
@@ -117,7 +117,7 @@ class Layer(NamedTuple):
 
 
 def _rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
-    """Rotate the pairs (j, j + r/2) among the first r components."""
+    """Rotate the pairs of components (j, j + r/2), j < r/2, among the first r components."""
     r = cos.shape[-1]
     turned, rest = x[..., :r], x[..., r:]
     half = np.concatenate([-turned[..., r // 2 :], turned[..., : r // 2]], axis=-1)
@@ -139,7 +139,7 @@ class Transformer:
 
         Args:
             folder: a folder with config.json, weights and a tokenizer.
-            untrained_seed: seed for a random initialisation with the same shapes, in place of the weights.
+            untrained_seed: seed for random weights of the same shapes, used instead of the trained weights.
 
         Raises:
             InputError: transformers or PyTorch is not installed, the folder does not contain a model that
@@ -149,7 +149,7 @@ class Transformer:
         self._model, self.tokenizer = _load(self.folder, untrained_seed)
         config = self._model.config
         if getattr(config, "is_encoder_decoder", False):
-            raise InputError(f"{folder}: an encoder-decoder model; only encoders and decoders are supported")
+            raise InputError(f"{folder}: encoder-decoder model; use an encoder-only or decoder-only model")
         self._attentions = _find_attentions(self._model, self.folder)
         self.num_layers, self.num_heads = len(self._attentions), int(config.num_attention_heads)
         self.decoder = bool(_is_causal(self._model, self._attentions[0][0]))
@@ -158,13 +158,13 @@ class Transformer:
         """Tokenise texts, truncated to `length` tokens.
 
         Raises:
-            InputError: there are no texts, or a text does not reach the query position.
+            InputError: there are no texts, or a text is too short for the query position.
         """
         if not texts:
             raise InputError("texts: empty; expected at least one text")
         ids = [self.tokenizer(text, truncation=True, max_length=length)["input_ids"] for text in texts]
         sizes = np.array([len(x) for x in ids])
-        # With position -1, an empty text is too short as well.
+        # An empty text has no token at position -1, so it is also too short.
         at = position if isinstance(position, int) else {"first": 0, "last": -1}[position]
         short = np.flatnonzero(sizes <= (at if at >= 0 else -at - 1))
         if len(short):
@@ -186,11 +186,12 @@ class Transformer:
         )
 
     def layer(self, number: int, texts: TokenisedTexts) -> Layer:
-        """Run the model and return one layer.
+        """Run the model and return everything that determines the attention scores in one layer.
 
         Raises:
             InputError: the model's attention weights differ from softmax(xᵀ W_Kᵀ W_Q z / √c), so its scores
-                are not linear in W_Q.
+                are
+                not linear in W_Q.
         """
         attention, names = self._attentions[number]
         inputs, weights, rotary = self._record(attention, names, texts)
@@ -201,7 +202,7 @@ class Transformer:
     def _record(
         self, attention: Any, names: tuple[str, ...], texts: TokenisedTexts
     ) -> tuple[Floats, Floats, tuple[Floats, Floats] | None]:
-        """Return the inputs (n, T, d), attention weights at the query position (n, H, T), and cos and sin."""
+        """Return inputs (n, T, d), attention weights at the query position (n, H, T), and cos and sin."""
         import torch
 
         found: dict[str, list[Any]] = {"inputs": [], "weights": [], "rotary": []}
@@ -243,13 +244,13 @@ def _load(folder: Path, untrained_seed: int | None) -> tuple[Any, Any]:
         import torch
         import transformers
     except ImportError as error:
-        raise InputError(f'{error.name} is not installed: pip install "jaxattn[transformers]"') from None
+        raise InputError(f'{error.name} is not installed; run pip install "jaxattn[transformers]"') from None
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder}: no config.json; expected a folder in Hugging Face format")
     with _quiet(transformers):
         try:
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-            # "eager" is the implementation that returns attention weights.
+            # Only the "eager" implementation returns attention weights.
             same = {"attn_implementation": "eager"}
             if untrained_seed is None:
                 model = transformers.AutoModel.from_pretrained(
@@ -259,15 +260,15 @@ def _load(folder: Path, untrained_seed: int | None) -> tuple[Any, Any]:
                 torch.manual_seed(untrained_seed)
                 model = transformers.AutoModel.from_config(config, dtype=torch.float32, **same)
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-            raise InputError(f"{folder}: transformers cannot load it ({first_line(error)})") from None
+            raise InputError(f"{folder}: transformers cannot load this model ({first_line(error)})") from None
         # Without tokenizer files, transformers creates a tokenizer with an empty vocabulary.
         if not any(x in file.name for file in folder.iterdir() for x in ("tokenizer.", "vocab.", "spiece")):
-            raise InputError(f"{folder}: no tokenizer; save it with the model")
+            raise InputError(f"{folder}: tokenizer missing; save it with the model")
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
             reason = first_line(error)
-            raise InputError(f"{folder}: no tokenizer ({reason}); save it with the model") from None
+            raise InputError(f"{folder}: unusable tokenizer ({reason}); save it with the model") from None
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             raise InputError(f"{folder}: {name} contains NaN or inf; use an earlier checkpoint")
@@ -311,7 +312,7 @@ def _is_causal(model: Any, attention: Any) -> bool:
 
 
 def _weights(output: Any) -> Any:
-    """Return the attention weights, (batch, H, T, T), from the outputs of an attention module."""
+    """Return the attention weights (batch, H, T, T) among the outputs of an attention module."""
     parts = output if isinstance(output, tuple) else (output,)
     return next((x for x in parts if getattr(x, "ndim", 0) == 4 and x.shape[2] == x.shape[3]), None)
 
@@ -349,7 +350,7 @@ _Projection = tuple[Floats, Floats | None]
 
 
 def _projections(attention: Any, names: tuple[str, ...], heads: int) -> tuple[_Projection, _Projection]:
-    """Return the weight (H c, d) and the bias of the query and key projections."""
+    """Return the weight matrix (H c, d) and the bias of the query projection and of the key projection."""
 
     def numbers(module: Any) -> _Projection:
         bias = getattr(module, "bias", None)
@@ -365,7 +366,7 @@ def _projections(attention: Any, names: tuple[str, ...], heads: int) -> tuple[_P
         parts = np.split(weight.T, 3)
         biases = [None] * 3 if bias is None else np.split(bias, 3)
         return (parts[0], biases[0]), (parts[1], biases[1])
-    # The query, key and value weights of each head are stored one after another.
+    # In a fused matrix, the query, key and value weights of each head are adjacent.
     by_head = weight.reshape(heads, 3, -1, weight.shape[1])
     of_bias = None if bias is None else bias.reshape(heads, 3, -1)
     query, key = (
@@ -376,7 +377,7 @@ def _projections(attention: Any, names: tuple[str, ...], heads: int) -> tuple[_P
 
 
 def _check(layer: Layer, weights: Floats, place: str) -> None:
-    """Raise InputError unless the recomputed attention weights match the model's, (n, H, T)."""
+    """Raise InputError unless the recomputed attention weights match those of the model, (n, H, T)."""
     remedy = "its scores are not bilinear in its inputs, so margins are not defined"
     if weights.shape[1] != layer.num_heads:
         raise InputError(f"{place}: returns no attention weights; {remedy}")

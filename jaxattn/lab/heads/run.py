@@ -1,4 +1,4 @@
-"""Measurement of the attention heads of transformers, resumable after each layer, with a results page."""
+"""Measurements of attention heads in transformers, resumable after each layer, with a results page."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from jaxattn.lab.results.summary import framed, summary_page, write_contents
 from jaxattn.lab.storage import files
 from jaxattn.lab.texts.files import decoding
 
-# Format version, included in the digest of stored layers. Increase it whenever the measurement changes.
+# Format version, included in the digest of stored layers. Increase it whenever the measurements change.
 _FORMAT = 2
 # Approximate time in seconds to solve a max-margin problem on one core, for the Frobenius and nuclear norms.
 _FROBENIUS, _NUCLEAR = 0.03, 20.0
@@ -31,14 +31,16 @@ class Heads:
     """Measurements of attention heads, as tables, figures and a page.
 
     Attributes:
-        heads: one row per model, layer and head: fraction of sequences that select one token, kind and text
-            of this token, entropy, gap between the two largest scores in nats, and ‖(W_Q, b_Q)‖ / √c.
-        margins: one row per head that selects a token, space, null, draw and group of sequences: margin
-            ratio, cosine, and the certificate. Group -1 contains all sequences with a selected token.
-        verdicts: one row per null and head that selects a token: difference of cosines with its interval,
-            corrected p-value and verdict.
+        heads: one row per model, layer and head: fraction of sequences in which it selects one token, kind
+            and string of this token, entropy, gap between the two largest scores in nats, and ‖(W_Q, b_Q)‖
+            / √c.
+        margins: one row per selecting head, space, null baseline, draw and group of sequences: margin
+            ratio, cosine, and the certificate. Group -1 contains all sequences in which the head selects
+            one token.
+        verdicts: one row per null baseline and selecting head: difference between cosines with its
+            interval, corrected p-value and verdict.
         settings: the settings.
-        facts: query position, and numbers of texts and tokens.
+        facts: the query position, and the numbers of texts and tokens.
     """
 
     heads: pd.DataFrame
@@ -48,9 +50,9 @@ class Heads:
     facts: dict[str, Any]
 
     def summary(self) -> list[str]:
-        """Return sentences that summarise each model's selected tokens and its comparison with each null.
+        """Return sentences on each model: its selected tokens, and its comparison with null baselines.
 
-        Sinks and other heads are reported separately.
+        Attention sinks and other heads are reported separately.
         """
         lines = []
         for model, rows in self.heads.groupby("model", sort=False):
@@ -177,24 +179,25 @@ def heads(
 
     The scores of a head at one query position are linear in W_Q and, without rotary embeddings, in W = W_Kᵀ
     W_Q. Over the sequences in which a head selects one token, its margin is compared with the certified
-    maximum margin for the same selected tokens, and both are compared with null queries; see `HeadSettings`.
+    maximum margin for the same selected tokens, and the ratio is compared with that of null baselines; see
+    `HeadSettings`.
 
     Args:
         models: a folder in Hugging Face format, or several folders, such as the checkpoints of one training
             run.
         texts: n texts.
-        position: the query position: "first", "last" or an index; defaults to the first token for an encoder
-            and the last token for a decoder.
+        position: the query position: "first", "last" or an index; defaults to the first token for an
+            encoder and the last token for a decoder.
         length: number of tokens to which texts are truncated.
         layers: indices of the layers; defaults to all layers.
-        settings: thresholds, group sizes, and null draws.
-        out: a folder in which each finished layer is stored. Calling again with the same arguments resumes
-            after the last finished layer.
+        settings: thresholds, group sizes, and numbers of draws.
+        out: a folder in which each finished layer is stored. A call with the same arguments resumes after
+            the last finished layer.
         progress: function that receives progress messages, such as `print`.
 
     Raises:
-        InputError: a folder does not contain a supported model, a text does not reach the query position, a
-            layer does not exist, or `out` contains measurements with other arguments.
+        InputError: a folder does not contain a supported model, a text is too short for the query position,
+            a layer does not exist, or `out` contains measurements made with other arguments.
 
     Source:
         Tarzanagh et al. 2023 (arXiv 2308.16898) for the max-margin problems in both norms.
@@ -215,7 +218,7 @@ def heads(
         store = _Store(out, name, _digest(folder, texts, at, length, settings))
         for tables in _layers(name, model, tokenised, layers, settings, store, progress):
             found.append([table.assign(model=name) for table in tables])
-    # Leave out empty tables, because their columns have no dtype.
+    # Omit empty tables, because their columns have no dtype.
     rows, margins = (
         pd.concat([each for each in x if len(each)] or x[:1], ignore_index=True)
         for x in zip(*found, strict=True)
@@ -236,7 +239,7 @@ def _layers(
     store: "_Store",
     progress: Callable[[str], None],
 ) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
-    """Yield the tables for each layer of a model, read from the store or measured now."""
+    """Yield the tables for each layer of a model, read from the store or newly measured."""
     chosen = range(model.num_layers) if layers is None else layers
     if wrong := [x for x in chosen if not 0 <= x < model.num_layers]:
         raise InputError(f"layers: {wrong[0]}; {model.folder} has {model.num_layers} layers, numbered from 0")
@@ -294,7 +297,7 @@ def _measure(
 
 
 class _Store:
-    """Store for the finished layers of a model, in a folder if one is given."""
+    """Tables of the finished layers of a model, stored in a folder if one is given."""
 
     def __init__(self, out: str | Path | None, name: str, digest: str) -> None:
         self._folder = None if out is None else Path(out) / "layers" / name
@@ -305,7 +308,7 @@ class _Store:
             path = self._folder / "arguments.json"
             if path.exists() and _read(path)["digest"] != digest:
                 raise InputError(
-                    f"{self._folder}: measured with a different model, texts, settings or version; "
+                    f"{self._folder}: contains results for a different model, texts, settings or version; "
                     "choose another folder"
                 )
             files.replace(path, json.dumps({"digest": digest}).encode())
@@ -314,7 +317,7 @@ class _Store:
         return None if self._folder is None else self._folder / f"layer_{number:03d}.json"
 
     def read(self, number: int) -> tuple[pd.DataFrame, pd.DataFrame] | None:
-        """Return the tables of a finished layer, or None."""
+        """Return the tables of a finished layer, or None if the layer is not in the store."""
         path = self._path(number)
         if path is None or not path.exists():
             return None

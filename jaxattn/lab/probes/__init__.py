@@ -17,7 +17,7 @@ from jaxattn.lab.probes.selection import (
 )
 from jaxattn.lab.probes.standard import Accuracy, Fit, Probes
 
-# Probes that a study can add to the standard probes, by short name.
+# Probes that a study can use in addition to the standard probes, by short name.
 PROBES: dict[str, type[Measurement]] = {
     "attended": Attended,
     "attention_entropy": AttentionEntropy,

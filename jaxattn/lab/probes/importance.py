@@ -1,4 +1,4 @@
-"""Probes that compare E·v and E·p with token importance, and training with the one-step law."""
+"""Probes that compare E·v and E·p with token importance, and trained embeddings with the one-step law."""
 
 from functools import partial
 from typing import Any, ClassVar
@@ -13,18 +13,19 @@ from jaxattn.core.settings import Count
 from jaxattn.lab.probes.wants import wants_one_layer, wants_scores
 from jaxattn.theory import one_step_error, predicted_values
 
-# Quantities to correlate with the posterior difference, or with its absolute value.
+# Quantities to correlate with the posterior difference or with its absolute value.
 _PAIRS = ("Ev", "Ep_signed", "Ep_absolute")
 
 
 class Importance(Probe, frozen=True, kw_only=True):
     """Dependence of E·v and E·p on token importance.
 
-    The metrics are bin means and rank correlations over the posterior difference, and the correlation of E·v
-    with α. In a trained model, E·p is a U-shaped function of the posterior difference: its correlation with
-    the absolute value (`absolute`) is close to 1, and its correlation with the signed value (`signed`) close
-    to 0. For K > 2 classes, E·v_k is compared with the posterior difference for class k, and E·p with the
-    maximum of the absolute values; the results are averaged over classes.
+    The metrics are averages over bins of the posterior difference, rank correlations with the posterior
+    difference, and the correlation of E·v with α. In a trained model, E·p is a U-shaped function of the
+    posterior difference: its correlation with the absolute value (`absolute`) is close to 1, and its
+    correlation with the signed value (`signed`) is close to 0. For K > 2 classes, E·v_k is compared with the
+    posterior difference for class k, and E·p with the largest absolute posterior difference; the results are
+    averaged over classes.
 
     Attributes:
         bins: number of equal-width bins between `low` and `high` for the posterior difference; 0 for none.
@@ -58,7 +59,8 @@ class Importance(Probe, frozen=True, kw_only=True):
         tokens, (scores, values) = context.data.tokens, context.columns
         difference, found = tokens.posterior_difference, {}
         size = jnp.broadcast_to(jnp.abs(difference).max(axis=1, keepdims=True), difference.shape)
-        # Concatenate the columns to sort them once, because sorting dominates the compile time.
+        # Concatenate the columns so that they are sorted only once, because sorting dominates the compile
+        # time.
         columns = jnp.concatenate([values, scores, scores], axis=1)
         against = jnp.concatenate([difference, difference, size], axis=1)
         frequent = tokens.count >= max(self.min_count, 1)
@@ -113,7 +115,7 @@ def bin_means_array(
     Tokens whose posterior difference is NaN or outside [low, high] are dropped. The mean of an empty bin is
     NaN.
     """
-    # Ratios of counts can fall on bin edges up to rounding; `results.correlations` uses the same tolerance.
+    # Up to rounding, ratios of counts can fall on bin edges; `results.correlations` uses the same tolerance.
     at = (difference - low) / ((high - low) / bins) + 1e-5
     number = jnp.clip(jnp.floor(at), 0, bins - 1)
     inside = (at >= 0) & (at <= bins + 2e-5)
@@ -126,7 +128,7 @@ def spearman_array(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array
 
     The result is NaN if there are fewer than two such entries, or if x or y is constant.
     """
-    # Rank x and y in one sort, because sorting takes long to compile.
+    # Rank x and y in a single sort, because sorting is slow to compile.
     ranks = jax.vmap(_ranks, (0, None))(jnp.stack([x, y]), use)
     return pearson_array(ranks[0], ranks[1], use)
 
@@ -149,11 +151,12 @@ def _ranks(x: Array, use: Bool[Array, " N"]) -> Array:
 
 
 class OneStepError(Probe, frozen=True, kw_only=True):
-    """Deviation of E·v from the one-step law, divided by η0.
+    """Deviation of E·v from the one-step law, divided by the step size η0.
 
         max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0
 
-    It is recorded after a single step on E, for the one-layer model with the logistic loss.
+    Here E_s⁰ and E_s¹ are the embeddings of token s before and after the step. The deviation is recorded
+    after a single step on E, for the one-layer model with the logistic loss.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -172,17 +175,18 @@ class OneStepError(Probe, frozen=True, kw_only=True):
         """Compute the metric for one seed after the step."""
         change = context.params.E @ context.params.v - context.memory
         train, alpha = context.data.train, context.data.tokens.alpha
-        # For two classes, a single column is stored.
+        # For two classes, only one column is stored.
         alpha = alpha[:, 0] if train.num_classes == 2 else alpha
         return {"one_step_error": one_step_error(change, train, context.phase.step_size, alpha)}
 
 
 class OneStepEmbeddings(OneStepError, frozen=True, kw_only=True):
-    """Deviation of E from the one-step law, divided by η0.
+    """Deviation of E from the one-step law, divided by the step size η0.
 
         max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0
 
-    For K classes, the law is E_s¹ - E_s⁰ = η0 Σ_k α_{s,k} v_k.
+    Here E_s⁰ and E_s¹ are the embeddings of token s before and after the step. For K classes, the law is
+    E_s¹ - E_s⁰ = η0 Σ_k α_{s,k} v_k.
     """
 
     labels: ClassVar[dict[str, str]] = {"embedding_error": r"one-step error of $E$ per unit $\eta_0$"}

@@ -1,4 +1,4 @@
-"""Probes of attention: the tokens it selects, whether they form a cover, and its entropy."""
+"""Probes for attention: the tokens that it selects, whether they cover all sequences, and entropy."""
 
 from typing import ClassVar
 
@@ -23,11 +23,10 @@ from jaxattn.theory import Scores, Selection, margin, selection_from_scores, sel
 class Selected(Probe, frozen=True, kw_only=True):
     """Attention on important tokens, and the fraction of sequences in which an important token is selected.
 
-    A sequence selects an important token if all its tokens with the highest score are important, and its
-    tokens
-    do not all tie. An important token is tied if it shares the highest score with an unimportant token, or
-    with
-    all other tokens, as under uniform attention. The metrics are NaN if no token is important.
+    An important token is selected in a sequence if every token with the highest score is important, and at
+    least one token has a lower score. An important token is tied if an unimportant token has the same,
+    highest score, or if all tokens have the same score, as under uniform attention. The metrics are NaN if
+    no token is important.
 
     Attributes:
         important: minimum |posterior difference| for a token to count as important.
@@ -47,7 +46,7 @@ class Selected(Probe, frozen=True, kw_only=True):
     min_count: Count = 50
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return why the probe is skipped, or None if attention is a softmax over token scores in bags."""
+        """Return why the probe is skipped, or None if attention is a softmax over token scores in a bag."""
         return wants_attention(task)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
@@ -69,10 +68,10 @@ class Selected(Probe, frozen=True, kw_only=True):
 
 
 class HeadsSelected(Selected, frozen=True, kw_only=True):
-    """The metrics of `Selected` for each head or query.
+    """The metrics of `Selected` for each attention head or query.
 
-    If different heads select important tokens in different sequences, `any_head_selected` exceeds the
-    `head_selected` of every head.
+    If different heads select important tokens in different sequences, `any_head_selected` exceeds
+    `head_selected` for every head.
     """
 
     labels: ClassVar[dict[str, str]] = {
@@ -87,7 +86,7 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
         return wants_bags(task) if task.model.has_heads else "requires a model with head_scores"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Compute the metrics for one seed: (H,) for each head, () for all heads together."""
+        """Compute the metrics for one seed: one value per head, (H,), and scalars for all heads together."""
         train, important = context.data.train, self._important(context)
 
         def of_head(scores: Array) -> tuple[Array, Array]:
@@ -107,9 +106,9 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
 def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
     """Select the tokens whose scores are within `nats` of the highest score in their sequence.
 
-    If `nats` is None, select only ties. Scores that tie in the limit of a flow differ by a few nats along the
-    path, whereas all other gaps grow like margin · ‖p‖. A threshold of 10 nats therefore separates the two
-    cases once ‖p‖ exceeds about 20 / margin.
+    If `nats` is None, select only ties up to rounding error. Scores that tie in the limit of a flow differ by
+    a few nats along the path, whereas all other gaps grow like margin · ‖p‖. A threshold of 10 nats therefore
+    separates the two cases once ‖p‖ exceeds about 20 / margin.
     """
     if nats is None:
         return selection_from_scores(scores, corpus)
@@ -117,9 +116,9 @@ def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
 
 
 def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[Selection, np.ndarray]:
-    """Compute `attended` with NumPy: shapes differ between seeds, so JAX would compile once per seed.
+    """Compute `attended` with NumPy; also return the number of selected tokens in each sequence, (n,).
 
-    Also return the number of selected tokens in each sequence, (n,).
+    Shapes differ between seeds, so JAX would compile once per seed.
     """
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
@@ -135,10 +134,9 @@ def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[S
 class RelevantTokens(Probe, frozen=True, kw_only=True):
     """Fractions of sequences that select a relevant token, select exactly the relevant tokens, or have a tie.
 
-    A sequence selects a relevant token if all its tokens with the highest score are relevant, and its tokens
-    do
-    not all tie. A relevant token is tied if it shares the highest score with an irrelevant token, or with all
-    other tokens. Sequences without relevant tokens are not counted.
+    A sequence selects a relevant token if every token with the highest score is relevant, and at least one
+    token has a lower score. A relevant token is tied if an irrelevant token has the same, highest score, or
+    if all tokens have the same score. Sequences without relevant tokens are not counted.
 
     Attributes:
         relevant: number of relevant tokens, which are the tokens 0 to relevant - 1.
@@ -157,7 +155,7 @@ class RelevantTokens(Probe, frozen=True, kw_only=True):
     nats: Static[NotNegative] = 10.0
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return why the probe is skipped, or None for the one-layer model on bags."""
+        """Return why the probe is skipped, or None if the model is the one-layer model on bags of tokens."""
         return wants_bags(task) if task.model.is_one_layer else "requires the one-layer model"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
@@ -183,8 +181,9 @@ def attention_entropy(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array
 
         q_s = count_s exp(a_s) / Σ_r count_r exp(a_r)
 
-    It is 0 if all attention is on one token, even if the token occurs several times. Scores may have any
-    finite spread.
+    Here a_s is the score of token s, and count_s its number of occurrences in the sequence. The entropy is 0
+    if all attention is on one token, even if the token occurs several times. Scores may have any finite
+    spread.
     """
     bags = corpus.bags
     _, _, normaliser, weight = bags.softmax(take(scores, bags.index.astype(jnp.int32)))
@@ -194,7 +193,7 @@ def attention_entropy(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array
 
 
 class AttentionEntropy(Probe, frozen=True, kw_only=True):
-    """Mean entropy of attention over sequences, and its exponential, the effective number of tokens."""
+    """Mean attention entropy over sequences, and its exponential, the effective number of attended tokens."""
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
@@ -203,11 +202,11 @@ class AttentionEntropy(Probe, frozen=True, kw_only=True):
     }
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return why the probe is skipped, or None if attention is a softmax over token scores in bags."""
+        """Return why the probe is skipped, or None if attention is a softmax over token scores in a bag."""
         return wants_attention(task)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Compute attention_entropy and attended_tokens on the training corpus."""
+        """Compute attention entropy and the effective number of attended tokens on the training corpus."""
         entropy = attention_entropy(context.data.train, context.scores_and_values[0]).mean()
         return {"attention_entropy": entropy, "attended_tokens": jnp.exp(entropy)}
 
@@ -235,7 +234,10 @@ class Attended(Probe, frozen=True, kw_only=True):
         return None if task.model.shows_attention else "requires a model with attention"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Compute the metrics for one seed: (Q,), or () for a single query; NaN if there are no queries."""
+        """Compute the metrics for one seed: one value per query, (Q,), or a scalar for a single query.
+
+        The metrics are NaN if there are no queries.
+        """
         train = context.sampled.train
         q = context.model.attention(context.params, train)
         rows = jnp.asarray(q).reshape(train.num_examples, -1, q.shape[-1])
@@ -250,13 +252,13 @@ class Attended(Probe, frozen=True, kw_only=True):
 class Cover(Probe, frozen=True, kw_only=True):
     """Highest-scoring tokens, and the distance of E·v from its limit under gradient flow on E, p and v.
 
-    Let s(X) be the (first) token with the highest score in X, and r_eff the number of distinct s(X). The
-    limit is
+    Let s(X) be the (first) token with the highest score in sequence X, and r_eff the number of distinct
+    tokens s(X). The limit is
 
         E_s·v = y_s ‖v‖²/√r_eff for s = s(X),   0 for other tokens,
 
-    if these tokens form a cover: each of them has the highest score only in sequences with the same label
-    y_s. A margin of 1 then costs ‖E‖² + ‖v‖² = 2 √r_eff.
+    if these tokens form a cover of the sequences: each has the highest score only in sequences with the
+    same label y_s. The cost ‖E‖² + ‖v‖² of a margin of 1 is then 2 √r_eff.
     """
 
     rotation_invariant: ClassVar[bool] = True

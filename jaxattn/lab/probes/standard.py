@@ -1,4 +1,4 @@
-"""Standard probes used in every study, such as loss and accuracy, and the settings of all measurements."""
+"""Standard probes used in every study, such as loss and accuracy, and the settings for all measurements."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from jaxattn.lab.probes.directions import MaxMarginDirection
 from jaxattn.lab.probes.importance import Importance, OneStepError
 from jaxattn.lab.probes.selection import Selected
 
-# Metrics added by the engine: the test accuracy at the step with the best accuracy so far on another split.
+# Metrics added by the engine: the test accuracy at the step where accuracy on another split was best so far.
 BEST = {
     "test_accuracy_best_on_test": "test_accuracy",
     "test_accuracy_best_on_validation": "validation_accuracy",
@@ -32,10 +32,10 @@ class Probes(Spec, frozen=True, kw_only=True):
     Attributes:
         per_decade: number of log-spaced measurements per decade of steps; with 0, only the first and last
             step of a phase are measured.
-        steps: steps to measure at, instead of `per_decade`: a list for all phases, or a table with a list per
-            phase.
+        steps: steps at which to measure, instead of `per_decade`: a list for all phases, or a table with one
+            list per phase.
         every: number of steps between measurements, instead of `per_decade`: one number for all phases, or a
-            table with a number per phase.
+            table with one number per phase.
         bins: number of equal-width bins between `low` and `high` for the posterior difference; 0 for none.
         low: lower end of the first bin.
         high: upper end of the last bin.
@@ -43,8 +43,8 @@ class Probes(Spec, frozen=True, kw_only=True):
             important.
         important: minimum |posterior difference| for a token to count as important.
         max_margin: True to compare p with the max-margin direction in each phase that trains only p.
-        sample: number of evenly spaced sequences per corpus for losses, accuracies and gradients; defaults to
-            all.
+        sample: number of evenly spaced sequences per corpus used for losses, accuracies and gradients;
+            defaults to all.
         tokens: True to measure attention on tokens, and correlations of E·v and E·p with token importance.
         own: additional probes, built-in or custom.
     """
@@ -63,7 +63,7 @@ class Probes(Spec, frozen=True, kw_only=True):
     own: tuple[Measurement, ...] = ()
 
     def check(self, *context: Any) -> None:
-        """Raise InputError if the bins have no positive width, or if a phase has both `steps` and `every`."""
+        """Raise InputError if `low` is not below `high`, or if a phase has both `steps` and `every`."""
         if self.low >= self.high:
             raise InputError(f"probes.low: {self.low}; must be below probes.high = {self.high}")
         named = _names(self.steps) & _names(self.every)
@@ -74,7 +74,7 @@ class Probes(Spec, frozen=True, kw_only=True):
             )
 
     def check_phases(self, phases: Sequence[Phase]) -> None:
-        """Raise InputError if steps are set for an unknown phase, or after the end of a phase."""
+        """Raise InputError if steps are set for an unknown phase, or lie after the end of a phase."""
         known = {phase.name: phase for phase in phases}
         for key, value in (("steps", self.steps), ("every", self.every)):
             if unknown := sorted(_names(value) - known.keys()):
@@ -110,13 +110,13 @@ class Probes(Spec, frozen=True, kw_only=True):
 
     @property
     def of_phases(self) -> tuple[PhaseProbe, ...]:
-        """Probes of whole phases, evaluated through `observe(phase, state)` and `conclude(history, ...)`."""
+        """Probes for whole phases, evaluated through `observe(phase, state)` and `conclude(history, ...)`."""
         own = tuple(probe for probe in self.own if isinstance(probe, PhaseProbe))
         return (*((MaxMarginDirection(),) if self.max_margin else ()), *own)
 
 
 class Fit(Probe, frozen=True, kw_only=True):
-    """Losses, log of the gradient norm, and norm of p."""
+    """Losses, logarithm of the gradient norm, and norm of p."""
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
@@ -155,9 +155,9 @@ class Accuracy(Probe, frozen=True, kw_only=True):
     }
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return why the probe is skipped in this phase, or None.
+        """Return why the probe is skipped in this phase, or None if it applies.
 
-        The probe requires class targets, and a loss that is a sum over examples.
+        The probe requires class labels as targets, and a loss that is a sum over examples.
         """
         if task.data.train.num_classes is None:
             return "requires targets that are classes"
@@ -182,7 +182,7 @@ def _names(value: Any) -> set[str]:
 
 
 def _of(value: Any, phase: Any) -> Any:
-    """Return a setting's value for a phase, or None if it is set only for other phases."""
+    """Return the value of a setting for a phase, or None if the setting applies only to other phases."""
     return value.get(phase.name) if isinstance(value, dict) else value
 
 

@@ -1,4 +1,4 @@
-"""Operations on results: merge folders, select cells, average over cells, and subtract paired cells."""
+"""Operations on results: merge folders, select cells, average over cells, and compare paired cells."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +63,7 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
         "made_by": [maker for folder in folders for maker in provenance.makers(folder.manifest)],
     }
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
-    # Drop the study, because the renumbered cells do not match its cells.
+    # Drop the study, because its cells do not match the renumbered ones.
     return replace(
         folders[0], study=None, manifest=manifest, records=joined["records"], tokens=joined["tokens"]
     )
@@ -80,7 +80,7 @@ def choose(
 
     Args:
         results: the results to select from.
-        where: required values of config keys, given as values or as printed in tables.
+        where: required values of config keys, as values or as strings printed in tables.
         metrics: names of the metrics; all if empty.
         phases: names of the phases; all if empty.
 
@@ -107,7 +107,7 @@ def choose(
     records = records[records["cell"].isin(numbers)]
     if records.empty:
         raise InputError(
-            f"{results.directory}: no cell, phase and metric matches the filters; relax the filters"
+            f"{results.directory}: no combination of cell, phase and metric matches the filters; relax them"
         )
     tokens = results.tokens[results.tokens["cell"].isin(numbers)] if len(results.tokens) else results.tokens
     return replace(results, manifest=dict(results.manifest) | {"cells": kept}, records=records, tokens=tokens)
@@ -119,8 +119,8 @@ def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
     Seed s uses the same random numbers in every cell, so its values in different cells are not independent.
     The seeds form the sample, and `statistics.aggregate` resamples whole seeds.
 
-    The C cells of a group are those that recorded the (phase, step, metric) for any seed. A seed that lacks a
-    finite value in one of the C cells is dropped, because its mean would be over different settings.
+    For each (phase, step, metric), the C cells of a group are those that recorded it for any seed. A seed
+    without a finite value in one of these cells is dropped, because its mean would be over fewer settings.
 
     Args:
         results: the results to group.
@@ -146,18 +146,18 @@ def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
 def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
     """Subtract the results for one value of a key from those for another value, seed by seed.
 
-    All other settings of the two are equal, except for keys that are zipped with the key. Cells share random
-    numbers, so much of the noise cancels.
+    The paired cells have the same settings, except for this key and keys zipped with it. They also use the
+    same random numbers, so much of the noise cancels.
 
     Args:
         results: the results to compare.
         key: a swept key.
-        first: key value of the results to subtract, given as a value or as printed in tables.
-        second: key value of the results to subtract from.
+        first: value of the key for the results to subtract, as a value or as printed in tables.
+        second: value of the key for the results from which to subtract.
 
     Returns:
-        Results with one cell per setting of the other axes. Each metric is the difference second - first, or
-        NaN if either value is missing.
+        Results with one cell per setting of the other axes. Each metric is the difference second - first,
+        or NaN if either value is missing.
 
     Raises:
         InputError: the key is not swept, or no cells can be paired.
@@ -175,7 +175,7 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
                 side[cell["cell"]] = sign
     if set(side.values()) != {-1.0, 1.0}:
         known = ", ".join(dict.fromkeys(setting(value) for value in values if value is not None))
-        raise InputError(f"{key}: no cells with both {first!r} and {second!r}; choose from {known:.200}")
+        raise InputError(f"{key}: {first!r} and {second!r} were not both swept; choose two of {known:.200}")
 
     def signed(records: pd.DataFrame) -> pd.DataFrame:
         both = records[records["cells"] == 2]
@@ -211,7 +211,7 @@ def _regroup(
     records = weigh(records.assign(cells=series["from"].transform("nunique")))
     keys = ["cell", "seed", "phase", "step", "metric"]
     terms = records.groupby(keys, sort=False, observed=True)
-    # pandas skips NaN in sums, so drop sums with a missing term.
+    # pandas skips NaN when it computes a sum, so drop sums with a missing term.
     whole = terms["value"].count() == terms["cells"].first()
     records = terms["value"].sum().where(whole).reset_index()
     manifest = dict(results.manifest) | {
@@ -230,7 +230,7 @@ def _matching(key: str, values: Sequence[Any], wanted: Any) -> list[Any]:
     printed = dict.fromkeys(x for x in values if isinstance(x, float) and setting(x) == str(wanted))
     if len(printed) > 1:
         listed = ", ".join(map(repr, list(printed)[:5]))
-        raise InputError(f"{key}: {wanted} could be any of {listed}; write all digits of one of them")
+        raise InputError(f"{key}: {wanted} is ambiguous ({listed}); write the value with all its digits")
     return list(printed)
 
 

@@ -1,6 +1,7 @@
-"""Bin statistics, and correlations of points and of bin means under many weightings at once.
+"""Bin statistics, and correlations over points and over bin means, for many weight vectors at once.
 
-A bootstrap resample of N points is a vector of N integer weights, so all resamples are computed in one pass.
+A bootstrap resample of N points is a vector of N integer weights, so all resamples are computed in one
+pass.
 """
 
 from contextlib import suppress
@@ -17,10 +18,10 @@ BINS = 20
 
 
 def axis(results: Run, cell: int) -> dict[str, Any]:
-    """Return the bins of the posterior difference used in a cell, by default `BINS` over [-1, 1].
+    """Return the bins of the posterior difference used in a cell; by default, `BINS` bins over [-1, 1].
 
     Returns:
-        bins, low and high, as keyword arguments for `bin_means`.
+        `bins`, `low` and `high`, as keyword arguments for `bin_means`.
     """
     found: dict[str, Any] = {"bins": BINS, "low": -1.0, "high": 1.0}
     with suppress(InputError):
@@ -31,7 +32,7 @@ def axis(results: Run, cell: int) -> dict[str, Any]:
 
 
 def bin_numbers(x: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
-    """Return the bin index of each point, or -1 if it is outside all bins.
+    """Return the bin index of each point, or -1 if the point is outside all bins.
 
     Bin b is edges[b] ≤ x < edges[b + 1]; the last bin includes its upper edge.
 
@@ -43,7 +44,7 @@ def bin_numbers(x: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
         (N,) int, from -1 to m - 1.
     """
     x, edges = np.asarray(x, float), np.asarray(edges, float)
-    # Ratios of counts can lie exactly on an edge but are rounded to float32, so allow a tolerance.
+    # Ratios of counts can lie exactly on a bin edge, but are rounded to float32, so allow a tolerance.
     gaps = np.diff(edges[np.isfinite(edges)])
     slack = 1e-5 * gaps.min() if gaps.size else 0.0
     inside = (x >= edges[0] - slack) & (x <= edges[-1] + slack)
@@ -52,7 +53,7 @@ def bin_numbers(x: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
 
 
 def quantile_edges(x: ArrayLike, bins: int) -> NDArray[np.float64]:
-    """Return edges of bins with about the same number of points each; tied points share a bin."""
+    """Return edges of bins that contain about equally many points; tied points are in the same bin."""
     inner = np.unique(np.quantile(np.asarray(x, float), np.linspace(0, 1, bins + 1)[1:-1]))
     return np.concatenate([[-np.inf], inner, [np.inf]])
 
@@ -60,7 +61,7 @@ def quantile_edges(x: ArrayLike, bins: int) -> NDArray[np.float64]:
 def bin_means(
     x: ArrayLike, y: ArrayLike, *, bins: int = BINS, low: float = -1.0, high: float = 1.0
 ) -> pd.DataFrame:
-    """Average y within equal bins of x, both (N,).
+    """Average y within bins of x of equal width; x and y are (N,).
 
     Returns:
         One row per bin, with columns center, n, mean and sd (NaN for an empty bin). Points outside [low,
@@ -85,7 +86,7 @@ class Binned(NamedTuple):
 
     Attributes:
         values: (N,).
-        bins: (N,) int; the bin of each point, -1 if it is in none.
+        bins: (N,) int; bin index of each point; -1 if the point is in no bin.
     """
 
     values: Floats
@@ -93,7 +94,7 @@ class Binned(NamedTuple):
 
 
 def correlations(x: Binned, y: Floats, weights: Floats) -> Floats:
-    """Compute correlations of x with y over points and over means in bins of x, under many weightings.
+    """Compute correlations of x with y, over points and over means in bins of x, for many weight vectors.
 
     Args:
         x: N points and their bins.
@@ -101,8 +102,8 @@ def correlations(x: Binned, y: Floats, weights: Floats) -> Floats:
         weights: (R, N) ≥ 0; multiplicity of each point.
 
     Returns:
-        (4, R), in the order of `CORRELATIONS`. NaN if x or y is constant, or if fewer than two points or bins
-        have positive weight.
+        (4, R), in the order of `CORRELATIONS`. NaN if x or y is constant, or if fewer than two points or
+        bins have positive weight.
     """
     ranks = weighted_ranks(x.values, weights), weighted_ranks(y, weights)
     member = (x.bins[:, None] == np.arange(x.bins.max(initial=0) + 1)).astype(float)
@@ -122,10 +123,10 @@ def correlations(x: Binned, y: Floats, weights: Floats) -> Floats:
 
 
 def pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
-    """Compute Pearson's correlation of weighted points along the last axis.
+    """Compute Pearson's correlation over weighted points, along the last axis.
 
     Args:
-        x: (..., N), with the shape of y.
+        x: (..., N); same shape as y.
         y: (..., N); broadcast against the weights.
         weights: (R, N) ≥ 0.
 
@@ -134,7 +135,7 @@ def pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
     """
     total = weights.sum(axis=-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
-        # The mean of equal numbers can differ from them by rounding error.
+        # The mean of equal numbers can differ from them by a rounding error.
         rounding = [1e-24 * (weights * z * z).sum(axis=-1) for z in (x, y)]
         x, y = (z - (weights * z).sum(axis=-1, keepdims=True) / total for z in (x, y))
         xx, yy, xy = ((weights * z).sum(axis=-1) for z in (x * x, y * y, x * y))

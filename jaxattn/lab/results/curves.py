@@ -36,22 +36,21 @@ def curves(
 ) -> RenderedFigure:
     """Plot metrics against the step, as means over seeds with 95 % intervals; see `statistics.aggregate`.
 
-    For phases with different step sizes or dynamics, use x = "p_norm", because their steps are not
+    Use x = "p_norm" to compare phases with different step sizes or dynamics, whose steps are not
     comparable.
 
     Args:
         results: a results folder.
         phase: name of the phase; defaults to every phase with more than two recorded steps, one per row.
-        metrics: one panel each; defaults to loss, accuracy, ‖p‖, log ‖∇L‖ and attention on important tokens.
-            The training and test values of a metric share a panel.
+        metrics: one panel each; defaults to loss, accuracy, ‖p‖, log ‖∇L‖ and attention on important
+            tokens. The training and test values of a metric share a panel.
         cells: indices of the cells, one colour each; defaults to at most twelve cells.
-        x: "step", or the metric on the horizontal axis, plotted as its mean over seeds at each step. Defaults
-            to the metric `time` in phases that record it, such as those of `gradient_flow`, and to the step
-            in all others.
+        x: "step", or the metric on the horizontal axis, plotted as its mean over seeds at each step.
+            Defaults to the metric `time` in phases that record it, such as those of `gradient_flow`, and to
+            the step in all others.
         scale: scale of the vertical axes; None selects a logarithmic scale for metrics without negative
             values whose means span decades.
-        levels: values to mark with dotted horizontal lines in every panel, such as known plateaus of the
-            loss.
+        levels: values marked by dotted horizontal lines in every panel, such as known plateaus of the loss.
         each_seed: True to draw one line per seed instead of the mean and its interval.
 
     Raises:
@@ -165,7 +164,7 @@ def _phases(results: Run, phase: str | None, x: str | None) -> list[str]:
             raise InputError(f"phase {phase!r}: {which} {', '.join(phases)}")
         return [phase]
     steps = records.groupby("phase", observed=True)["step"].nunique()
-    # Omit phases with a single step, which is not a curve.
+    # Omit phases with a single step, because one step is not a curve.
     return [name for name in phases if steps[name] > 2] or phases[-1:]
 
 

@@ -1,4 +1,4 @@
-"""Figures with captions, either drawn now or read from a file."""
+"""Figures with captions, either newly drawn or read from a file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +10,13 @@ from jaxattn.core.settings import Count
 from jaxattn.lab.storage import files
 from jaxattn.lab.storage.files import Damaged
 
-# Checksums of all report files, and captions of user-defined figures. With them, the page can be rewritten
-# without the user's functions.
+# File with the checksums of all report files and the captions of user-defined figures. It allows the page to
+# be rewritten without the user's functions.
 DRAWN = "figures/drawn.json"
 
 
 class CustomCaption(msgspec.Struct, frozen=True):
-    """Caption of a user-defined figure, and the figure's index in the sweep file."""
+    """Caption of a user-defined figure, with the index of the figure in the sweep file."""
 
     index: Count
     name: str
@@ -64,7 +64,7 @@ class RenderedFigure:
     number: int | None = None
 
     def png(self) -> bytes:
-        """Render as PNG. The output is deterministic: the same figure always yields the same bytes."""
+        """Render a deterministic PNG image: the same figure always yields the same bytes."""
         from jaxattn.lab.results import style  # imports matplotlib, which captions do not need
 
         return style.png(self.figure)
@@ -75,7 +75,7 @@ class RenderedFigure:
 
 @dataclass(frozen=True)
 class Picture:
-    """Previously drawn figure, with its caption.
+    """Figure drawn by an earlier report, with its caption.
 
     Attributes:
         name, title, caption, number: see `RenderedFigure`.

@@ -18,7 +18,7 @@ from jaxattn.lab.results.labels import file_name
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import files
 
-# Functions that draw each kind. Their keyword arguments are the only options.
+# Functions that draw each kind of figure. Their keyword arguments are the options of the kind.
 KINDS: Mapping[str, str] = MappingProxyType(
     {
         "convergence": "jaxattn.lab.results.scaling:convergence",
@@ -40,7 +40,7 @@ FigureProgress = Callable[[str, float], None]
 
 
 class Problem(NamedTuple):
-    """Reason why a figure could not be drawn, with the traceback if user code raised an exception."""
+    """Reason why a figure could not be drawn; includes the traceback if user code raised an exception."""
 
     line: str
     trace: str
@@ -125,9 +125,9 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
     Args:
         results: a results folder.
         drawing: a function (results, **options), or a class that is constructed with the options and whose
-            instances are called with the results. It returns a `RenderedFigure` or a matplotlib figure. A
-            matplotlib figure is named after the function or class, and its caption is the first line of the
-            docstring.
+            instances are called with the results. The call returns a `RenderedFigure` or a matplotlib
+            figure. A matplotlib figure gets the name of the function or class, and its caption is the first
+            line of the docstring.
         options: options of the figure.
 
     Raises:
@@ -148,7 +148,7 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
         raise InputError(
             f"figure {name}: returned {type(found).__name__}; return a matplotlib Figure or a RenderedFigure"
         )
-    # An invalid formula raises an error only when it is rendered.
+    # Matplotlib reports an invalid formula only when it renders the figure.
     found.figure.draw_without_rendering()
     return replace(found, name=file_name(found.name))
 
@@ -162,8 +162,8 @@ def draw_all(
 
     Args:
         results: a results folder.
-        own: user-defined functions, keyed by kind, "module:function" as in the sweep file. A function missing
-            from `own` is not imported; the figure drawn by the run is used instead.
+        own: user-defined functions, keyed by their kind "module:function" in the sweep file. A function
+            that is missing from `own` is not imported; the figure drawn by the run is shown instead.
         progress: progress callback (what, finished fraction).
 
     Returns:
@@ -189,7 +189,7 @@ def draw_all(
                 drawn = before[number]
             else:
                 raise InputError(
-                    "the run did not draw it, and loading results never executes code from a folder; run the "
+                    "not drawn by the run, and loading results never executes code from a folder; run the "
                     "study again"
                 )
         except (InputError, UserCodeError) as error:
@@ -203,7 +203,7 @@ def draw_all(
 
 
 def custom_captions(results: Run, figures: Sequence[RenderedFigure | Picture]) -> tuple[CustomCaption, ...]:
-    """Return the index, name, title and caption of each user-defined figure."""
+    """Return the index, the name, the title and the caption of each user-defined figure."""
     specs = results.manifest["config"].get("figures") or []
     return tuple(
         CustomCaption(each.number, each.name, each.title, each.caption)
@@ -215,7 +215,7 @@ def custom_captions(results: Run, figures: Sequence[RenderedFigure | Picture]) -
 def _draw_guarded(
     drawing: Callable[[], RenderedFigure], files: frozenset[str] = frozenset()
 ) -> RenderedFigure:
-    """Draw a figure. An exception caused by user code or by a folder's data fails only this figure."""
+    """Draw a figure, converting exceptions to UserCodeError if user code caused them, else to InputError."""
     try:
         return drawing()
     except InputError:

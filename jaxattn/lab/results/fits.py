@@ -14,7 +14,10 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """Power law y ≈ exp(intercept) x^slope. The slope has a confidence interval over seeds, or NaN bounds."""
+    """Power law y ≈ exp(intercept) x^slope, with a confidence interval for the slope over seeds.
+
+    The bounds of the interval are NaN if there is none.
+    """
 
     slope: float
     intercept: float
@@ -34,7 +37,7 @@ def power_law(x: ArrayLike, y_by_seed: ArrayLike) -> PowerLaw:
     The slope is the mean of the slopes fitted to the seeds, with Student's 95 % interval for this mean.
 
     Args:
-        x: (m,) > 0, or (m, seeds) if it differs between seeds; NaN drops a point. At least two values must
+        x: (m,) > 0, or (m, seeds) if x differs between seeds; NaN drops a point. At least two values must
             be distinct.
         y_by_seed: (m, seeds). A seed is dropped unless y is positive and finite at every x.
 
@@ -63,13 +66,13 @@ def powers(x: Any, y: Any) -> _Floats:
         y: (S, m) float > 0; NaN drops a point.
 
     Returns:
-        (S,) float64; NaN for a seed with fewer than two distinct points.
+        (S,) float64; NaN for a seed with fewer than two distinct values of x.
     """
     return _lines(x, y)[0]
 
 
 def _lines(x: Any, y: Any) -> tuple[_Floats, _Floats, _Floats]:
-    """Return the slope, mean log x and mean log y for each row, over positive points."""
+    """Return the slope, mean log x and mean log y for each row, over points with positive x and y."""
     y = np.asarray(y, float)
     x = np.broadcast_to(np.asarray(x, float), y.shape)
     used = (x > 0) & (y > 0) & np.isfinite(x) & np.isfinite(y)

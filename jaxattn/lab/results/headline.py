@@ -1,4 +1,4 @@
-"""Summary of a run: six metrics, two sentences, and notes that explain the numbers."""
+"""Summary of a run: up to six metrics, two sentences, and notes that explain the numbers."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +32,7 @@ STANDARD = (
 
 
 class _Estimated(NamedTuple):
-    """Estimate of a metric in a cell: settings, phase, and the estimate as text and as numbers."""
+    """Estimate of a metric in a cell: settings, phase, and the estimate as a string and as numbers."""
 
     settings: str
     phase: str
@@ -45,11 +45,12 @@ class _Estimated(NamedTuple):
 def metrics(results: Run) -> list[str]:
     """Select at most six metrics to display.
 
-    They are one accuracy, the loss, up to two requested metrics, then metrics from `STANDARD`. A metric is
-    requested if it is user-defined or comes from a built-in probe in `probes.own`.
+    The list consists of one accuracy, the loss, up to two requested metrics, and metrics from `STANDARD`. A
+    metric is requested if it is user-defined or comes from a built-in probe in `probes.own`.
 
     Returns:
-        Names in display order. The accuracy is the first available of test, validation and training accuracy.
+        Names in display order. The accuracy is the first available of test, validation and training
+        accuracy.
     """
     names = recorded(results)
     asked = [name for name in names if name not in STANDARD]
@@ -62,8 +63,8 @@ def metrics(results: Run) -> list[str]:
 def sentences(results: Run) -> tuple[str, str]:
     """Return two sentences: the final accuracy and loss, and the behaviour of E·v, attention and p.
 
-    The numbers are those of `summary_rows`, at the last step of the last phase that recorded them. For
-    several cells, the lowest and highest numbers are reported.
+    The numbers are those in `summary_rows`, for the last phase that recorded the metric. For several cells,
+    the lowest and the highest number are reported.
     """
     names = recorded(results, finite=True)
     asked = [name for name in names if name not in STANDARD and name not in DIRECTIONS]
@@ -95,7 +96,7 @@ def sentences(results: Run) -> tuple[str, str]:
 
 
 def recorded(results: Run, *, finite: bool = False) -> list[str]:
-    """Return the metrics recorded at the end of phases, except single bins.
+    """Return the metrics recorded at the ends of phases, except metrics of single bins.
 
     If `finite`, return only those that have a finite value.
     """
@@ -157,7 +158,7 @@ def _capitalised(text: str) -> str:
     return text[0].upper() + text[1:] if text.startswith(("attention ", "there ", "the ")) else text
 
 
-# Rank correlations over fewer tokens are unreliable.
+# Minimum number of tokens for a reliable rank correlation.
 FEW = 10
 _OVER_TOKENS = re.compile(r"spearman_\w+_tokens")
 _OVER_SIGNED_BINS = re.compile(r"spearman_(Ev|Ep_signed)_bins")
@@ -165,7 +166,7 @@ _OF_IMPORTANT = re.compile(r"important_(mass|selected|tied)")
 
 
 def caveats(results: Run) -> list[str]:
-    """Explain why metrics have no final value, and which tokens and bins the other metrics are based on.
+    """Explain why some metrics have no final value, and on which tokens and bins the other metrics are based.
 
     Returns:
         One line per reason, starting with the affected metrics.

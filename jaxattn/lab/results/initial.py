@@ -1,4 +1,4 @@
-"""Initial parameters of a run, recomputed from its study and the seed."""
+"""Initial parameters of a run, recomputed from the study and the seed."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -24,7 +24,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class _NoImports(ImportPaths):
-    """Import resolver for configs read from a folder: it refuses to import code."""
+    """Import resolver for configs read from a results folder; refuses to import code."""
 
     def load(self, name: str) -> Any:
         raise InputError(f"the study uses {name}, and loading a folder never imports code")
@@ -33,8 +33,8 @@ class _NoImports(ImportPaths):
 def initial_arrays(results: Run, cell: int, seed: int, trained: Arrays) -> Arrays:
     """Recompute the initial parameters of one seed of one cell, in the form in which a run stores them.
 
-    `trained` contains the trained parameters, which determine the vocabulary size for texts. The function
-    compiles the same program as the run, in which numbers that differ between cells are traced.
+    `trained` contains the trained parameters, which determine the vocabulary size for texts. As in the run,
+    numbers that differ between cells are traced, so the compiled program is the same.
 
     Raises:
         InputError: the results were loaded from a folder, and the study needs custom code or a data file.
@@ -73,7 +73,7 @@ def _shapes(results: Run, setting: Setting, trained: Arrays) -> tuple[Splits, Se
 
 
 def like_parameters(arrays: Mapping[str, Any]) -> corpus.Corpus:
-    """Return the shapes of a corpus for which a built-in model has parameters of the given shapes."""
+    """Return corpus shapes for which the parameters of a built-in model have the given shapes."""
     p, v = (np.ndim(arrays.get(name, ())) for name in "pv")
     # v has one more axis than the queries p if there are more than two classes.
     classes = arrays["v"].shape[-1] if v > p else 2

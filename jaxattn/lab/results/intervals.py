@@ -1,7 +1,7 @@
 """95 % intervals for means, fractions and resampled statistics; see docs/reference/intervals.md.
 
-Every function returns NaN if the data do not allow an error estimate: for a single seed, or if all seeds have
-the same value, for example at a boundary of the range.
+Every function returns NaN if the data allow no error estimate: if there is only one seed, or if all
+seeds have the same value, for example at a boundary of the range.
 """
 
 import math
@@ -14,7 +14,7 @@ _Floats = NDArray[np.float64]
 
 LEVEL = 0.95
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-# With fewer seeds, the coverage of bootstrap intervals is below its nominal level.
+# Minimum number of seeds for bootstrap intervals; with fewer, their coverage is below its nominal level.
 BOOTSTRAP_SEEDS = 20
 
 
@@ -76,8 +76,8 @@ def jackknife(value: Any, left_out: Any) -> tuple[Any, Any]:
 
         value ± t σ,   σ² = (n - 1)/n Σ_i (x_(i) - mean)²
 
-    For a mean, this is Student's interval. For any other symmetric function of the seeds, the expectation of
-    σ² is at least the variance at n - 1 seeds, but the interval may still cover less than 95 %.
+    For a mean, this is Student's interval. For any other symmetric function of the seeds, the expectation
+    of σ² is at least the variance for n - 1 seeds, but the coverage may still be below 95 %.
 
     Args:
         value: (...) float; the statistic over all seeds.
@@ -105,9 +105,9 @@ def accelerated(
 ) -> tuple[_Floats, _Floats]:
     """Compute bias-corrected and accelerated (BCa) bootstrap intervals.
 
-    The percentiles are Φ(z0 + (z0 + z)/(1 - a (z0 + z))) for z = ± the normal quantile. Here z0 is Φ⁻¹ of the
-    fraction of resampled values below the value, and a = Σ d_i³ / (6 (Σ d_i²)^(3/2)), where d_i = mean_j
-    x_(j) - x_(i).
+    The percentiles are Φ(z0 + (z0 + z)/(1 - a (z0 + z))), where z is plus or minus the normal quantile.
+    Here z0 is Φ⁻¹ of the fraction of resampled values below the value, and a = Σ d_i³ / (6 (Σ d_i²)^(3/2)),
+    where d_i = mean_j x_(j) - x_(i).
 
     Args:
         value: (...) float.

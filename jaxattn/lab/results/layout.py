@@ -54,7 +54,8 @@ def _text(x: Any) -> str:
 
 HERE = Path(__file__).parent
 STYLE = HERE / "page.css"
-# Widths in em: an A4 page in the smallest font of page.css, and a phone screen in the text font.
+# Widths in multiples of the font size: an A4 page at the smallest size in page.css, and a phone screen at the
+# body size.
 TABLE_WIDTH_REM, PHONE = 77.0, 27.0
 TABLE_COLUMNS = 16
 LETTER, BOLD_LETTER, PADDING = 0.63, 0.7, 0.8
@@ -64,10 +65,10 @@ COLUMN_RULES = "".join(
     f".many td:nth-child({k})::before {{ content: var(--h{k}); }}\n"
     for k in range(1, TABLE_COLUMNS + 1)
 )
-# Words longer than this may be broken at any character.
+# Words with more characters than this may be broken at any character.
 _LONG = 30
 NUMBER = re.compile(r"[-–−∞]?[\d.,]*(e[-−]?\d+)?(\s?(%|s|GiB))?( \[.*\])?( \(n=\d+\))?|nan")
-# Colour for each verdict, and for other sentences that pages show in place of a verdict.
+# Tone of each verdict, and of the other phrases that pages show in place of a verdict.
 TONES = (
     ("no", re.compile("differs|fails|does not hold|(below|inside) the null band")),
     ("open", re.compile("inconclusive|cannot tell|undecided|for some")),
@@ -82,8 +83,8 @@ class Column(NamedTuple):
         head: name of the column.
         cells: formatted cells.
         number: True if all cells are numbers; the column is then right-aligned.
-        long: True if a word is so long that it may be broken.
-        least: minimum width in em at which no other word is broken.
+        long: True if the column contains a word so long that it may be broken.
+        least: minimum width in em at which no shorter word is broken.
     """
 
     head: str
@@ -106,7 +107,7 @@ class Piece(NamedTuple):
 
     @property
     def many(self) -> bool:
-        """Return True if the columns together are too wide for a phone."""
+        """Return True if the columns are together too wide for a phone."""
         return self.least > PHONE
 
     @property
@@ -120,7 +121,7 @@ class Piece(NamedTuple):
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the formatted cells, row by row."""
+        """Return the formatted cells as one tuple per row."""
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
 
@@ -129,9 +130,9 @@ def fill(template: Path, **content: Any) -> str:
 
     Args:
         template: path of the template. {{ style }} inserts the style shared by all pages. The filter
-            `embedded` encodes bytes as base64, `typeset` inserts minus signs, `coded` also formats code
-            between backticks, and `tone` returns the colour of a verdict. The macro `shown` in table.html
-            formats a table.
+            `embedded` encodes bytes as base64, `typeset` inserts minus signs, `coded` also formats code in
+            backticks, and `tone` returns the colour for a verdict. The macro `shown` in table.html formats
+            a table.
         content: variables for the template.
     """
     import jinja2
@@ -151,18 +152,18 @@ def fill(template: Path, **content: Any) -> str:
 
 
 def texts(table: pd.DataFrame) -> pd.DataFrame:
-    """Format all entries and column names of a table as strings for display."""
+    """Format all entries and column names of a table as strings."""
     return table.rename(columns=str).map(_text)
 
 
 def tone(verdict: str) -> str:
-    """Return the colour for a verdict: "yes", "no" or "open"; "" if the text is not a verdict."""
+    """Return the colour for a verdict, "yes", "no" or "open", or "" if the string is not a verdict."""
     return next((name for name, words in TONES if words.search(verdict)), "")
 
 
 def shown_width(png: bytes) -> int:
     """Return the display width of a PNG image: half its pixel width, for high-density displays."""
-    # The header of a PNG file contains its width in bytes 16 to 19.
+    # Bytes 16 to 19 of a PNG file contain the image width in pixels.
     return int.from_bytes(png[16:20]) // 2
 
 
@@ -189,7 +190,7 @@ def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
 
 
 def _total_width(columns: list[Column]) -> float:
-    # The rounding error of `sum` depends on the Python version, and committed pages must not.
+    # Committed pages must not depend on the Python version, but the rounding error of `sum` does.
     return round(math.fsum(column.least for column in columns), 1)
 
 

@@ -1,4 +1,4 @@
-"""Results of a run as an object with tables, statistics, figures and trained parameters."""
+"""Results of a run as an object with methods for tables, statistics, figures and trained parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ SHOWN_ROWS = 24
 class Results(Run):
     """Results of a finished or unfinished run, with methods for analysis.
 
-    The tables are attributes inherited from `run.Run`.
+    The tables are attributes; see `run.Run`.
     """
 
     def choose(
@@ -52,7 +52,8 @@ class Results(Run):
             metrics: names of the metrics; all if empty.
             phases: names of the phases; all if empty.
             where: required values of config keys.
-            by: config keys. Cells that agree in these keys are averaged seed by seed; see `combine.group`.
+            by: config keys. Cells with the same values for these keys are averaged seed by seed; see
+                `combine.group`.
             seed: random seed of the bootstrap for interquartile means.
             resamples: number of bootstrap resamples.
             confidence: coverage of the intervals.
@@ -68,7 +69,7 @@ class Results(Run):
         return statistics.aggregate(pooled, seed=seed, resamples=resamples, confidence=confidence)
 
     def summary(self, *, metrics: Sequence[str] = (), statistic: str = "mean") -> pd.DataFrame:
-        """Return a table for display, with the last step of each phase; see `statistics.summary_table`."""
+        """Return a table of the last step of each phase, for display; see `statistics.summary_table`."""
         return statistics.summary_table(self, metrics=metrics or None, statistic=statistic)
 
     def pair(
@@ -137,19 +138,21 @@ class Results(Run):
             seed: the seed; defaults to the first one.
             phase: name of the phase; defaults to the last one, or to the first one if `step` is given.
             step: 0 for the parameters at the start of the phase. Initial parameters are recomputed from the
-                study and the seed.
+                study and the seed; they are not stored.
             model: an object with init(key, like, *, dtype), which determines the type of the result. Defaults
                 to the run's model if it is built in or was run in this session; otherwise the result is a
                 `params.Parameters`.
 
         Returns:
-            A frozen pytree of JAX arrays, with the parameters as attributes. The parameters of a float64 run
-            are float64, so compute with them under jax.enable_x64(True).
+            A frozen pytree of JAX arrays, with the parameters as attributes. For a float64 run they are
+            float64, so compute with them under jax.enable_x64(True).
 
         Raises:
             InputError: the cell, seed or phase is unknown; the checkpoint is missing or damaged; the
-                parameters of `model` differ from those of the run; or the initial parameters of a loaded
-                folder depend on custom code or a data file.
+                parameters
+                of `model` differ from those of the run; or the initial parameters of a loaded folder depend
+                on
+                custom code or a data file.
         """
         from jaxattn.lab.results.params import params_of  # imports JAX, which tables and figures do not need
 
@@ -159,12 +162,13 @@ class Results(Run):
         """Return the data for one seed of one cell, exactly as used in the run.
 
         Returns:
-            A `jaxattn.data.Splits`: training, test and validation corpus, and statistics of the training
+            A `jaxattn.data.Splits`: training, test and validation data, and statistics of the training
             tokens.
 
         Raises:
             InputError: the cell or seed is unknown; or the results were loaded from a folder, and the data
-                come from files or user-defined code.
+                come
+                from files or user-defined code.
         """
         from jaxattn.lab.results.params import (
             dataset_of_run,  # imports JAX, which tables and figures do not need

@@ -1,4 +1,4 @@
-"""Parameters from the checkpoints of finished batches, and the data they were trained on."""
+"""Parameters from the checkpoints of finished batches, and the data on which they were trained."""
 
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -33,7 +33,7 @@ _AGAIN = "load another folder, or run the sweep again"
 
 @jax.tree_util.register_pytree_with_keys_class
 class Parameters:
-    """Named arrays as a frozen pytree: `parameters.E`, or `parameters.head.kernel` for "head.kernel"."""
+    """Named arrays as a frozen pytree with attributes: `parameters.E`, or `parameters.head.kernel`."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         """Store the arrays by name."""
@@ -52,7 +52,7 @@ class Parameters:
         raise AttributeError(f"{name}: parameters are immutable; create new ones with `replace`")
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
+        """Iterate over the names of the arrays."""
         return iter(self._arrays)
 
     def __dir__(self) -> list[str]:
@@ -63,7 +63,7 @@ class Parameters:
         return f"Parameters({', '.join(shapes)})"
 
     def replace(self, **arrays: Any) -> "Parameters":
-        """Return a copy in which some arrays are replaced."""
+        """Return a copy with some arrays replaced."""
         unknown = [name for name in arrays if name not in self._arrays]
         if unknown:
             raise AttributeError(f"no parameter {unknown[0]!r}; the parameters are {', '.join(self._arrays)}")
@@ -90,12 +90,12 @@ def params_of(
 ) -> Any:
     """Return the parameters of one seed of one cell, before or after a phase; see `load.Results.params`.
 
-    Parameters in span coordinates are converted to vectors in R^d, using a basis that is sampled again from
-    the seed. For d = ∞ they remain in span coordinates. Vocabulary padding is removed.
+    Parameters in span coordinates are converted to vectors in R^d, with a basis that is sampled from the
+    seed again. For d = ∞, they remain in span coordinates. Vocabulary padding is removed.
     """
     results.settings(cell)
     if step not in (None, 0):
-        raise InputError(f"step {step}: use step 0, or omit step for the end of the phase")
+        raise InputError(f"step {step}: not stored; use step 0, or omit step for the end of the phase")
     batch, place, seed = _place(results, cell, seed)
     with copies.naming():
         state = _restore(results, cell, batch)
@@ -151,7 +151,7 @@ def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
 
 
 def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
-    """Restore the trained parameters for all runs in a finished batch, keyed by phase."""
+    """Restore the trained parameters of all runs in a finished batch, keyed by phase."""
     directory = Path(os.path.abspath(results.directory))
     with fixing(directory):
         saved = batch_state.read_shown(directory, batch)
@@ -173,7 +173,7 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
     runs = len(saved.origin.cells) * len(batch_state.spans(batch)[1])
     phases = list(state.values()) if isinstance(state, dict) else [None]
     if not all(isinstance(of, dict) and _has_runs(of, runs) for of in phases):
-        raise InputError(f"{folder}: does not contain the parameters of the {runs} runs of {batch}; {_AGAIN}")
+        raise InputError(f"{folder}: does not contain the parameters of the {runs} runs in {batch}; {_AGAIN}")
     return {name: state[name] for name in _in_order(results, cell, list(state))}
 
 
@@ -191,7 +191,7 @@ def _has_runs(arrays: Arrays, runs: int) -> bool:
 
 
 def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
-    """Sort phases in run order. Blocks may have different phases, and `results` may lack some of them."""
+    """Sort phases in run order; blocks may have different phases, and `results` may lack some phases."""
     recorded = [str(name) for name in results.records["phase"][results.records["cell"] == cell].unique()]
     planned = [entry["name"] for entry in results.lookup(cell, "phases")]
     known = recorded if set(phases) <= set(recorded) else planned
@@ -234,7 +234,8 @@ def _without_padding(arrays: Arrays, vocab_size: int | None) -> Arrays:
     if vocab_size is None or "E" not in arrays or len(arrays["E"]) <= vocab_size:
         return arrays
     padded, dim = arrays["E"].shape
-    # If V = d, the shape does not reveal the vocabulary axis. Only E is known to have one row per token.
+    # If V = d, the shape does not show which axis is the vocabulary. Only E is known to have one row per
+    # token.
     over_tokens = [
         name for name, x in arrays.items() if x.ndim and len(x) == padded and (name == "E" or padded != dim)
     ]
@@ -262,7 +263,7 @@ def _as_model_params(arrays: Mapping[str, Any], model: Any, like: Dataset) -> An
     held, expected = (dict(sorted(each.items())) for each in shapes)
     if held != expected:
         raise InputError(
-            f"model: its parameters are {expected}, but the run stored {held}; pass the model used in the run"
+            f"model: has parameters {expected}, but the run stored {held}; pass the model used in the run"
         )
     return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
 

@@ -37,8 +37,8 @@ def read_results(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.Data
     """Read a results folder, without importing or executing code from it.
 
     Returns:
-        Manifest, records and tokens; see `run.Run`. For an unfinished run, these are the measurements from
-        finished batches, those from other batches up to their last checkpoint, and the failures in both.
+        Manifest, records and tokens; see `run.Run`. For an unfinished run, these contain all measurements
+        of finished batches, those of other batches up to their last checkpoint, and the failures in both.
 
     Raises:
         InputError: the folder does not exist, is not a results folder, or contains no measurements yet; a
@@ -92,7 +92,7 @@ def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[BatchState, 
 
 
 def _joined(tables: list[pd.DataFrame], name: str, directory: Path, known: Mapping[str, Any]) -> pd.DataFrame:
-    """Validate and concatenate tables; raise Damaged for contents that no run could have written."""
+    """Validate and concatenate tables; raise Damaged if no run could have written their contents."""
     columns, path = _COLUMNS[name], directory / f"{name}.parquet"
     # A batch saved before its first measurement has tables without columns.
     tables = [table for table in tables if len(table)]
@@ -129,7 +129,7 @@ def _holds(values: pd.Series, column: str) -> bool:
 
 
 def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-    # Even with NaN logits, a constant prediction has an accuracy; exclude it from means.
+    # A run with NaN logits predicts one class and still has an accuracy; exclude such values from means.
     phase, phases = pd.factorize(records["phase"])
     order = {name: number for number, name in enumerate(phases)}
     seeds = set(manifest["seeds"])
@@ -190,7 +190,7 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
 def _batch(
     directory: Path, batch: str, known: Mapping[str, Any] | None
 ) -> tuple[list[str], BatchState | None]:
-    """Return the faults and the state of a batch; retry if a run changes the state in the meantime."""
+    """Return the faults and the state of a batch; start again if a run changes the state in the meantime."""
     while True:
         try:
             saved = batch_state.read_shown(directory, batch)
@@ -221,7 +221,7 @@ def _of_state(directory: Path, batch: str, saved: BatchState, known: Mapping[str
         folder = batch_state.checkpoint_path(directory, batch, saved.checkpoint.number)
         checkpoints.restore(folder, saved.checkpoint, directory)
     except Damaged as error:
-        # Runs do not read the parameters of a finished batch.
+        # A resumed run does not read the parameters of a finished batch, so its state must be deleted first.
         first = f"; delete {batch_state.path(directory, batch)}" if saved.finished else ""
         found.append(f"{error}{first}")
     return found

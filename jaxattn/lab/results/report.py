@@ -25,7 +25,7 @@ from jaxattn.lab.storage import files
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 TOP = 20
-# Maximum number of table rows, and of failures, shown on a page. The files contain all of them.
+# Maximum number of table rows and of failures shown on a page. The files list all of them.
 _ROWS = 1000
 
 
@@ -38,7 +38,7 @@ class Report:
         summary: summary.csv, with the last step of each phase.
         figures: each figure as PNG and as PDF.
         problems: figures that could not be drawn, with the reasons.
-        made_by: note on the package version that produced the run, if it differs from the installed version.
+        made_by: note on the package version that produced the run; empty if it is the installed version.
     """
 
     page: Path
@@ -70,7 +70,7 @@ def write_report(
         The files, and the figures that could not be drawn.
 
     Raises:
-        InputError: the folder cannot be read, see `load`.
+        InputError: the folder cannot be read; see `load`.
         RunError: the folder is not writable.
     """
     results = load(directory)
@@ -104,7 +104,7 @@ def write_report(
 def _rendered(
     drawn: Sequence[RenderedFigure | Picture], progress: FigureProgress
 ) -> tuple[dict[str, bytes], dict[str, bytes], list[Problem]]:
-    """Render figures as PNG and PDF, by name. Invalid labels raise here, where they are parsed."""
+    """Render figures as PNG and PDF, keyed by name. Matplotlib detects invalid labels only here."""
     images, vectors, problems = {}, {}, []
     for number, each in enumerate(drawn):
         progress(f"writing figure {number + 1} of {len(drawn)}", number / len(drawn))
@@ -194,7 +194,7 @@ def _tops(results: Run) -> list[dict[str, Any]]:
 
 
 def _summaries(results: Run) -> list[tuple[pd.DataFrame, int, int]]:
-    """Return (first rows, number of key columns, total number of rows) for each summary table."""
+    """Return, for each summary table, its first rows, number of key columns and total number of rows."""
     chosen, every = headline.metrics(results), headline.recorded(results)
     tables = [
         summary_table(results, metrics=names)

@@ -1,4 +1,4 @@
-"""Run read from its folder: settings, records and final tokens."""
+"""Run read from its folder: settings, records and token tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +40,8 @@ class Run:
         records: long-form table with one row per (cell, seed, phase, step, metric) and its value; NaN from
             the step at which a seed failed.
         tokens: one row per (cell, seed, phase, token), and per class for K > 2 classes; may be empty.
-        study: the study, if it was run in this session; a folder contains only the names of custom code.
+        study: the study, if it was run in this session, else None. A folder contains only the names of
+            custom code.
     """
 
     directory: Path
@@ -56,12 +57,12 @@ class Run:
 
     @property
     def phases(self) -> list[str]:
-        """Return the recorded phases in run order."""
+        """Return the phases with records in run order."""
         return [str(phase) for phase in self.records["phase"].unique()]
 
     @property
     def cells(self) -> pd.DataFrame:
-        """Return one row per cell: its index, axis values, and held random numbers, if any."""
+        """Return one row per cell, with its index, its axis values and any held random numbers."""
         rows = [
             {"cell": cell["cell"], **cell["settings"], "hold": ", ".join(cell.get("hold", ()))}
             for cell in self.manifest["cells"]
@@ -80,7 +81,7 @@ class Run:
 
     @property
     def derived(self) -> list[str]:
-        """Return the operations from which the values were derived; empty if the values were recorded."""
+        """Return the operations from which the values were derived; empty for recorded values."""
         return list(self.manifest.get("derived", []))
 
     @property
@@ -110,13 +111,13 @@ class Run:
         return value
 
     def class_names(self, cell: int) -> tuple[str, ...]:
-        """Return the class names for a cell's corpus if its config has them, the negative class first."""
+        """Return the class names of a cell's corpus, with the negative class first; empty if unknown."""
         config = self.config(cell)
         names = find_cell(config, "data.class_names") or find_cell(config, "data.labels")
         return tuple(map(class_name, names)) if isinstance(names, list | tuple) else ()
 
     def label(self, metric: str) -> str:
-        """Return a metric's label for figures, from its probe or, by default, the paper's symbol."""
+        """Return the figure label of a metric, declared by its probe or else the paper's symbol."""
         text = metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
         return text if len(text) <= LONGEST_LABEL else short_name(text, LONGEST_LABEL)
 
@@ -126,7 +127,7 @@ class Run:
         return found.pop() if len(found) == 1 else CUSTOM_SCORES[1]
 
     def cell_words(self, cell: int) -> str:
-        """Return the caption text that identifies a cell, or "" if there is only one cell."""
+        """Return a caption phrase that identifies a cell, or "" if there is only one cell."""
         if len(self.manifest["cells"]) == 1:
             return ""
         settings = ", ".join(f"{axis} = {setting(value)}" for axis, value in self.settings(cell).items())
@@ -144,7 +145,7 @@ class Run:
         return "; ".join(f"cell {ranges_text(own)}: {words or NOT_HELD}" for words, own in cells.items())
 
     def score_names(self, cell: int) -> tuple[str, str]:
-        """Return the names of the token scores of a cell's model, for a caption and for a figure."""
+        """Return the names of the token scores of a cell's model, one for captions and one for figures."""
         try:
             kind = str(self.lookup(cell, "model.kind"))
         except InputError:
@@ -166,16 +167,16 @@ class Run:
 
     @property
     def command(self) -> str:
-        """Return the command that started, or resumes, the run."""
+        """Return the command that started the run, or that resumes it."""
         return run_command(self.manifest)
 
     @property
     def made_by(self) -> str:
-        """Return a note if the run was produced by code other than the installed version, else ""."""
+        """Return a note if other code than the installed version produced the run, else ""."""
         return provenance.differs(provenance.makers(self.manifest))
 
     def config(self, cell: int) -> Mapping[str, Any]:
-        """Return the config of one cell, without its axis values."""
+        """Return the config of a cell without its axis values."""
         config: Mapping[str, Any] = self._entry(cell).get("config", self.manifest["config"])
         return config
 
@@ -197,7 +198,7 @@ class Run:
 
 
 def find_cell(tree: Any, key: str) -> Any:
-    """Return the value at a dotted key, or None; list entries are addressed by index or name."""
+    """Return the value at a dotted key, or None. List entries are addressed by index or name."""
     for part in key.split("."):
         if isinstance(tree, list | tuple):
             named = {str(number): entry for number, entry in enumerate(tree)}

@@ -1,4 +1,4 @@
-"""Common figure style: fonts, colours, legends and file formats."""
+"""Common style of all figures: fonts, colours, legends and file formats."""
 
 import re
 import warnings
@@ -15,7 +15,7 @@ from PIL import Image
 
 COLORS = 256
 FIGURE_WIDTH = 6.8  # inches: the text width of most papers
-# Font size in points and resolution in pixels per inch for all figures; the resolution is twice that of a
+# Font size in points and resolution in pixels per inch for all figures. The resolution is twice that of a web
 # page.
 SIZE, DPI = 9.0, 220
 INK, SOFT, _GRID = "#222222", "#6b6b6b", "#e8e8e8"
@@ -76,7 +76,7 @@ _COLUMNS = 8
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Apply matplotlib's defaults and `RC` within a context, regardless of the user's matplotlibrc."""
+    """Apply matplotlib's default style and `RC` within a context, regardless of the user's matplotlibrc."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(RC)
@@ -86,7 +86,7 @@ def style() -> Iterator[None]:
 def use_in_notebook() -> None:
     """Use this style for all figures in a notebook, at twice the screen resolution."""
     matplotlib.rcParams.update(RC | {"figure.figsize": (FIGURE_WIDTH, 2.8), "figure.dpi": 110})
-    # This package is available only in notebooks.
+    # matplotlib_inline is available only in notebooks.
     with suppress(ImportError):
         from matplotlib_inline.backend_inline import set_matplotlib_formats
 
@@ -103,7 +103,7 @@ def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
 
 
 def colours(count: int, *, ordered: bool) -> list[str]:
-    """Return line colours: a sequence from light to dark for ordered cells, otherwise distinct colours."""
+    """Return line colours: from light to dark for ordered cells, otherwise clearly distinct."""
     if count == 1:
         return [BLUE]
     if not ordered and count <= len(DISTINCT):
@@ -112,7 +112,7 @@ def colours(count: int, *, ordered: bool) -> list[str]:
 
 
 def png(figure: Figure, dpi: int | None = None) -> bytes:
-    """Render a figure as a deterministic PNG with a palette, which reduces its size by two thirds."""
+    """Render a figure as a deterministic PNG with a palette, which makes the file two thirds smaller."""
     drawn = Image.open(BytesIO(_render(figure, "png", {"Software": None}, dpi)))
     content = BytesIO()
     few = drawn.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
@@ -124,7 +124,7 @@ def pdf(figure: Figure) -> bytes:
     """Render a figure as a deterministic PDF with embedded fonts, in the same layout as its PNG."""
     layout = figure.get_layout_engine()
     with style():
-        # Computing the layout again would draw the figure a second time.
+        # Keep this layout: computing it again would draw the figure a second time.
         figure.set_layout_engine(None)
     try:
         return _render(figure, "pdf", {"CreationDate": None}, None)
@@ -136,10 +136,9 @@ def pdf(figure: Figure) -> bytes:
 def _render(figure: Figure, kind: str, metadata: dict[str, None], dpi: int | None) -> bytes:
     content = BytesIO()
     with style(), warnings.catch_warnings():
-        # Vocabularies may contain letters that are in no installed font; it is acceptable to show a box
-        # instead.
+        # Vocabularies may contain letters that no installed font has; a box in their place is acceptable.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        # Names that are too long for a figure leave no space for the axes.
+        # Names that are too long for a figure may leave no space for the axes.
         warnings.filterwarnings("ignore", message="constrained_layout not applied")
         figure.savefig(content, format=kind, metadata=metadata, dpi=dpi or RC["savefig.dpi"])
     return content.getvalue()

@@ -1,4 +1,4 @@
-"""Pages for measurements made outside a study: sentences, figures and tables in one self-contained file."""
+"""Self-contained pages for measurements made outside a study, with sentences, figures and tables."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -30,7 +30,7 @@ def summary_page(
         heading: heading of the page.
         lines: sentences below the heading.
         figures: figures with captions.
-        tables: (title, table, number of leading columns that identify a row) for each table.
+        tables: for each table, (title, table, number of leading columns that identify a row).
         note: paragraph at the end.
         toned: True to colour each sentence by its verdict.
     """

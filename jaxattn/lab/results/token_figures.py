@@ -34,9 +34,10 @@ def importance(
 
     Args:
         results: a results folder.
-        phase: the phase at whose end tokens are shown; None selects the last one.
+        phase: the phase after which tokens are shown; None selects the last phase.
         cell: index of the cell.
-        label: class index or name, if K > 2; defaults to at most six classes, with one row of panels each.
+        label: index or name of a class, if K > 2. By default, at most six classes are shown, with one row
+            of panels each.
 
     Raises:
         InputError: the phase, cell or class is unknown, or there are no tokens.
@@ -103,11 +104,12 @@ def one_step_law(
         results: a results folder.
         phase: the one-step phase; defaults to the first phase of kind "one_step".
         cell: index of the cell.
-        label: class index or name, if K > 2; defaults to all classes in one panel.
+        label: index or name of a class, if K > 2; by default, all classes are shown in one panel.
         step_size: η0; defaults to the step size of the phase, or of the cell if it is swept.
 
     Raises:
-        InputError: the phase, cell or class is unknown, or there is no one-step phase or there are no tokens.
+        InputError: the phase, cell or class is unknown, or there is no one-step phase or there are no
+            tokens.
 
     Source:
         Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
@@ -251,7 +253,7 @@ def _cell_part(results: Run, cell: int) -> list[str]:
     return [f"cell{cell}"] if len(results.manifest["cells"]) > 1 else []
 
 
-# Maximum number of tokens in a figure, at one line each.
+# Maximum number of tokens in a figure with one line per token.
 _MOST = 500
 
 
@@ -267,7 +269,7 @@ def top_tokens(
 
     Args:
         results: a results folder.
-        phase: the phase at whose end tokens are shown; None selects the last one.
+        phase: the phase after which tokens are shown; None selects the last phase.
         cell: index of the cell.
         number: number of tokens.
         min_count: minimum number of occurrences of a token.
@@ -320,7 +322,7 @@ def top_tokens(
 
 
 def _shades(tokens: Tokens, best: pd.DataFrame) -> tuple[list[Any], dict[str, Any]]:
-    """Return a colour per token, by the sign of α or by class if K > 2, and the legend of the colours."""
+    """Return one colour per token, by the sign of α or by class if K > 2, and the legend for them."""
     if len(tokens.classes) > 1:
         palette = dict(zip(tokens.classes, colours(len(tokens.classes), ordered=False), strict=True))
         there = [k for k in tokens.classes if (best["class"] == k).any()]

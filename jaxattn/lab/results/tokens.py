@@ -18,8 +18,8 @@ class Tokens:
         table: columns id, token, count, class, alpha, posterior_difference, Ep and Ev.
         phase: the phase.
         seeds: number of seeds in the table.
-        averaged: True if Ep and Ev are means over seeds that share a corpus; otherwise each seed has separate
-            rows.
+        averaged: True if Ep and Ev are means over seeds with the same corpus; otherwise each seed has
+            separate rows.
         names: class names, with the negative class first for two classes; may be empty.
     """
 
@@ -40,14 +40,14 @@ class Tokens:
 
     @property
     def signs(self) -> str:
-        """Return caption text that names the positive and the negative class; "" without class names."""
+        """Return a caption phrase that names the positive and the negative class; "" without class names."""
         if len(self.classes) > 1 or not self.names:
             return ""
         return f" (positive: class {self.name(1)}, negative: class {self.name(0)})"
 
     @property
     def over_seeds(self) -> str:
-        """Return caption text that explains how seeds are combined."""
+        """Return a caption phrase that explains how seeds are combined."""
         if self.seeds == 1:
             return "one seed"
         return f"averaged over {self.seeds} seeds" if self.averaged else f"{self.seeds} seeds pooled"
@@ -60,8 +60,8 @@ def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bo
         results: a results folder.
         phase: name of the phase; None selects the last one.
         cell: index of the cell.
-        average: True to average Ep and Ev over seeds if all seeds share a corpus. Otherwise the rows of each
-            seed are kept.
+        average: True to average Ep and Ev over seeds if all seeds have the same corpus. Otherwise each seed
+            has separate rows.
 
     Returns:
         The tokens that occur and have finite Ep and Ev, excluding failed seeds.
@@ -99,12 +99,13 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
     """Return the tokens with the largest E·p in descending order.
 
     Args:
-        tokens: the tokens for one cell and phase. If each seed has a separate corpus, the first seed is used.
+        tokens: the tokens for one cell and phase. If each seed has its own corpus, only the first seed is
+            used.
         count: number of tokens.
         min_count: minimum number of occurrences of a token.
 
     Returns:
-        One row per token. For K > 2 classes, it is the row for the class with the largest α.
+        One row per token. For K > 2 classes, this is the row for the class with the largest α.
 
     Raises:
         InputError: no token occurs at least `min_count` times.
@@ -125,8 +126,8 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
 def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Set the column "class" of `top` to the name of the class for which each token is evidence.
 
-    `names` lists the negative class first for two classes, and may be empty. For two classes, the sign of α
-    determines the class, with "–" for 0.
+    For two classes, `names` lists the negative class first; `names` may be empty. For two classes, the sign
+    of α determines the class, with "–" for 0.
     """
     if len(names) == 2:
         sign = np.sign(best["alpha"].to_numpy(float)).astype(int)

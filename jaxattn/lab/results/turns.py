@@ -1,4 +1,4 @@
-"""Sentences that describe curves with an interior minimum or maximum."""
+"""Sentences that describe the interior minimum or maximum of a curve."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from jaxattn.lab.results.labels import format_number
 
 _NAMES = re.compile(r"(\w+_)?(accuracy|loss|cosine|error)")
-# On logarithmic axes, a curve counts as rising after its minimum if it ends this factor above the minimum.
+# On logarithmic axes, a curve counts as rising after its minimum if its final value is at least this multiple
+# of the minimum.
 _FACTOR = 3.0
 # Minimum distance of an extremum from both ends, as a fraction of the curve's range; larger for a single
 # seed.
@@ -19,12 +20,12 @@ _LEAST, _LEAST_OF_ONE_SEED = 0.05, 0.15
 
 
 class Turn(NamedTuple):
-    """First, extreme and last point of a curve with an interior extremum.
+    """First point, interior extremum and last point of a curve.
 
     Attributes:
         minimum: True if the extremum is a minimum.
-        steps: the three steps.
-        values: the three means.
+        steps: the steps of the three points.
+        values: the means at the three points.
     """
 
     minimum: bool
@@ -32,7 +33,7 @@ class Turn(NamedTuple):
     values: tuple[float, float, float]
 
     def sentence(self, metric: str) -> str:
-        """Describe the three points in a sentence."""
+        """Describe the first point, the extremum and the last point in one sentence."""
         away, back, kind = ("falls", "rises", "minimum") if self.minimum else ("rises", "falls", "maximum")
         first, extreme, last = (
             f"{format_number(value)} at step {step}"
@@ -44,9 +45,9 @@ class Turn(NamedTuple):
 
 
 def turn(curve: pd.DataFrame) -> Turn | None:
-    """Return the extremum of a curve if its 95 % interval is disjoint from those at both ends, else None.
+    """Return a curve's interior extremum if its interval is disjoint from those at both ends, or None.
 
-    Curves from a single seed have no intervals, so a larger difference is required.
+    Curves from a single seed have no intervals; a larger difference is required for them.
 
     Args:
         curve: aggregate rows for one metric, cell and phase, in ascending order of the step.

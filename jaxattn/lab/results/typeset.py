@@ -1,4 +1,4 @@
-"""Typesetting for page text: minus signs, line breaks and code."""
+"""Typesetting of text on pages: minus signs, line breaks and code."""
 
 import re
 
@@ -9,7 +9,7 @@ _NUMBER = r"[-−]?(?:\d[\d.,]*(?:e[-−]?\d+)?|∞)"
 # Matches signs (-1, -α), differences (1 - cos) and exponents (2e-5), but not hyphens (max-margin, Figures
 # 1-3).
 _SIGNS = re.compile(r"(?<![\w.)\]}\"'`/⟩‖|-])-(?=[\d.]|[^\W\d_]|[∞½(‖])|(?<=\S )-(?= \S)|(?<=\de)-(?=\d)")
-# Strings that must not be broken: intervals, tolerances, bounds, short settings, and numbers with units.
+# Strings that must stay on one line: intervals, tolerances, bounds, short settings, and numbers with units.
 _TOGETHER = (
     re.compile(rf"\[{_NUMBER}, {_NUMBER}\]"),
     re.compile(rf"{_NUMBER} ± {_NUMBER}"),
@@ -17,12 +17,12 @@ _TOGETHER = (
     re.compile(rf"(?<![\w.])(?:‖\w‖|\w{{1,12}}) = {_NUMBER}"),
     re.compile(rf"{_NUMBER} (?:%|s|ms|min|h|GiB|MiB|GB|seeds?)(?!\w)"),
 )
-# Names can be broken after underscores and dots, but numbers cannot.
+# Allow line breaks in names after underscores and dots, but never in numbers.
 BREAK = re.compile(r"(?<=\w\w_)(?=\w\w)|(?<=[A-Za-z]\.)(?=[A-Za-z])")
 
 
 def typeset(text: str) -> str:
-    """Insert minus signs, and no-break spaces in intervals and between numbers and units.
+    """Insert minus signs, and insert no-break spaces in intervals and between numbers and units.
 
     A lone hyphen, which marks an empty table cell, becomes a dash.
     """
@@ -40,7 +40,7 @@ def breakable(text: str) -> Markup:
 
 
 def coded(text: str) -> Markup:
-    """Convert text to HTML. Code between backticks is kept, and the rest is typeset."""
+    """Convert text to HTML. Code in backticks is formatted as code, and the rest is typeset."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return escape(text)
@@ -51,7 +51,7 @@ def coded(text: str) -> Markup:
 
 
 def marked(text: str) -> str:
-    """Convert text to Markdown. Code between backticks is kept, and the rest is typeset."""
+    """Convert text to Markdown. Code in backticks is unchanged, and the rest is typeset."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return text

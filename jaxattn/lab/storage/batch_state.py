@@ -1,7 +1,7 @@
-"""Commit records of batches: a batch's progress, with checksums of its tables and checkpoint.
+"""Commit records of batches: each stores a batch's progress and the checksums of its tables and checkpoint.
 
 Tables and checkpoints are written first, under new names. They become valid when the commit record that
-refers to them is written. Files that no commit record refers to are left over from a killed run.
+refers to them is written. Files to which no commit record refers were left behind by a killed run.
 """
 
 import re
@@ -20,7 +20,7 @@ BATCH_NAME = re.compile(r"cells-(\d+)-(\d+)-seeds-(\d+)-(\d+)")
 
 
 class Failure(msgspec.Struct):
-    """Failed seed in a cell, with the phase and step of the failure."""
+    """A seed that failed in a cell, with the phase and step of the failure."""
 
     cell: int
     seed: int
@@ -30,10 +30,10 @@ class Failure(msgspec.Struct):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """Saved tree of arrays.
+    """Description of a saved tree of arrays.
 
     Attributes:
-        number: number that names the checkpoint folder.
+        number: number of the checkpoint, which is the name of its folder.
         arrays: CRC-32 of each array, keyed by path in the tree.
         files: size of each file, and SHA-256 of small files, keyed by path in the folder.
     """
@@ -52,7 +52,7 @@ class Provenance(msgspec.Struct, frozen=True):
 
 
 class Misplaced(Damaged):
-    """Raised if intact files of one batch are stored under the name of another."""
+    """Raised if intact files of one batch are stored under the name of another batch."""
 
 
 class BatchState(msgspec.Struct, frozen=True):
@@ -64,12 +64,13 @@ class BatchState(msgspec.Struct, frozen=True):
         step: number of steps taken in that phase.
         failures: seeds that have failed so far.
         tables: SHA-256 of each current table.
-        checkpoint: checkpoint to resume from, or the trained parameters if the batch is finished.
+        checkpoint: checkpoint from which to resume, or the trained parameters if the batch is finished.
         origin: provenance of the batch.
         resumable: True if the checkpoint of a finished batch includes the final state of its last phase.
         before: commit record of the finished batch that this batch extends to more steps. It is kept until
             this batch is finished without failures.
-        batch: name of the batch. Version 0.2 did not store it; cells and tables are then checked instead.
+        batch: name of the batch. Version 0.2 did not store the name; cells and tables are then checked
+            instead.
     """
 
     finished: bool
@@ -85,7 +86,7 @@ class BatchState(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> "BatchState":
-        """The finished batch that this unfinished batch extends, if there is one; otherwise this batch."""
+        """This batch, or the finished batch that it extends if this batch is unfinished."""
         return self if self.finished or self.before is None else self.before
 
 
@@ -99,7 +100,7 @@ def spans(batch: str) -> tuple[range, range]:
 
 
 def overlaps(cells: Mapping[str, Iterable[int]]) -> list[tuple[str, str]]:
-    """Return the pairs of batches that share a (cell, seed) pair. `cells` maps batch names to cells."""
+    """Return pairs of batches that have a (cell, seed) pair in common. `cells` maps batch names to cells."""
     runs: dict[int, list[tuple[int, int, str]]] = {}
     for batch, own in cells.items():
         seeds = spans(batch)[1]
@@ -122,12 +123,12 @@ def path(directory: Path, batch: str) -> Path:
 
 
 def table_path(directory: Path, batch: str, table: str, sha256: str) -> Path:
-    """Return the path of one of a batch's tables."""
+    """Return the path of a table of a batch."""
     return directory / "parts" / f"{batch}.{table}.{sha256[:16]}.parquet"
 
 
 def checkpoint_path(directory: Path, batch: str, number: int) -> Path:
-    """Return the path of one of a batch's checkpoints."""
+    """Return the path of a checkpoint of a batch."""
     return directory / "checkpoints" / batch / str(number)
 
 
@@ -192,7 +193,7 @@ def write_state(directory: Path, batch: str, saved: BatchState) -> None:
 
 
 def cells_of_other_configs(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the cells of a batch whose configs are neither in the manifest entries nor extended by them."""
+    """Return the cells of a batch whose configs the manifest entries neither contain nor extend."""
     known = {str(entry["cell"]): entry for entry in cells}
     hashes = {cell: [entry.get("config_hash"), *entry.get("extends", ())] for cell, entry in known.items()}
     made = saved.origin.cells.items()
@@ -225,7 +226,7 @@ def read_with_tables(
         try:
             return saved, {name: read_own_table(directory, batch, saved, name) for name in saved.tables}
         except Damaged:
-            # A running process may have replaced the tables in the meantime.
+            # A running process may have replaced the tables since the commit record was read.
             if read(directory, batch) == saved:
                 raise
     return None
@@ -234,19 +235,19 @@ def read_with_tables(
 def read_own_table(
     directory: Path, batch: str, saved: BatchState, name: str, columns: Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """Read some or all columns of one of a batch's tables; raises the same errors as `read_with_tables`."""
+    """Read all or selected columns of a table of a batch; raises the same errors as `read_with_tables`."""
     place = table_path(directory, batch, name, saved.tables[name])
     table = tables.read_table(place, directory, saved.tables[name], columns)
     lanes = {(int(cell), seed) for cell in saved.origin.cells for seed in spans(batch)[1]}
     found = tables.lanes(table)
-    # A finished batch has records for every seed of every cell, but possibly no token scores.
+    # A finished batch has records for every seed of every cell, but may lack token scores.
     if not found <= lanes or (saved.finished and name == "records" and found != lanes):
         raise Misplaced(f"{place}: is the table of another batch")
     return table
 
 
 def check_lanes(directory: Path, batch: str, saved: BatchState) -> None:
-    """Check a batch's tables against the cells and seeds in its name.
+    """Check that a batch's tables contain the cells and seeds in the batch's name.
 
     Raises the same errors as `read_with_tables`.
     """

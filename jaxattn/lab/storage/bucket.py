@@ -1,9 +1,10 @@
 """Results folders in buckets, with a local copy that is fetched at the start and uploaded at every commit.
 
-The files that a commit record refers to are uploaded first, under unique names. The commit record is then
-uploaded, provided that the object in the bucket is still the version that this run last read or wrote. Every
-commit record in the bucket is therefore complete even if the run is killed, and if two runs use the same
-folder, one of them gets an error. Readers fetch the objects that they need into a separate local folder.
+The files to which a commit record refers are uploaded first, under unique names. The commit record is
+then uploaded, provided that the object in the bucket is still the version that this run last read or
+wrote. Every commit record in the bucket is therefore complete, even if the run is killed. If two runs use
+the same folder, one of them gets an error. Readers fetch the objects that they need into a separate local
+folder.
 """
 
 import re
@@ -24,7 +25,8 @@ from jaxattn.lab.storage.objects import Changed, Entry, Objects
 _PARTS = ("parts", "checkpoints")
 MERGED = tuple(f"{name}.parquet" for name in TABLES)
 REPORT = ("report.html", "summary.csv", "figures")
-# Files that exist only in the local copy: the id of the last run that held the lock, and the readers' lock.
+# Files that exist only in the local copy: the id of the last run that held the lock, and the lock file for
+# readers.
 OWN = (".holder", ".reading")
 OF_BATCH = re.compile(rf"(?:parts|checkpoints)/({batch_state.BATCH_NAME.pattern})[./]")
 _THREADS = 16
@@ -35,7 +37,7 @@ class Bucket:
     """Results folder in a bucket, with a local copy."""
 
     def __init__(self, place: str | Path, role: str = "run") -> None:
-        """Store the address. `role` is "run" or "read".
+        """Store the address. `role` is "run" for a run, or "read" for a reader.
 
         Raises:
             InputError: the address is invalid, obstore is not installed, or there are no credentials.
@@ -63,12 +65,15 @@ class Bucket:
         self.lock.take(warn)
         with self.lock.beating(self._send_log, lambda: self._broken is None):
             self.listed = self.objects.entries()
-            self._clean(set())  # A run trusts only the bucket, not the local copy.
+            self._clean(set())  # A run trusts the bucket, not the local copy.
             self._fetch({"tables", "log", "unfinished"})
             yield
 
     def refresh(self, asked: Set[str], fresh: bool = False) -> None:
-        """Fetch the files that a reader needs, in a consistent state."""
+        """Fetch the files that a reader needs, in a consistent state.
+
+        `asked` names the kinds of files. If `fresh` is True, the local copy is discarded first.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / OWN[1], "w") as file:
             lock.wait_for(file)
@@ -110,14 +115,14 @@ class Bucket:
         self.download(dict.fromkeys(loose))
 
     def _referenced(self, asked: Set[str]) -> dict[str, str | None]:
-        """Return the objects that committed batch states refer to, with checksums, or None if unknown."""
+        """Return the objects to which commit records refer, each with its checksum, or None if unknown."""
         merged = {} if "unfinished" in asked else self._merged()
         found = dict(merged) if "tables" in asked else {}
         for batch in batch_state.batches(self.folder):
             try:
                 saved = batch_state.read_state(self.folder, batch)
             except InputError:
-                continue  # The next read of this batch raises the error.
+                continue  # Reading this batch later raises the error.
             if saved is None:
                 continue
             if "checkpoints" in asked or ("tables" in asked and not merged):
@@ -137,9 +142,9 @@ class Bucket:
         return found if all(name in self.listed for name in found) else {}
 
     def download(self, wanted: Mapping[str, str | None]) -> None:
-        """Download objects that are missing locally or differ.
+        """Download the objects that are missing locally or differ from the local copy.
 
-        `wanted` maps names to checksums, or to None.
+        `wanted` maps names to checksums, or to None if the checksum is unknown.
         """
         missing = [name for name, x in wanted.items() if name in self.listed and not self._is_here(name, x)]
         self._each(lambda name: self.objects.download(name, self._path(name)), missing)
@@ -158,7 +163,7 @@ class Bucket:
         self.listed |= {name: Entry(self._path(name).stat().st_size, "") for name in wanted}
 
     def upload_referenced(self, batch: str, saved: BatchState) -> None:
-        """Upload the files that a commit record refers to, before the record is committed."""
+        """Upload the files to which a commit record refers, before the record is committed."""
         there = _tables(batch, saved.before) | _checkpoint(batch, saved.before) if saved.before else {}
         self.upload((_tables(batch, saved) | _checkpoint(batch, saved)).keys() - there.keys())
 
@@ -177,9 +182,9 @@ class Bucket:
             raise
 
     def delete_uncommitted(self) -> None:
-        """Delete objects that no commit record refers to.
+        """Delete objects to which no commit record refers.
 
-        Killed or displaced runs leave such objects behind.
+        Such objects are left behind by runs that were killed or lost the lock.
         """
         self.listed = self.objects.entries()
         held: dict[str, list[str]] = {}
@@ -195,7 +200,7 @@ class Bucket:
                     self.delete(name for name in own if name not in named)
 
     def commit(self, name: str) -> None:
-        """Upload a commit record, which makes the files that it refers to valid.
+        """Upload a commit record, which makes the files to which it refers valid.
 
         Raises:
             RunError: another run has replaced the record or taken over the folder, or the record cannot be
@@ -207,12 +212,15 @@ class Bucket:
         self.listed[name] = Entry(0, "")
 
     def drop_others(self, batch: str, saved: BatchState) -> None:
-        """Delete those objects of a batch that its commit record does not refer to."""
+        """Delete the objects of a batch to which its commit record does not refer."""
         named = _tables(batch, saved) | _checkpoint(batch, saved)
         self.delete(x for x in self._of(batch) if x not in named and not _is_record(x))
 
     def forget(self, batch: str) -> None:
-        """Delete all objects of a batch, starting with the commit record that makes the others valid."""
+        """Delete all objects of a batch.
+
+        The commit record is deleted first, because the other objects are invalid without it.
+        """
         self.delete(filter(_is_record, self._of(batch)))
         self.delete(self._of(batch))
 
@@ -231,7 +239,10 @@ class Bucket:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Raise an earlier write error immediately, so that an ending run does not wait for a timeout."""
+        """If an earlier write failed, raise its error immediately.
+
+        A run that is ending therefore does not wait for another timeout.
+        """
         if self._broken is not None:
             raise self._broken
         try:
@@ -242,7 +253,7 @@ class Bucket:
 
     @staticmethod
     def new_number() -> int:
-        """Return a random checkpoint number that no other run will choose."""
+        """Return a random checkpoint number, which no other run is likely to choose."""
         return secrets.randbits(48)
 
     def _send_log(self) -> None:

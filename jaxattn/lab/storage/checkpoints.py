@@ -22,26 +22,26 @@ from jaxattn.lab.storage import files
 from jaxattn.lab.storage.batch_state import Checkpoint
 from jaxattn.lab.storage.files import Damaged
 
-# Metadata files of orbax and tensorstore are smaller than this; arrays have separate checksums.
+# Maximum size in bytes of the metadata files of orbax and tensorstore; arrays have separate checksums.
 SMALL = 2**20
 NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EIO)
 HANDLES = 64
-# Disk space in bytes for the checkpoint files that do not contain arrays.
+# Disk space in bytes for the checkpoint files other than the arrays.
 METADATA = 2**17
 
 
 @cache
 def prepare() -> Any:
-    """Import orbax early, because the import takes as long as compiling many small programs.
+    """Import orbax early, because importing it takes as long as compiling many small programs.
 
-    Errors in orbax's threads are also raised here as one line, so their log output is suppressed.
+    The log output of errors in orbax's threads is suppressed, because these errors are also raised here.
     """
     imported = importlib.import_module("orbax.checkpoint")
     logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     shown = sys.unraisablehook
 
     def hook(raised: Any) -> None:
-        # After a failed checkpoint, tensorstore may still call an event loop that is already closed.
+        # After a failed checkpoint, tensorstore may still use an event loop that is already closed.
         if str(raised.exc_value) != "Event loop is closed":
             shown(raised)
 
@@ -50,7 +50,7 @@ def prepare() -> Any:
 
 
 def check_handles() -> None:
-    """Raise RunError if the limit on open files is too low, because orbax does not check the limit."""
+    """Raise RunError if the limit on open files is too low, which orbax itself does not check."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError):
         if allowed != resource.RLIM_INFINITY and allowed - len(os.listdir("/dev/fd")) < HANDLES:
@@ -70,8 +70,8 @@ def save(folder: Path, arrays: Any) -> Checkpoint:
     ocp = prepare()
     check_handles()
     _check_room(folder, arrays)
-    # For NumPy arrays, orbax makes a copy first. With several processes, it would treat device arrays as
-    # distributed.
+    # With one process, pass device arrays, because orbax would first copy NumPy arrays. With several
+    # processes, orbax would treat device arrays as distributed.
     host = arrays if jax.process_count() == 1 else jax.device_get(arrays)
     with _checkpointer() as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(host), force=True)
@@ -79,7 +79,7 @@ def save(folder: Path, arrays: Any) -> Checkpoint:
 
 
 def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) -> Any:
-    """Read a checkpoint's arrays to the host, where a lack of device memory cannot look like damage.
+    """Read a checkpoint's arrays to the host, so that a lack of device memory is not mistaken for damage.
 
     `known` is the description of the checkpoint in the commit record. The result has the structure of `like`,
     or consists of nested dictionaries if `like` is None. No files outside `directory` are read.
@@ -98,7 +98,7 @@ def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) 
             tree = saved if like is None else like
             each = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             arrays = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(like, restore_args=each))
-    # Damage and other failures can raise almost any exception in orbax and tensorstore.
+    # On damaged files and other failures, orbax and tensorstore can raise almost any exception.
     except Exception as error:
         reason = str(error).partition("\n")[0]
         if getattr(error, "errno", None) in NOT_DAMAGE or "Too many open files" in str(error):
@@ -110,23 +110,26 @@ def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) 
 
 
 def _check_room(folder: Path, arrays: Any) -> None:
-    """Raise OSError if there is no disk space for the arrays, before threads in orbax print tracebacks."""
+    """Raise OSError if there is too little disk space for the arrays.
+
+    This avoids the tracebacks that threads in orbax would print.
+    """
     disk = os.statvfs(next(parent for parent in folder.parents if parent.exists()))
     needed = sum(np.size(x) * np.dtype(getattr(x, "dtype", float)).itemsize for x in jax.tree.leaves(arrays))
-    # Some file systems do not report their size.
+    # Some file systems do not report their size; f_blocks is then 0.
     if disk.f_blocks and disk.f_bavail * disk.f_frsize < needed + METADATA:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _checkpointer() -> Any:
     ocp = prepare()
-    # If there are several processes, each writes a separate folder without waiting for the others.
+    # With several processes, each one writes a separate folder without waiting for the others.
     here = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process-{here}"
     )
     processes = alone if jax.process_count() > 1 else ocp.options.MultiprocessingOptions()
-    # Parameters and moments hardly compress, and compression would take most of the time.
+    # Do not compress: parameters and moments hardly shrink, and compression would take most of the time.
     handler = ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=processes)
     return ocp.Checkpointer(handler, multiprocessing_options=processes)
 

@@ -1,4 +1,4 @@
-"""Paths of local copies of bucket folders, and bucket addresses in messages."""
+"""Local copies of bucket folders: their paths, and bucket addresses in messages."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from jaxattn.lab.storage.objects import address_text, is_address
 
 
 def root(role: str) -> Path:
-    """Return the local folder that contains all copies for runs ("run") or for readers ("read")."""
+    """Return the local folder that contains the copies for runs ("run") or for readers ("read")."""
     return Path(os.path.abspath(files.cache_folder() / "buckets" / role))
 
 

@@ -1,4 +1,4 @@
-"""Atomic writes and checked reads of files in a folder. Paths that lead out of the folder are rejected."""
+"""Atomic writes and checked reads of files in a folder. Paths that lead outside the folder are rejected."""
 
 import errno
 import hashlib
@@ -15,22 +15,23 @@ from typing import Any
 from jaxattn.core.errors import InputError, RunError
 
 SEAL = "seal"
-# Size limit for JSON files in bytes. The manifest of a million seeds is a fifth of this size.
+# Size limit for JSON files in bytes. A manifest for a million seeds takes a fifth of this.
 MOST_JSON = 2**28
-# Maximum length of a file name in bytes. File systems allow 255, but temporary names are longer.
+# Maximum length of a file name in bytes. File systems allow 255; the margin is for temporary names, which are
+# longer.
 LONGEST_NAME = 200
 TEMPORARY = re.compile(r"\..+\.(\d+)")
-# Maximum nesting depth of JSON files. This package nests fewer than ten levels; Python's parser fails at
+# Maximum nesting depth of JSON files. This package uses fewer than ten levels; Python's parser fails at
 # several hundred.
 MOST_NESTED = 100
 
 
 class Damaged(InputError):
-    """Raised if a file is missing or differs from what was written. The message contains its path."""
+    """Raised if a file is missing or differs from what was written. The message contains the file's path."""
 
 
 def inside(path: Path, folder: Path) -> Path:
-    """Return the path unchanged; raise Damaged if it leaves the folder, for example through a symlink."""
+    """Return the path unchanged; raise Damaged if it leads outside the folder, for example via a symlink."""
     try:
         leads = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
     except ValueError:  # The path is invalid.
@@ -40,19 +41,19 @@ def inside(path: Path, folder: Path) -> Path:
     outside = f"leads out of {folder}; files outside it are neither read nor written"
     if Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)):
         raise Damaged(f"{path}: a link that {outside}; remove the link")
-    # The path was read from a file in the folder. Its target lies outside the folder and must not be deleted.
+    # The path was read from a file in the folder but leads outside it, so the target must not be deleted.
     raise Damaged(f"{folder}: refers to a path that {outside}; use a folder written by a run")
 
 
 def is_below(name: str) -> bool:
-    """Return True if `name` is a valid relative path that does not lead out of a folder."""
+    """Return True if `name` is a valid relative path that stays inside its base folder."""
     parts = name.split("/")
     longest = max(len(part.encode("utf-8", "surrogatepass")) for part in parts)
     return "\0" not in name and not {"", ".", ".."} & set(parts) and longest <= LONGEST_NAME
 
 
 def check_links(folder: Path, *below: str) -> None:
-    """Raise Damaged if a link in the folder, or in the given subfolders, leads out of the folder.
+    """Raise Damaged if a link in the folder, or in the given subfolders, leads outside the folder.
 
     Raises:
         InputError: the folder, or one of its parents, is a file.
@@ -71,7 +72,7 @@ def write_file(path: Path, content: bytes, folder: Path) -> None:
     """Replace a file in a folder atomically and durably.
 
     Raises:
-        Damaged: the path leads out of the folder.
+        Damaged: the path leads outside the folder.
         OSError: the file cannot be written.
     """
     inside(path.parent, folder)
@@ -85,10 +86,10 @@ def append_bytes(path: Path, content: bytes) -> None:
 
 
 def open_own(path: str, mode: int) -> int:
-    """Open a file for writing in place, creating it if necessary. Use this as the `opener` of `open`.
+    """Open a file for writing in place, creating it if necessary. Pass this function to `open` as `opener`.
 
     Raises:
-        Damaged: the path is not a regular file, or is a hard link that another folder may share.
+        Damaged: the path is not a regular file, or is a hard link that another folder may also contain.
         OSError: the path is a symbolic link, or cannot be written.
     """
     handle = os.open(path, mode | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -122,7 +123,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return the temporary path to which this process writes a file."""
+    """Return the path of the temporary file that this process writes before it replaces `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
@@ -158,8 +159,8 @@ def read_file(path: Path, folder: Path | None, sha256: str | None = None, most: 
         most: maximum size in bytes; defaults to a quarter of the machine's memory.
 
     Raises:
-        Damaged: the file is missing, too large, not a regular file, outside the folder, or has different
-            content.
+        Damaged: the file is missing, too large, not a regular file, or outside the folder, or its content
+            does not match the checksum.
         InputError: the file cannot be read.
     """
     with open_file(path, folder, most) as file:
@@ -176,9 +177,10 @@ def check_file(path: Path, folder: Path, sha256: str) -> None:
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
-    """Return the cache folder: `cache_dir`, $JAXATTN_CACHE, $XDG_CACHE_HOME/jaxattn or ~/.cache/jaxattn.
+    """Return the cache folder.
 
-    The first of these that is set is returned.
+    It is the first of `cache_dir`, $JAXATTN_CACHE and $XDG_CACHE_HOME/jaxattn that is set, or
+    ~/.cache/jaxattn.
     """
     if chosen := cache_dir or os.environ.get("JAXATTN_CACHE"):
         return Path(os.path.expanduser(chosen))
@@ -191,7 +193,11 @@ def memory() -> int:
 
 
 def file_names(place: Path, folder: Path) -> list[str]:
-    """Return the sorted names in a directory, or [] if it is missing; raise InputError if unreadable."""
+    """Return the sorted file names in a directory, or [] if it is missing.
+
+    Raises:
+        InputError: the directory is unreadable.
+    """
     inside(place, folder)
     try:
         with _reading(place):
@@ -212,7 +218,7 @@ def sealed(content: Mapping[str, Any], indent: int | None = None) -> bytes:
 
 
 def unsealed(content: Any) -> dict[str, Any]:
-    """Return the content of an object written by `sealed`; raise ValueError if it is damaged."""
+    """Return the content of an object written by `sealed`; raise ValueError if the object is damaged."""
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
     rest = {key: value for key, value in content.items() if key != SEAL}
@@ -299,7 +305,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def saving(path: Path, folder: Path) -> Iterator[None]:
-    """Convert errors when writing to a results folder into RunError, naming the exhausted resource."""
+    """Convert errors when writing to a results folder to RunError. The message says if the disk is full."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Results folders for reading, on this machine or in a bucket, behind one interface."""
+"""Results folders for reading, on this machine or in a bucket, with a common interface."""
 
 import os
 import re
@@ -36,9 +36,10 @@ class ResultsFolder:
     def fetch(self, *kinds: Kind) -> Path:
         """Fetch the manifest, the commit records and files of the given kinds, and return the local path.
 
-        If checkpoints are requested, the local copy is discarded first. Raises InputError if the folder
-        cannot be
-        read.
+        If checkpoints are requested, the local copy is discarded first.
+
+        Raises:
+            InputError: the folder cannot be read.
         """
         return self.local
 
@@ -83,12 +84,12 @@ class _BucketFolder(ResultsFolder):
         return [name for name in found if objects.read(f"{name}/{manifest.MANIFEST}") is not None]
 
     def trace(self) -> tuple[bool, list[Any]]:
-        # The lock is also an object, so renewing it changes the listing.
+        # The lock is itself an object, so renewing the lock changes the listing.
         return False, sorted(Objects(self.name).top()[0].items())
 
 
 def fetch_batch(directory: Path, batch: str, saved: BatchState) -> None:
-    """Fetch a batch into the local copy of a bucket folder if its checkpoint is missing there."""
+    """Fetch a batch into the local copy of a bucket folder if the local copy lacks the batch's checkpoint."""
     if (address := address_of(directory)) is None:
         return
     if not batch_state.checkpoint_path(directory, batch, saved.checkpoint.number).is_dir():

@@ -1,10 +1,10 @@
-"""Locks of results folders: one process at a time may use a folder, and a killed process releases its lock.
+"""Locks for results folders: one process at a time may use a folder, and a killed process releases its lock.
 
-A local folder has a file lock. The lock of a bucket folder is an object that its holder replaces every few
-seconds. A process that waits for the lock times these replacements with its local clock. A replacement
-succeeds only if the object is still the version that the process last read or wrote. If two processes try
-to take over a lock, one of them therefore fails, and a process that has lost its lock gets an error at its
-next replacement.
+A local folder has a file lock. The lock of a bucket folder is an object that the holder of the lock
+replaces every few seconds. A process that waits for the lock times these replacements with its local
+clock. A replacement succeeds only if the object is still the version that the process last read or wrote.
+If two processes try to take over a lock, one of them therefore fails. A process that has lost its lock
+gets an error at its next replacement.
 """
 
 import json
@@ -26,16 +26,16 @@ try:
     import fcntl
 except ModuleNotFoundError:
     raise InputError(
-        "results folders require POSIX file locks, which this system does not have; use Linux, "
-        "macOS or, on Windows, WSL"
+        "results folders require POSIX file locks, which this system lacks; use Linux, "
+        "macOS, or WSL on Windows"
     ) from None
 
 FILE, OBJECT = ".lock", "lock.json"
 _TRIES = 5
-# Number of characters to read from a lock file, which contains the holder's name.
+# Maximum number of characters to read from a lock file, which contains the holder's name.
 HOLDER = 100
-# The holder replaces the object every BEAT_S seconds, and is considered gone after GONE_S seconds without a
-# replacement.
+# The holder replaces the lock object every BEAT_S seconds. After GONE_S seconds without a replacement, the
+# holder is considered dead.
 BEAT_S, GONE_S = 5.0, 60.0
 LOOK_S = 0.5
 
@@ -52,7 +52,8 @@ def locked(directory: Path, warn: Callable[[str], None] = lambda line: None) -> 
     while True:
         with open(path, "r+", encoding="utf-8", errors="replace", opener=files.open_own) as file:
             _lock(file, directory, warn)
-            # The previous holder may have deleted the folder's last files, including this lock file.
+            # The previous holder may have deleted the folder's last files, including this lock file, so check
+            # that it still exists.
             if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 yield
                 return
@@ -87,7 +88,7 @@ def _lock(file: Any, directory: Path, warn: Callable[[str], None]) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            # `is_locked` briefly holds the lock.
+            # Retry, because `is_locked` holds the lock briefly.
             if left:
                 time.sleep(0.05)
                 continue
@@ -115,11 +116,15 @@ class Lock:
         self._one, self._lost, self._last = threading.Lock(), "", 0.0
 
     def take(self, warn: Callable[[str], None]) -> None:
-        """Acquire the lock, even from a dead holder; raise RunError if the holder is still running."""
+        """Acquire the lock, taking it over from a dead holder if necessary.
+
+        Raises:
+            RunError: another process holds the lock.
+        """
         found = self._objects.read(OBJECT)
         held = _parsed(found)
-        # A process that held the lock through this local copy must be gone, because this process holds the
-        # local lock.
+        # A process that held the lock through this local copy must be dead, because this process now holds
+        # the local lock.
         if held["holder"] and held["run"] != self._last_run():
             self._watch(found, held, warn)
         files.replace(self._local, self._run.encode())
@@ -131,7 +136,7 @@ class Lock:
     def _watch(self, found: bytes | None, held: dict[str, Any], warn: Callable[[str], None]) -> None:
         now = _replaced(self._objects, found, GONE_S)
         if now is None:
-            warn(f"{self._objects.address}: taken over from {_holder(held)} after {GONE_S:.0f} s of silence")
+            warn(f"{self._objects.address}: taken over from {_holder(held)}; lock expired ({GONE_S:.0f} s)")
         elif now["holder"]:
             raise self._in_use(now)
 
@@ -169,11 +174,12 @@ class Lock:
 
     @property
     def is_lost(self) -> bool:
-        """True if this process has detected that another process took over the lock."""
+        """True if this process has detected that another process has taken over the lock."""
         return bool(self._lost)
 
     def _lose(self) -> None:
-        # Set the message first, because after a read the object could be replaced again.
+        # Set the message before reading the lock object: after the read, this process could overwrite the
+        # object.
         with self._one:
             self._lost = self._lost or f"{self._objects.address}: taken over by another process"
             with suppress(InputError):
@@ -199,7 +205,7 @@ class Lock:
                     self._lose()
                     return
                 except RunError:
-                    continue  # The connection failed; `check` tries again before each commit.
+                    continue  # The connection failed; `check` retries before each commit.
 
         thread = threading.Thread(target=beats, daemon=True)
         thread.start()
@@ -227,7 +233,7 @@ class Lock:
 
 
 def is_held(objects: Objects) -> bool:
-    """Watch the lock object; return True if it is replaced, which means that a process holds the lock."""
+    """Watch the lock object; return True if a process replaces it and therefore holds the lock."""
     found = objects.read(OBJECT)
     if not _parsed(found)["holder"]:
         return False
@@ -236,7 +242,7 @@ def is_held(objects: Objects) -> bool:
 
 
 def _replaced(objects: Objects, found: bytes | None, seconds: float) -> dict[str, Any] | None:
-    """Wait until the lock object is replaced and return it; None if this takes longer than `seconds`."""
+    """Wait until the lock object is replaced, and return the new one; None if this takes over `seconds`."""
     begin = time.monotonic()
     while time.monotonic() - begin < seconds:
         time.sleep(LOOK_S)

@@ -1,4 +1,4 @@
-"""Manifest of a results folder: a description of the run, and commands to repair or resume it."""
+"""Manifest of a results folder: a description of the run, and instructions to repair or resume it."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -25,9 +25,8 @@ NOT_A_RUN = "use a folder written by `jaxattn run`"
 class _Cell(msgspec.Struct):
     """One cell: number, value of every axis, and hash of the settings that determine its results.
 
-    `hold` lists the sources of randomness held at seed 0, and `varies` those that vary with the seed.
-    `extends`
-    maps config hashes of shorter runs to their numbers of steps.
+    `hold` lists the sources of randomness held at seed 0, and `varies` the sources that vary with the seed.
+    `extends` maps the config hash of each shorter run that the cell extends to its number of steps.
     """
 
     cell: Count
@@ -48,7 +47,7 @@ class _Batch(msgspec.Struct):
 
 
 class Error(msgspec.Struct):
-    """Batch that failed to run."""
+    """Batch that raised an error, with its cells and the reason."""
 
     batch: BatchName
     cells: tuple[int, ...]
@@ -70,7 +69,7 @@ class _Probes(msgspec.Struct):
 
 
 class Config(msgspec.Struct):
-    """Tables of the study that readers validate."""
+    """The tables of the study's config that readers validate."""
 
     phases: tuple[_Phase, ...]
     probes: _Probes = msgspec.field(default_factory=_Probes)
@@ -78,7 +77,7 @@ class Config(msgspec.Struct):
 
 
 class Device(msgspec.Struct):
-    """Devices that a run used."""
+    """The devices used in a run."""
 
     platform: str = ""
     kind: str = ""
@@ -86,7 +85,7 @@ class Device(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct):
-    """Part of the manifest that is validated. Readers ignore all other keys."""
+    """The validated part of the manifest. Readers ignore all other keys."""
 
     name: str
     command: str | tuple[str, ...]
@@ -129,7 +128,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def find_manifest(directory: Path) -> dict[str, Any] | None:
-    """Read and validate a manifest; return None if the folder has neither a manifest nor a batch.
+    """Read and validate a manifest; return None if the folder contains neither a manifest nor a batch.
 
     Raises:
         Damaged: the manifest differs from what was written, or is missing although there are batches.
@@ -193,19 +192,19 @@ def write_manifest(directory: Path, content: Mapping[str, Any]) -> None:
 
 
 def run_command(manifest: Mapping[str, Any]) -> str:
-    """Return the command recorded in a manifest. It is untrusted input."""
+    """Return the command recorded in a manifest. The command is untrusted input."""
     given = manifest["command"]
     return given if isinstance(given, str) else shlex.join(given)
 
 
 def again(directory: Path) -> str:
-    """Return an instruction to repair or resume a run, without quoting any of the folder's files."""
+    """Return an instruction to repair or resume a run, without quoting any file in the folder."""
     return f"run the same sweep again into {directory}"
 
 
 @contextmanager
 def fixing(directory: Path) -> Iterator[None]:
-    """Convert Damaged to InputError inside the `with` block, appending the instruction to repair the run."""
+    """Convert Damaged to InputError inside the `with` block, and append the instruction to repair the run."""
     try:
         yield
     except Damaged as error:

@@ -1,4 +1,4 @@
-"""Objects in a bucket under a common prefix: list, read, upload and conditionally replace them."""
+"""Objects in a bucket under a common prefix: listing, reading, uploading and conditional replacement."""
 
 import importlib.util
 import os
@@ -14,10 +14,11 @@ from jaxattn.lab.storage.files import temporary_path
 
 ADDRESS = re.compile(r"(s3|gs):/{1,2}([\w.-]+)/(.+?)/*")
 RESUME = "finished results are kept; fix this and run the same command again to resume"
-# Time limits in seconds. Requests that fail because of the server or the connection are retried for RETRY_S.
+# Time limits in seconds. Requests that fail because of the server or the connection are retried for RETRY_S
+# seconds.
 RETRY_S, REQUEST_S, CONNECT_S = 60.0, 60.0, 5.0
 _TRIES = 2
-# Environment variables for S3 credentials that work without boto3. boto3 also reads profiles.
+# Environment variables with S3 credentials that do not require boto3; boto3 also reads profiles.
 CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -28,7 +29,7 @@ CREDENTIALS = (
 
 
 class Entry(NamedTuple):
-    """Entry in a listing: size of an object in bytes, and a tag that changes with its content."""
+    """Entry in a listing: an object's size in bytes, and a tag that changes with its content."""
 
     size: int
     tag: str
@@ -39,7 +40,10 @@ class Changed(RunError):
 
 
 def is_address(place: str | Path) -> bool:
-    """Return True for s3://BUCKET/NAME or gs://BUCKET/NAME, with one slash or two after the colon."""
+    """Return True for an address s3://BUCKET/NAME or gs://BUCKET/NAME.
+
+    There may be one or two slashes after the colon.
+    """
     return str(place).startswith(("s3:/", "gs:/"))
 
 
@@ -58,7 +62,7 @@ def address_text(place: str | Path) -> str:
 
 
 class Objects:
-    """Objects under an address, identified by names relative to it."""
+    """Objects under an address, identified by names relative to the address."""
 
     def __init__(self, place: str | Path) -> None:
         """Store the address without making a request.
@@ -82,7 +86,7 @@ class Objects:
         return {x["path"]: _entry(x) for x in found["objects"]}, list(found["common_prefixes"])
 
     def read(self, name: str) -> bytes | None:
-        """Read an object so that this process may replace it later; return None if it does not exist."""
+        """Read an object so that this process may later replace it; return None if it does not exist."""
         self._versions.pop(name, None)
         with self._translated(InputError, "read"):
             try:
@@ -137,7 +141,7 @@ class Objects:
             except RunError as error:
                 cause = error.__context__
                 if _is_conflict(cause):
-                    # This process may have written the object without receiving the response.
+                    # This process may have written the object but not received the response.
                     if self._is(name, content):
                         return
                     raise Changed(
@@ -154,7 +158,7 @@ class Objects:
                 return True
         except InputError as error:
             raise RunError(f"{error}; {RESUME}") from None
-        # The caller has not read the current object, so do not treat its version as known.
+        # The caller has not read the current object, so do not record its version.
         self._versions.pop(name, None)
         if known is not None:
             self._versions[name] = known
@@ -185,9 +189,7 @@ def _opened(address: str) -> Any:
         from obstore.exceptions import BaseError
         from obstore.store import from_url
     except ImportError:
-        raise InputError(
-            f"{address}: obstore is missing; install it with pip install 'jaxattn[cloud]'"
-        ) from None
+        raise InputError(f"{address}: obstore is not installed; run pip install 'jaxattn[cloud]'") from None
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     options: dict[str, Any] = {
         "client_options": {
@@ -229,9 +231,9 @@ NO_CREDENTIALS = (
     "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (for Google: "
     "GOOGLE_APPLICATION_CREDENTIALS), or log in with the tools of your cloud"
 )
-# Reasons by pattern in the server's response; the first match is used.
+# Explanations of server errors, by pattern in the response; the first match is used.
 REASONS = (
-    (r"NoSuchBucket|bucket does not exist", "no such bucket; create it, or give another"),
+    (r"NoSuchBucket|bucket does not exist", "no such bucket; create it, or choose another"),
     (
         r"ExpiredToken|TokenRefreshRequired|token[^.]{0,20}expired|Expired",
         "the credentials have expired; renew them",
@@ -240,7 +242,7 @@ REASONS = (
     (r"169\.254\.|metadata\.google|[Cc]redentials? (?:from|provider|was)|OAuth", NO_CREDENTIALS),
     (
         r"AccessDenied|403 Forbidden|401 Unauthorized|PermissionDenied",
-        "access denied; use credentials that may list, read, write and delete there",
+        "access denied; use credentials with permission to list, read, write and delete",
     ),
     (
         r"PermanentRedirect|301 Moved|AuthorizationHeaderMalformed",
@@ -258,7 +260,7 @@ REASONS = (
 def _reason(error: BaseException) -> str:
     text = str(error)
     if found := re.search(r"invalid path: .*?[Pp]ath \"(.*?)\"", text, re.DOTALL):
-        return f"the key {found[1]!r:.300} is not a valid path; delete that object and repeat"
+        return f"the key {found[1]!r:.300} is not a valid path; delete that object and try again"
     for pattern, reason in REASONS:
         if re.search(pattern, text):
             return reason

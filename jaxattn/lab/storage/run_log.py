@@ -1,4 +1,4 @@
-"""Log of a run, metrics.jsonl, with one line per measurement and per long operation."""
+"""Log of a run, metrics.jsonl, with one line for each measurement and each long operation."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,15 +15,16 @@ from jaxattn.lab.storage.files import Damaged
 
 RUN_LOG = "metrics.jsonl"
 MOST_BYTES = 2**31
-# Maximum number of lines to try per batch, from the newest, until one is intact.
+# Number of most recent lines to try per batch until one of them is intact.
 _TRIES = 3
 BATCH = re.compile(rb'(?<!\\)"batch": "(%s)"' % batch_state.BATCH_NAME.pattern.encode())
-# Markers of log lines that report no losses or no failures. The newest line that reports either is also kept.
+# Substrings of log lines that report no losses or no failures. The newest lines that do report losses or
+# failures are kept as well.
 WITHOUT = (b'"losses": {}', b'"failures": []')
 
 
 class Line(msgspec.Struct):
-    """The part of a log line that readers use."""
+    """The fields of a log line that readers use."""
 
     time: float
     start: float
@@ -50,7 +51,8 @@ def latest(directory: Path) -> list[dict[str, Any]]:
     """Return the most recent lines of a log, in order.
 
     For each batch, these are the last line, the last line with losses, and the last line with failures.
-    Damaged lines are skipped. Other lines are not parsed, because a log may have millions of lines.
+    Damaged lines are skipped. All other lines are skipped without parsing, because a log may have millions of
+    lines.
     """
     newest: dict[tuple[bytes, bytes | None], list[tuple[int, bytes]]] = {}
     with suppress(Damaged), files.open_file(directory / RUN_LOG, directory, MOST_BYTES) as file:

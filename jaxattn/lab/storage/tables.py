@@ -11,19 +11,19 @@ import pandas as pd
 from jaxattn.lab.storage import files
 from jaxattn.lab.storage.files import Damaged
 
-# Columns that identify a seed in a cell.
+# Columns that identify a run: one seed of one cell.
 LANE = ("cell", "seed")
-# Columns that identify a row.
+# Columns that identify a row, by table.
 TABLE_KEYS = {
     "records": (*LANE, "phase", "step", "metric"),
     "tokens": (*LANE, "phase", "id", "class"),
 }
-# A table may use FREE bytes of memory, or GROWTH times its file size if that is more. Real tables are 5 to 50
-# times larger in memory than on disk, because each row contains a measured number.
+# A table may use FREE bytes of memory, or GROWTH times its file size if that is more. Actual tables are 5 to
+# 50 times larger in memory than on disk, because every row contains a measured value.
 FREE = 2**28
 _GROWTH = 500
 MOST_COLUMNS = 100
-# Minimum memory per string in bytes, in addition to its characters.
+# Minimum memory of a string in bytes, not counting its characters.
 OF_A_TEXT = 8
 
 
@@ -41,7 +41,7 @@ def read_table(
     from pyarrow.parquet import ParquetFile  # slow to import
 
     content = files.read_file(place, directory, sha256)
-    # If there is no checksum, damage can raise almost any exception in pyarrow and pandas.
+    # Without a checksum to detect damage, pyarrow and pandas can raise almost any exception.
     try:
         _check_size(content)
         names = ParquetFile(io.BytesIO(content)).schema_arrow.names if columns is not None else None
@@ -53,7 +53,7 @@ def read_table(
 
 
 def lanes(table: pd.DataFrame) -> set[tuple[int, int]]:
-    """Return the (cell, seed) pairs in a table, or an empty set if it lacks rows or these columns."""
+    """Return the (cell, seed) pairs in a table; the set is empty without rows or without these columns."""
     if not len(table) or not set(LANE) <= set(table.columns):
         return set()
     pairs = table[list(LANE)].drop_duplicates()
@@ -63,7 +63,7 @@ def lanes(table: pd.DataFrame) -> set[tuple[int, int]]:
 
 
 def repeats(table: pd.DataFrame, name: str) -> bool:
-    """Return True if two rows of a table agree in all key columns."""
+    """Return True if two rows of a table have the same values in all key columns."""
     keys = [key for key in TABLE_KEYS[name] if key in table]
     return bool(keys and table.duplicated(keys).any())
 
@@ -71,7 +71,7 @@ def repeats(table: pd.DataFrame, name: str) -> bool:
 def _check_size(content: bytes) -> None:
     """Raise ValueError if a table would use too much memory for its file size.
 
-    A few bytes can encode any number of equal rows, or very long strings.
+    A small file can encode any number of equal rows, or very long strings.
     """
     from pyarrow import types
     from pyarrow.parquet import ParquetFile, read_metadata
@@ -102,7 +102,7 @@ def _check_size(content: bytes) -> None:
 
 
 def _characters(column: Any) -> int:
-    """Return the total size in bytes of the strings in a dictionary-encoded column, counted once per row."""
+    """Return the total size in bytes of the strings in a dictionary-encoded column, counting each row."""
     import pyarrow.compute as pc
 
     total = 0

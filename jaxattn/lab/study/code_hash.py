@@ -1,8 +1,9 @@
 """Hash a study's custom code, including its dependencies in the user's files and notebook.
 
-For code in a file, the hash covers the file and the local modules that it imports. For code in a notebook,
-in the running script or at the prompt, it covers each function, and the functions, classes and values that
-the function reads. Installed packages are recorded by version instead.
+For code in a file, the hash covers the file and the local modules that it imports. For code in a
+notebook, in the running script or at the prompt, the hash covers each function, and the functions,
+classes and values that the function reads. Installed packages are not hashed; their versions are
+recorded instead.
 """
 
 import ast
@@ -40,7 +41,7 @@ PLAIN = (
 )
 _VALUES = (*PLAIN, np.ndarray, np.generic, jax.Array)
 DEFINITIONS = (types.ModuleType, type, types.FunctionType)
-# Class attributes that contain no code.
+# Types of class attributes that contain no code.
 DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 NO_CODE = ("_abc_impl", "__annotate__", "__annotate_func__", "__annotations_cache__")
 FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
@@ -70,11 +71,11 @@ def code_hash(target: Any) -> str:
 
 
 class _Code:
-    """Hash of everything that a class or function depends on, in the order of discovery."""
+    """Hash of everything on which a class or function depends, in the order of discovery."""
 
     def __init__(self) -> None:
         self.state = hashlib.sha256()
-        # Visited objects by id, each with its index. Keeping the objects prevents Python from reusing their
+        # Visited objects by id, each with its index. Storing the objects prevents Python from reusing their
         # ids.
         self.seen: dict[int, tuple[int, Any]] = {}
         self.files: set[str] = set()
@@ -85,7 +86,7 @@ class _Code:
             self.state.update(f"{len(content)}\0".encode() + content)
 
     def visit(self, x: Any, place: str) -> None:
-        """Hash an object that the code depends on. `place` names the object in error messages."""
+        """Hash an object on which the code depends. `place` names the object in error messages."""
         if isinstance(x, PLAIN):
             self.add(type(x).__qualname__, repr(x))
             return
@@ -95,7 +96,8 @@ class _Code:
         self.seen[id(x)] = len(self.seen), x
         self.hash(x, place)
         if not isinstance(x, DEFINITIONS):
-            # Forget it, because whether two equal values are one object differs between processes.
+            # Remove the value, because whether two equal values are the same object differs between
+            # processes.
             del self.seen[id(x)]
 
     def hash(self, x: Any, place: str) -> None:
@@ -133,7 +135,7 @@ class _Code:
         self.visit(reduced, place)
 
     def module(self, module: types.ModuleType | None) -> None:
-        """Hash a local module. For any other module, hash only the name."""
+        """Hash the source of a local module, or only the name of any other module."""
         if module is None:
             return
         file = getattr(module, "__file__", None)
@@ -149,7 +151,7 @@ class _Code:
         self.files.add(file)
         content = Path(file).read_bytes()
         self.add(content)
-        with suppress(SyntaxError, ValueError):  # This is a compiled module.
+        with suppress(SyntaxError, ValueError):  # compiled module
             for name in sorted(set(_imports(ast.parse(content), package))):
                 if is_local(found := _imported_file(name, search_folders(Path(file)))):
                     is_package = Path(found).name == "__init__.py"
@@ -172,7 +174,7 @@ class _Code:
             self.visit(base, base.__qualname__)
 
     def function(self, function: types.FunctionType, place: str) -> None:
-        """Hash a function: its code, or the file that defines it, and the values that it reads."""
+        """Hash a function: its code or the file that defines it, and the values that the function reads."""
         loose, local = _is_loose(function), is_local(_file_of(function))
         self.add(function.__qualname__)
         if loose:
@@ -184,11 +186,12 @@ class _Code:
         if declared := vars(function).get("declared"):
             self.visit(declared, place)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            with suppress(ValueError):  # The closure cell is still empty.
+            with suppress(ValueError):  # The closure cell is empty.
                 self.visit(cell.cell_contents, name)
         for name in sorted(_names(function.__code__)) if loose or local else ():
             x = function.__globals__.get(name)
-            # Other objects in a file, such as caches, are covered by its source and may change at run time.
+            # Other global objects, such as caches, may change at run time; their definitions are hashed with
+            # the file's source.
             if loose or isinstance(x, (*_VALUES, *FUNCTIONS, type)) or hasattr(x, "__wrapped__"):
                 self.add(name)
                 self.visit(x, name)
@@ -220,7 +223,7 @@ def _parts(x: Any) -> list[Any] | None:
         return [x.fget, x.fset]
     if isinstance(x, functools.cached_property):
         return [x.func]
-    if hasattr(x, "__wrapped__"):  # The object comes from jax.jit, functools.cache or staticmethod.
+    if hasattr(x, "__wrapped__"):  # from jax.jit, functools.cache or staticmethod
         own = sorted(vars(x).items()) if hasattr(x, "__dict__") else ()
         return [
             x.__wrapped__,
@@ -232,20 +235,26 @@ def _parts(x: Any) -> list[Any] | None:
 def _module_of(x: Any) -> types.ModuleType | None:
     """Return the module of a class or function.
 
-    A decorated function belongs to the module that defines it.
+    For a decorated function, this is the module that defines the function.
     """
     name = x.__globals__.get("__name__") if isinstance(x, types.FunctionType) else x.__module__
     return sys.modules.get(name or "")
 
 
 def _file_of(x: Any) -> str | None:
-    """Return the source file of a class or function, or None for a notebook, the running script or C."""
+    """Return the source file of a class or function.
+
+    The result is None for objects from a notebook, the running script or C.
+    """
     module = _module_of(x)
     return None if module is sys.modules["__main__"] else getattr(module, "__file__", None)
 
 
 def _installed_name(x: Any) -> str:
-    """Return the import path of an object from an installed package, even if it is decorated, else ""."""
+    """Return the import path of an object, even a decorated one, from an installed package.
+
+    The result is "" for any other object.
+    """
     place, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
     if not (isinstance(place, str) and isinstance(name, str) and place in sys.modules):
         return ""
@@ -267,7 +276,7 @@ def _is_loose(x: Any) -> bool:
 
 
 def is_local(file: str | None) -> TypeGuard[str]:
-    """Return True if a file belongs to the user, rather than to Python, an installed package or jaxattn."""
+    """Return True if a file belongs to the user rather than to Python, an installed package or jaxattn."""
     if file is None:
         return False
     path = Path(file)
@@ -303,7 +312,7 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 def search_folders(file: Path) -> list[Path]:
-    """Return the folders to search for a file's imports: its own folder, and the folder of its book.
+    """Return the folders to search for a file's imports: the folder of the file, and the folder of its book.
 
     A book is a folder with a book.toml; the files of its items are in subfolders.
     """

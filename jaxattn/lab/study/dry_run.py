@@ -145,7 +145,7 @@ class _Rehearsal:
                 )
             if model.attends_to_tokens and not model.has_scores:
                 raise InputError(
-                    f"{name} sets attends_to_tokens, but has no scores; implement scores_and_values, or "
+                    f"{name} sets attends_to_tokens, but lacks token scores; implement scores_and_values, or "
                     "remove attends_to_tokens"
                 )
             if model.has_scores and isinstance(data, Corpus):
@@ -164,7 +164,10 @@ class _Rehearsal:
             check_floats(name, each, {() if coupled else (n,)}, why)
 
     def minibatches(self, data: Dataset) -> None:
-        """Raise InputError if the loss couples sequences, but minibatch steps would pass it all sequences."""
+        """Raise InputError if the loss couples sequences, but would be evaluated on all of them.
+
+        With minibatches, such a loss must be evaluated on the sequences of the minibatch instead.
+        """
         setting = self.setting
         batched = [k for k, phase in enumerate(setting.phases) if phase.batch_size]
         cuts = setting.model.cuts_batches or setting.loss.coupled
@@ -175,7 +178,7 @@ class _Rehearsal:
                 return
         raise InputError(
             f"phases[{batched[0]}].batch_size: {_name(setting.loss)} couples sequences, but would be "
-            "evaluated on all sequences instead of the batch; derive a class from jaxattn.Loss with "
+            "evaluated on all sequences instead of on the batch; derive a class from jaxattn.Loss with "
             "coupled = True that returns one number for the batch"
         )
 
@@ -196,7 +199,7 @@ class _Rehearsal:
             missing = [x for x in ("params", "step", "failed_at") if not hasattr(state, x)]
             if missing:
                 raise InputError(
-                    f"{name}.init returns {shown(state)} without {missing[0]!r}; a state has params, step "
+                    f"{name}.init returns {shown(state)} without {missing[0]!r}; it needs params, step "
                     "and failed_at, like jaxattn.dynamics.State"
                 )
             if type(phase).step is not Phase.step:
@@ -236,7 +239,7 @@ class _Rehearsal:
                 for name in found:
                     if owner.setdefault(name, place) != place:
                         by = owner[name] if owner[name] != "probes" else "a standard probe"
-                        raise InputError(f"{name!r} is already measured by {by}; choose another name")
+                        raise InputError(f"{name!r} is also a metric of {by}; choose another name")
 
     @contextmanager
     def at(self, place: str, concept: Concept[Any] | str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Compile groups: cells that differ only in numeric settings, and run vmapped in the same program."""
+"""Compile groups: cells that differ only in numeric settings, vmapped in the same program."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -28,8 +28,7 @@ class CompileGroup(NamedTuple):
     Attributes:
         number: index of the group in the study.
         setting: setting shared by the cells. Varying numeric settings have the value of the first cell,
-            except
-            the vocabulary size, which is the largest in the group; smaller vocabularies are padded to it.
+            except the vocabulary size, which is the largest in the group; smaller vocabularies are padded.
         cells: the cells, in the order of the study.
         varying: setting paths of the numeric settings that differ between cells.
         numbers: all numeric settings that may differ between vmapped runs, by cell number.
@@ -42,7 +41,10 @@ class CompileGroup(NamedTuple):
     numbers: Mapping[int, Hyperparameters]
 
     def hyperparameters(self, cells: Sequence[Cell]) -> Hyperparameters:
-        """Return the varying numeric settings of vmapped runs as arrays (L,), given the cell of each run."""
+        """Return the varying numeric settings as arrays (L,) with one value per vmapped run.
+
+        `cells` contains the cell of each run.
+        """
         return {
             path: jnp.asarray([self.numbers[cell.number][path] for cell in cells], dtype)
             for path, dtype in self.dtypes().items()
@@ -77,11 +79,12 @@ def rehearse_groups(
 ) -> frozenset[int]:
     """Trace all groups if the study has custom code, and return the numbers of the groups that raise.
 
-    With `keep_going`, some groups may raise here; their batches will raise again when they run.
+    With `keep_going`, exceptions in some of the groups are ignored, because their batches raise them again
+    when they run.
 
     Raises:
         InputError: custom code returns a value of the wrong type or shape.
-        UserCodeError: custom code raised an exception; with `keep_going`, in all groups.
+        UserCodeError: custom code raised an exception; with `keep_going`, it did so in every group.
     """
     raised: dict[int, UserCodeError] = {}
     files = study.names.files(study.own_kinds)
@@ -96,7 +99,7 @@ def rehearse_groups(
 
 
 def _shape(cell: Cell, numbers: Hyperparameters) -> bytes:
-    """Return a key for the programs of a cell: its tables without the numeric settings that may vary."""
+    """Return a key that identifies a cell's programs: its tables without the varying numeric settings."""
     kept: Any = cell.tables
     for head, *rest in numbers:
         kept = _without(kept, (*IN_TABLES.get(head, (head,)), *rest))

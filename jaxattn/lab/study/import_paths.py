@@ -1,6 +1,6 @@
 """Resolve import paths in sweep files: `package.module:Name`, or `file.py:Name` relative to the sweep file.
 
-A file can import files in the same folder, and files in the folder of its book, by name.
+A file can import other files by name from its own folder and from the folder of its book.
 """
 
 import difflib
@@ -24,12 +24,12 @@ class ImportPaths:
     """Resolver for the import paths and file names in a study.
 
     Attributes:
-        folder: base of relative paths, which is the folder of the sweep file.
+        folder: folder to which relative paths refer, which is the folder of the sweep file.
         given: objects passed to a study in Python, by import path.
     """
 
     def __init__(self, folder: str | Path = ".", given: Mapping[str, Any] | None = None) -> None:
-        """Store the folder without importing anything."""
+        """Store the folder and the given objects without importing anything."""
         self.folder = Path(folder)
         self.given = dict(given or {})
 
@@ -44,7 +44,7 @@ class ImportPaths:
             return self.given[name]
         place, _, attribute = name.partition(":")
         if not place.strip(".") or not attribute:
-            raise InputError(f"{name!r}: expected package.module:Name, or a file, for example mine.py:Name")
+            raise InputError(f"{name!r}: expected package.module:Name, or a file such as mine.py:Name")
         found: Any = self._file(place) if place.endswith(".py") else self._module(place)
         for part in attribute.split("."):
             if not part or not hasattr(found, part):
@@ -62,14 +62,14 @@ class ImportPaths:
             return self.folder / text
 
     def code_hash(self, name: str) -> str | None:
-        """Return the hash of the code at an import path, or None if it cannot be hashed; see `code_hash`."""
+        """Return the hash of the code at an import path, or None if it is unhashable; see `code_hash`."""
         try:
             return code_hash(self.load(name))
         except (Unhashable, OSError):
             return None
 
     def unhashable(self, name: str) -> str:
-        """Return the name of the value that makes the code at an import path unhashable, or ""."""
+        """Name the value that makes the code at an import path unhashable; return "" if there is none."""
         try:
             code_hash(self.load(name))
         except (Unhashable, OSError) as error:
@@ -77,7 +77,7 @@ class ImportPaths:
         return ""
 
     def files(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the source files behind import paths, as they appear in tracebacks."""
+        """Return the source files to which import paths refer, as they appear in tracebacks."""
         found = set()
         for name in names:
             target = self.load(name)
@@ -101,7 +101,7 @@ class ImportPaths:
                 f"; did you mean {near[0]}?" if near else f"; paths are relative to {self.folder.resolve()}"
             )
             raise InputError(f"{place}: no such file{hint}")
-        # Import each file only once, even if several names are imported from it or other files import it.
+        # Import each file only once, even if several of its names are used or other files import it.
         name = _module_name(path)
         imported = sys.modules.get(path.stem)
         if name not in sys.modules and imported is not None and _source(imported) == path:
@@ -130,7 +130,7 @@ class ImportPaths:
         except Exception as error:
             missing = isinstance(error, ModuleNotFoundError) and place.startswith(error.name or "?")
             if missing:
-                remedy = "install it, or give a file, for example mine.py:Name"
+                remedy = "install it, or give a file such as mine.py:Name"
                 if new := place_of(place):
                     remedy = f"moved to {new} in version 0.3"
                 raise InputError(f"{place}: no such module; {remedy}") from None
@@ -143,11 +143,13 @@ class ImportPaths:
 
 @contextmanager
 def _own_files_first(path: Path, place: str) -> Iterator[None]:
-    """Restrict a file's imports of other files to its search folders.
+    """Inside the `with` block, let a file import other files only from its search folders.
 
     A process has only one module per name. If the file imports a name that is already used by a file in
-    another
-    folder, the import is undone, along with everything else it imported from its search folders.
+    another folder, this import, and all other imports from the search folders in this block, are undone.
+
+    Raises:
+        InputError: two files with the same name are imported from different folders.
     """
     folders, before = search_folders(path), list(sys.path)
     own = {file.stem: file for folder in reversed(folders) for file in folder.glob("*.py")}

@@ -1,4 +1,4 @@
-"""PRNG keys of a seed for data, initial parameters and batches. A study can hold any of these at seed 0.
+"""PRNG keys of a seed for data, initial parameters and batches. A study can hold any of them at seed 0.
 
 A key depends only on the seed and on `hold`, so seeds can be added to a study later.
 """
@@ -14,7 +14,7 @@ from jaxattn.core.errors import InputError
 
 Part = Literal["data", "start", "batches"]
 PARTS: tuple[Part, ...] = ("data", "start", "batches")
-# Every seed of a study uses this seed's key for held randomness, even if the study does not run this seed.
+# The seed whose key is used for all held randomness, even if the study does not run this seed.
 HELD_AT = 0
 
 
@@ -44,7 +44,7 @@ def keys(seed: int | Array, hold: Collection[str] = ()) -> Keys:
 
 
 def in_order(hold: Collection[str]) -> list[str]:
-    """Return the sources of randomness in `hold` without duplicates, in the order of `PARTS`."""
+    """Return the sources of randomness in `hold` in the order of `PARTS`, without duplicates."""
     return [part for part in PARTS if part in hold]
 
 
@@ -63,16 +63,16 @@ def check_fresh(phases: Collection[Phase], hold: Collection[str]) -> None:
     for phase in phases:
         if "data" in hold and "batches" not in hold and getattr(phase, "fresh", None):
             raise InputError(
-                f"hold: 'data' cannot hold the examples of phase {phase.name!r}, which resamples them in "
-                "every step (fresh); hold 'batches' as well, or use batch_size"
+                f"hold: 'data' does not fix the examples of phase {phase.name!r}, which resamples them at "
+                "every step (fresh); add 'batches' to hold, or replace fresh with batch_size"
             )
 
 
 def check_seeds(data: Data, phases: Collection[Phase], hold: Collection[str], seeds: int) -> None:
-    """Raise InputError if several seeds would give identical results, because nothing random differs."""
+    """Raise InputError if several seeds would give identical results because all randomness is held fixed."""
     if hold and seeds > 1 and not varying(data, phases, hold):
         held = ", ".join(repr(part) for part in hold)
         raise InputError(
-            f"hold: all {seeds} seeds would be identical, because only {held} use random numbers here; "
-            "hold fewer of them, or use a single seed"
+            f"hold: all {seeds} seeds would be identical, because only {held} are random, and all are held; "
+            "remove some of them from hold, or use a single seed"
         )

@@ -1,8 +1,8 @@
 """Component types in a sweep file, such as models: their built-in classes, and instances built from tables.
 
-A table has a `kind`, which is a short name or an import path. Its other keys are settings of the class, and
-are checked against the annotations. A function is first converted to a class; see `settings_class`. `python
--m jaxattn.lab.study.registry` prints the table of docs/howto/extending.md.
+A table has a `kind`, which is a short name or an import path. Its other keys are settings of the class,
+which are checked against the annotations. A function is first converted to a class; see
+`settings_class`. `python -m jaxattn.lab.study.registry` prints the table in docs/howto/extending.md.
 """
 
 import functools
@@ -59,7 +59,7 @@ C = TypeVar("C", bound=Spec)
 
 @dataclass(frozen=True, eq=False)
 class Concept(Generic[C]):
-    """Component type, such as model or loss, with the requirements on its classes.
+    """Component type, such as model or loss, with the requirements for its classes.
 
     Attributes:
         name: name with an article, such as "a model".
@@ -68,8 +68,8 @@ class Concept(Generic[C]):
         bases: base classes, each with the attributes that a derived class must define.
         of_function: function that builds a class from a function and its `kind`; None if only classes are
             accepted.
-        functions: signatures of the functions that are accepted.
-        further: calls to list for a base class instead of the required attributes.
+        functions: signatures of the accepted functions.
+        further: for a base class, calls to list instead of its required attributes.
         default: function that infers the kind of a table from its keys.
     """
 
@@ -84,7 +84,7 @@ class Concept(Generic[C]):
 
     @property
     def classes(self) -> dict[str, list[str]]:
-        """Calls that a derived class must define, keyed by the name of the base class."""
+        """Method calls that a derived class must support, keyed by the name of the base class."""
         own = {base.__name__: [_call(base, name) for name in names] for base, names in self.bases.items()}
         return own | {name: list(calls) for name, calls in self.further.items()}
 
@@ -97,7 +97,7 @@ class Concept(Generic[C]):
 
 
 class Field(NamedTuple):
-    """Setting of a class: name, annotation and default, or `msgspec.NODEFAULT` if it has no default."""
+    """Setting of a class: name, annotation and default. Without a default, it is `msgspec.NODEFAULT`."""
 
     name: str
     type: Any
@@ -115,11 +115,11 @@ def _call(base: type, name: str) -> str:
 
 
 def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tuple[C, Table]:
-    """Create an instance from a table; return it with its complete table, including defaults.
+    """Create an instance from a table; return it with the complete table, which includes defaults.
 
     Args:
         concept: component type of the table.
-        table: the kind, or a table with its settings.
+        table: the kind, or a table with the kind and settings.
         place: key of the table in the sweep file, for messages.
         names: resolver for import paths.
 
@@ -141,7 +141,7 @@ def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tup
 
 @functools.cache
 def _marked(target: type[Spec]) -> dict[str, str]:
-    """Return the settings annotated as file paths or import paths, with the markers of their annotations."""
+    """Return the settings annotated as file paths or import paths, with the markers in their annotations."""
     return {f.name: mark for f in _fields(target) for mark in (FILE, IMPORT_PATH) if has_mark(f.type, mark)}
 
 
@@ -179,7 +179,7 @@ def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
 
 
 def convert(target: type[Spec], values: Table, place: str) -> Table:
-    """Validate settings against a class's annotations and add defaults; raise InputError if invalid."""
+    """Validate settings against a class's annotations, raising InputError on failure, and add defaults."""
     fields = fields_of(target, place)
     rest = dict(values)
     if takes := target.takes_further:
@@ -211,7 +211,7 @@ def fields_of(target: type[Spec], place: str = "") -> list[Field]:
 
 
 def keys_of(concept: Concept[Any], kind: str, names: ImportPaths) -> set[str]:
-    """Return the names of the settings that a kind accepts, or an empty set for an unknown kind."""
+    """Return the names of the settings that a kind accepts, or an empty set if the kind is unknown."""
     if ":" not in kind and kind not in concept.known:
         return set()
     return {field.name for field in fields_of(_class(concept, kind, kind, names), kind)}
@@ -274,7 +274,7 @@ def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> ty
 def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
     for old, new in ATTRIBUTES.items():
         if old in dir(target):
-            raise InputError(f"{kind}: {old!r} was renamed to {new!r} in version 0.3; rename it")
+            raise InputError(f"{kind}: {old!r} was renamed to {new!r} in version 0.3; use the new name")
     base = next((base for base in concept.bases if issubclass(target, base)), None)
     if base is None:
         raise InputError(
@@ -287,7 +287,7 @@ def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
 
 
 def _check_settings(target: type[Spec], place: str) -> None:
-    """Raise InputError if a setting has the same name as another attribute of a base class."""
+    """Raise InputError if a setting has the same name as an existing attribute of a base class."""
     for base in target.__mro__[1:]:
         if not base.__module__.startswith("jaxattn.") or not issubclass(base, Spec):
             continue
@@ -296,7 +296,7 @@ def _check_settings(target: type[Spec], place: str) -> None:
             if name in taken:
                 rather = "" if target.kind else "annotate it as a ClassVar, or "
                 raise InputError(
-                    f"{place}: {name!r} of {target.kind or target.__name__} clashes with an attribute of "
+                    f"{place}: {name!r} of {target.kind or target.__name__} is also an attribute of "
                     f"{base.__name__}; {rather}choose another name for the setting"
                 )
 
@@ -324,7 +324,7 @@ def _literals(annotation: Any) -> list[str]:
 
 
 def plain(values: Table, names: ImportPaths) -> Table:
-    """Convert settings to plain JSON values, with custom objects replaced by their import paths."""
+    """Convert settings to plain JSON values, replacing custom objects with their import paths."""
 
     def written(x: Any) -> Any:
         if hasattr(x, "tolist") or isinstance(x, range):
@@ -347,7 +347,7 @@ def plain(values: Table, names: ImportPaths) -> Table:
 def _path(target: Any, names: ImportPaths) -> str:
     path = f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', type(target).__name__)}"
     if names.given.get(path, target) != target:
-        raise InputError(f"{path}: two objects of the study have this path; rename one of them")
+        raise InputError(f"{path}: two objects in the study have this import path; rename one of them")
     names.given[path] = target
     return path
 

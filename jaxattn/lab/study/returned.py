@@ -17,12 +17,12 @@ NOT_REAL = "metrics must be real; return its real and imaginary parts, or its ab
 
 
 def check_examples(data: Dataset, name: str) -> None:
-    """Check the shapes of data, and that `take` preserves structure, dtypes and all other axes."""
+    """Check the shapes of data, and that `take` changes only the length of the first axis."""
     with at(name):
         data.check_shapes()
         size = min(2, data.num_examples)
         taken = data.take(jnp.arange(size))
-        # Arrays of bags have one row per entry rather than one per example.
+        # Arrays of bags have one row per entry of a bag, not one row per example.
         pairs = [("targets", data.targets, taken.targets)]
         if not isinstance(data, Corpus):
             if _structure(data) != _structure(taken):
@@ -33,13 +33,13 @@ def check_examples(data: Dataset, name: str) -> None:
         for field, x, y in pairs:
             if (y.shape, y.dtype) != ((size, *x.shape[1:]), x.dtype):
                 raise InputError(
-                    f"{field}: take returns {shown(y)} for {size} rows of {shown(x)}; keep all axes "
-                    "except the first"
+                    f"{field}: take returns {shown(y)} for {size} rows of {shown(x)}; only the length of "
+                    "the first axis may change"
                 )
 
 
 def check_vocabulary(data: Dataset, vocab_size: int | None) -> None:
-    """Check that the data have the vocabulary size given in their settings."""
+    """Check that the data have the vocabulary size specified in their settings."""
     found = data.vocab_size if isinstance(data, Corpus | Sequences) else None
     if found != vocab_size:
         raise InputError(
@@ -49,7 +49,7 @@ def check_vocabulary(data: Dataset, vocab_size: int | None) -> None:
 
 
 def check_scores(model: Model[Any], params: Any, corpus: Corpus) -> None:
-    """Check the shapes of token scores, (V,), and values, (V,), (V, K) or (V, 1)."""
+    """Check the shapes of token scores, (V,), and of token values, (V,), (V, K) or (V, 1)."""
     name = f"{model.kind or type(model).__name__}.scores_and_values"
     vocab, classes = corpus.vocab_size, corpus.num_classes
     columns = () if classes == 2 else (classes,)
@@ -61,7 +61,7 @@ def check_scores(model: Model[Any], params: Any, corpus: Corpus) -> None:
 
 
 def check_floats(name: str, value: Any, shapes: set[tuple[int, ...]], why: str) -> None:
-    """Check that a value is a float array with one of the given shapes; `why` explains the shape."""
+    """Check that a value is a float array with one of the given shapes; `why` is the reason for the shape."""
     if not is_floats(value) or value.shape not in shapes:
         raise InputError(f"{name} returns {shown(value)}; return {min(shapes, key=len)} floats, {why}")
 
@@ -72,11 +72,9 @@ def is_floats(value: Any) -> bool:
 
 
 def check_like(wanted: Any, found: Any, what: str) -> None:
-    """Check that a tree has the same structure, shapes and dtypes as another tree."""
+    """Check that the tree `found` has the same structure, shapes and dtypes as the tree `wanted`."""
     if _structure(wanted) != _structure(found):
-        raise InputError(
-            f"{what} a {shown(found)}, whose structure differs from that of its input {shown(wanted)}"
-        )
+        raise InputError(f"{what} a {shown(found)}; return the same structure as its input, {shown(wanted)}")
     for (path, x), y in zip(jax.tree.leaves_with_path(wanted), jax.tree.leaves(found), strict=True):
         if (jnp.shape(x), jnp.result_type(x)) != (jnp.shape(y), jnp.result_type(y)):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -92,7 +90,7 @@ def _structure(tree: Any) -> Any:
 def metric_names(what: str, metrics: Any, axes: int) -> list[str]:
     """Check that metrics are real numbers; return their names, one for each entry of a vector."""
     if not isinstance(metrics, dict):
-        raise InputError(f"{what} returns {shown(metrics)}; return a dictionary from names to numbers")
+        raise InputError(f"{what} returns {shown(metrics)}; return a dictionary of numbers keyed by name")
     names = []
     for name, value in metrics.items():
         number = isinstance(value, int | float | complex | Array) and jnp.ndim(value) <= axes
@@ -108,8 +106,8 @@ def metric_names(what: str, metrics: Any, axes: int) -> list[str]:
 def couples(loss: PerSequence, sequences: int, classes: int) -> bool:
     """Return True if the loss of a sequence changes when other sequences are replaced, tested on random data.
 
-    The loss, (outputs, targets) -> (n,), is called with 8 sequences, or with `sequences` if it does not
-    accept 8.
+    The loss, (outputs, targets) -> (n,), is called with 8 sequences. If it does not accept 8, it is called
+    with `sequences` of them.
     """
 
     def moves(n: int) -> bool:
@@ -123,7 +121,7 @@ def couples(loss: PerSequence, sequences: int, classes: int) -> bool:
                 np.where(others.reshape(-1, *(1,) * (x.ndim - 2)), x[1], x[0]) for x in (outputs, labels)
             ]
             after = np.asarray(compute(*mixed))
-            # Subtracting the largest logit cancels only up to rounding error.
+            # The largest logit is subtracted, which cancels only up to rounding error.
             same = np.isclose(before, after, rtol=1e-4, atol=1e-5, equal_nan=True)
             if not same[~others].all():
                 return True
@@ -131,5 +129,5 @@ def couples(loss: PerSequence, sequences: int, classes: int) -> bool:
 
     try:
         return moves(8)
-    except Exception:  # The loss may accept only the actual number of examples.
+    except Exception:  # The loss may require the actual number of examples.
         return moves(sequences)

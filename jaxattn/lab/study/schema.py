@@ -14,7 +14,8 @@ from jaxattn.lab.study.registry import Concept, fields_of
 
 Schema = dict[str, Any]
 _PARTS: dict[str, Concept[Any]] = {"data": registry.DATA, "model": registry.MODEL, "loss": registry.LOSS}
-# Dotted keys can also be written as nested tables.
+# An axis: a non-empty array of numbers, strings or booleans. Dotted keys can also be written as nested
+# tables.
 AXIS = {"type": "array", "minItems": 1, "items": {"type": ["number", "string", "boolean"]}}
 VALUE = {"type": ["number", "string", "boolean", "array"]}
 
@@ -22,7 +23,7 @@ VALUE = {"type": ["number", "string", "boolean", "array"]}
 def sweep_schema() -> Schema:
     """Build the schema, with the settings of all built-in kinds. A kind that contains a colon is custom code.
 
-    Blocks, and files that extend another file, may contain any subset of the tables.
+    A block, or a file that extends another file, may contain any subset of the tables.
     """
     made = msgspec.json.schema(Tables)
     definitions = made["$defs"]
@@ -73,7 +74,7 @@ def _listed(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
-# A custom component, whose settings are defined only by its code.
+# A custom component; only its code defines its settings.
 _OWN = {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string", "pattern": ":"}}}
 
 

@@ -1,6 +1,6 @@
 """Pure functions that compute a study for one seed. The engine lifts them to many seeds.
 
-The keys of a seed come from `randomness.keys`.
+The PRNG keys of a seed come from `randomness.keys`.
 """
 
 import zlib
@@ -37,31 +37,31 @@ from jaxattn.lab.probes.wants import wants_scores
 from jaxattn.lab.study.randomness import HELD_AT, keys
 from jaxattn.lab.study.setting import Setting, numbers_of
 
-# Metrics by name, for each probe index.
+# Metrics by name, for each probe, by the probe's index.
 ProbeMetrics = dict[int, Mapping[str, Array]]
 
 
 class Carried(NamedTuple):
-    """State of a phase: the state of its dynamics, and the values that probes stored at its start."""
+    """State of a phase: the state of its dynamics, and values that probes stored at the start."""
 
     state: Any
     memory: dict[int, Any]
 
 
 def drawn(setting: Setting) -> DrawnData:
-    """Return the data settings, for a study that samples data per seed."""
+    """Return the data settings of a study that samples data per seed."""
     assert isinstance(setting.data, DrawnData)
     return setting.data
 
 
 def draw_data(setting: Setting, key: Array) -> Splits:
-    """Sample the data for a seed. If the vocabulary is padded, padding tokens never occur."""
+    """Sample the data for a seed. If the vocabulary is padded, the padding tokens never occur."""
     made = drawn(setting)
     return made.draw(key) if setting.used is None else made.draw(key, setting.used)
 
 
 def initial_params(setting: Setting, data: Splits, key: Array, tokens: Sequence[str]) -> Any:
-    """Return the initial parameters. Rows that pad the vocabulary are zero."""
+    """Return the initial parameters. Rows for padding tokens are zero."""
     train = data.train
     dtype = jnp.dtype(setting.dtype)
     params = setting.model.init(key, train, dtype=dtype)
@@ -78,7 +78,7 @@ def initial_params(setting: Setting, data: Splits, key: Array, tokens: Sequence[
 
 
 def task_of(setting: Setting, data: Splits) -> Task:
-    """Combine model, loss and data into the task of a phase."""
+    """Combine the model, the loss and the data into the task that a phase trains on."""
 
     def fresh(key: Array, examples: int) -> Dataset:
         shared = {} if data.task_key is None else {"task_key": jax.random.wrap_key_data(data.task_key)}
@@ -99,13 +99,13 @@ def begin_phase(setting: Setting, index: int, params: Params, data: Splits, key:
 
 
 def advance(setting: Setting, index: int, carried: Carried, data: Splits, steps: int | Array) -> Carried:
-    """Advance a phase by `steps` steps. Taking k steps and then l gives the same result as taking k + l."""
+    """Advance a phase by `steps` steps. Advancing by k and then by l steps equals advancing by k + l."""
     task = task_of(setting, data)
     return carried._replace(state=setting.phases[index].advance(task, carried.state, steps))
 
 
 def measure_probes(setting: Setting, index: int, carried: Carried, data: Splits) -> ProbeMetrics:
-    """Evaluate the probes, and return their metrics by probe index.
+    """Evaluate the probes; return their metrics by name, for each probe index.
 
     Each metric is a scalar or a vector (m,).
     """
@@ -122,7 +122,7 @@ def measure_probes(setting: Setting, index: int, carried: Carried, data: Splits)
 
 
 def merged_metrics(setting: Setting, found: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
-    """Merge the metrics of all probes into one dictionary, except those that start after `step`."""
+    """Merge the metrics of all probes into one dictionary, except for probes that start after `step`."""
     every = setting.probes.at_steps
     return {
         name: x
@@ -133,13 +133,13 @@ def merged_metrics(setting: Setting, found: Mapping[int, Mapping[str, Any]], ste
 
 
 def probes(setting: Setting, index: int, data: Splits) -> dict[int, Probe]:
-    """Return the step probes that apply to a phase, by index."""
+    """Return the step probes that apply to a phase, by probe index."""
     task, phase = task_of(setting, data), setting.phases[index]
     return {k: probe for k, probe in enumerate(setting.probes.at_steps) if not probe.skip_reason(task, phase)}
 
 
 def phase_probes(setting: Setting, index: int, data: Splits) -> list[PhaseProbe]:
-    """Return the phase probes that apply to a phase. `data` may be the data of one seed or of many."""
+    """Return the phase probes that apply to a phase. `data` may be for one seed or for many seeds."""
     task, phase = task_of(setting, data), setting.phases[index]
     return [probe for probe in setting.probes.of_phases if not probe.skip_reason(task, phase)]
 
@@ -151,7 +151,7 @@ def probe_context(setting: Setting, index: int, params: Params, data: Splits) ->
 
 
 def columns(setting: Setting, index: int, params: Params, data: Splits) -> dict[str, Array]:
-    """Return the token table at the end of a phase; empty if the model has no token scores and values."""
+    """Return the token table at the end of a phase, or {} if the model has no token scores and values."""
     if wants_scores(task_of(setting, data)):
         return {}
     return token_columns(probe_context(setting, index, params, data))
@@ -183,14 +183,14 @@ def seed_dataset(
     progress: Progress = silent,
     hold: Collection[str] = (),
 ) -> Loaded:
-    """Return the data for one seed, or the data that all seeds share, with the token names.
+    """Return the data for one seed, or the data shared by all seeds, with the token names.
 
     Args:
         data: settings of the data.
         seed: the seed; ignored if all seeds share the data, or if the data are held.
         dtype: dtype of the study, "float32" or "float64".
-        swept: names of the settings that the study varies. A run traces them as scalars of the study's dtype,
-            which may round differently from constants.
+        swept: names of the settings that vary in the study. A run traces these settings as scalars of the
+            study's dtype, which may round differently from constants.
         progress: progress callback for loading data.
         hold: sources of randomness held at seed 0.
 
@@ -230,7 +230,7 @@ def swept_settings(cells: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def check_data(loaded: Loaded) -> None:
-    """Raise InputError if the data contain non-finite numbers, or if `Dataset.check` raises it."""
+    """Raise InputError if the data contain non-finite numbers or fail `Dataset.check`."""
     for name in ("train", "test", "validation"):
         data = getattr(loaded.splits, name)
         if data is None:

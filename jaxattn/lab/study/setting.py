@@ -1,8 +1,8 @@
 """Setting of a study: instances created from tables and checked together, and which settings may vary.
 
-Vmapped runs of one program may differ in some numeric settings: the floats in data, model, loss, starts,
-phases and custom probes, unless they are annotated as `Static`; and, if it can be padded, the size of a
-synthetic vocabulary.
+Vmapped runs of one program may differ in some numeric settings. These are the floats in data, model,
+loss, starts, phases and custom probes, unless they are annotated as `Static`, and the size of a synthetic
+vocabulary if it can be padded.
 """
 
 import functools
@@ -27,7 +27,7 @@ SettingPath = tuple[str | int, ...]
 # Numeric settings by path, such as ("phases", 0, "step_size"): scalars, or arrays with one value per run.
 Hyperparameters = Mapping[SettingPath, Any]
 VOCAB_SIZE: SettingPath = ("data", "vocab_size")
-# Where the tables store some fields of a setting.
+# Paths of the tables that store some fields of a setting.
 IN_TABLES: dict[Any, SettingPath] = {"starts": ("model", "init"), "probes": ("probes", "own")}
 
 
@@ -58,12 +58,12 @@ class Setting(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Grid point. A study without axes has a single cell.
+    """Grid point. A study without axes has only one cell.
 
     Attributes:
         number: index of the cell.
         settings: the axis values.
-        setting: instances for these values.
+        setting: instances created with these values.
         tables: tables that describe the instances, with all settings.
         config_hash: hash of the settings that determine the results.
     """
@@ -86,7 +86,10 @@ _CONCEPTS: dict[str, Concept[Any]] = {
 
 
 def merged_tables(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any:
-    """Merge changes into tables. If a table's kind changes, it keeps only settings that the new kind has."""
+    """Merge changes into tables.
+
+    If the kind of a table changes, only settings that the new kind accepts are kept.
+    """
 
     def keys(path: tuple[str, ...], kind: Any) -> set[str]:
         place = place_of_thing(path)
@@ -103,16 +106,16 @@ class Reader:
     def __init__(self, names: ImportPaths) -> None:
         """Store the resolver for import paths."""
         self._names = names
-        # Instances and their complete tables, keyed by location and contents of the table.
+        # Instances with their complete tables, by location and contents of the table.
         self._known: dict[tuple[str, str], tuple[Any, Any]] = {}
 
     def read(self, tree: Mapping[str, Any], number: int = 0, settings: Mapping[str, Any] = {}) -> Cell:
         """Create instances from tables, and check that they are compatible.
 
         Args:
-            tree: the tables data, model, loss, phases and probes, and dtype.
+            tree: the tables data, model, loss, phases and probes, and the dtype.
             number: index of the cell.
-            settings: axis values of the cell, which the tables already contain.
+            settings: axis values of the cell, which are already in the tables.
 
         Raises:
             InputError: a table is invalid.
@@ -197,15 +200,15 @@ def hyperparameters(setting: Setting) -> dict[SettingPath, float | int]:
 
 
 def pads_vocabulary(setting: Setting) -> bool:
-    """Return True if cells that differ only in V may share a program."""
+    """Return True if cells that differ only in the vocabulary size V may share a program."""
     return setting.data.pads_vocabulary and bool(setting.model.token_rows)
 
 
 def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
-    """Replace numeric settings by the values of one run, which may be tracers.
+    """Replace the numeric settings with the values for one run, which may be tracers.
 
-    The vocabulary size of the instances is unchanged, because it determines shapes; `used` stores the run's
-    value.
+    The vocabulary size of the data is left unchanged, because it determines array shapes; the run's value is
+    stored in `Setting.used`.
     """
     setting = setting._replace(used=numbers.get(VOCAB_SIZE))
     for path, number in numbers.items():
@@ -215,7 +218,7 @@ def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
 
 
 def key_of(setting: Setting, path: SettingPath) -> str:
-    """Convert the path of a numeric setting to a sweep-file key."""
+    """Convert the path of a numeric setting to the corresponding key in a sweep file."""
     head, *rest = path
     if head == "phases":
         phase = setting.phases[int(rest[0])]
@@ -224,7 +227,7 @@ def key_of(setting: Setting, path: SettingPath) -> str:
 
 
 def numbers_of(thing: Spec) -> Iterator[tuple[SettingPath, float]]:
-    """Yield the numeric settings of an instance that may differ between vmapped runs, by path within it."""
+    """Yield the numeric settings of an instance that may differ between vmapped runs, each with its path."""
     static = _static(type(thing))
     for name, value in msgspec.structs.asdict(thing).items():
         if name in static:
@@ -237,7 +240,7 @@ def numbers_of(thing: Spec) -> Iterator[tuple[SettingPath, float]]:
 
 def _check(setting: Setting) -> None:
     names = [phase.name for phase in setting.phases]
-    # A custom model may leave `parameters` empty; the dry run then checks the names.
+    # A custom model may leave `parameters` empty; the dry run then checks the parameter names.
     known = setting.model.parameters
     for name in setting.starts:
         if known and name not in known:
@@ -255,7 +258,8 @@ def _check(setting: Setting) -> None:
     randomness.check_fresh(setting.phases, setting.hold)
     setting.probes.check_phases(setting.phases)
     gives = setting.data.gives
-    # If `data` declares only a base class of the accepted type, the dry run checks the actual type.
+    # If `data` declares only a base class of the type that the model takes, the dry run checks the actual
+    # type.
     if gives is not None and not issubclass(setting.model.takes, gives):
         check_kind(gives, setting.model)
     if setting.probes.max_margin:
@@ -271,7 +275,7 @@ def _check(setting: Setting) -> None:
 
 
 def check_kind(given: type[Dataset], model: Model[Any]) -> None:
-    """Raise InputError unless the model accepts this type of data."""
+    """Raise InputError unless the model accepts data of the given type."""
     if not issubclass(given, model.takes):
         raise InputError(
             f"model: requires {model.takes.__name__}, but the data are {given.__name__}; choose another "
@@ -287,7 +291,7 @@ def _config_hash(setting: Setting, tables: Mapping[str, Any]) -> str:
 
 
 def setting_in_span(setting: Setting) -> Setting:
-    """Put the model in span coordinates, unless a component depends on the axes of R^d.
+    """Return the setting with its model in span coordinates, unless a component depends on the axes of R^d.
 
     Raises:
         InputError: d is infinite, but a component depends on the axes.
@@ -303,13 +307,13 @@ def setting_in_span(setting: Setting) -> Setting:
     if setting.model.dim == "inf":
         raise InputError(
             f"model.dim: 'inf', but {seeing[0]} depends on the axes of R^d (rotation_invariant is not "
-            "true); use a finite dim"
+            "true); use a finite dimension"
         )
     return setting
 
 
 def _ask(thing: Spec, place: str, *context: Any) -> None:
-    # Error messages from probes already contain their location.
+    # Errors raised by probes already contain their location.
     with at("" if place == "probes" else place):
         thing.check(*context)
 

@@ -10,16 +10,16 @@ from typing import Any
 from jaxattn.core.errors import InputError
 
 DEEPEST = 50
-# Grid keys may themselves contain dots.
+# Grid keys may contain dots.
 _AXIS = re.compile(r"((?:blocks\.[^.]+\.)?(?:axes|zip|halton\.axes))\.(.+)", re.DOTALL)
 _Path = tuple[str, ...]
 Keys = Callable[[_Path, Any], Iterable[str]]
 
 
 def assign(tree: Any, key: str, value: Any) -> Any:
-    """Return a copy of a tree with the value at a dotted key replaced.
+    """Return a copy of a tree in which the value at a dotted key is replaced.
 
-    List entries are addressed by number or name. The value None removes the key.
+    List entries are addressed by index or name. The value None removes the key.
     """
     if key.count(".") > DEEPEST:
         raise InputError(f"{key:.60}...: nested more than {DEEPEST} levels deep; remove some levels")
@@ -28,7 +28,7 @@ def assign(tree: Any, key: str, value: Any) -> Any:
 
 
 def numbered(tree: Any, key: str) -> str:
-    """Replace the names of list entries in a dotted key by their indices."""
+    """Replace the names of list entries in a dotted key with their indices."""
     parts = []
     for part in key.split("."):
         if isinstance(tree, list):
@@ -57,7 +57,7 @@ def check_values(tree: Any, place: str = "", depth: int = 0) -> None:
 
 
 def check_keys(tree: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise InputError for an unknown top-level key that occurs in one to three inner tables."""
+    """Raise InputError for an unknown top-level key that also occurs in one to three inner tables."""
     for key in tree:
         places = [] if key in known else [*_places(tree, key)]
         if 0 < len(places) <= 3:
@@ -65,7 +65,7 @@ def check_keys(tree: Mapping[str, Any], known: Collection[str]) -> None:
 
 
 def _places(tree: Any, key: str, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys below the top level whose last component is `key`, with list entries by name."""
+    """Yield the dotted keys below the top level that end in `key`, with list entries given by name."""
     entries = (
         tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list | tuple) else ()
     )
@@ -77,7 +77,7 @@ def _places(tree: Any, key: str, prefix: str = "") -> Iterator[str]:
 
 
 def merge(tree: Any, changes: dict[str, Any], keys: Keys = lambda path, kind: (), path: _Path = ()) -> Any:
-    """Return a copy of a tree with changes merged in. List entries are found by name or number.
+    """Return a copy of a tree with changes merged in. List entries are addressed by index or name.
 
     If a change sets a new kind, only the name and the keys returned by `keys(path, kind)` are kept from the
     old table.
@@ -102,7 +102,7 @@ def _changed(old: Any, new: Any, keys: Keys, path: _Path) -> Any:
 def flatten(table: dict[str, Any], leaves: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
     """Flatten a table to dotted keys.
 
-    A nested table that contains any of the keys in `leaves` stays a value.
+    A nested table that contains any of the keys in `leaves` is kept as a value.
     """
     flat: dict[str, Any] = {}
     for key, value in table.items():
@@ -122,7 +122,10 @@ def parse(text: str) -> Any:
 
 
 def place_of_thing(path: _Path) -> str | None:
-    """Return which kind of component a path refers to, such as "data" or "model.init", or None."""
+    """Return the component to which a path refers, such as "data" or "model.init", or None.
+
+    The result is None if the path refers to no component.
+    """
     path = path[2:] if path[:1] == ("blocks",) else path
     place = ".".join(path if len(path) == 1 else path[:-1])
     known = ("data", "model", "loss") if len(path) == 1 else ("phases", "probes.own", "model.init")
@@ -133,11 +136,11 @@ def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any
     part, *rest = parts
     key = ".".join([*before, *parts])
     if isinstance(tree, str) and place_of_thing(before):
-        # A bare name stands for a table with this kind.
+        # A bare name is short for a table with this `kind`.
         tree = {"kind": tree}
     if not isinstance(tree, dict | list):
         raise InputError(
-            f"{key}: there is no table {part!r} for this key"
+            f"{key}: the value before {part!r} is not a table"
             if rest
             else f"{key}: {before[-1]!r} is a plain value, not a table"
         )
@@ -149,7 +152,7 @@ def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any
     if value is not None:
         changed[place] = value
     elif isinstance(changed, dict) and place not in changed:
-        raise InputError(f"{key}: not set, so the default already applies; omit this option")
+        raise InputError(f"{key}: not set, so there is nothing to remove; omit this option")
     else:
         del changed[place]
     return changed

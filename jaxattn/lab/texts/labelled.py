@@ -1,4 +1,4 @@
-"""Labelled rows of a split: mapping raw labels to classes, balancing classes, and holding out rows."""
+"""Labelled rows of a split: mapping of raw labels to classes, balancing, and held-out validation rows."""
 
 import itertools
 import re
@@ -10,7 +10,7 @@ import numpy as np
 from jaxattn.core.errors import InputError
 
 Label = int | str
-# One or several raw labels that form a class.
+# One or several raw labels that form one class.
 ClassLabels = Label | tuple[Label, ...]
 
 _WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9]*)(?:\.0*)?")
@@ -19,7 +19,7 @@ IGNORED = -1
 
 
 class LabelledTexts(NamedTuple):
-    """Concatenated word ids of all texts, (Σ T,) uint32, and the number of words in each text, (n,) int64."""
+    """Texts as word ids: the ids of all texts, concatenated, (Σ T,) uint32, and the lengths, (n,) int64."""
 
     numbers: np.ndarray
     lengths: np.ndarray
@@ -40,7 +40,7 @@ class Labelled(NamedTuple):
 
 
 def is_missing(value: Any) -> bool:
-    """Return True if a table value is null or NaN."""
+    """Return True if a label or another table value is null or NaN."""
     return value is None or (isinstance(value, float) and value != value)
 
 
@@ -62,7 +62,7 @@ def plain_text(label: Any) -> Any:
 
 
 def members(label: ClassLabels) -> tuple[Label, ...]:
-    """Return the raw labels that form a class."""
+    """Return the raw labels that form one class."""
     return label if isinstance(label, tuple) else (label,)
 
 
@@ -91,7 +91,7 @@ def balanced(source: Any, split: str, labelled: Labelled) -> Labelled:
     if not sizes.all():
         raise InputError(
             f"data.balance: no row of the {split} split has the label "
-            f"{source.labels[int(sizes.argmin())]!r}; remove it from data.labels, or remove data.balance"
+            f"{source.labels[int(sizes.argmin())]!r}; remove it from data.labels, or unset data.balance"
         )
     return labelled.keep(_place_in_class(labelled.classes) < sizes.min())
 
@@ -100,21 +100,21 @@ def held_out(source: Any, labelled: Labelled) -> tuple[Labelled, Labelled]:
     """Split the training rows into training and validation rows.
 
     Raises:
-        InputError: the validation fraction is less than one row in every class.
+        InputError: the validation fraction selects no row from any class.
     """
-    # The small offset corrects rounding, so that a fraction of 0.29 selects 29 of 100 rows.
+    # The small offset corrects rounding errors, so that a fraction of 0.29 selects 29 of 100 rows.
     numbers = np.floor(source.validation * np.bincount(labelled.classes) + 1e-6)
     is_held = _place_in_class(labelled.classes) < numbers[labelled.classes]
     if not is_held.any():
         raise InputError(
-            f"data.validation: {source.validation} of {len(is_held)} training rows is less than one row in "
-            "every class; increase the fraction, or set it to 0"
+            f"data.validation: {source.validation} of {len(is_held)} training rows selects no row from "
+            "any class; increase the fraction, or set it to 0"
         )
     return labelled.keep(~is_held), labelled.keep(is_held)
 
 
 def _place_in_class(classes: np.ndarray) -> np.ndarray:
-    # Only the raw bits, unlike shuffles, are the same in every version of NumPy.
+    # Shuffle with raw random bits, because only these are the same in every version of NumPy.
     shuffled = np.argsort(np.random.PCG64(0).random_raw(len(classes)), kind="stable")
     by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
     sizes = np.bincount(classes)

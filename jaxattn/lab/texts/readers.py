@@ -1,4 +1,4 @@
-"""Readers of labelled texts, with one settings class per format."""
+"""Readers for labelled texts, with one settings class per format."""
 
 import glob
 import os
@@ -19,15 +19,15 @@ _BATCH = 512
 
 
 class Tfds(Source, frozen=True, kw_only=True):
-    """Data set prepared by tensorflow-datasets in a random-access format. TensorFlow is not required.
+    """Data set prepared by tensorflow-datasets in a random-access format. TensorFlow itself is not required.
 
     Attributes:
         dataset: name of the data set; "name/config:1.0.0" selects a configuration and a version.
         data_dir: folder with the prepared data sets; defaults to $TFDS_DATA_DIR or ~/tensorflow_datasets.
-        text: feature that holds the text, or a list of features to concatenate.
-        label: feature that holds the label.
+        text: feature that contains the text, or a list of features to concatenate.
+        label: feature that contains the label.
         train: name of the training split, or a slice such as "train[:20%]".
-        test: name of the test split, or a slice; "" for none.
+        test: name of the test split, or a slice; "" if there is no test split.
     """
 
     dataset: Name
@@ -45,8 +45,8 @@ class Tfds(Source, frozen=True, kw_only=True):
         paths = sorted(path for path in root.rglob("*") if path.is_file())
         if not paths:
             raise InputError(
-                f"data.dataset: no {self.dataset} in {self._folder}; data.data_dir sets "
-                "the folder. To prepare the data: "
+                f"data.dataset: no {self.dataset} in {self._folder}; check data.data_dir, "
+                "or prepare the data: "
                 f"tensorflow_datasets.builder({self.dataset!r}, data_dir={self._folder!r})"
                 '.download_and_prepare(file_format="array_record")'
             )
@@ -54,7 +54,7 @@ class Tfds(Source, frozen=True, kw_only=True):
 
     def read(self, split: str) -> TextRows:
         """Open a split with `tensorflow_datasets.data_source`."""
-        # The import is slow, and a cached data set does not need it.
+        # tensorflow_datasets is slow to import, and a cached data set does not need it.
         import tensorflow_datasets as tfds
 
         name = getattr(self, split)
@@ -111,7 +111,7 @@ class Folder(Source, frozen=True, kw_only=True):
     Attributes:
         path: folder that contains one folder per split.
         train: name of the training folder inside `path`.
-        test: name of the test folder inside `path`; "" for none.
+        test: name of the test folder inside `path`; "" if there is no test split.
         labels: folder name for each class within a split. The order defines the classes.
         ignore_labels: folder names to ignore within a split.
         encoding: encoding, such as "cp1252"; defaults to UTF-8.
@@ -123,11 +123,11 @@ class Folder(Source, frozen=True, kw_only=True):
     encoding: str | None = None
 
     def files(self) -> dict[str, str]:
-        """Return the text files for the classes in all splits."""
+        """Return the paths of the text files of all classes and splits, keyed by SPLIT/LABEL/NAME."""
         return {name: path for split in self.splits for name, path, _ in self._texts(split)}
 
     def read(self, split: str) -> TextRows:
-        """Open a split."""
+        """Open a split, one of `splits`."""
         texts = self._texts(split)
         return TextRows(len(texts), ((name, self._content(path), label) for name, path, label in texts))
 
@@ -144,12 +144,12 @@ class Folder(Source, frozen=True, kw_only=True):
         labels = [label for every in self.labels for label in members(every)]
         known = {str(label) for label in (*labels, *self.ignore_labels)}
         if not os.path.isdir(folder):
-            raise InputError(f"data.path: no folder {folder}; its last component is set by data.{split}")
+            raise InputError(f"data.path: no folder {folder}; check data.path and data.{split}")
         with reading(folder):
             for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()):
                 if name not in known:
                     raise InputError(
-                        f"data.labels: {folder} contains {name!r}, expected {listed(map(str, labels))}; "
+                        f"data.labels: {folder} contains {name!r}, expected only {listed(map(str, labels))}; "
                         "add it to data.labels or data.ignore_labels"
                     )
             texts = []

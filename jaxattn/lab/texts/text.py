@@ -1,4 +1,4 @@
-"""Convert labelled texts to corpora: tokeniser, vocabulary of the training split, and token ids."""
+"""Conversion of labelled texts to corpora: tokeniser, vocabulary of the training split, and token ids."""
 
 import functools
 import re
@@ -39,15 +39,15 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _BREAK = re.compile(r"<br\s*/?>")
 # Invisible characters that do not end a word: soft hyphens, word joiners and direction marks.
 _INVISIBLE = re.compile("[\u00ad\u061c\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]")
-# Code points that may require normalisation; Western letters and punctuation never do.
+# Code points that may require normalisation; Western European letters and punctuation do not.
 _FAR = re.compile(
     "[\\u00ad\\u0300-\\u1fff\\u200c-\\u200f\\u202a-\\u202e\\u2060-\\u2069\\u20d0-\\u20ff\\u2c00-\\U0010ffff]"
 )
-# Characters that join or separate letters within a word.
+# Zero-width joiner and non-joiner, which do not end a word.
 _JOINERS = "\u200c\u200d"
 _ESCAPE = re.compile(r"\\[A-Za-z]")
 _STRIDE = 512
-# Arrays stored for a split, as bags of words or as sequences.
+# Arrays that are stored for a split as bags of words.
 _BAGS = ("tokens", "counts", "distinct", "classes")
 _ORDERED = ("ids", "lengths", "classes")
 
@@ -57,8 +57,8 @@ class Vocabulary:
     """Vocabulary of V words; the index of a word is its token id.
 
     Attributes:
-        tokens: the words, in decreasing order of count and then alphabetically, unless a vocabulary was
-            given.
+        tokens: the words, in decreasing order of count and then alphabetically, or in the given order if a
+            vocabulary was given.
         counts: number of occurrences of each word in the training split.
     """
 
@@ -76,11 +76,11 @@ class Vocabulary:
 
 
 class TextCorpora(NamedTuple):
-    """Text data set as token ids.
+    """Text data set, converted to token ids.
 
     Attributes:
         train: training split.
-        test: test split; None if the source has none.
+        test: test split; None if the source has no test split.
         vocabulary: the words that the token ids refer to.
         validation: held-out part of the training split; None if nothing was held out.
     """
@@ -92,7 +92,7 @@ class TextCorpora(NamedTuple):
 
 
 def tokenise(text: str) -> list[str]:
-    """Split a text into lower-case words of letters and digits, with inner apostrophes ("don't").
+    """Split a text into lower-case words of letters, digits and inner apostrophes ("don't").
 
     `<br />` tags are removed. A combining mark belongs to the preceding letter. Words are normalised to
     Unicode NFC, so canonically equivalent texts yield equal words.
@@ -108,7 +108,7 @@ def tokenise(text: str) -> list[str]:
 def _word_with_marks() -> re.Pattern[str]:
     characters = map(chr, range(sys.maxunicode + 1))
     marks = "".join(c for c in characters if unicodedata.category(c).startswith("M"))
-    # Test for the range first, because a lookahead is faster than the set.
+    # Test for the range first: this lookahead is faster than the set of all marks.
     part = rf"\w+(?:(?=[{marks[0]}-{marks[-1]}])[{marks}{_JOINERS}]+\w*)*"
     return re.compile(rf"{part}(?:'{part})*")
 
@@ -117,7 +117,7 @@ def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int
     """Build a vocabulary of at most `max_vocab` words that occur at least `min_count` times.
 
     Raises:
-        InputError: no word occurs often enough.
+        InputError: no word occurs at least `min_count` times.
     """
     words = _numbering()
     return _select(words, _number(texts, words), min_count, max_vocab)
@@ -126,7 +126,7 @@ def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int
 def encode(
     texts: Iterable[str], vocabulary: Vocabulary, *, max_length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Convert n texts to ids of vocabulary words, keeping at most the first `max_length` ids of each text.
+    """Convert n texts to the ids of their vocabulary words, at most the first `max_length` ids per text.
 
     Returns:
         Concatenated token ids of all texts, (Σ T,) int32, and the number of ids for each text, (n,) int64,
@@ -208,7 +208,7 @@ def _corpus_of(
 
 
 def _checked(source: Any) -> Any:
-    # Settings constructed in Python have not been checked yet for types and bounds.
+    # The types and bounds of settings constructed in Python have not been checked yet.
     try:
         checked = msgspec.convert(msgspec.to_builtins(source), type(source))
     except msgspec.ValidationError as error:
@@ -264,12 +264,12 @@ def _arrays(source: Any, given: tuple[str, ...] | None, progress: Progress) -> d
         kept = lengths > 0
         if source.empty == "error" and not kept.all():
             raise InputError(
-                f"data: {split} split, {places[int(np.argmin(kept))]}: none of its words is in the "
+                f"data: {split} split, {places[int(np.argmin(kept))]}: this row contains no word of the "
                 'vocabulary; set data.empty = "drop" to drop such rows, or lower data.min_count'
             )
         if not kept.any():
             raise InputError(
-                f"data: no row of the {split} split contains a known word; "
+                f"data: no row of the {split} split contains a word of the vocabulary; "
                 + ("lower data.min_count" if given is None else "check that the vocabulary is in lower case")
             )
         ordered = source.order == "kept"
@@ -332,8 +332,7 @@ def _class_of(source: Any, split: str, place: str, label: Any, numbers: Mapping[
             else "add it to data.labels or data.ignore_labels"
         )
         raise InputError(
-            f"data: {split} split, {place}: label {label!r:.60}; expected one of {list(source.labels)}; "
-            f"{remedy}"
+            f"data: {split} split, {place}: label {label!r:.60} is not one of {list(source.labels)}; {remedy}"
         )
     return number
 
@@ -368,7 +367,7 @@ def _select(
     frequent = [(-count, word) for word, count in zip(words, counts, strict=True) if count >= min_count]
     if not frequent:
         raise InputError(
-            f"data.min_count: no word in the training split occurs {min_count} times; use at most "
+            f"data.min_count: no word in the training split occurs {min_count} times; set it to at most "
             f"{max(counts, default=0)}"
         )
     chosen = sorted(frequent)[:max_vocab]

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxattn.lab.books import Item, Measured, cells, round_up, share, worst
 
-# The limit is confirmed if 1 - cos at the end of the flow in log r is at most this.
+# The limit counts as confirmed if 1 - cos is at most this at the end of the flow in log r.
 CONFIRMED = 1e-5
 
 

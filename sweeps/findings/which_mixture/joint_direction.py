@@ -9,15 +9,17 @@ import numpy as np
 from joint_head import Entries, Head, NotCertified
 from two_sided import TwoSided, two_sided
 
-# A token is on the margin of v if y γ is 1 up to this tolerance, which exceeds the rounding error.
+# A token counts as on the margin of v if y γ is within this distance of 1. The tolerance exceeds the rounding
+# error.
 ON_MARGIN = 1e-8
-# Minimum slack for a strict inequality to count as satisfied.
+# Minimum slack with which a strict inequality counts as satisfied.
 _STRICT = 1e-6
-# Maximum number of updates to the tokens that hold light sequences.
+# Maximum number of updates to the choice of top token in each light sequence, whose loss weight is
+# negligible.
 _CHOICES = 20
-# Maximum number of combinations of tied holders to try.
+# Maximum number of combinations of tied top tokens in light sequences to try.
 _LEVEL_CHOICES = 256
-# Multipliers below this fraction of the largest one count as zero.
+# Multipliers below this fraction of the largest multiplier count as zero.
 _NO_MULTIPLIER = 1e-9
 
 

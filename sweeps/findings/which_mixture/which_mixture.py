@@ -22,10 +22,10 @@ from jaxattn.lab.results.style import DISTINCT, DPI, style
 from jaxattn.models.reference import padded_sequences
 from jaxattn.theory import Scores, relaxed_max_margin, selection_from_scores
 
-# Maximum log ‖v‖ for a row to be certified, and log r at the end of the flow.
+# Maximum log ‖v‖ of the path points that are certified, and log r at the end of the flow.
 LONGEST, FAR = 18.5, 1e4
-# The limit is confirmed if 1 - cos at this log r is at most this. Receding walls leave an error of order (log
-# log r / log r)².
+# The limit counts as confirmed if 1 - cos is at most this at log r = FAR. Receding constraints leave an error
+# of order (log log r / log r)².
 AGREES = 1e-5
 
 

@@ -160,7 +160,7 @@ def test_book_without_an_item_list_contains_all_items(tmp_path):
             "texts/item.toml",
             "criteria = {}",
             "",
-            r"texts/item.toml: measures\[1\]: criteria is missing; add the criteria of .*, or {} if they",
+            r"texts/item.toml: measures\[1\]: criteria is missing; add criteria for the findings",
         ),
         (
             "step/item.toml",
@@ -327,7 +327,7 @@ def test_cyclic_sweep_files_are_rejected(shared, call, tmp_path):
     status, _, said = call("reproduce", shared, "--only", "step", "--out", tmp_path / "out", "--quiet")
     assert status == 2
     (line,) = said.splitlines()
-    assert re.search(r"extends: \S+ also extends this file; remove one of the two", line)
+    assert re.search(r"extends: \S+ extends this file in turn; remove one `extends`", line)
     assert not (tmp_path / "out").exists()
 
 

@@ -195,8 +195,8 @@ def test_record_cannot_refer_to_files_outside_its_folder(folder, tmp_path, way):
     path.write_text(json.dumps(content))
     words = {
         "link": r"link\.png: a link that leads out of .*, but \S+fig2_synthetic.json refers to it; run `",
-        "dots": r"fig2_synthetic.json: damaged: unexpected figure '\.\./secret\.png'; remove",
-        "absolute": r"fig2_synthetic.json: damaged: unexpected figure '/.*; remove it",
+        "dots": r"fig2_synthetic.json: damaged: invalid figure path '\.\./secret\.png'; remove",
+        "absolute": r"fig2_synthetic.json: damaged: invalid figure path '/.*; remove it",
     }
     with pytest.raises(InputError, match=words[way]):
         record.read_record(ITEM, "laptop", out)

@@ -142,7 +142,7 @@ def test_missing_file_lock_support_is_a_one_line_error():
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     assert "require POSIX file locks" in line
-    assert line.endswith("on Windows, WSL")
+    assert line.endswith("or WSL on Windows")
 
 
 def test_schema_and_doctor_print_output(call):
@@ -260,7 +260,7 @@ def test_help_shows_an_example_and_omits_defaults_of_none(command, width, monkey
     [
         (["repor"], "repor: unknown command; did you mean report?"),
         (["agg", "x"], "agg: unknown command; did you mean aggregate?"),
-        (["xyz"], "xyz: unknown command; `jaxattn --help` lists them"),
+        (["xyz"], "xyz: unknown command; `jaxattn --help` lists the commands"),
         (["--versoin"], "--versoin: unknown option; did you mean --version?"),
         (["run", "--seed", "3"], "--seed: unknown option for run; did you mean --seeds?"),
         (["run", "x.toml", "--max=3"], "--max: unknown option for run; did you mean --max-memory?"),
@@ -307,10 +307,10 @@ def test_options_accept_underscores(call):
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim"], "expected key=value"),
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dims=[3]"], "did you mean 'dim'"),
         (["run", SWEEPS / "quickstart.toml", "--shard", "half"], "--shard half: expected I/N"),
-        (["run", SWEEPS / "quickstart.toml", "--shard", "3/2"], "I must be between 1 and 2"),
+        (["run", SWEEPS / "quickstart.toml", "--shard", "3/2"], "the index must be between 1 and 2"),
         (
             ["run", SWEEPS / "quickstart.toml", "--seeds", "9:3"],
-            "jaxattn: --seeds: 9:3 is an empty range; write",
+            "jaxattn: --seeds: 9:3 is an empty range; give",
         ),
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim=16"], "--axis model.dim: 16 is not a list"),
         (["run", SWEEPS / "quickstart.toml", "--set", "model.dim=0"], "jaxattn: --set model.dim: expected"),
@@ -335,7 +335,8 @@ def test_options_accept_underscores(call):
         (["aggregate", "nosuch"], "nosuch"),
         (
             ["launch", STUDY, "--shards", "3", "--executor", "local"],
-            "--shards: shard 3/3: only 2 batches; use at most 2 shards, or create more batches with --set",
+            "--shards: shard 3/3: only 2 batches; use at most 2 shards, or create more batches with a "
+            "smaller chunk (--set",
         ),
         (
             ["launch", STUDY, "--shards", "2", "--executor", "local", "--option", "gpus"],

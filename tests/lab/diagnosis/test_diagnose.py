@@ -332,7 +332,7 @@ def test_separate_heads_are_measured_and_ambiguous_shapes_are_rejected(corpus, a
         spoken.append([values[h, "E·v against α", "Pearson, tokens"] for h in range(3)])
     np.testing.assert_allclose(spoken, [[1, -1, 1]] * 3, rtol=0, atol=1e-9)
     with pytest.raises(
-        InputError, match=r"the first axis could be attention heads or classes; reshape it to \(2, 4, 1\)"
+        InputError, match=r"the first axis could index attention heads or classes; pass \(2, 4, 1\)"
     ):
         diagnose(E, unit[:2], unit[1:3], corpus, **FAST)
 

@@ -70,7 +70,7 @@ def test_unreadable_input_is_rejected(texts, tmp_path):
     assert "not valid TOML" in message(tmp_path / "bad.toml")
     assert "cannot be read" in message(texts, vocabulary=tmp_path / "none.txt")
     assert "save it as UTF-8" in message(texts, vocabulary=tmp_path / "latin.txt")
-    assert "none of its words is in the vocabulary" in message(texts, vocabulary=tmp_path / "other.txt")
+    assert "this row contains no word of the vocabulary" in message(texts, vocabulary=tmp_path / "other.txt")
     assert "unknown key 'pth'" in message(texts, overrides=["data.pth=3"])
     assert "expected data.KEY=VALUE" in message(texts, overrides=["model.dim=3"])
     (tmp_path / "drawn.toml").write_text(DATA)

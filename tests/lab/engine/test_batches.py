@@ -81,7 +81,7 @@ def test_existing_batches_with_several_cells_are_kept(study):
 
 def test_too_many_batches_are_rejected(study):
     with pytest.raises(
-        InputError, match=r"chunk: 1 cells × 1,000,000 seeds in batches of 1 make more than 100,000"
+        InputError, match=r"chunk: 1 cells × 1,000,000 seeds in batches of 1 need more than 100,000"
     ):
         cut(study(seeds=1_000_000, chunk=1))
 
@@ -149,7 +149,7 @@ def test_shards_combine_to_the_full_study(tmp_path, go, study):
 
 @pytest.mark.parametrize(
     ("shard", "message"),
-    [((4, 3), "I must be between 1 and 3"), ((5, 5), "only 4 batches; use at most 4 shards")],
+    [((4, 3), "the index must be between 1 and 3"), ((5, 5), "only 4 batches; use at most 4 shards")],
 )
 def test_invalid_shards_are_rejected(study, shard, message):
     with pytest.raises(InputError, match=message):

@@ -408,7 +408,7 @@ def test_invalid_addresses_raise(study, place, elsewhere, server, monkeypatch, i
     with pytest.raises(InputError, match=r"s3://.*: no manifest.json, so not a results folder"):
         ja.load(place)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(InputError, match=r"obstore is missing; install it with pip .* 'jaxattn\[cloud\]'"):
+    with pytest.raises(InputError, match=r"obstore is not installed; run pip .* 'jaxattn\[cloud\]'"):
         run(place, quiet=True)
 
 

@@ -159,7 +159,7 @@ def misspelt(params, task, *, points: int = 3):
         ),
         (
             with_steps,
-            r"phases\[1\]: 'steps' of .*with_steps clashes with an attribute of .*; choose another name",
+            r"phases\[1\]: 'steps' of .*with_steps is also an attribute of .*; choose another name",
         ),
         (misspelt, r"phases\[1\]: declare: FlowPhase has no attribute 'trains'; did you mean 'train'"),
         (returning(None, train=["q"]), r"phases\[1\].train: q: not a parameter of the model; known: E, p, v"),

@@ -197,7 +197,7 @@ def test_shards_with_different_batches_raise(shards, wait, monkeypatch):
 
     monkeypatch.setattr(Store, "existing", other_width)
     with pytest.raises(
-        RunError, match="the shards have different batches, because the hosts differ in memory"
+        RunError, match="the shards use different batch sizes, because the hosts differ in memory"
     ):
         wait(shards)
 
@@ -289,7 +289,7 @@ def test_missing_slurm_raises_a_one_line_error(tmp_path):
 
 
 def test_time_limit_as_submitit_option_raises(tmp_path):
-    with pytest.raises(InputError, match="--option timeout_min=5: set the time limit with --minutes"):
+    with pytest.raises(InputError, match="--option timeout_min=5: not supported; use --minutes"):
         studies.submit([["doctor"]], tmp_path, "local", 5, {"timeout_min": 5})
 
 

@@ -354,7 +354,7 @@ def test_exception_in_custom_code_shows_its_traceback(tmp_path, own, go):
         ),
         (
             {"probes": {"bins": 0, "own": ["mine.py:spread", {"kind": "mine.py:spread", "name": "loss"}]}},
-            r"'loss' is already measured by a standard probe; choose another name",
+            r"'loss' is also a metric of a standard probe; choose another name",
         ),
         (
             {"probes": {"bins": 0, "own": ["mine.py:pair_of_numbers"]}},

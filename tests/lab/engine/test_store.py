@@ -66,7 +66,7 @@ def test_damaged_batch_is_moved_away_and_recomputed(copy, two_batches, go, study
     (line,) = [line for line in lines if SECOND in line]
     assert line.startswith(f"{path}: ")
     aside = copy / "damaged" / SECOND
-    assert f"set aside in {aside}, computing {SECOND} again" in line
+    assert f"moved to {aside}; computing {SECOND} again" in line
     assert (aside / path.name).exists() == (damage != "missing")
     assert other.stat().st_mtime_ns == before
     assert_same(copy, two_batches)
@@ -108,7 +108,7 @@ def test_damaged_checkpoint_is_moved_away_and_its_batch_restarts(
         (damaged,) = (folder / "parts").glob(f"{batch}.{victim}.*.parquet")
     flip(damaged)
     _, lines = go(folder, study())
-    assert any(line.startswith(f"{damaged}: damaged") and "set aside" in line for line in lines)
+    assert any(line.startswith(f"{damaged}: damaged") and "moved to" in line for line in lines)
     assert list((folder / "damaged").iterdir())
     assert_same(folder, small_run)
 
@@ -163,7 +163,7 @@ def test_lost_manifest_is_rebuilt_from_the_batches(copy, two_batches, go, study,
         damage(path)
         outcome, (line,) = go(copy, study())
         assert line.startswith(f"{path}: ")
-        assert line.endswith("; rebuilding it from the batches in the folder")
+        assert line.endswith("; rebuilding the manifest from the batches in the folder")
         assert outcome.batches == 2
         again = manifest.read_manifest(copy)
         kept = ("cells", "seeds", "batches", "widths", "config_hash", "failures", "sha256", "status")
@@ -266,7 +266,7 @@ def test_disk_without_free_inodes_is_reported(tmp_path, monkeypatch, free, said)
 
 @pytest.mark.parametrize("victim", ["manifest.json", "records.parquet", "parts/mark", "parts/table"])
 def test_unreadable_files_are_not_treated_as_damaged(copy, go, study, monkeypatch, victim):
-    """Missing permission or too few file handles is one line, and nothing is set aside or computed again."""
+    """Missing permission or too few file handles is one line, and nothing is moved to or computed again."""
     name = victim.replace("parts/mark", f"{FIRST}.json").replace("parts/table", f"{FIRST}.records")
     original = open
 

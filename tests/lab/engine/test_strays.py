@@ -1,4 +1,4 @@
-"""Batches of another run, or under another name, are set aside and not counted."""
+"""Batches of another run, or under another name, are moved to and not counted."""
 
 import json
 import shutil
@@ -53,7 +53,7 @@ def test_batch_stored_under_another_name_is_recomputed(folder, go, study, two_ba
     with pytest.raises(InputError, match=r"of another batch; run the same sweep again into"):
         load(folder).params(seed=0)
     _, lines = go(folder, study(chunk=1))
-    assert [FIRST in line and "of another batch; set aside in" in line for line in lines] == [True]
+    assert [FIRST in line and "of another batch; moved to" in line for line in lines] == [True]
     assert_same(folder, two_batches)
     assert verify(folder) == []
 
@@ -94,7 +94,7 @@ def test_overlapping_batches_of_the_same_study_are_moved_away(
     _, lines = go(folder, study(chunk=1))
     # Without a manifest the requested seeds are unknown.
     kept = lost and seeds == "00002-00003"
-    assert any("set aside" in line for line in lines) == (not kept)
+    assert any("moved to" in line for line in lines) == (not kept)
     assert manifest.read_manifest(folder)["seeds"] == [0, 1, *([2, 3] if kept else [])]
     if not kept:
         assert_same(folder, two_batches)

@@ -93,7 +93,7 @@ def test_attention_that_is_not_bilinear_is_rejected(tmp_path):
 
 def test_encoder_decoder_is_rejected(tmp_path):
     config = transformers.T5Config(vocab_size=24, d_model=24, d_kv=6, d_ff=32, num_layers=1, num_heads=4)
-    with pytest.raises(InputError, match="an encoder-decoder"):
+    with pytest.raises(InputError, match="encoder-decoder model"):
         Transformer(save(tmp_path / "t5", config))
 
 
@@ -101,10 +101,10 @@ def test_invalid_folders_raise_one_line_errors(tmp_path, folders):
     with pytest.raises(InputError, match=r"no config\.json"):
         Transformer(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard"}))
-    with pytest.raises(InputError, match="transformers cannot load it"):
+    with pytest.raises(InputError, match="transformers cannot load this model"):
         Transformer(tmp_path)
     bare = save(tmp_path / "bare", CONFIGS["bert"](), tokenizer=False)
-    with pytest.raises(InputError, match="no tokenizer"):
+    with pytest.raises(InputError, match="tokenizer missing"):
         Transformer(bare)
     broken = save(tmp_path / "broken", CONFIGS["bert"]())
     model = transformers.AutoModel.from_pretrained(broken)
@@ -149,7 +149,9 @@ def test_interrupted_run_resumes_with_identical_tables(folders, tmp_path, monkey
     assert set(straight.margins["space"]) == (
         {"query"} if name == "llama" else {"query", "frobenius", "nuclear"}
     )
-    with pytest.raises(InputError, match="measured with a different model, texts, settings or version"):
+    with pytest.raises(
+        InputError, match="contains results for a different model, texts, settings or version"
+    ):
         heads(folders[name], TEXTS[1:], settings=SETTINGS, out=tmp_path / "killed")
 
 

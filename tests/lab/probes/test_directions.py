@@ -174,5 +174,5 @@ def test_nan_seed_does_not_affect_other_seeds():
 
 def test_wrong_number_of_heads_raises():
     params, corpora = two_seeds()
-    with pytest.raises(InputError, match=r"scores.values: shape \(12,\); expected \(12, 3\)"):
+    with pytest.raises(InputError, match=r"scores.values: shape \(12,\); expected shape \(12, 3\)"):
         conclude_limit(np.zeros((2, 4, 24)), params, corpora.replace(num_classes=3))

@@ -105,11 +105,11 @@ def test_choose_accepts_values_as_printed(folder):
     table = aggregate(paired(results, "phases.query.step_size", "0.333333", "150"))
     rows = table[(table["metric"] == "loss") & (table["step"] == 1)]
     np.testing.assert_allclose(rows["mean"], 10 * (150 - third))
-    with pytest.raises(InputError, match=r"no cells with both '7' and '150'; choose from 150, 0.333333"):
+    with pytest.raises(InputError, match=r"'7' and '150' were not both swept; choose two of 150, 0.333333"):
         paired(results, "phases.query.step_size", "7", "150")
     close = folder(range(2), dims=(8,), rates=(third, third + 1e-9))
     with pytest.raises(
-        InputError, match=r"step_size: 0.333333 could be any of 0.3333333333333333, 0.33333333"
+        InputError, match=r"step_size: 0.333333 is ambiguous \(0.3333333333333333, 0.33333333"
     ):
         choose(close, where={"phases.query.step_size": "0.333333"})
 
@@ -189,7 +189,7 @@ def test_paired_differences_cancel_shared_noise(folder):
     assert row["phases.query.step_size"].tolist() == [0.1, 0.2]
     np.testing.assert_allclose(row["mean"], 800)
     np.testing.assert_array_equal(table.loc[table["metric"] == "accuracy", "mean"], 0)
-    with pytest.raises(InputError, match=r"model.dim: no cells with both 8 and 9"):
+    with pytest.raises(InputError, match=r"model.dim: 8 and 9 were not both swept"):
         paired(results, "model.dim", 8, 9)
     with pytest.raises(InputError, match=r"data.length: not swept; swept keys: model.dim"):
         paired(results, "data.length", 8, 9)

@@ -353,7 +353,7 @@ def test_curves_reject_unknown_metric(results):
     ) as raised:
         curves(results["text"], metrics=("zzz",))
     assert "bin_1" not in str(raised.value)
-    with pytest.raises(InputError, match="metric 'loss,p_norm': separate names with spaces, loss p_norm"):
+    with pytest.raises(InputError, match="metric 'loss,p_norm': use spaces, not commas: 'loss p_norm'"):
         curves(results["text"], metrics=("loss,p_norm",))
 
 

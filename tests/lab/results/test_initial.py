@@ -106,7 +106,7 @@ def test_step_0_of_a_later_phase_is_the_end_of_the_previous_phase(tmp_path):
 
 def test_other_steps_and_phases_raise_one_line_errors(tmp_path):
     results = study().run(tmp_path, quiet=True)
-    with pytest.raises(InputError, match="step 2: use step 0, or omit step"):
+    with pytest.raises(InputError, match="step 2: not stored; use step 0, or omit step"):
         results.params(step=2)
     with pytest.raises(InputError, match="phase 'late': the checkpoint contains only still, moves"):
         results.params(step=0, phase="late")

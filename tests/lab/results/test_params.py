@@ -114,7 +114,7 @@ def test_parameters_have_the_type_of_the_given_model(folder):
             return super().init(key, like, dtype=dtype).replace(v=jnp.zeros(9))
 
     with pytest.raises(
-        InputError, match=r"model: its parameters are .*'v': \(9,\).*pass the model used in the run"
+        InputError, match=r"model: has parameters .*'v': \(9,\).*pass the model used in the run"
     ):
         load(folder).params(model=Wider())
 

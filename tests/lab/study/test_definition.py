@@ -107,7 +107,7 @@ def test_hash_does_not_depend_on_class_names(load):
         ),
         ("axes.model.dims=[3]", r"axes: cell 0 \(.*model.dims = 3.*\): model: unknown key 'dims'; did you"),
         ("axes.model.dim=[8, -1]", r"axes: cell 3 \(model.dim = -1, .*\): model.dim: expected 'int' >= 1"),
-        ("axes.seeds=[1, 2]", r"seeds cannot be an axis"),
+        ("axes.seeds=[1, 2]", r"seeds cannot be swept"),
         (
             "phases.other.steps=3",
             r"phases.other.steps: no entry 'other' in the list; choose one of embed, query",
@@ -138,7 +138,7 @@ def test_seeds_can_be_a_number_a_range_or_a_list(tables, seeds, expected):
     ("seeds", "message"),
     [
         ("5:3", "seeds: 5:3 is an empty range; .* such as '3:6'$"),
-        ([], "seeds: no seed; give at least one"),
+        ([], "seeds: empty; list at least one"),
         ([1, 1], "seeds: a seed is listed twice"),
         ("many", "seeds: "),
         (10**7, "seeds"),

@@ -449,7 +449,7 @@ WRONG = {
     ),
     "forgets": (
         {"phases": phase("Forgets")},
-        "phases[0]: Forgets.step returns a Params, whose structure differs from that of its input State",
+        "phases[0]: Forgets.step returns a Params; return the same structure as its input, State",
     ),
     "widens": (
         {"phases": phase("Widens")},
@@ -473,11 +473,11 @@ WRONG = {
     ),
     "scores that are not declared": (
         {"model": model("Claims")},
-        "model: Claims sets attends_to_tokens, but has no scores; implement scores_and_values",
+        "model: Claims sets attends_to_tokens, but lacks token scores; implement scores_and_values",
     ),
     "coupled sequences": (
         {"loss": "mine.py:contrast", "phases": BATCHED},
-        "phases[0].batch_size: mine.py:contrast couples sequences, but would be evaluated on all sequences instead of the batch; "
+        "phases[0].batch_size: mine.py:contrast couples sequences, but would be evaluated on all sequences instead of on the batch; "
         "derive a class from jaxattn.Loss with coupled = True",
     ),
     "a batch's loss that does not say so": (
@@ -495,19 +495,19 @@ WRONG = {
     # names that are taken
     "loss is taken": (
         {"probes": {"own": ["mine.py:entropy", "mine.py:loss"]}},
-        "probes.own[1]: 'loss' is already measured by a standard probe; choose another name",
+        "probes.own[1]: 'loss' is also a metric of a standard probe; choose another name",
     ),
     "evaluations is taken": (
         {"probes": {"own": ["mine.py:evaluations"]}},
-        "probes.own[0]: 'evaluations' is already measured by phase move",
+        "probes.own[0]: 'evaluations' is also a metric of phase move",
     ),
     "a bin is taken": (
         {"model": "one_layer", "probes": {"own": ["mine.py:Ev_bin_00"]}},
-        "probes.own[0]: 'Ev_bin_00' is already measured by a standard probe",
+        "probes.own[0]: 'Ev_bin_00' is also a metric of a standard probe",
     ),
     "twice": (
         {"probes": {"own": ["mine.py:entropy", {"kind": "mine.py:entropy", "base": 3.0}]}},
-        "probes.own[1]: 'entropy' is already measured by probes.own[0]; choose another name",
+        "probes.own[1]: 'entropy' is also a metric of probes.own[0]; choose another name",
     ),
     "a transformation": (
         {"phases": [BATCHED[0] | {"optimizer": "mine.py:made_already"}]},

@@ -88,14 +88,14 @@ def test_cells_share_instances_of_equal_tables(tables, monkeypatch):
 )
 def test_too_large_grids_raise_before_cells_are_created(settings, monkeypatch, grid, cells):
     monkeypatch.setattr("jaxattn.lab.study.grid.itertools", None)
-    with pytest.raises(InputError, match=f"axes: {cells} cells are more than 100,000"):
+    with pytest.raises(InputError, match=f"axes: {cells} cells, but at most 100,000 are allowed"):
         settings(**grid)
 
 
 def test_cells_in_all_blocks_count_towards_the_limit(tables, monkeypatch):
     monkeypatch.setattr("jaxattn.lab.study.grid._MOST_CELLS", 5)
     blocks = {name: {"axes": {"model.dim": [1, 2]}} for name in "abc"}
-    with pytest.raises(InputError, match=r"blocks.c: more than 5 cells in total over all blocks"):
+    with pytest.raises(InputError, match=r"blocks.c: more than 5 cells in all blocks"):
         Definition(tables(blocks=blocks))
 
 
@@ -116,13 +116,13 @@ def test_cells_in_all_blocks_count_towards_the_limit(tables, monkeypatch):
         ({"halton": {"points": 3, "axes": {}}}, r"halton.axes: "),
         (
             {"halton": {"points": 3, "axes": {"model.dim": {"low": 3, "high": 2}}}},
-            "low 3.0; must be below",
+            "low (3.0) must be below",
         ),
         (
             {"halton": {"points": 3, "axes": {"model.dim": {"low": 0, "high": 2, "log": True}}}},
             "low must be positive for a logarithmic axis",
         ),
-        ({"axes": {"cells": [1]}}, "cells cannot be an axis"),
+        ({"axes": {"cells": [1]}}, "cells cannot be swept"),
     ],
 )
 def test_invalid_grids_raise_with_the_location(settings, grid, message):

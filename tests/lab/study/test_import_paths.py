@@ -121,7 +121,7 @@ def test_objects_passed_in_python_take_precedence():
         ("other/lab.py:double", r"other/lab.py: no such file; paths are relative to /"),
         (
             "nowhere.to_be.found:X",
-            "no such module; install it, or give a file, for example mine.py:Name",
+            "no such module; install it, or give a file such as mine.py:Name",
         ),
         ("math:sinn", r"'sinn' does not exist in math; did you mean math:sin"),
     ],

@@ -125,7 +125,7 @@ def test_data_read_from_a_source_can_be_held():
         (["dat"], None, "hold.*'dat'; did you mean 'data'"),
         (["data", "start", "batches"], None, "hold: all 3 seeds would be identical"),
         (["data", "start"], {}, "hold: all 3 seeds would be identical"),
-        (["data"], {"fresh": 4}, "hold: 'data' cannot hold the examples of phase 'a'.*hold 'batches'"),
+        (["data"], {"fresh": 4}, "hold: 'data' does not fix the examples of phase 'a'.*add 'batches'"),
     ],
 )
 def test_invalid_holds_raise_one_line_errors(hold, phase, words):

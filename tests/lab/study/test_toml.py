@@ -198,7 +198,7 @@ def test_circular_or_missing_extends_raises(tmp_path):
     one, two = tmp_path / "one.toml", tmp_path / "two.toml"
     one.write_text('extends = "two.toml"')
     two.write_text('extends = "one.toml"')
-    with pytest.raises(InputError, match=r"one.toml: .*two.toml: extends: one.toml also extends this"):
+    with pytest.raises(InputError, match=r"one.toml: .*two.toml: extends: one.toml extends this"):
         toml.read_sweep(one)
     one.write_text('extends = "three.toml"')
     with pytest.raises(InputError, match=r"one.toml: .*three.toml: no such sweep file"):
@@ -213,7 +213,7 @@ def test_too_large_files_are_rejected(tmp_path):
     child.write_text('extends = "base.toml"')
     os.mkfifo(base)
     with pytest.raises(
-        InputError, match=r"base.toml: cannot be read \(not a file\); save the sweep to a file"
+        InputError, match=r"base.toml: cannot be read \(not a regular file\); save the sweep to a file"
     ):
         toml.read_sweep(child)
     base.unlink()
@@ -267,7 +267,7 @@ def test_figure_requires_a_kind(file):
 def test_long_chain_of_extends_raises(tmp_path):
     for number in range(30):
         (tmp_path / f"{number}.toml").write_text(f'extends = "{number + 1}.toml"')
-    with pytest.raises(InputError, match="a chain of more than 20 files"):
+    with pytest.raises(InputError, match="chain of more than 20 files"):
         toml.read_sweep(tmp_path / "0.toml")
 
 

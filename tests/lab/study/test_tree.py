@@ -29,7 +29,7 @@ def test_dotted_keys_index_tables_and_lists():
         ),
         ("phases.7", "no entry '7' in the list"),
         ("name.deep", "'name' is a plain value"),
-        ("name.deep.er", "there is no table 'deep' for this key"),
+        ("name.deep.er", "the value before 'deep' is not a table"),
     ],
 )
 def test_invalid_dotted_keys_raise(key, message):
@@ -105,7 +105,7 @@ def test_none_removes_a_key_or_an_entry():
     assert assign(grid, "blocks.b.halton.axes.a.b", None)["blocks"]["b"]["halton"]["axes"] == {}
     assert tree["data"]["columns"] == ["a", "b"]
     for key in ("data.colums", "probes.bins"):
-        with pytest.raises(InputError, match=f"{key}: not set, so the default already applies"):
+        with pytest.raises(InputError, match=f"{key}: not set, so there is nothing to remove"):
             assign(tree, key, None)
 
 

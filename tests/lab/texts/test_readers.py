@@ -366,7 +366,9 @@ class TestTables:
         path = WRITERS[kind](tmp_path / "x", [("a", 0), (None, 1)])
         assert rows(kind(path=path)) == [("a", 0), ("", 1)]
         said = message(lambda: text_module.load_text(kind(path=path), cache_dir=tmp_path))
-        assert f"{'row 1' if kind is Parquet else 'line 2'}: none of its words is in the vocabulary" in said
+        assert (
+            f"{'row 1' if kind is Parquet else 'line 2'}: this row contains no word of the vocabulary" in said
+        )
         assert 'data.empty = "drop"' in said
 
     @tables
@@ -605,7 +607,7 @@ class TestFolder:
         assert f"no files {tmp_path / 'train' / 'neg'}/*.txt" in message(source.files)
         write_folder(tmp_path, train=[("a", "neg"), ("a", "mixed")])
         said = message(source.files)
-        assert "'mixed', expected neg, pos" in said
+        assert "'mixed', expected only neg, pos" in said
         assert "data.ignore_labels" in said
 
     def test_class_without_texts_is_rejected(self, tmp_path):
@@ -623,4 +625,4 @@ class TestFolder:
     def test_empty_file_is_rejected(self, tmp_path):
         source = Folder(path=write_folder(tmp_path, train=[("a", "pos"), ("", "neg")]), test="")
         said = message(lambda: text_module.load_text(source, cache_dir=tmp_path / "cache"))
-        assert "train/neg/1_7.txt: none of its words is in the vocabulary" in said
+        assert "train/neg/1_7.txt: this row contains no word of the vocabulary" in said

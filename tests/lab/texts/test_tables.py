@@ -44,7 +44,9 @@ class TestQuotes:
     def test_quotes_that_enclose_whole_rows_are_rejected(self, tmp_path, spoilt):
         path = put(tmp_path / "x", self.LETTERS.replace("1;lovely\n", f"1;lovely\n{spoilt}"))
         said = message(lambda: rows(Csv(path=path, delimiter=";")))
-        assert said.startswith(f"data: lines 3 to 6 of {path} form a quoted row that contains complete rows")
+        assert said.startswith(
+            f"data: lines 3 to 6 of {path} form a single quoted row, but look like several rows"
+        )
         assert 'data.quoting = "none"' in said
         assert len(rows(Csv(path=path, delimiter=";", quoting="fields"))) == 2
 

@@ -280,7 +280,7 @@ def test_text_without_vocabulary_words_is_rejected(tmp_path, settings):
     assert train.num_examples == 4
     assert test.targets.tolist() == [1]
     write(tmp_path / "b.jsonl", [("unseen", 0)])
-    assert "no row of the test split contains a known word" in message(
+    assert "no row of the test split contains a word of the vocabulary" in message(
         changed(source, empty="drop"), **settings
     )
 
@@ -303,7 +303,7 @@ def test_unreachable_min_count_is_rejected(source, settings):
 def test_unknown_label_is_rejected(tmp_path, settings, label):
     source = Jsonl(path=write(tmp_path / "a.jsonl", [*ROWS, ("good", label)]))
     said = message(source, **settings)
-    assert f"train split, line 5: label {label!r}; expected one of [0, 1]" in said
+    assert f"train split, line 5: label {label!r} is not one of [0, 1]" in said
     assert "data.ignore_labels" in said
 
 
@@ -311,7 +311,7 @@ def test_unknown_label_is_rejected(tmp_path, settings, label):
 def test_row_without_a_label_is_rejected(tmp_path, settings, label):
     source = Jsonl(path=write(tmp_path / "a.jsonl", [("lone", label), *ROWS]))
     said = message(source, **settings)
-    assert said.endswith('expected one of [0, 1]; set data.empty = "drop" to drop such rows')
+    assert said.endswith('is not one of [0, 1]; set data.empty = "drop" to drop such rows')
     told = []
     source = changed(source, empty="drop")
     loaded = load_text(source, progress=lambda *report: told.append(report), **settings)
@@ -329,7 +329,7 @@ def test_raw_labels_can_be_merged(tmp_path, settings):
     assert train.targets.tolist() == [-1, -1, 1, 1]
     assert train.class_names == ("1+2", "4+5")
     said = message(changed(source, labels=((1, 2), 4)), **settings)
-    assert "label '5.0'; expected one of [(1, 2), 4]" in said
+    assert "label '5.0' is not one of [(1, 2), 4]" in said
 
 
 @pytest.mark.parametrize("kind", [Jsonl, Csv])

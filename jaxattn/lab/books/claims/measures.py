@@ -15,13 +15,15 @@ from jaxattn.lab.results.fits import powers
 from jaxattn.lab.results.labels import brief
 from jaxattn.lab.results.run import Run
 
-# Tolerances for 1 - cos. A path at distance ρ from the ray towards its limit has 1 - cos = (ρ/‖p‖)²/2, where
-# ρ is about 1/margin. At ‖p‖ = 1e6 this is 1e-11 for a margin of 0.28, as in the base setting, and 1e-8 for a
-# margin of 0.01. The joint flow of p and v ends at 1e4, where the same distances give 1e-7 or more.
+# Tolerances for 1 - cos. A path at distance ρ from its limiting ray has 1 - cos = (ρ/‖p‖)²/2, where ρ is
+# about 1/margin. At ‖p‖ = 1e6 this is about 1e-11 for a margin of 0.28, as in the base settings, and 1e-8 for
+# a margin of 0.01. The joint flow of p and v ends at ‖p‖ = 1e4, where the same distances give 1e-7 or more.
 CLOSE, CLOSE_ELSEWHERE, CLOSE_TOGETHER = 1e-9, 1e-8, 1e-6
-# Range of ‖p‖ over which the power is fitted: after the selected tokens are final and before the path ends.
+# Range of ‖p‖ in which the exponent is fitted: after the selected tokens stop changing and before the path
+# ends.
 FITTED = (1e3, 5e5)
-# Range for the growth of margin · ‖p‖ per e-fold in time: 0 at a finite stationary point, 1 if ‖p‖ diverges.
+# Accepted growth of margin · ‖p‖ per e-fold in time. It is 0 at a finite stationary point and 1 if ‖p‖
+# diverges.
 GROWS = (0.5, 2.0)
 
 _GROWS = "‖p‖ grows without bound, like log t"
@@ -29,16 +31,16 @@ _DIRECTION = "p/‖p‖ tends to the max-margin direction of its own selection"
 
 
 def one_step_law(results: Run, item: Item) -> Measured:
-    """Fit the power of d in the error of the one-step law.
+    """Fit the exponent of d in the error of the one-step law.
 
     The error in the values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0; for K classes, the maximum over
-    classes is taken. The error in the embeddings is max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0. Both are linear
-    in η0. Texts contain thousands of distinct tokens, but the most frequent one determines the maximum. The
-    error for one seed then behaves like a single normal variable, so the interval is wide.
+    classes is taken. The error in the embeddings is max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0. Both are
+    linear in η0. Texts contain thousands of distinct tokens, but the most frequent token determines the
+    maximum. The error of a seed then behaves like a single normal variable, so its interval is wide.
 
     Args:
-        results: a run with at least two values of d. Except for texts, the constant error · √d is also
-            measured at the largest d.
+        results: a run with at least two values of d. Except for texts, error · √d is also measured at the
+            largest d.
         item: the item.
 
     Source:
@@ -63,10 +65,11 @@ def one_step_law(results: Run, item: Item) -> Measured:
 def unbounded(results: Run, item: Item) -> Measured:
     """Measure whether ‖p‖ grows without bound, like log t.
 
-    If ‖p‖ diverges, ‖∂L/∂p‖ decays like exp(-margin ‖p‖), so margin · t ‖∂L/∂p‖ tends to 1. If p converges to
-    a finite point, it tends to 0. The test does not depend on where the flow ends. If tokens that are tied in
-    the limit are not detected, their balanced forces mask all other forces in float64 once margin · ‖p‖
-    exceeds about 20. The flow then ends before ‖p‖ = 1e6, and the certificate counts these seeds.
+    If ‖p‖ diverges, ‖∂L/∂p‖ decays like exp(-margin ‖p‖), so margin · t ‖∂L/∂p‖ tends to 1. If p converges
+    to a finite point, this product tends to 0. The test does not depend on where the flow ends. If tokens
+    that are tied in the limit are not detected, their balanced forces mask all other forces in float64 once
+    margin · ‖p‖ exceeds about 20. The flow then ends before ‖p‖ = 1e6, and the certificate counts these
+    seeds.
 
     Source:
         Lemma 4.2 of arXiv 2505.17282.
@@ -84,7 +87,7 @@ def unbounded(results: Run, item: Item) -> Measured:
         share(between, satisfied, known=np.isfinite(rate), certificate=cell.ends, why=cell.why, **of),
     ]
     if there.sum() > 1:
-        # For the other seeds, ‖∂L/∂p‖ may consist of rounding error in balanced forces.
+        # For seeds that do not reach this norm, ‖∂L/∂p‖ may be rounding error of forces that balance.
         which = "" if there.all() else f", seeds that come to ‖p‖ = {brief(cell.until_norm)}"
         found.append(mean(measured + which, rate[there], certificate=text, **of))
     if cell.reached.all():
@@ -94,9 +97,9 @@ def unbounded(results: Run, item: Item) -> Measured:
 
 
 def grows_on_texts(results: Run, item: Item) -> Measured:
-    """Measure the growth of ‖p‖ on texts, using gradient descent with small steps instead of the flow.
+    """Measure the growth of ‖p‖ on text data, using gradient descent with small steps instead of the flow.
 
-    Runs of this length can show neither unbounded growth nor convergence to a finite point.
+    These runs are too short to show either unbounded growth or convergence to a finite point.
 
     Source:
         Lemma 4.2 of arXiv 2505.17282.
@@ -115,10 +118,10 @@ def grows_on_texts(results: Run, item: Item) -> Measured:
 
 
 def converges(results: Run, item: Item) -> Measured:
-    """Measure whether and how fast p/‖p‖ converges to the max-margin direction for its selected tokens.
+    """Measure whether, and how fast, p/‖p‖ converges to the max-margin direction for the selected tokens.
 
     Source:
-        Theorem 4.3 of arXiv 2505.17282; 1 - cos ~ ‖p‖^(-2) is derived from it in this project.
+        Theorem 4.3 of arXiv 2505.17282; this project derives 1 - cos ~ ‖p‖^(-2) from it.
     """
     (cell,) = cells(results)
     norm, along = cell.path("p_norm"), cell.path("one_minus_cosine")
@@ -132,7 +135,7 @@ def converges(results: Run, item: Item) -> Measured:
 
 
 def checked(results: Run, item: Item) -> Measured:
-    """Count the max-margin directions accepted by the independent checker, and measure the proven gap."""
+    """Count the max-margin directions accepted by the independent checker, and measure their proven gaps."""
     (cell,) = cells(results)
     accepted, gap = cell.last("accepted"), cell.last("proven_gap")
     of: dict[str, Any] = {
@@ -145,9 +148,10 @@ def checked(results: Run, item: Item) -> Measured:
 
 
 def direction_elsewhere(results: Run, item: Item) -> Measured:
-    """Measure the limit direction where the theory makes no promise, over seeds that reach the final norm.
+    """Measure the limit direction in settings that the theory does not cover.
 
-    The certificate counts the seeds whose flow ends earlier. If all flows end earlier, all seeds are used.
+    Only seeds that reach the final norm are used, and the certificate counts the other seeds. If no seed
+    reaches this norm, all seeds are used.
     """
     found = []
     for cell in cells(results):
@@ -167,7 +171,7 @@ def direction_elsewhere(results: Run, item: Item) -> Measured:
 
 
 def with_ties(results: Run, item: Item) -> Measured:
-    """Measure the convergence of p/‖p‖ to the certified limit with tied tokens, which no theory promises.
+    """Measure the convergence of p/‖p‖ to the certified limit if tokens are tied, which no theory predicts.
 
     A seed with a certified finite limit counts as converged.
 
@@ -198,7 +202,7 @@ def selects(results: Run, item: Item, *, shares: bool = False) -> Measured:
     Args:
         results: the run.
         item: the item.
-        shares: True to also measure the fraction of sequences in which it is selected.
+        shares: True to measure also the fraction of sequences in which this token is selected.
 
     Source:
         Lemmas 4.4 and 4.5 of arXiv 2505.17282.
@@ -218,10 +222,10 @@ def selects(results: Run, item: Item, *, shares: bool = False) -> Measured:
 
 
 def several(results: Run, item: Item) -> Measured:
-    """Measure the limit direction, and which of several relevant tokens per sequence are selected.
+    """Measure the limit direction, and which of the relevant tokens of a sequence are selected.
 
     The claim about the direction assumes that all relevant tokens are selected. With random E this never
-    happens, and no theory promises a limit for that case.
+    happens, and no theory predicts the limit in that case.
 
     Source:
         Public review thread of arXiv 2505.17282.
@@ -244,9 +248,10 @@ def jointly(alone: Run, together: Run, item: Item) -> Measured:
     """Measure whether training v together with p changes the limit of p.
 
     The regularisation path of p and v tends to the relaxed max-margin direction. Sequences that are not on
-    the margin of the max-margin v lose their weight in the loss, so their tokens need only the right order,
-    not a margin. This project conjectures the same for the flow. The claim that p has the same limit
-    direction as when it is trained alone comes from the review thread; it is not in the paper.
+    the margin of the max-margin v lose their weight in the loss. Their selected tokens therefore need only
+    the highest score, not a margin. This project conjectures the same for the flow. The claim that p has
+    the same limit direction as when it is trained alone comes from the review thread; it is not in the
+    paper.
 
     Args:
         alone: the run with the flow on p only.
@@ -259,8 +264,8 @@ def jointly(alone: Run, together: Run, item: Item) -> Measured:
     """
     (before,), (cell,) = cells(alone), cells(together)
     until = cell["phases.together.until_norm"]
-    # In sequences off the margin of v_mm, other tokens may stay within a few nats forever, so test only the
-    # order.
+    # In sequences off the margin of v_mm, the lead of the relevant token may stay at a few nats, so test only
+    # its sign.
     margins = before.last("relevant_margin"), cell.last("relevant_margin", "together")
     same, norm = (margins[0] > 0) & (margins[1] > 0), cell.last("p_norm", "together")
     there, why = norm >= until * (1 - 1e-9), cell.why or before.why

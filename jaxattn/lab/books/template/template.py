@@ -1,4 +1,4 @@
-"""Data, model, probe and measure for an item. TODO: replace them with the paper's."""
+"""Data, model, probe and measure for an item. TODO: replace them with those of the paper."""
 
 from typing import ClassVar, NamedTuple
 
@@ -12,7 +12,7 @@ from jaxattn.lab.books import Item, Measured, cells, declare_names, mean
 
 
 def tokens(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
-    """Sample tokens from N(0, I) and labels y, and shift the first token of each sequence by 2 y e_1."""
+    """Sample tokens from N(0, I) and labels y = ±1; shift the first token of each sequence by 2 y e_1."""
     label_key, token_key = jax.random.split(key)
     y = jax.random.rademacher(label_key, (sequences,), jnp.int32)
     X = jax.random.normal(token_key, (sequences, length, dim))
@@ -20,14 +20,14 @@ def tokens(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
 
 
 class Params(NamedTuple):
-    """Query p and head v."""
+    """Query p and output weights v."""
 
     p: Array  # (d,)
     v: Array  # (d,)
 
 
 class Attention(ja.Model[Vectors], frozen=True):
-    """Single-query attention: f(X) = Σ_t q_t x_t·v with q = softmax over t of x_t·p."""
+    """Single-query attention, f(X) = Σ_t q_t x_t·v, where q is the softmax over t of x_t·p."""
 
     takes: ClassVar[type[Vectors]] = Vectors
 
@@ -41,14 +41,14 @@ class Attention(ja.Model[Vectors], frozen=True):
 
 
 def first_step(v: Array, data: Vectors) -> Array:
-    """Compute -∂L/∂p at p = 0, the mean over sequences of σ(-y f) y Cov_t(x_t, x_t·v), (d,)."""
+    """Compute -∂L/∂p at p = 0, (d,): the mean over sequences of σ(-y f) y Cov_t(x_t, x_t·v)."""
     values, centred = data.dot(v), data.X - data.X.mean(axis=1, keepdims=True)
     weight = jax.nn.sigmoid(-data.targets * values.mean(axis=1)) * data.targets
     return jnp.einsum("n,ntd,nt->d", weight, centred, values) / values.size
 
 
 def cosine_with_first_step(params: Params, data: Vectors) -> Array:
-    """Compute the cosine between p and the closed-form first step; 0 at p = 0."""
+    """Compute the cosine between p and the closed-form first step; return 0 if p = 0."""
     g = first_step(params.v, data)
     norms = jnp.linalg.norm(params.p) * jnp.linalg.norm(g)
     return jnp.where(norms > 0, params.p @ g / jnp.where(norms > 0, norms, 1), 0)
@@ -56,7 +56,7 @@ def cosine_with_first_step(params: Params, data: Vectors) -> Array:
 
 @declare_names("cosine of p with the first step")
 def alignment(results: ja.Results, item: Item) -> Measured:
-    """Measure the cosine with the first step at the end of training."""
+    """Measure the cosine between p and the first step at the end of training."""
     (cell,) = cells(results)
     samples = cell.last("cosine_with_first_step", phase="train")
     return Measured([mean("cosine of p with the first step", samples, between=(-1, 1))], {})
