@@ -412,7 +412,7 @@ def gallery() -> str:
     """Return the page of figures, each with the code that draws it."""
     parts = [
         "# Gallery",
-        "Each figure is shown with its table in the sweep file, and with the Python expression that plots it.\n"
+        "Each figure is shown with its table in the sweep file, and with the Python code that plots it.\n"
         "Figures are saved as PNG and PDF files. A figure can also be a\n"
         "[custom function](../howto/extending.md#a-figure).",
     ]

@@ -36,7 +36,7 @@ _Smoothing = Share | Array
 
 
 def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | None:
-    """Return why the loss cannot be used, or None if it can be.
+    """Return why the loss cannot be used, or None if it can be used.
 
     The targets must be classes, and the outputs must be logits of matching shape.
     """
@@ -56,7 +56,7 @@ def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | Non
 
 
 def _requires_numbers(settings: Any, outputs: Array, data: Dataset) -> str | None:
-    """Return why the loss cannot be used, or None if it can.
+    """Return why the loss cannot be used, or None if it can be used.
 
     The targets must be numbers with the same shape as the outputs.
     """
@@ -87,7 +87,7 @@ def classification(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 
 
     Args:
         logits: f, (n,) or (n, K).
-        labels: y = ±1, or y in 0 to K-1 for K > 2, (n,).
+        labels: (n,); y = ±1 for two classes, 0 to K-1 for K > 2.
         smoothing: ε, weight of the uniform distribution in the target.
     """
     if logits.ndim == 1:
@@ -102,8 +102,8 @@ def logistic(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -
         log(1 + e^(-y f))
 
     Args:
-        logits: f, (n,).
-        labels: y = ±1, (n,).
+        logits: (n,); f.
+        labels: (n,); y = ±1.
         smoothing: ε, weight of the uniform distribution in the target.
 
     Raises:
@@ -124,8 +124,8 @@ def cross_entropy(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0
         log Σ_k e^(f_k) - f_y
 
     Args:
-        logits: f, (n, K).
-        labels: y in 0 to K-1, (n,).
+        logits: (n, K); f.
+        labels: (n,); y from 0 to K-1.
         smoothing: ε, weight of the uniform distribution in the target.
 
     Raises:
@@ -147,7 +147,7 @@ def exponential(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0
 
     Args:
         logits: f, (n,) or (n, K).
-        labels: y = ±1, or y in 0 to K-1 for K > 2, (n,).
+        labels: (n,); y = ±1 for two classes, 0 to K-1 for K > 2.
         smoothing: ε, weight of the uniform distribution in the target.
     """
     if logits.ndim == 1:
@@ -166,7 +166,7 @@ def squared(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) ->
 
     Args:
         logits: f, (n,) or (n, K).
-        labels: y = ±1, or y in 0 to K-1 for K > 2, (n,).
+        labels: (n,); y = ±1 for two classes, 0 to K-1 for K > 2.
         smoothing: ε, weight of the uniform distribution in the target.
     """
     if logits.ndim == 1:
@@ -184,7 +184,7 @@ def hinge(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> F
 
     Args:
         logits: f, (n,) or (n, K).
-        labels: y = ±1, or y in 0 to K-1 for K > 2, (n,).
+        labels: (n,); y = ±1 for two classes, 0 to K-1 for K > 2.
         smoothing: ε, weight of the uniform distribution in the target.
     """
     if logits.ndim == 1:
@@ -239,7 +239,8 @@ def mean(loss: PerSequence, outputs: Array, targets: Array, weights: Weights = N
     """Compute the mean loss L = (1/n) Σ ℓ(f, y), or Σ w ℓ(f, y) with weights w, in the dtype of the outputs.
 
     Args:
-        loss: ℓ, (outputs, targets) -> (n,); or -> () for a loss of the whole batch, without weights.
+        loss: ℓ, (outputs, targets) -> (n,); or -> () for a loss of the whole batch, which takes no
+            weights.
         outputs: f, (n, ...).
         targets: y, (n, ...).
         weights: (n,); weights of the examples, 1/n each by default.

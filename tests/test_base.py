@@ -109,7 +109,7 @@ class Concludes(ja.PhaseProbe):
     [
         (
             {"turned": np.zeros((6, 3))},
-            r"Concludes.conclude returns dict; expected two dictionaries, with \(S, k\)",
+            r"Concludes.conclude returns dict; expected two dictionaries, with values \(S, k\)",
         ),
         (({"turned": np.zeros(6)}, {}), r"Concludes.conclude: turned: shape \(6,\); expected shape \(6, 3\)"),
         (({}, {"ended": np.zeros(99)}), r"Concludes.conclude: ended: shape \(99,\); expected shape \(6,\)"),

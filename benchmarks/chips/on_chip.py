@@ -19,8 +19,8 @@ from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.groups import CompileGroup, compile_groups
 from jaxattn.lab.study.import_paths import ImportPaths
 
-# Fraction of device memory available to a run: 80 % of what JAX reserves, which on a GPU is 75 % of the
-# memory.
+# Fraction of device memory available to a run: 80 % of the memory that JAX reserves. On a GPU, JAX reserves
+# 75 % of the device memory.
 _SHARE = {"gpu": 0.8 * 0.75, "tpu": 0.8}
 # Settings that a user can reduce, and the maximum number of times that each is halved.
 _SIZES = ("model.dim", "data.sequences", "data.vocab_size", "data.length")

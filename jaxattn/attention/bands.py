@@ -18,9 +18,8 @@ from jax import Array
 def width(dtype: jnp.dtype) -> float:
     """Return the band width w: 64 in float32, 512 in float64.
 
-    Tokens are neglected only if their scores are at least log(max) - w (24 in float32) below the largest
-    score in
-    their sequence, where max is the largest float.
+    Tokens are neglected only if their scores are at least log(max) - w (24 in float32) below the
+    largest score in their sequence, where max is the largest float.
     """
     return 2.0 ** math.floor(math.log2(math.log(jnp.finfo(dtype).max)))
 
@@ -65,7 +64,7 @@ def split(scores: Array) -> tuple[Array, Array]:
 
 
 def factor(ceiling: Array, of_sequence: Array) -> Array:
-    """Return exp(h_b - h_X): 1 in the band of the largest score of X, e^-w in the next band, else 0.
+    """Return exp(h_b - h_X): 1 in the band of the largest score of sequence X, e^-w in the next, else 0.
 
     Args:
         ceiling: h_b, the ceiling of each token's band.
@@ -79,5 +78,6 @@ def factor(ceiling: Array, of_sequence: Array) -> Array:
 def divide(sums: Array, normaliser: Array) -> Array:
     """Divide sums by a normaliser ≥ exp(-w) without forming its square, which may underflow."""
     scale = jax.lax.stop_gradient(normaliser)
-    # Dividing by normaliser / scale would let XLA merge the two divisions into one that contains a square.
+    # Do not divide by normaliser / scale: XLA would merge the two divisions and form a square, which may
+    # underflow.
     return sums / scale / (1 + (normaliser - scale) / scale)

@@ -61,7 +61,10 @@ def forward_one(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, A
 def backward_one(
     corpus: Corpus, scores: Array, columns: Array, averages: Array, shift: Array, d_sums: Array
 ) -> tuple[Array, Array]:
-    """Return ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X), (V,), and ∂L/∂γ_s = Σ_X q_s ḡ_X, (K, V), with ḡ = ∂L/∂f."""
+    """Return ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X), (V,), and ∂L/∂γ_s = Σ_X q_s ḡ_X, (K, V), with ḡ = ∂L/∂f.
+
+    Here q is the attention.
+    """
     ceiling, below = bands.split(scores)
     delta = (d_sums * averages).sum(axis=0)
 
@@ -77,13 +80,13 @@ def backward_one(
 
 
 def split(scores: Array, columns: Array) -> tuple[Array, Array]:
-    """Return the ceilings h_b, (V,), and exp(a - h_b) times 1 and times each column γ, (1 + K, V)."""
+    """Return the ceilings h_b, (V,), and exp(a - h_b) multiplied by 1 and by each column of γ, (1 + K, V)."""
     ceiling, below = bands.split(scores)
     return ceiling, jnp.concatenate([below[None], below * columns])
 
 
 def forward_in_bands(corpus: Corpus, ceiling: Array, weighted: Array) -> tuple[Array, Array, Array]:
-    """Compute `forward_one` for scores of any finite spread, from the result of `split`."""
+    """Compute the outputs of `forward_one` for scores of any finite spread, from the output of `split`."""
     bags = corpus.bags
     token = bags.index.astype(jnp.int32)
     own = take(ceiling, token)
@@ -102,7 +105,7 @@ def backward_in_bands(
     shift: Array,
     d_sums: Array,
 ) -> tuple[Array, Array]:
-    """Compute `backward_one` for scores of any finite spread, without subtracting large sums."""
+    """Compute the output of `backward_one` for scores of any spread, without subtracting large sums."""
     layout = corpus.occurrences
     sequence = layout.index.astype(jnp.int32)
     weight = bands.factor(layout.spread(ceiling), take(shift, sequence))
@@ -124,7 +127,8 @@ def _difference(value: Array, average: Array) -> Array:
     return difference - jax.lax.stop_gradient(noise)
 
 
-# Maximum number of columns for a product to fit in the cache. Dense products (on a TPU) allow more columns.
+# Maximum number of columns at which a product fits in the cache. Dense products, on a TPU, allow more
+# columns.
 COLUMNS, COLUMNS_OF_DENSE = 64, 256
 
 
@@ -215,7 +219,7 @@ def _batch_of_one(function: Callable[..., Any], *arrays: Array) -> Any:
 
 
 def _plan_bands(scores: Array) -> tuple[Array, Array]:
-    """Return the number of bands, (), and a mask of the members to compute separately, (S,) bool."""
+    """Return the number of bands, (), and a mask of the batch members to compute separately, (S,) bool."""
     size = len(scores)
     # Cost of processing one band for the whole batch, relative to processing one member alone.
     price = (1 + size / 16) / 2
@@ -242,9 +246,9 @@ def _in_chunks(function: Callable[..., Any], corpus: Corpus, *arrays: Array) -> 
 def banded_forward(
     corpus: Corpus, scores: Array, columns: Array, num_bands: int | Array
 ) -> tuple[Array, Array, Array]:
-    """Compute `forward` with one product per band.
+    """Compute the outputs of `forward` with one product per band.
 
-    The result is wrong if the scores occupy more than `num_bands` bands.
+    The outputs are wrong if the scores occupy more than `num_bands` bands.
     """
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
     # If no token in a sequence has weight in a band, all are below the next ceiling, even after rounding.
@@ -275,11 +279,11 @@ def banded_backward(
     d_sums: Array,
     num_bands: int | Array,
 ) -> tuple[Array, Array, Array]:
-    """Compute `backward` with one product for each of `num_bands` bands.
+    """Compute the outputs of `backward` with one product for each of `num_bands` bands.
 
-    Also return a mask, (S,) bool, of the members for which cancellation lost a third of the digits in ∂L/∂a.
-    This happens if almost every sequence attends to a single token: Σ_X q_s ḡ_X γ_s and Σ_X q_s ḡ_X f_X, with
-    ḡ = ∂L/∂f, are then nearly equal.
+    Also return a mask, (S,) bool, of the batch members for which cancellation lost a third of the digits
+    in ∂L/∂a. This happens if almost every sequence attends to a single token: Σ_X q_s ḡ_X γ_s and Σ_X q_s
+    ḡ_X f_X, with ḡ = ∂L/∂f, are then nearly equal.
     """
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
     own_shift, d_sums_by_sequence = shift.T, d_sums.transpose(2, 1, 0)

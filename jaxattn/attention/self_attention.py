@@ -44,7 +44,8 @@ class Block(NamedTuple):
         rows: (B, m) int32; row indices into the bags; R for missing rows.
         tokens: (B, U) int32; token ids, arbitrary for missing entries.
         counts: (B, U); multiplicities, 0 for missing entries.
-        place: () int32; total number of pairs in all previous blocks. Each block has B U² pairs.
+        place: () int32; index of the first pair of this block, the total number of pairs in all previous
+            blocks. Each block has B U² pairs.
     """
 
     rows: Array

@@ -135,7 +135,9 @@ per_entry.defvjp(lambda corpus, per_token: (_per_entry(corpus, per_token), corpu
 
 @jax.custom_vjp
 def attend_entries(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Average entries with softmax attention, f = Σ_e q_e γ_e. Unlike `attend`, use one score per entry.
+    """Average entries with softmax attention, f = Σ_e q_e γ_e.
+
+    Unlike in `attend`, each entry has its own score.
 
     Args:
         bags: bags of n sequences, with R rows of W entries.

@@ -52,9 +52,10 @@ class Averages(NamedTuple):
         gap: (n,); highest score, relative to the top, among entries whose value differs from the reference;
             0 if there are no such entries.
         idle: (n,) bool; True if no entry differs from the reference.
-        mean: C arrays (n,).
+        mean: C arrays of shape (n,).
         attention: (R, W); q of each entry, not valid for entries with zero count.
-        deviation: C arrays (R, W); q (γ - f) e^(-gap) of each entry, not valid for entries with zero count.
+        deviation: C arrays of shape (R, W); q (γ - f) e^(-gap) of each entry, not valid for entries with
+            zero count.
         normaliser: (n,); Σ_s count_s e^(a_s - top), 0 for an empty sequence.
     """
 

@@ -52,7 +52,7 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
             index: (B,) int; distinct indices of examples.
 
         Returns:
-            Data of the same type.
+            A dataset of the same type with these B examples.
         """
         taken: Self = jax.tree.map(lambda x: x[index], self)
         return taken

@@ -138,10 +138,10 @@ def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F]
 
     Args:
         check: function that takes some of the settings by name and raises InputError if they are
-            incompatible. A study calls it before the run. If the function samples data and has a setting
-            `sequences`, it is called with the number of examples in each split.
-        attributes: attributes of the base class, such as `coupled` for a loss. If the value is a function, it
-            becomes a method, and its first argument is the settings object.
+            incompatible. A study calls `check` before the run. If the function samples data and has a
+            setting `sequences`, `check` is called with the number of examples in each split.
+        attributes: attributes of the base class, such as `coupled` for a loss. If the value is a
+            function, it becomes a method, and its first argument is the settings object.
     """
 
     def decorate(function: F) -> F:

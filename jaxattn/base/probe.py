@@ -181,8 +181,7 @@ class PhaseProbe(Measurement, frozen=True, kw_only=True):
 
         Returns:
             Two dictionaries keyed by metric name: values at every probe step, (S, k), and values for the
-                whole
-            phase, (S,).
+            whole phase, (S,).
         """
         raise NotImplementedError(f"{type(self).__name__}.conclude")
 

@@ -13,8 +13,8 @@ from jax.sharding import AxisType, Mesh
 # Platforms whose float64 has only the exponent range of float32 and does not support matrix factorisations.
 WITHOUT_FLOAT64 = ("tpu",)
 
-# JAX options with the values that studies require: others could change results or make correct programs fail.
-# JAX also reads these options from environment variables, such as JAX_DEFAULT_PRNG_IMPL.
+# JAX options pinned to the values that studies require; other values could change results or make correct
+# programs fail. JAX also reads these options from environment variables, such as JAX_DEFAULT_PRNG_IMPL.
 PINNED: Mapping[str, Any] = {
     "jax_default_prng_impl": "threefry2x32",
     "jax_threefry_partitionable": True,
@@ -87,7 +87,7 @@ def is_host() -> bool:
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    """Compute with the JAX options in `PINNED`, regardless of the environment and of the caller's options."""
+    """Pin the JAX options to `PINNED`, regardless of the environment and of the caller's options."""
     with ExitStack() as stack:
         for name, value in PINNED.items():
             stack.enter_context(_option(name, value))

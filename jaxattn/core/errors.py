@@ -12,7 +12,8 @@ from typing import Any
 def plain(text: str) -> str:
     """Escape line breaks and control characters, so that a string prints on one line.
 
-    Apply it to all output, because names from users and results folders may contain any character.
+    Apply this function to all output, because names from users and results folders may contain any
+    character.
     """
     if text.isprintable():
         return text
@@ -105,7 +106,7 @@ def from_user_code(files: frozenset[str], place: str) -> Iterator[None]:
 
 @contextmanager
 def writing(place: object, remedy: str = "") -> Iterator[None]:
-    """Convert an OSError into a RunError that states the file or folder and a remedy."""
+    """Convert an OSError into a RunError that names the file or folder and states a remedy."""
     try:
         yield
     except OSError as error:
@@ -179,7 +180,10 @@ def explain(
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-    """Return "; did you mean ..." with the closest name, else "; known: ..." with all names, else ""."""
+    """Return "; did you mean ..." if a known name is similar, otherwise "; known: ..." with all known names.
+
+    Return "" if no names are known.
+    """
     known = list(known)
     near = difflib.get_close_matches(given, known, 1, cutoff=0.4)
     return f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}" if known else ""
@@ -191,9 +195,9 @@ def counted(number: int, word: str) -> str:
 
 
 def _given(values: Any, inner: str) -> str:
-    """Return ", got VALUE" for the value at a path such as "labels[0]", or "" for a path with several values.
+    """Return ", got VALUE" for the value at a path such as "labels[0]".
 
-    "axes[...]" is such a path.
+    Return "" for a path that matches several values, such as "axes[...]".
     """
     for name, number in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", inner):
         if number == "...":

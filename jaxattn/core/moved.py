@@ -40,7 +40,7 @@ MODULES = {
     "jaxattn.theory.joint_direction": "sweeps/findings/which_mixture/joint_direction.py of the repository",
     "jaxattn.theory.lq_margin": "sweeps/neighbours/lq_margin.py of the repository",
 }
-# Public names that moved although their old module still exists.
+# Public names that have moved out of a module that still exists.
 NAMES = {
     "jaxattn.theory": {
         "TokenCover": "jaxattn.theory.cover",
@@ -77,7 +77,7 @@ def hint(package: str, name: str) -> str:
 
 
 class Finder:
-    """Import hook that loads no modules. If the module moved, it raises an error that states the new name."""
+    """Import hook that loads nothing, but raises an error with the new name if the requested module moved."""
 
     @staticmethod
     def find_spec(

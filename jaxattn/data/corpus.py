@@ -23,14 +23,15 @@ class Corpus(Dataset):
         targets: (n,) int32; labels -1 or +1 for two classes, 0 to K-1 for K > 2.
         bags: count[X, s] stored by sequence, for sums over the tokens in a sequence.
         occurrences: the same counts stored by token, for sums over the sequences that contain a token.
-        occurrence_to_bag: int32, with the shape of the entries of `occurrences`; index of each entry in the
-            flattened entries of `bags`, 0 for padding.
+        occurrence_to_bag: int32, with the shape of the entries of `occurrences`; index of each entry in
+            the flattened entries of `bags`, 0 for padding.
         lengths: (n,) int32; number of tokens T(X) in each sequence.
         vocab_size: V (static).
         num_classes: K ≥ 2 (static).
-        class_names: K names, or None if the classes have no names (static). The name of class -1 comes first.
-        mean_entries: for a minibatch, the mean number of entries in minibatches of this size, which is
-            smaller than the capacity of its bags. None for other corpora (static).
+        class_names: K names, or None if the classes have no names (static). The name of class -1 comes
+            first.
+        mean_entries: static; mean number of entries in minibatches of this size, which is smaller than
+            the capacity of the bags. None unless the corpus is a minibatch.
     """
 
     bags: Leaf
@@ -68,7 +69,7 @@ class Corpus(Dataset):
 
     @property
     def num_pairs(self) -> int:
-        """Approximate number of pairs of entries within sequences; exact for equal sizes."""
+        """Approximate number of pairs of entries within sequences; exact if all bags have equal size."""
         return math.ceil(self.num_entries**2 / self.num_examples)
 
     @property
@@ -80,7 +81,7 @@ class Corpus(Dataset):
         """Return a corpus with the given B sequences, such as a minibatch. The indices must be distinct.
 
         Works inside jit and under vmap. The bags have capacity for the longest sequences. Inside jit, unused
-        fields are not computed, such as the layout by token, which requires a sort.
+        fields, such as the layout by token, which requires a sort, are not computed.
         """
         bags, (size,) = self.bags, index.shape
         num_rows, width = bags.index.shape
@@ -115,8 +116,7 @@ class Corpus(Dataset):
 
         Raises:
             InputError: a label is invalid (not -1 or +1 for two classes, or not 0 to K-1 for K > 2), or a
-                token
-                id is not between 0 and V-1.
+                token id is not between 0 and V-1.
         """
         check_classes(self.targets, self.num_classes)
         # The layout by token omits tokens whose id is not below `vocab_size`, so the totals would differ.
@@ -269,7 +269,7 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
     if len(lengths) == 0:
         raise InputError("sequences: the corpus is empty; add at least one sequence")
     if (lengths < 1).any():
-        raise InputError(f"sequence {int(np.argmin(lengths))}: has no tokens; remove it from the corpus")
+        raise InputError(f"sequence {int(np.argmin(lengths))} has no tokens; remove it from the corpus")
     if lengths.sum() != len(tokens):
         raise InputError(
             f"lengths: the sum is {lengths.sum()}, but the number of tokens is {len(tokens)}; pass one "
@@ -278,13 +278,13 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
     allowed = class_labels(np.arange(num_classes), num_classes)
     if not np.isin(labels, allowed).all():
         where = int(np.argmin(np.isin(labels, allowed)))
-        raise InputError(f"label {labels[where]} of sequence {where}: must be one of {allowed.tolist()}")
+        raise InputError(f"label {labels[where]} of sequence {where} must be one of {allowed.tolist()}")
     outside = (tokens < 0) | (tokens >= vocab_size)
     if outside.any():
         where = int(np.searchsorted(np.cumsum(lengths), np.argmax(outside), side="right"))
         raise InputError(
-            f"token id {tokens[outside][0]} of sequence {where}: must be between 0 and {vocab_size - 1}; "
-            "increase vocab_size, or map the token to a known token"
+            f"token id {tokens[outside][0]} in sequence {where} must be between 0 and {vocab_size - 1}; "
+            "increase vocab_size, or replace it with a token in the vocabulary"
         )
     counted = count_tokens(tokens, lengths, vocab_size)
     return from_counted(*counted, labels, vocab_size=vocab_size, num_classes=num_classes)

@@ -44,10 +44,10 @@ def xor(
 ) -> Corpus:
     """Sample sequences labelled by the XOR of two tokens, so that α_s = 0 for every token.
 
-    In the j-th XOR problem, tokens 4j and 4j+1 are a_0 and a_1, and tokens 4j+2 and 4j+3 are b_0 and b_1. A
-    sequence contains one a and one b from the same problem; all its other tokens are irrelevant:
+    In the j-th XOR problem, tokens 4j and 4j+1 are a_0 and a_1, and tokens 4j+2 and 4j+3 are b_0 and b_1.
+    A sequence contains one a and one b from the same problem; all its other tokens are irrelevant:
 
-    y = +1 if it contains (a_0, b_0) or (a_1, b_1), else -1.
+        y = +1 if it contains (a_0, b_0) or (a_1, b_1), else -1.
 
     Sequences come in groups of four, one for each choice of a and b, with the same irrelevant tokens.
     Consecutive groups cycle through the problems.
@@ -91,16 +91,17 @@ def negation(
 ) -> Corpus:
     """Sample sequences with one relevant token and, in some of them, a negation token that flips the label.
 
-    Among the tokens below `relevant`, even tokens are negative and odd tokens are positive. Token `relevant`
-    is the negation token:
+    Among the tokens below `relevant`, even tokens are negative and odd tokens are positive. Token
+    `relevant` is the negation token:
 
-    y = sign(relevant token) · (-1)^[the sequence contains the negation token].
+        y = sign(relevant token) · (-1)^[the sequence contains the negation token].
 
     Sequences come in pairs, one with a negative and one with a positive token. Either both or neither are
     negated, and all their other tokens are the same, so α_s = 0 holds exactly for the negation token and
-    every irrelevant token. Two consecutive pairs have the same relevant tokens. If `negated` is 1/2, one of
-    the two pairs is negated, and α_s = 0 holds exactly for the relevant tokens, too. For other values, their
-    α is (1 - 2 negated) times its value without negation, up to rounding of the number of negated pairs.
+    every irrelevant token. Two consecutive pairs have the same relevant tokens. If `negated` is 1/2, one
+    of the two pairs is negated, and α_s = 0 holds exactly for the relevant tokens, too. For other values,
+    their α is (1 - 2 negated) times its value without negation, up to rounding of the number of negated
+    pairs.
 
     Args:
         key: PRNG key.
@@ -108,15 +109,16 @@ def negation(
         relevant: number of relevant tokens, not counting the negation token; a multiple of 2.
         length: T, number of tokens per sequence.
         sequences: n, number of sequences.
-        negated: fraction of the sequences that contain the negation token, in [0, 1]. Their number is rounded
-            down to an even number.
+        negated: fraction of the sequences that contain the negation token, in [0, 1]. Their number is
+            rounded down to an even number.
         used: number of tokens to sample from, as in `independent`.
 
     Raises:
         InputError: the sizes are incompatible, for example because `sequences` is not a multiple of 4.
 
     Source:
-        Original to this library, as the simplest corpus in which one token reverses the meaning of another.
+        Original to this library, as the simplest corpus in which one token reverses the meaning of
+        another.
     """
     check_negation(vocab_size, relevant, length, sequences)
     used = vocab_size if used is None else used

@@ -24,10 +24,10 @@ from jaxattn.core.pytrees import Brief, Leaf
 MOST_POSITIONS = 2**31 - 1
 WIDTH = 32
 
-# Minimum number of entries of a large matrix.
+# Number of entries from which a matrix counts as large.
 LARGE = 1 << 18
-# The same threshold on an accelerator, where large matrices do not overflow a cache. Seeds with separate
-# corpora are vmapped as long as their arrays fit in memory.
+# Number of entries from which a matrix counts as large on an accelerator, where it does not overflow a cache.
+# Seeds with separate corpora are vmapped as long as their arrays fit in memory.
 LARGE_ON_ACCELERATORS = 1 << 24
 
 # Row lengths of the factors of a large matrix: the maximum numbers of values added sequentially, in the first
@@ -52,15 +52,16 @@ class Ragged(Brief):
         index: (R, W) unsigned; index of each entry, 0 where count is 0.
         count: (R, W) int; multiplicity of each entry, 0 for padding.
         owner: (R,) int32; segment of each row, `num_segments` for an unused row.
-        tree: (R_k, W) int32 for each level k; the indices of the rows in the level below that each row adds.
-            An index equal to the number of rows below is padding. Empty if every segment is a single row.
+        tree: (R_k, W) int32 for each level k; for each row, the indices of the rows in the level below
+            that it sums. An index equal to the number of rows in that level is padding. Empty if every
+            segment is a single row.
         num_segments: number of segments S (static).
-        factors: factors of the matrix in compressed sparse row format, for products with many columns; the
-            first factor is applied first. Each has entries, float32 (N,), column indices, int32 (N,), and row
-            starts, int32 (rows + 1,). None unless the matrix is large and was built on the host.
+        factors: factors of the matrix in compressed sparse row format, for products with many columns;
+            the first factor is applied first. Each has entries, float32 (N,), column indices, int32 (N,),
+            and row starts, int32 (rows + 1,). None unless the matrix is large and was built on the host.
         dense: the dense matrix, (num_segments, num_indices) uint8. For many columns, multiplying by it is
-            faster than gathering on a TPU. Empty unless the matrix is large, was built for a TPU, and fits in
-            memory.
+            faster than gathering on a TPU. Empty unless the matrix is large, was built for a TPU, and
+            fits in memory.
     """
 
     index: Leaf

@@ -44,7 +44,7 @@ class Sequences(Dataset):
 
     @property
     def causal(self) -> Array:
-        """Causal mask, (n, T, T) bool: True if the attended token is at the same position or earlier."""
+        """Causal mask, (n, T, T) bool: True if the attended token is at the query's position or earlier."""
         order = jnp.arange(self.ids.shape[1])
         return self.mask[:, None, :] & (order[None, :] <= order[:, None])
 
@@ -67,13 +67,13 @@ class Sequences(Dataset):
             check_classes(self.targets, self.classes)
         ids, mask = np.asarray(self.ids), np.asarray(self.mask)
         if not mask.any(axis=1).all():
-            raise InputError(f"sequence {int(np.argmin(mask.any(axis=1)))}: has no tokens; remove it")
+            raise InputError(f"sequence {int(np.argmin(mask.any(axis=1)))} has no tokens; remove it")
         outside = mask & ((ids < 0) | (ids >= self.vocab_size))
         if outside.any():
             sequence, position = np.argwhere(outside)[0]
             raise InputError(
-                f"token id {ids[sequence, position]} of sequence {sequence}: must be between 0 and "
-                f"{self.vocab_size - 1}; increase vocab_size, or map the token to a known token"
+                f"token id {ids[sequence, position]} in sequence {sequence} must be between 0 and "
+                f"{self.vocab_size - 1}; increase vocab_size, or replace it with a token in the vocabulary"
             )
         if self.query is not None:
             query = np.asarray(self.query)
@@ -82,7 +82,7 @@ class Sequences(Dataset):
             if not asks.all():
                 where = int(np.argmin(asks))
                 raise InputError(
-                    f"query {query[where]} of sequence {where}: not a token; use the position of a token"
+                    f"query {query[where]} of sequence {where} is not on a token; use the position of a token"
                 )
 
 
@@ -168,5 +168,5 @@ class Vectors(Dataset):
             )
         if self.mask is not None and not np.asarray(self.mask).any(axis=1).all():
             raise InputError(
-                f"sequence {int(np.argmin(np.asarray(self.mask).any(axis=1)))}: has no tokens; remove it"
+                f"sequence {int(np.argmin(np.asarray(self.mask).any(axis=1)))} has no tokens; remove it"
             )

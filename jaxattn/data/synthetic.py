@@ -102,12 +102,12 @@ def independent(
 ) -> Corpus:
     """Sample tokens that are independent given the label.
 
-    P(s | y) = base_s (1 + δ_s c(s, y)),  c = 1 if s belongs to class y, else -1/(K-1),
+        P(s | y) = base_s (1 + δ_s c(s, y)),  c = 1 if s belongs to class y, else -1/(K-1),
 
-    where the base distribution is uniform over relevant tokens and uniform over irrelevant tokens. The j-th
-    of the m relevant tokens of a class has δ = max_posterior_difference · j/m, and irrelevant tokens have
-    δ = 0. For two classes, the posterior difference of token s is then ±δ_s in expectation. Labels are
-    balanced.
+    where the base distribution is uniform over relevant tokens and uniform over irrelevant tokens. The
+    j-th of the m relevant tokens of a class has δ = max_posterior_difference · j/m, and irrelevant tokens
+    have δ = 0. For two classes, the posterior difference of token s is then ±δ_s in expectation. Labels
+    are balanced.
 
     Args:
         key: PRNG key.
@@ -165,13 +165,13 @@ def topics(
 ) -> Corpus:
     """Sample sequences of common words and topic words, with the topic as the label.
 
-    P(s | y) = (1 - π_s + K π_s 1[s belongs to y]) / relevant   for each topic word.
+        P(s | y) = (1 - π_s + K π_s 1[s belongs to y]) / relevant   for each topic word.
 
-    With probability π_s, called the purity of s, a topic word comes from the topic of the sequence; otherwise
-    it comes from any topic. In expectation, the posterior difference of a topic word is its purity; for two
-    classes it is ±π_s. The purities of the words in a topic are evenly spaced from `min_purity` to
-    `max_purity`. Common words are uniform and independent of the label, so α_s = 0 holds for them only in
-    expectation. Topics are balanced.
+    With probability π_s, called the purity of s, a topic word comes from the topic of the sequence;
+    otherwise it comes from any topic. In expectation, the posterior difference of a topic word is its
+    purity; for two classes it is ±π_s. The purities of the words in a topic are evenly spaced from
+    `min_purity` to `max_purity`. Common words are uniform and independent of the label, so α_s = 0 holds
+    for them only in expectation. Topics are balanced.
 
     Args:
         key: PRNG key.
@@ -189,8 +189,8 @@ def topics(
         InputError: the sizes are incompatible, for example because `sequences` is not a multiple of K.
 
     Source:
-        Topic and common words of Lu, Mao & Nayak, arXiv 2011.10036, who use one pure topic word per sentence
-        (`topic_words` 1, both purities 1). Purities below 1 are an extension by this library.
+        Topic and common words of Lu, Mao & Nayak, arXiv 2011.10036, who use one pure topic word per
+        sentence (`topic_words` 1, both purities 1). Purities below 1 are an extension by this library.
     """
     check_topics(vocab_size, relevant, topic_words, length, sequences, num_classes)
     used = vocab_size if used is None else used

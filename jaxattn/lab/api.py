@@ -39,8 +39,8 @@ class Plan(NamedTuple):
 
     Attributes:
         cells: one row per cell, with its settings, compile group and finished seeds.
-        groups: one row per compile group, with its numbers of vmapped runs and of batches, and estimates of
-            its memory and time.
+        groups: one row per compile group, with the number of vmapped runs, the number of batches, and the
+            estimated memory and time.
         sentence: one-sentence summary.
         metrics: one line per phase of the first cell, with its metrics, the skipped probes and why they are
             skipped; empty for a quick plan.
@@ -93,8 +93,7 @@ class Study(Definition):
                 probes.
             figures: figures to draw: kinds, tables, or functions (results, *, settings).
             rest: seeds, hold, dtype, axes, zip, halton, cells, exclude, blocks, description and chunk, as in
-                a
-                sweep file.
+                a sweep file.
 
         Raises:
             InputError: a setting is invalid.
@@ -156,7 +155,8 @@ class Study(Definition):
         Args:
             directory: the results folder, or its bucket address; defaults to results/NAME.
             max_memory: memory limit in bytes per device; defaults to the device memory.
-            quick: True to skip the memory and time estimates, for which every group is compiled and run.
+            quick: True to skip the memory and time estimates, which require compiling and running every
+                group.
             progress: progress callback (description of the compile group, finished fraction).
 
         Raises:

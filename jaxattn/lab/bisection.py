@@ -120,12 +120,12 @@ def phase_diagram(
 
 
 class Ranks(NamedTuple):
-    """Numbers of crossed seeds that locate the median threshold and the ends of its 95 % confidence interval.
+    """Counts of crossed seeds that locate the median threshold and the ends of its 95 % confidence interval.
 
     Attributes:
-        low: number at the lower end; 0 if there are too few seeds for an interval.
-        middle: number at the median.
-        high: number at the upper end; n + 1 if there are too few seeds for an interval.
+        low: count at the lower end; 0 if there are too few seeds for an interval.
+        middle: count at the median.
+        high: count at the upper end; n + 1 if there are too few of the n seeds for an interval.
     """
 
     low: int
@@ -148,7 +148,7 @@ class Bracket(NamedTuple):
 
 @lru_cache(maxsize=64)
 def ranks(seeds: int) -> Ranks:
-    """Return the numbers of crossed seeds at the median threshold and at the ends of its 95 % interval.
+    """Return the counts of crossed seeds at the median threshold and at the ends of its 95 % interval.
 
     Args:
         seeds: number of seeds n.
@@ -261,7 +261,7 @@ def _axis(name: str, given: Values) -> tuple[str, list[Any]]:
 
 
 class _Measured:
-    """Metric values of new and earlier rounds, keyed by seed and by the hash of the settings."""
+    """Metric values from new and earlier rounds, keyed by seed and by the hash of the settings."""
 
     def __init__(self, study: Study, folder: Path, metric: str, phase: str | None) -> None:
         self._study, self._folder = study, folder

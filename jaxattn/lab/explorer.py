@@ -186,7 +186,7 @@ def _first_few(scores: Scores) -> list[int]:
 def _row(
     scores: Scores, of_tokens: NDArray[np.float64], sequence: int, names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the attention in one sequence along the path, in thousandths, starting with the top token."""
+    """Return the attention in one sequence along the path, in thousandths, with the top token first."""
     bags = scores.corpus.bags
     own = (np.asarray(bags.owner) == sequence)[:, None] & (np.asarray(bags.count) > 0)
     ids, counts = np.asarray(bags.index)[own].astype(int), np.asarray(bags.count)[own].astype(float)
@@ -237,5 +237,5 @@ def _facts(scores: Scores, limit: MaxMargin) -> dict[str, str]:
 
 
 def _numbers(x: Any) -> list[float | None]:
-    """Round numbers for the page, and replace NaN and infinity, which JSON does not support, with null."""
+    """Round numbers for the page. Replace NaN and infinity, which JSON does not support, with null."""
     return [float(f"{value:.5g}") if np.isfinite(value) else None for value in np.asarray(x, np.float64)]

@@ -19,7 +19,7 @@ from jaxattn.models.initial import SquareInit, embeddings_query_head, sizes, squ
 
 @struct.dataclass(repr=False)
 class Params(Brief):
-    """Parameters of the model with a hidden layer, which has width d so that E v is defined.
+    """Parameters of the model with a hidden layer. The layer has width d, so that E v is defined.
 
     Attributes:
         E, p, v: as in `one_layer.Params`.

@@ -24,7 +24,7 @@ from jaxattn.models.span import Dim, infinite_by_name
 
 
 def project(E: Array | np.ndarray, p: Array | np.ndarray, v: Array | np.ndarray) -> tuple[Array, Array]:
-    """Return E p, (V,), and E v, (V,) for one read-out vector v, (d,), or (V, K) for K of them, (d, K).
+    """Return E p, (V,), and E v, (V,) for one read-out vector v, (d,), or (V, K) for K vectors, (d, K).
 
     Compute second derivatives in forward-over-reverse mode.
     """

@@ -57,7 +57,7 @@ def outputs(
 
     Args:
         params: as in `one_layer.outputs`.
-        ids: token ids x, (n, T).
+        ids: (n, T); token ids x.
         mask: (n, T) bool; True for tokens, False for padding.
     """
     return _pool(params.E[ids], params.p, mask) @ params.v
@@ -75,8 +75,9 @@ def two_layer_outputs(
     All sums are explicit, position by position.
 
     Args:
-        params: as in `two_layer.outputs`, where W1 and W2 are the identity, or `two_layer_weights.outputs`.
-        ids: token ids x, (n, T).
+        params: as in `two_layer.outputs`, where W1 and W2 are the identity, or
+            `two_layer_weights.outputs`.
+        ids: (n, T); token ids x.
         mask: (n, T) bool; True for tokens, False for padding.
         residual: True to add E[x].
     """

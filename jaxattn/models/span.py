@@ -24,7 +24,7 @@ from jaxattn.models.initial import embeddings_query_head
 
 # Embedding dimension of a model. "inf" means that the initial rows of E, p and v are orthonormal.
 Dim = PositiveInt | Literal["inf"]
-# For d of at least this size, sample in span coordinates, because (V, d) arrays become too expensive.
+# If d is at least this large, sample in span coordinates, because (V, d) arrays become too expensive.
 LARGE = 16_384
 
 

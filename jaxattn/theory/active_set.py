@@ -10,7 +10,8 @@ from jaxattn.theory.certificate import COINCIDE, Solution
 _POOL = 64
 # Maximum number of entries of the difference matrix for which every iteration scans all pairs.
 _WHOLE = 200_000
-# Differences depend linearly on the active differences if their orthogonal component is shorter than this.
+# A difference counts as linearly dependent on the active differences if its orthogonal component is shorter
+# than this.
 _DEPENDENT = 1e-11
 
 
@@ -79,8 +80,9 @@ def active_set(
 
     The method keeps p optimal for a set of active pairs. It scans all pairs using the scores L p, adds a
     violated pair, and drops active pairs whose multipliers would become negative. ‖p‖ only increases, so
-    1 / ‖p‖ is an upper bound on the margin. If a violated difference is a combination of active differences
-    with coefficients ≤ 0, the coefficients prove that no direction separates the selected tokens.
+    1 / ‖p‖ is an upper bound on the margin. If a violated difference is a combination of active
+    differences with coefficients ≤ 0, the coefficients prove that no direction separates the selected
+    tokens.
 
     A scan costs O(V r + m) and a step O(r k), with k ≤ r active pairs. Memory is O(V r + r² + m).
 
@@ -91,11 +93,11 @@ def active_set(
         required: b ≥ 0, not all zero; (m,) or a scalar.
         tolerance: relative duality gap at which the method stops. Rounding may stop it earlier.
         max_steps: maximum number of pairs to add or drop.
-        start: (k,) int; pairs to start from: those with positive multipliers in the solution of a problem
-            with fewer pairs.
+        start: (k,) int; pairs to start from, such as those with positive multipliers in the solution of a
+            problem with fewer pairs.
 
     Returns:
-        The multipliers. If the problem is infeasible, they prove it.
+        The multipliers. If the problem is infeasible, the multipliers prove this.
 
     Source: Goldfarb and Idnani, Mathematical Programming 27 (1983); partial pricing is added here.
     """

@@ -18,7 +18,7 @@ Norm = Literal["frobenius", "nuclear"]
 # Maximum number of violated pairs per sequence to add to the working set in each round.
 _ADDED = 2
 _MOST_ROUNDS = 200
-# Scores, and sums of differences, below this fraction of the lengths involved are rounding error.
+# Scores, and sums of differences, below this fraction of the lengths involved are treated as rounding error.
 _VANISHES = 1e-14
 # Relative duality gap for the first rounds of the barrier method, and its reduction factor in later rounds.
 _COARSE = 1e-2
@@ -101,10 +101,11 @@ def bilinear_max_margin(
 
         W_mm = argmin ‖W‖  s.t.  u_cᵀ W z_i(c) ≥ 1  for all pairs c,
 
-    where u_c = x_s - x_t for a selected token s and another token t in sequence i(c), and z_i is the query of
-    sequence i. Violated pairs are added as cutting planes, and only inner products of the u and of the z are
-    needed. The method is a dual active set for the Frobenius norm. For the nuclear norm, it is a barrier
-    method on the dual problem, max Σ λ with ‖Y‖_2 ≤ 1, where Y = Σ_c λ_c u_c z_i(c)ᵀ.
+    where u_c = x_s - x_t for a selected token s and another token t in sequence i(c), and z_i is the
+    query of sequence i. Violated pairs are added as cutting planes, and only the inner products between
+    the u and between the z are needed. The method is a dual active set for the Frobenius norm. For the
+    nuclear norm, it is a barrier method on the dual problem, max Σ λ with ‖Y‖_2 ≤ 1, where Y = Σ_c λ_c
+    u_c z_i(c)ᵀ.
 
     Args:
         differences: (m, a) float; u for each pair.

@@ -33,13 +33,19 @@ class Status(IntEnum):
     """Outcome of a max-margin problem. `MaxMargin.reason` describes it in words.
 
     SOLVED: the duality gap is within the tolerance.
+
     NOTHING: there are no pairs of tokens to separate, and p = 0.
+
     LOOSE: p satisfies all constraints, but its duality gap is above the tolerance.
+
     INFEASIBLE: the multipliers prove that no p satisfies all constraints.
-    CIRCLE: the pairs form a cycle in which each token must score higher than the next, which is infeasible
-        for
-    any keys. UNDECIDED: the solver found neither a feasible p nor a proof that none exists. INVALID: not
-    attempted, because the input is invalid.
+
+    CIRCLE: the pairs form a cycle in which each token must score higher than the next, which is
+    infeasible for any keys.
+
+    UNDECIDED: the solver found neither a feasible p nor a proof that none exists.
+
+    INVALID: not attempted, because the input is invalid.
     """
 
     SOLVED = 0
@@ -67,21 +73,19 @@ _REASONS = {
 class MaxMargin(Brief):
     """Max-margin direction and its certificate, as float64 NumPy arrays. A batch adds a leading axis.
 
-    With pairs (s, s') and ties (s, s''), p = Σ λ (E_s - E_s') + Σ μ (E_s - E_s''), λ ≥ 0. The largest margin
-    of any unit direction lies between `margin` and `margin_bound`, so
+    With pairs (s, s') and ties (s, s''), p = Σ λ (E_s - E_s') + Σ μ (E_s - E_s''), λ ≥ 0. The largest
+    margin of any unit direction lies between `margin` and `margin_bound`, so
 
         ‖p - p_mm‖² ≤ duality_gap ‖p‖²   and   1 - cos(p, p_mm) ≤ 1 - √(1 - duality_gap),
 
-    where p_mm is the exact solution. If `certify_max_margin` is called with q ≠ 2, the norm of p is ℓ_q, and
-    the norm of the sum is its dual. The bounds on the margin still hold, but the bounds on the distance to
-    p_mm
-    do not.
+    where p_mm is the exact solution. If `certify_max_margin` is called with q ≠ 2, the norm of p is ℓ_q,
+    and the norm of the sum is its dual. The bounds on the margin still hold, but the bounds on the
+    distance to p_mm do not.
 
-    If the problem is infeasible, some multipliers near the given multipliers, with Σ λ = 1, make the sum
-    exactly 0, so no direction has a positive product with every difference. `dual_residual`, at most 1e-14,
-    is
-    the norm of the floating-point sum relative to the lengths of the differences. An undecided problem is
-    neither `feasible` nor `infeasible`.
+    If the problem is infeasible, there are exact multipliers close to the returned ones, with Σ λ = 1,
+    for which the sum is exactly 0, so no direction has a positive inner product with every difference. In
+    that case `dual_residual` is at most 1e-14; it is the norm of the computed sum relative to the lengths
+    of the differences. An undecided problem is neither `feasible` nor `infeasible`.
 
     Attributes:
         p: (d,); the minimum-norm vector with p·(E_s - E_s') ≥ 1 for all pairs; NaN if there is none.
@@ -92,10 +96,11 @@ class MaxMargin(Brief):
         ties: (t, 2) int32; tied tokens, each paired with the smallest token in its group.
         tie_multipliers: (t,); μ, of any sign.
         primal_residual: (); largest violation of a pair or tie by p; NaN if not feasible.
-        dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, summed pair by pair. For a norm
-            other than 2, the relative gap in Hölder's inequality between p and the sum. If not feasible:
-            ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, including rounding. No direction that
-            satisfies the ties has a cosine above this value with every difference.
+        dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, with the sum accumulated pair
+            by pair. For a norm other than 2, the relative gap in Hölder's inequality between p and the
+            sum. If not feasible: ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, including
+            rounding. No direction that satisfies the ties has a cosine above this value with every
+            difference.
         duality_gap: (); 1 - (margin / margin_bound)², the relative gap in ½ ‖p‖²; 1 if not feasible.
         num_pairs: () int; number of distinct pairs in the problem.
         iterations: () int; number of solver iterations.
@@ -118,17 +123,17 @@ class MaxMargin(Brief):
 
     @property
     def feasible(self) -> Leaf:
-        """True if p satisfies all constraints, bool or (S,) bool. False does not prove infeasibility."""
+        """Bool or (S,) bool; True if p satisfies all constraints. False does not prove infeasibility."""
         return self._is(Status.SOLVED, Status.NOTHING, Status.LOOSE)
 
     @property
     def infeasible(self) -> Leaf:
-        """True if the multipliers prove that no p satisfies all constraints, bool or (S,) bool."""
+        """Bool or (S,) bool; True if the multipliers prove that no p satisfies all constraints."""
         return self._is(Status.INFEASIBLE, Status.CIRCLE)
 
     @property
     def decided(self) -> Leaf:
-        """1 if feasible, 0 if infeasible, NaN if neither is proven, float or (S,) float."""
+        """Float or (S,) float; 1 if feasible, 0 if infeasible, NaN if neither is proven."""
         decided = np.where(self.feasible, 1.0, np.where(self.infeasible, 0.0, np.nan))
         return float(decided) if decided.ndim == 0 else decided
 
@@ -289,9 +294,10 @@ def _values(
 ) -> tuple[np.ndarray, float]:
     """Compute p·(E_s - E_s') for all pairs, (m,), and an upper bound on |p·(E_s - E_s'')| for the ties.
 
-    Rounding errors in scores are proportional to the longest embeddings, which may be much larger than the
-    margin. Candidates for the smallest value are therefore recomputed from the difference of embeddings. If
-    terms also cancel in this product, it is computed in extended precision, minus its rounding error.
+    Rounding errors in scores are proportional to the longest embeddings, which may be much larger than
+    the margin. Candidates for the smallest value are therefore recomputed from the difference of
+    embeddings. If terms also cancel in this product, it is computed in extended precision, and a bound on
+    its rounding error is subtracted.
     """
     better, worse, _, _, required = constraints
     scores, sizes, strict = E @ p, lengths(E) * np.linalg.norm(p), required > 0

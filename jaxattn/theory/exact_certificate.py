@@ -26,9 +26,8 @@ class ExactCertificate(NamedTuple):
     """Exact certificate, to be verified by `check_certificate.check`.
 
     Attributes:
-        claim: contents of the JSON file: the SHA-256 of the data, the multipliers and, unless the selection
-            is
-            infeasible, p, scale and gap.
+        claim: contents of the JSON file: the SHA-256 of the data, the multipliers and, unless the
+            selection is infeasible, p, scale and gap.
         data: the keys, the sequences and the selection, as bytes.
         gap: the proven relative gap; NaN for an infeasible selection.
     """
@@ -39,7 +38,7 @@ class ExactCertificate(NamedTuple):
 
 
 def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> ExactCertificate:
-    """Certify in exact arithmetic a max-margin direction, or that no direction separates the selected tokens.
+    """Certify, in exact arithmetic, a max-margin direction or the absence of any separating direction.
 
         p·(Φ_s - Φ_t) ≥ 1  for every X, its selected token s and its other tokens t,
         ‖q‖² ≥ (1 - gap) ‖p‖²  for every q that satisfies these constraints;
@@ -53,8 +52,8 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
 
     Raises:
         InputError: `answer` is a batch or undecided, the selection has ties, p does not separate the
-            selected tokens exactly, or no exact multipliers are found for an infeasible selection with more
-            than 128 pairs.
+            selected tokens exactly, or no exact multipliers are found for an infeasible selection with
+            more than 128 pairs.
 
     Source:
         Weak duality and Gordan's theorem.
@@ -95,8 +94,7 @@ def write_certificate(
 
     `python jaxattn/theory/check_certificate.py PATH` verifies both files using only Python's standard
     library. The gap in the returned certificate is exact, whereas `answer.duality_gap` is computed in
-    floating
-    point.
+    floating point.
 
     Args:
         path: the JSON file.

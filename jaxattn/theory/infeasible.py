@@ -25,10 +25,10 @@ _MOST = 60
 def proves_infeasible(
     E: np.ndarray, pairs: np.ndarray, ties: np.ndarray, multipliers: np.ndarray, tie_multipliers: np.ndarray
 ) -> bool:
-    """Return True if some multipliers near the given ones provably make the sum exactly zero.
+    """Return True if the sum is proven to be exactly zero for some multipliers near the given ones.
 
-    The sum is Σ λ (E_s - E_s') over pairs plus Σ μ (E_s - E_s'') over ties. False does not prove that there
-    are no such multipliers.
+    The sum is Σ λ (E_s - E_s') over pairs plus Σ μ (E_s - E_s'') over ties. False does not prove that no
+    such multipliers exist.
 
     Args:
         E: (V, d) float64.
@@ -52,7 +52,7 @@ def proves_infeasible(
 def exact_multipliers(
     E: np.ndarray, pairs: np.ndarray, multipliers: np.ndarray, most: int = 128
 ) -> list[Fraction] | None:
-    """Return multipliers near the given ones that make the sum of differences exactly zero, else None.
+    """Return multipliers near the given ones for which the sum of differences is exactly zero, or None.
 
         λ ≥ 0, not all zero, with Σ λ (E_s - E_s') = 0
 

@@ -60,33 +60,33 @@ _ON_COURSE = 1e-3
 
 @struct.dataclass(repr=False)
 class Limit(Brief):
-    """Limit p_* of p under gradient flow, with a certificate that the flow converges to it. NumPy, float64.
+    """Limit p_* of p under gradient flow, with a certificate that the flow converges to it.
 
-    The top tokens of a sequence are those that attention selects in the limit. The rate of a pair is
-    p_*·(E_s - E_s') for a top token s of a sequence and a token s' below the top. The force between the two
-    tokens decays like e^(-order · rate · ‖p‖/‖p_*‖).
+    All arrays are float64 NumPy arrays. The top tokens of a sequence are those that attention selects in
+    the limit. The rate of a pair is p_*·(E_s - E_s') for a top token s of a sequence and a token s' below
+    the top. The force between the two tokens decays like e^(-order · rate · ‖p‖/‖p_*‖).
 
     Attributes:
-        direction: solution of the max-margin problem for the limit. Its status is NOTHING if no force moves
-            p, so that the limit is finite.
-        away: (); 1 - cos between the score differences at p and at p_*, taken over a_top - a_s for all tokens
-            s below the top. Components of p that do not affect score differences are ignored. 0 if no force
-            moves p.
-        gradient: (); norm of the gradient of the tied part of the loss on 𝒯, the span of the differences of
-            tied embeddings, relative to the forces that cancel in it. 0 if there are no ties.
-        curvature: (); smallest eigenvalue of the Hessian of the tied part on 𝒯, relative to the largest; inf
-            if there are no ties. Eigenvalues that are zero relative to the cancelling forces are excluded,
-            and their eigenvectors are called loose directions.
-        loose: (); component along the loose directions of the force represented by the tie multipliers,
+        direction: solution of the max-margin problem for the limit. Its status is NOTHING if no force
+            moves p, so that the limit is finite.
+        away: (); 1 - cos between the score differences at p and at p_*, taken over a_top - a_s for all
+            tokens s below the top. Components of p that do not affect score differences are ignored. 0 if
+            no force moves p.
+        gradient: (); norm of the gradient of the tied part of the loss on 𝒯, the span of the differences
+            of tied embeddings, relative to the forces that cancel in it. 0 if there are no ties.
+        curvature: (); smallest eigenvalue of the Hessian of the tied part on 𝒯, relative to the largest;
+            inf if there are no ties. Eigenvalues that are zero relative to the cancelling forces are
+            excluded, and their eigenvectors are called loose directions.
+        loose: (); component, along the loose directions, of the force represented by the tie multipliers,
             relative to ‖p_*‖. It must be zero, because no other force acts on tied tokens in these
             directions.
-        drawn: (); smallest rate of the attracting terms, inf if there are none. The rate of a second-order
-            term is the sum of the rates of its two pairs.
-        level: (); for attracting terms at rate 1, the largest component of their difference outside the span
-            of the active pairs, relative to its length; 0 if there are none.
+        drawn: (); smallest rate of the attracting terms, inf if there are none. The rate of a
+            second-order term is the sum of the rates of its two pairs.
+        level: (); for attracting terms with rate 1, the largest component of the key difference outside
+            the span of the active pairs, relative to the length of the difference; 0 if there are none.
         idle: (); smallest rate of the pairs whose forces cancel; inf if there are none.
-        unknown: (); smallest rate of the pairs whose forces also cancel to second order, although the tied
-            tokens do not respond; inf if there are none.
+        unknown: (); smallest rate of the pairs whose forces also cancel to second order, although the
+            tied tokens do not respond; inf if there are none.
     """
 
     direction: MaxMargin
@@ -110,7 +110,7 @@ class Limit(Brief):
         return next((text for holds, text in self._conditions() if not holds), "")
 
     def brief(self) -> str:
-        """Return a one-line summary of the certificate. If a condition fails, return that condition."""
+        """Return a one-line summary of the certificate, or the first condition that fails."""
         return self.reason or f"certified, 1 - cos {float(self.away):.3g}, {self.direction.brief()}"
 
     def _conditions(self) -> list[tuple[Any, str]]:
@@ -146,33 +146,32 @@ def certify_limit(
         p_* = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s'') = 0  for tokens s and s'' that tie,
                                  p·(Φ_s - Φ_s') ≥ 1  for a top token s of X and s' repelled from it.
 
-    The top tokens of a sequence are those that attention selects in the limit. For each token below the top,
-    the forces from all sequences with the same group of tied top tokens are added. The sum repels the token
-    from the top, attracts it, or cancels.
+    The top tokens of a sequence are those that attention selects in the limit. For each token below the
+    top, the forces from all sequences with the same group of tied top tokens are added. The sum repels
+    the token from the top, attracts it, or cancels.
 
     - Repelled: a rate p·(Φ_s - Φ_s') of at least 1 is required.
     - Attracted: the token stays below the top if its rate is at least 1 without this constraint.
-    - Cancelled to first order: the force decays like e^(-2 gap). If it repels, a rate of 1/2 is required. If
-      the response of the tied tokens cancels it, there is no force, and any positive rate is sufficient.
+    - Cancelled to first order: the force decays like e^(-2 gap). If it repels, a rate of 1/2 is required.
+      If the response of the tied tokens cancels it, there is no force, and any positive rate is
+      sufficient.
 
-    For pairs without a required rate, the max-margin problem requires a rate ≥ 0. The score differences of
-    tied tokens converge to the minimum of the tied part of the loss, in which only the top tokens receive
-    attention. The flow returns to this minimum if it is strict on 𝒯, the span of the differences of tied
-    keys,
-    except along loose directions, where the derivative of the forces is zero. All of this is local because
-    the
-    loss is not convex, so p must already be close to the direction of p_*.
+    For pairs without a required rate, the max-margin problem requires a rate ≥ 0. The score differences
+    of tied tokens converge to the minimum of the tied part of the loss, in which only the top tokens
+    receive attention. The flow returns to this minimum if it is strict on 𝒯, the span of the differences
+    of tied keys, except along loose directions, where the derivative of the forces is zero. All of this
+    is local because the loss is not convex, so p must already be close to the direction of p_*.
 
     Args:
-        scores: keys Φ (m, D), values γ, and bags of n sequences; two classes and the logistic loss, or K > 2
-            classes and cross-entropy.
+        scores: keys Φ (m, D), values γ, and bags of n sequences; two classes and the logistic loss, or K
+            > 2 classes and cross-entropy.
         p: (D,); a point on the path, which determines the score differences of tied tokens.
         selection: the top tokens of each sequence in the limit, `Path.selection`.
         tolerance: relative duality gap up to which the problem counts as solved.
 
     Raises:
-        InputError: the scores have no values, an array contains NaN or inf, a sequence has no selected token,
-            or the shapes do not match.
+        InputError: the scores have no values, an array contains NaN or inf, a sequence has no selected
+            token, or the shapes do not match.
 
     Source:
         docs/notes/exact_flow_ties.md.
@@ -253,7 +252,7 @@ def _attracting(
     place = np.flatnonzero(order.group >= 0)[number]
     pairs = E[entries.top[place]] - E[entries.token[place]]
     i, j = np.nonzero(np.triu(order.second))
-    # A mixed term is implied if both of its squares repel; every other term is a separate condition.
+    # A mixed term that does not attract needs no condition of its own if the squares of both its pairs repel.
     square = np.diag(order.second)
     own = (order.second[i, j] < 0) | (square[i] <= 0) | (square[j] <= 0)
     first = order.first < 0

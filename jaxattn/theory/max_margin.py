@@ -45,7 +45,10 @@ class _Problem(NamedTuple):
     rows: np.ndarray
 
     def solve(self, tolerance: float) -> MaxMargin:
-        """Return the minimum-norm p and its certificate. If undecided, retry with normalised differences."""
+        """Return the minimum-norm p and its certificate.
+
+        If the result is undecided, retry with normalised differences.
+        """
         better, worse, _, _, required = self.constraints
         dim = self.rows.shape[1]
         limits = {"tolerance": tolerance, "max_steps": 100 * dim + 1000}
@@ -251,7 +254,7 @@ def _stack(answers: list[MaxMargin]) -> MaxMargin:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
 
 
-# Relative singular values below which normalised differences count as linearly dependent.
+# Relative singular value below which normalised differences count as linearly dependent.
 _DEPENDENT = 1e-10
 
 
@@ -260,10 +263,9 @@ def differentiable_direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMar
 
         p(E) = N⁺ b,   b = (1, ..., 1, 0, ..., 0),
 
-    where the rows of N are the differences E_s - E_s' of the support pairs and E_s - E_s'' of the ties. Near
-    the E for which the problem was solved, the same pairs are active. By the implicit function theorem, p(E)
-    is
-    also the max-margin direction there:
+    where the rows of N are the differences E_s - E_s' of the support pairs and E_s - E_s'' of the ties.
+    Near the E for which the problem was solved, the same pairs are active. By the implicit function
+    theorem, p(E) is also the max-margin direction there:
 
         dp = -N⁺ dN p + (1 - N⁺ N) dNᵀ (λ, μ).
 

@@ -17,15 +17,14 @@ _SPARE = 16 * np.finfo(float).eps
 def solve_normalised(E: np.ndarray, found: Constraints) -> tuple[Solution, np.ndarray | None]:
     """Solve a max-margin problem with normalised differences.
 
-    Let A_i be the differences projected orthogonally to the ties, and Â_i = A_i / ‖A_i‖. The direction that
-    maximises the smallest cosine with the A_i,
+    Let A_i be the differences projected orthogonally to the ties, and Â_i = A_i / ‖A_i‖. The direction
+    that maximises the smallest cosine with the A_i,
 
         q = argmin ‖q‖²  s.t.  Â q ≥ 1,
 
-    exists if and only if a separating direction does, and the problem for q is well scaled. The minimum-norm
-    p
-    with required margins b solves Â p ≥ b / ‖A‖. It is then shifted along q to remove violations due to
-    rounding.
+    exists if and only if a separating direction does, and the problem for q is well scaled. The
+    minimum-norm p with required margins b solves Â p ≥ b / ‖A‖. It is then shifted along q to remove
+    violations due to rounding.
 
     Args:
         E: (V, d) float64; the keys.

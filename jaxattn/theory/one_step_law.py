@@ -75,7 +75,7 @@ class Advice(NamedTuple):
         return self.important > self.others
 
     def ratio(self, step_size: float) -> float:
-        """Return |E·v| of a typical important token relative to noise and the spread of the others."""
+        """Return |E·v| of a typical important token relative to noise and to the spread over other tokens."""
         return step_size * self.important / float(np.hypot(self.noise, step_size * self.others))
 
 
@@ -92,12 +92,12 @@ def advise(
 
         η0 = min(10 / (√d a), 1 / ℓ)
 
-    With the first term, important tokens exceed the noise. The second keeps the logits, of size ℓ η0, within
-    the range of the linear law: E·v changes by η0 α/2 (η0 α_k for K classes) from its initial distribution
-    N(0, 1/d). Here a is the median of |α|/2 over important tokens, and ℓ is the root mean square, over
-    sequences, of the mean of α/2 in a sequence. Attention distinguishes important tokens only by their E·v.
-    If
-    a is below the spread of α/2 over the other tokens, no η0 makes E·p U-shaped as a function of α.
+    With the first term, important tokens exceed the noise. The second keeps the logits, of size ℓ η0,
+    within the range of the linear law: E·v changes by η0 α/2 (η0 α_k for K classes) from its initial
+    distribution N(0, 1/d). Here a is the median of |α|/2 over important tokens, and ℓ is the root mean
+    square, over sequences, of the mean of α/2 in a sequence. Attention distinguishes important tokens
+    only by their E·v. If a is below the spread of α/2 over the other tokens, no η0 makes E·p U-shaped as
+    a function of α.
 
     Args:
         corpus: n sequences over V tokens.

@@ -97,11 +97,11 @@ class Orders(NamedTuple):
 
     Attributes:
         first: (N,) int; 1 if the first-order force repels the token from the top, -1 if it attracts the
-            token,
-            0 if the force cancels or the token is a top token.
+            token, 0 if the force cancels or the token is a top token.
         group: (N,) int; index of the cancelling pair to which the entry belongs, -1 for other entries.
         second: (m, m); M for the pairs that cancel, with one unit per row and column.
-        unknown: (m,) bool; True if the second order also cancels, although the tied tokens do not respond.
+        unknown: (m,) bool; True if the second order also cancels, although the tied tokens do not
+            respond.
     """
 
     first: np.ndarray
@@ -131,7 +131,7 @@ def orders(E: np.ndarray, entries: Entries, loss: Residual, tied: TiedPart) -> O
     parts = np.exp(np.where(rest, log_share + log_own, -np.inf))[:, None]
     parts = parts * loss.direction[entries.sequence] * below
     pull, gross = parts.sum(axis=1), np.abs(parts).sum(axis=1)
-    # Terms that cancel within a sequence leave rounding error. It counts as zero, even if other forces are
+    # Terms that cancel within a sequence leave rounding error. Set it to zero, even if other forces are
     # small.
     pull[np.abs(pull) <= _EQUAL * gross] = 0
     net, gross = np.bincount(group, pull)[group], np.bincount(group, gross)[group]
@@ -217,7 +217,10 @@ def _response(
     heavy: np.ndarray,
     below: np.ndarray,
 ) -> np.ndarray:
-    """Compute n ∂g/∂y for all pairs, (m, k), in the units of each pair and of the tied part."""
+    """Compute ∂g/∂y, multiplied by the number of sequences n, for all pairs, (m, k).
+
+    The result is in the units of each pair and of the tied part.
+    """
     (place, number, share), (weight, along, steered) = idle, of_pairs
     lift, shape = E @ tied.normals.T, (len(loss.log_size), len(E))
     # Combine both units with the sequence weight: e^(log_size - pair unit/2 - tied unit/2).
@@ -242,7 +245,7 @@ def _response(
     total, size = (np.asarray(_scaled(unit, x).sum(axis=0)).ravel()[:, None] for x in (along, abs(along)))
     apart = lift[low] - lift[top]
     turning = on_tokens @ lift + total * apart
-    # Terms that cancel leave rounding error. It counts as zero, even if other terms of M are small.
+    # Terms that cancel leave rounding error. Set it to zero, even if other terms of M are small.
     gross = sizes @ np.abs(lift) + size * np.abs(apart)
     return np.where(np.abs(turning) <= _CANCELS_TWICE * gross, 0, turning)
 

@@ -37,7 +37,7 @@ class RelaxedMaxMargin(Brief):
     clearance: Leaf
 
     def brief(self) -> str:
-        """Return a one-line summary of both problems with their margins."""
+        """Return a one-line summary of both problems, including their margins."""
         tight = f"support {int(np.sum(self.support))} of {np.size(self.support)} sequences"
         margins = f"margins {float(self.head.margin):.4g} and {float(self.query.margin):.4g}"
         return f"{self.reason}; {margins} of v and p, duality_gap {self.duality_gap:.4g}, {tight}"
@@ -49,7 +49,7 @@ class RelaxedMaxMargin(Brief):
 
     @property
     def v(self) -> Leaf:
-        """Minimum-norm v, (e,), with y x·v ≥ 1 for the selected token x of every sequence; NaN if none."""
+        """Minimum-norm v, (e,), with y x·v ≥ 1 for the selected token x of each sequence, or NaN."""
         return self.head.p
 
     @property
@@ -100,22 +100,24 @@ def relaxed_max_margin(
     with values γ_s = x_s·v at points x, which default to the keys Φ. For embeddings, x = Φ = E.
 
     Only the sequences in the support of v_mm keep moving p. For all other sequences, p_relax only has to
-    preserve the selection. If no sequence in the support has an unselected token, p_relax = 0. An infeasible
-    problem does not raise an error: `infeasible` is True, and `reason` states whether p or v has no solution.
+    preserve the selection. If no sequence in the support has an unselected token, p_relax = 0. An
+    infeasible problem does not raise an error: `infeasible` is True, and `reason` states which of the two
+    problems has no solution.
 
     Args:
-        scores: keys Φ (m, D), and bags of n sequences from two classes; `Scores(E, corpus)` for embeddings.
+        scores: keys Φ (m, D), and bags of n sequences from two classes; `Scores(E, corpus)` for
+            embeddings.
         chosen: the selection, with exactly one token s(X) per sequence.
         points: x, (m, e) float; defaults to the keys.
-        tied: required margin of a pair with X in the support if s' is also on the margin of v_mm,
-            y x_s'·v_mm = 1. Such pairs do not occur on the regularisation path or under Assumption 1. For
-            gradient flow, where v separates the values of s(X) and s' only by a bounded amount, use 1/2; see
-            docs/notes/joint_flow.md.
+        tied: required margin of a pair with X in the support if s' is also on the margin of v_mm, y
+            x_s'·v_mm = 1. Such pairs do not occur on the regularisation path or under Assumption 1. For
+            gradient flow, where v separates the values of s(X) and s' only by a bounded amount, use 1/2;
+            see docs/notes/joint_flow.md.
         tolerance: relative duality gap up to which a problem counts as solved.
 
     Raises:
-        InputError: there are more than two classes, keys or points contain NaN or inf, a sequence does not
-            have exactly one selected token, the shapes do not match, or `tied` is negative.
+        InputError: there are more than two classes, keys or points contain NaN or inf, a sequence does
+            not have exactly one selected token, the shapes do not match, or `tied` is negative.
 
     Source:
         Tarzanagh et al. 2023 (arXiv 2306.13596), limit of the regularisation path of p and v.

@@ -22,9 +22,8 @@ class Selection(Brief):
     """Selected tokens S_X in each sequence X in a corpus. A pytree.
 
     Attributes:
-        mask: (R, W) bool, with the shape of the entries of `corpus.bags`; True for selected entries, False
-            for
-            all others, including padding.
+        mask: (R, W) bool, with the shape of the entries of `corpus.bags`; True for selected entries,
+            False for all others, including padding.
     """
 
     mask: Leaf
@@ -229,7 +228,7 @@ def margin(p: Float[Array, " D"], scores: Scores, selection: Selection) -> Float
         selection: the selected tokens S_X in each sequence, for example those in the limit of p.
 
     Returns:
-        () float; inf if there is nothing to separate, NaN if p = 0.
+        () float; inf if no sequence has both selected and other tokens, NaN if p = 0.
     """
     bags = scores.corpus.bags
     entries = take(jnp.matmul(scores.keys, p, precision="highest"), bags.index.astype(jnp.int32))

@@ -135,5 +135,5 @@ def test_invalid_input_is_rejected(tokens):
         of_vectors(X, targets, mask=mask & (np.arange(N) != 2)[:, None])
     with pytest.raises(InputError, match="z"):
         of_query(X, z[:2], targets)
-    with pytest.raises(InputError, match=r"values: none; expected \(24,\)"):
+    with pytest.raises(InputError, match=r"values: none; expected shape \(24,\)"):
         require_values(of_vectors(X, targets))

@@ -68,10 +68,10 @@ def test_take_preserves_queries():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ids": jnp.full((4, 5), 9)}, "token id 9 of sequence 0: must be between 0 and 4"),
-        ({"query": jnp.array([0, 1, 0, 0])}, "query 1 of sequence 1: not a token"),
+        ({"ids": jnp.full((4, 5), 9)}, "token id 9 in sequence 0 must be between 0 and 4"),
+        ({"query": jnp.array([0, 1, 0, 0])}, "query 1 of sequence 1 is not on a token"),
         ({"query": jnp.array([0, 0, 0, 5])}, "query 5 of sequence 3"),
-        ({"mask": jnp.zeros((4, 5), bool)}, "sequence 0: has no token"),
+        ({"mask": jnp.zeros((4, 5), bool)}, "sequence 0 has no token"),
         ({"query": jnp.zeros(3, int)}, "query: int32\\[3\\] for 4 targets"),
     ],
 )
@@ -112,7 +112,7 @@ def test_masked_tokens_have_score_minus_infinity():
         ({"X": jnp.ones((4, 3))}, r"X: float32\[4, 3\]; expected tokens \(n, T, d\)"),
         ({"X": jnp.ones((5, 3, 2))}, r"X: float32\[5, 3, 2\] for 4 targets"),
         ({"z": jnp.ones((4, 5))}, r"z: float32\[4, 5\] for tokens of dimension 2"),
-        ({"mask": jnp.zeros((4, 3), bool)}, "sequence 0: has no token"),
+        ({"mask": jnp.zeros((4, 3), bool)}, "sequence 0 has no token"),
     ],
 )
 def test_invalid_vectors_are_rejected(changes, message):

@@ -184,7 +184,7 @@ class EarlyStopped:
 
     @property
     def params(self) -> Any:
-        """Current parameters, or the best parameters after the descent has stopped."""
+        """Current parameters, or, after the descent has stopped, the best parameters."""
         return self.inner.params
 
     @property
@@ -300,12 +300,12 @@ def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[A
 
 
 def assign_minibatches(key: Array, step: Array, size: int, sequences: int) -> Array:
-    """Assign the n sequences to the minibatches of an epoch, counted from the minibatch of the given step.
+    """Return each sequence's rank in the order of an epoch, with the minibatch of the given step first.
 
     Each epoch of n // size steps uses a new random order.
 
     Returns:
-        (n,) int32, all distinct; the sequences with values below `size` are the minibatch of this step.
+        (n,) int32, all distinct; the sequences with ranks below `size` form the minibatch of this step.
     """
     epoch, number = jnp.divmod(step, sequences // size)
     position = jax.random.permutation(jax.random.fold_in(key, epoch), sequences)

@@ -62,7 +62,7 @@ class Descent(Phase, frozen=True, kw_only=True):
 
     @property
     def end_key(self) -> str:
-        """`schedule` or `patience` if it makes steps depend on the end of the phase; "" if neither does."""
+        """`schedule` or `patience`, whichever makes steps depend on the phase's end; "" if neither does."""
         if self.schedule in ("cosine", "linear", "exponential"):
             return "schedule"
         return "patience" if self.patience else ""
@@ -286,7 +286,8 @@ def _factory(name: str | Factory) -> Factory:
 def _named(name: str) -> Factory:
     if name in _BUILT_IN:
         return _BUILT_IN[name]
-    # Exclude functions that add noise: the PRNG key for each seed must come from a user-defined function.
+    # Exclude optimisers that add noise: they need a separate PRNG key for each seed, which only a
+    # user-defined function can supply.
     found = {
         key: value
         for key, value in vars(optax).items()

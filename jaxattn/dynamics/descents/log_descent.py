@@ -39,8 +39,8 @@ class Carry:
     """State of a method, in addition to p.
 
     Attributes:
-        momentum: g in dual acceleration, (d,).
-        log_time: log t in log-time descent, ().
+        momentum: (d,); g in dual acceleration.
+        log_time: (); log t in log-time descent.
     """
 
     momentum: Leaf
@@ -153,7 +153,7 @@ class LogDescent(Phase, frozen=True, kw_only=True):
     steps: PositiveInt
 
     def check(self, *context: Any) -> None:
-        """Raise InputError unless the theory covers the model and the loss."""
+        """Raise InputError unless the theory applies to the model and the loss."""
         require_one_layer(*context)
 
     def init(self, task: Task, params: Any, key: Array) -> State:

@@ -68,7 +68,7 @@ class FlowPath(Brief):
     Row 0 is the start, and the last row is the end. For several seeds, all arrays have a leading axis.
 
     Attributes:
-        status: () int32; the reason why the path ended, a `Stop`.
+        status: () int32; why the path ended, a `Stop`.
     """
 
     status: Any
@@ -80,7 +80,7 @@ class FlowPath(Brief):
 
     @property
     def reached(self) -> Array:
-        """Index of the last row that was computed, (). All later rows repeat it."""
+        """Index of the last computed row, (). All later rows repeat this row."""
         return (self.rows.steps < self.rows.steps[-1]).sum()
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
@@ -114,8 +114,8 @@ class Flow(Protocol):
     """Flow dz/ds = u(z) with unit speed, starting at z = 0.
 
     Attributes:
-        zero: the initial point, zeros (r,).
-        unit: length scale on which the flow may change completely, ().
+        zero: (r,); the initial point, 0.
+        unit: (); length scale on which the flow may change completely.
     """
 
     @property
@@ -175,12 +175,12 @@ class Row:
     """Quantities recorded at a point.
 
     Attributes:
-        z: coordinates, (r,).
-        arc_length: s, ().
-        log_gradient_norm: log of the gradient norm, ().
-        log_time: log t, where t is the time of the flow whose speed is the gradient norm; -inf at the start,
-            ().
-        steps: number of steps attempted so far, () int32.
+        z: (r,); coordinates.
+        arc_length: (); s.
+        log_gradient_norm: (); log of the gradient norm.
+        log_time: (); log t, where t is the time of the flow whose speed is the gradient norm; -inf at the
+            start.
+        steps: () int32; number of steps attempted so far.
     """
 
     z: Leaf
@@ -196,12 +196,12 @@ class Integration:
 
     Attributes:
         here: the current point.
-        local: the flow evaluated at the current point. Zeros before the first step, which has length 0 and
-            only evaluates the flow.
-        h: length of the next step, ().
+        local: the flow evaluated at the current point. Zeros before the first step, which has length 0
+            and only evaluates the flow.
+        h: (); length of the next step.
         rows: recorded points, with a leading axis k. Rows that were not reached repeat the last point.
-        reached: number of rows reached, () int32.
-        status: () int32; the reason why the path ended, a `Stop`, or RUNNING.
+        reached: () int32; number of rows reached.
+        status: () int32; why the path ended, a `Stop`, or RUNNING.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
     """
@@ -381,7 +381,7 @@ def _status(
 
 
 def _log_mean_time(h: Array, start: Local, end: Local) -> tuple[Array, Array]:
-    """Compute the log of the mean of exp(-ℓ) over a step from ℓ and ℓ' at both ends, where ℓ = log ‖∂L/∂p‖.
+    """Compute the log of the mean of exp(-ℓ) over a step, where ℓ = log ‖∂L/∂p‖, from ℓ and ℓ' at both ends.
 
     The rule is exact if ℓ is linear. One Richardson extrapolation from two half-steps raises the order to 4.
     Also return the absolute difference between the half-step and full-step rules, as an error estimate.

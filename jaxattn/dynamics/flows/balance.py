@@ -31,17 +31,19 @@ from jaxattn.dynamics.flows.ties import (
 _BEHIND = 30.0
 # Number of gaps between sorted distances to the top score that are tried as the boundary of the ties.
 _MAX_GAPS = 16
-# Shift in tied scores due to neglected forces at which ties are dissolved; and how much such forces may grow.
+# Shift in tied scores, due to neglected forces, at which ties are dissolved; and maximum factor by which
+# these forces may grow.
 _SHIFT, _MORE = 1e-2, 100.0
-# Squared singular values of tied differences that are below this fraction of the largest are rounding error.
+# Treat squared singular values (of the differences between tied embeddings) below this fraction of the
+# largest as rounding error.
 _DEPENDENT = 1e-12
-# Number of Newton iterations. If a balance exists, they start with scores within _SHIFT of it.
+# Number of Newton iterations. If a balance exists, the initial scores are within _SHIFT of it.
 _NEWTON = 12
 # Shifts in tied scores up to this size are attributed to rounding of the force.
 _ZERO = 1e-6
 # A derivative of the force counts as zero if it is below the first fraction of the largest derivative,
-# because the residual force is as large. A step along such a direction separates two tokens if it changes
-# their score difference by more than the second fraction.
+# because the residual force may be that large. A step along such a direction separates two tokens if it
+# changes their score difference by more than the second fraction.
 _LOOSE, _APART = 1e-6, 0.03
 
 
@@ -51,10 +53,11 @@ class Balance(NamedTuple):
     Attributes:
         ties: the ties; empty if no balance was found.
         p: (d,); the point.
-        settled: () bool; True if, at this point, the force on every difference of tied tokens is zero and
-            restoring, except along a curve of balanced points.
-        undecided: () bool; True if the condition for `settled` holds, but some pair with cancelling forces
-            exerts a remaining force of unknown order.
+        settled: () bool; True if the balance is stable: the force on every difference between tied
+            embeddings is zero at this point and restoring near it, except along a curve of balanced
+            points.
+        undecided: () bool; True if the condition for `settled` holds, but some pair with cancelling
+            forces exerts a remaining force of unknown order.
     """
 
     ties: Ties
@@ -73,14 +76,16 @@ class _Rest(NamedTuple):
 
     Attributes:
         p: (d,); the point.
-        moved: largest change in a difference of tied scores, ().
-        left: norm of the residual gradient, in units of the force, ().
-        stiffness: smallest derivative of the force with respect to tied scores, in units of the force, ().
-        log_limit: log of the force that would shift tied scores by _SHIFT, ().
+        moved: (); largest change in a difference between tied scores.
+        left: (); norm of the residual gradient, in units of the force.
+        stiffness: (); smallest derivative of the force with respect to tied scores, in units of the
+            force.
+        log_limit: (); log of the force that would shift tied scores by _SHIFT.
         inverse: (r, r); inverse Hessian of the mean loss in coordinates of the normals; 0 in zero rows.
-        normals: (r, d); orthonormal basis of the directions with a nonzero derivative, padded with zero rows.
-        loose: (V,) bool; True for tokens that move relative to their leader along a direction in which the
-            derivative of the force is zero.
+        normals: (r, d); orthonormal basis of the directions with a nonzero derivative, padded with zero
+            rows.
+        loose: (V,) bool; True for tokens that move relative to their leader along a direction in which
+            the derivative of the force is zero.
     """
 
     p: Array

@@ -87,7 +87,8 @@ class _Entries(NamedTuple):
     Attributes:
         low: token of the entry.
         top: a token in the top group of its sequence.
-        group: index of the pair to which the entry belongs; its entries have equal θ = Q (E_low - E_top).
+        group: index of the pair to which the entry belongs; all entries of a pair have equal θ = Q (E_low
+            - E_top).
         weight: U at x = e^(a_low - a_top), with the scores of the first entry of the group.
         below: γ - f_X, set to 0 if it is only rounding error.
         attention: q within the attended tokens, 0 for all other tokens.
@@ -175,7 +176,7 @@ def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> Bool[Array, "R 
     r = corpus.bags.spread(_loss(corpus, entries.f).r)
     terms = entries.weight[..., None] * r * entries.below
     product, size = terms.sum(axis=-1), jnp.abs(terms).sum(axis=-1)
-    # Terms that cancel within a sequence leave rounding error. It counts as zero, even if other forces are
+    # Terms that cancel within a sequence leave rounding error. Set it to zero, even if other forces are
     # small.
     product = jnp.where(jnp.abs(product) <= _EQUAL * size, 0, product)
     rest = (corpus.bags.count > 0) & ~attended
@@ -213,7 +214,10 @@ def _second_order(
     tokens: tuple[Array, Array],
     tied: Tied,
 ) -> tuple[Pairs, Array]:
-    """Compute M for the numbered pairs. Also return True if H is zero for any, or there are too many."""
+    """Compute M for the numbered pairs.
+
+    Also return True if H is zero for any pair, or there are too many pairs.
+    """
     bags, n = corpus.bags, corpus.num_examples
     loss = _loss(corpus, entries.f)
     owner = jnp.broadcast_to(jnp.minimum(bags.owner, n - 1)[:, None], number.shape)
@@ -254,7 +258,10 @@ def _turning(
     loss: _Loss,
     of_pairs: tuple[Array, Array, Array],
 ) -> Float[Array, "m k"]:
-    """Compute n ∂g/∂y for all pairs. `of_pairs` contains U, r·V and S V for each sequence and pair."""
+    """Compute n ∂g/∂y for all pairs, with n sequences.
+
+    `of_pairs` contains U, r·V and S V for each sequence and pair.
+    """
     weight, along, steered = of_pairs
     top, low = tokens
     moved = entries.attention[..., None] * entries.below  # ∂f_X/∂a of each entry
@@ -274,7 +281,7 @@ def _turning(
     total, apart = along.sum(axis=0)[:, None], lift[low] - lift[top]
     turning = by_token @ lift + total * apart
     gross = sizes @ jnp.abs(lift) + jnp.abs(along).sum(axis=0)[:, None] * jnp.abs(apart)
-    # Terms that cancel leave rounding error. It counts as zero, even if other terms of M are small.
+    # Terms that cancel leave rounding error. Set it to zero, even if other terms of M are small.
     return jnp.where(jnp.abs(turning) <= _CANCELS_TWICE * gross, 0, turning)
 
 

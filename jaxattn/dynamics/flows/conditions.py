@@ -11,8 +11,9 @@ from jaxtyping import Array
 def cond_under_vmap(condition: Array, compute: Callable[..., Any], otherwise: Any, *given: Any) -> Any:
     """Return `compute(otherwise, *given)` if a condition holds, else `otherwise`.
 
-    Under vmap, `lax.cond` computes both branches, which a loop of at most one step avoids. Pass all arrays
-    that `compute` uses as `given`, because XLA may compute with closed-over arrays before the loop.
+    Under vmap, `lax.cond` computes both branches. A loop of at most one iteration avoids this. Pass all
+    arrays that `compute` uses as `given`, because XLA may compute with closed-over arrays before the
+    loop.
     """
 
     def once(state: tuple[Array, Any]) -> tuple[Array, Any]:

@@ -35,11 +35,11 @@ from jaxattn.dynamics.flows.stiff import Solver, by_factors
 # Rounding changes scores by ε ‖a‖, and forces by the same relative amount. The flow stops when forces cancel
 # so strongly that the relative rounding error in their sum exceeds this value.
 RESOLUTION = 1e-3
-# Score gap to the top below which an idle token would receive over e^-7 of its sequence's attention.
+# Score gap to the top below which an idle token would receive more than e^-7 of its sequence's attention.
 NEAR = 7.0
 # Score gap to the top beyond which a token is no longer tied with the top tokens.
 LEFT = 10.0
-# A token leaps if its score is this far below the top before a step and this far above the old top after.
+# A token leaps if its score is this far below the top before a step and this far above the old top after it.
 _LEAP = 2.0
 # Maximum change in attention along a segment of balanced points for the segment to count as straight.
 _STRAIGHT = 0.05
@@ -101,7 +101,7 @@ def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) 
 
 
 def _below_top(corpus: Corpus, scores: Array) -> Array:
-    """Return each entry's score gap to the top of its sequence, also for entries with zero count."""
+    """Return each entry's score gap to the top of its sequence, including entries with zero count."""
     bags = corpus.bags
     top = top_scores(bags, score_entries(corpus, scores))
     return bags.spread(top) - take(scores, bags.index.astype(jnp.int32))
@@ -112,11 +112,11 @@ class Local:
     """Flow evaluated at a point.
 
     Attributes:
-        velocity: u = dz/ds, (r,); zeros if the gradient is exactly zero.
-        jacobian: ∂u/∂z, (r, r); if r is large, factors from which products with it are computed.
-        log_gradient_norm: log ‖∂L/∂p‖, ().
-        log_slope: derivative of log ‖∂L/∂p‖ with respect to arc length, ().
-        balanced: True if the forces cancel up to rounding, ().
+        velocity: (r,); u = dz/ds, zeros if the gradient is exactly zero.
+        jacobian: (r, r); ∂u/∂z. If r is large, its factors, from which products are computed.
+        log_gradient_norm: (); log ‖∂L/∂p‖.
+        log_slope: (); derivative of log ‖∂L/∂p‖ with respect to arc length.
+        balanced: () bool; True if the forces cancel up to rounding.
     """
 
     velocity: Leaf
@@ -141,17 +141,18 @@ class Coordinates:
     Attributes:
         corpus: n sequences.
         values: γ per token, (V,), or per bag entry, (R, W); with a last axis of size K for K > 2 classes.
-        start: p_0, (d,).
-        scores: a_0 = E p_0, (V,).
-        basis: B, (r, d), or None for the identity.
-        lift: E Bᵀ, (V, r).
-        offset: B p_0, (r,).
-        lengths: ‖E_s‖, (V,).
-        unit: 1 / max ‖E_s‖, (). A step of this length in p changes scores by at most 1.
+        start: (d,); p_0.
+        scores: (V,); a_0 = E p_0.
+        basis: (r, d); B, or None for the identity.
+        lift: (V, r); E Bᵀ.
+        offset: (r,); B p_0.
+        lengths: (V,); ‖E_s‖.
+        unit: (); 1 / max ‖E_s‖. A step of this length in p changes scores by at most 1.
         weigh: weights of the sequences, a pytree; see `score_force`.
-        steepest: upper bound on the slope of the log gradient norm, (); larger slopes are numerical errors.
-        log_limit: the path ends as balanced once log Σ |∂L/∂a_s|, summed over sequences and tokens, exceeds
-            this value.
+        steepest: (); upper bound on the slope of the log gradient norm. Larger slopes are numerical
+            errors.
+        log_limit: the path ends as balanced once log Σ |∂L/∂a_s|, summed over sequences and tokens,
+            exceeds this value.
         watch: conditions on tokens. The path also ends as balanced if any of them is violated.
         pairs: second-order terms of the loss for pairs whose first-order terms cancel.
     """
@@ -215,8 +216,7 @@ class Coordinates:
 
         The tolerance is rtol (‖p‖ + 1 / max ‖E_s‖), or a tenth of the step if that is smaller: if only a late
         stage of the step encounters a force, the error is of the order of the step. The result also exceeds 1
-        if
-        tokens slide or leap too far.
+        if tokens slide or leap too far.
         """
         tenth = 0.1 * (self.norm(end - start) + rtol * self.unit)
         relative = self.norm(error) / jnp.minimum(rtol * (self.norm(end, 1.0) + self.unit), tenth)

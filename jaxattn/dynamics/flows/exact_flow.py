@@ -80,8 +80,8 @@ class _LinearPath(FlowPath):
 class Path(_LinearPath):
     """Points on a path of gradient flow on p, in float64. For B seeds, all arrays have a leading axis B.
 
-    Row 0 is the start, the last row is the end, and the rows in between are at log-spaced arc lengths. Rows
-    that were not reached repeat the last state.
+    Row 0 is the start, the last row is the end, and the rows in between are at log-spaced arc lengths.
+    Rows that were not reached repeat the last state.
 
     Attributes:
         p: (k, d); the points.
@@ -90,12 +90,12 @@ class Path(_LinearPath):
         log_gradient_norm: (k,); log ‖∂L/∂p‖, -inf if the gradient is exactly zero.
         log_time: (k,); log t, -inf at the start.
         steps: (k,) int32; number of steps attempted up to each row.
-        status: () int32; the reason why the path ended, a `Stop`.
+        status: () int32; why the path ended, a `Stop`.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
         columns: () int; number of columns in the Jacobian. Each costs one gradient evaluation per step.
-        selection: the highest-scoring token in each sequence at the end, and the tokens that tie with it in
-            the limit: their scores differ by a bounded amount while ‖p‖ grows.
+        selection: the highest-scoring token in each sequence at the end, and the tokens that tie with it
+            in the limit: their scores differ by a bounded amount while ‖p‖ grows.
     """
 
     p: Leaf
@@ -134,15 +134,16 @@ def exact_flow(
     e-fold of ‖p‖, and approximately the distance of p/‖p‖ from its limit.
 
     Args:
-        scores: keys (m, D), values (m,) for two classes or (m, K) for K > 2, and bags of n sequences. Any of
-            them may have a leading axis of B seeds. `theory.scores.one_layer` builds scores from E and v.
+        scores: keys (m, D), values (m,) for two classes or (m, K) for K > 2, and bags of n sequences. Any
+            of them may have a leading axis of B seeds. `theory.scores.one_layer` builds scores from E and
+            v.
         p: (D,), or (B, D); the starting point.
         until_norm: ‖p‖ at which to stop.
         until_arc_length: arc length at which to stop; required if `until_norm` is infinite.
         until_direction: sine of the angle between p and dp/dt at or below which to stop.
         max_steps: maximum number of steps, accepted or rejected.
         rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖, where E_s are the keys.
-        gradient_rtol: maximum relative error in ‖∂L/∂p‖ per step, which keeps `log_time` accurate. Pass
+        gradient_rtol: maximum relative error in ‖∂L/∂p‖ per step, to keep `log_time` accurate. Pass
             infinity to save steps if only the path is needed.
         points: number of recorded points k ≥ 3.
         width: number of seeds to vmap; the default depends on the backend.
@@ -152,7 +153,8 @@ def exact_flow(
         failure and the path ends with the seed's last state. Other seeds are not affected.
 
     Raises:
-        InputError: the scores have no values, the shapes do not match, or no stopping condition is finite.
+        InputError: the scores have no values, the shapes do not match, or no stopping condition is
+            finite.
 
     Source:
         Lemma 4.2 and Theorem 4.3 of arXiv 2505.17282.
@@ -198,12 +200,12 @@ class PathSoFar(_LinearPath):
         p: (k, d); with rows as in `Path`.
         norm: (k,); ‖p‖.
         integration: state of the integration, in the coordinates of the current stage.
-        start: p at the start of the current stage, (d,).
+        start: (d,); p at the start of the current stage.
         ties: tied tokens in the current stage.
-        tied: True if there are any tied tokens, () bool.
-        left: maximum number of further stages, () int32; 0 once the path has ended.
-        accepted_before: number of steps accepted before the current stage, () int32.
-        columns: number of columns in the Jacobian, () int.
+        tied: () bool; True if there are any tied tokens.
+        left: () int32; maximum number of further stages, 0 once the path has ended.
+        accepted_before: () int32; number of steps accepted before the current stage.
+        columns: () int; number of columns in the Jacobian.
     """
 
     p: Leaf
@@ -223,12 +225,12 @@ class PathSoFar(_LinearPath):
 
     @property
     def status(self) -> Array:
-        """Reason why the path ended, a `Stop`, or RUNNING, () int32."""
+        """Why the path ended, a `Stop`, or RUNNING; () int32."""
         return self.integration.status
 
 
 def begin_path(scores: Scores, p: Array, ends: Ends, points: int) -> PathSoFar:
-    """Return the path for one seed with only its start. `continue_path` computes further rows."""
+    """Return a path for one seed that contains only its start. `continue_path` computes further rows."""
     keys, start, values, corpus = _inputs(scores, p).arrays
     with backend.float64():
         arrays = doubled((keys, start, values))

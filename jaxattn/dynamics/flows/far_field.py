@@ -31,7 +31,8 @@ from jaxattn.dynamics.flows.nearest_point import nearest_point
 
 # Multipliers below this fraction of their sum are rounding error.
 _NO_MULTIPLIER = 1e-9
-# Sequences within this distance of the margin of v_mm cannot be distinguished from tight sequences (on it).
+# Sequences within this distance of the margin of v_mm cannot be distinguished from tight sequences, which lie
+# on it.
 _CLEAR = 1e-9
 # A barrier counts as vertical if its steepness is at least this, in units of its inverse width.
 _STEEP = 32.0
@@ -52,19 +53,19 @@ class Weights:
     steepness: Array
 
     def __call__(self, agreement: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-        """Compute log w and -∂ log w/∂m for values m = y f."""
+        """Compute log w and -∂ log w/∂m for margins m = y f."""
         return self.log_weight - self.steepness * (agreement - 1), self.steepness
 
 
 class Head(NamedTuple):
-    """Max-margin v for the attended tokens; NaN if no v separates them.
+    """Max-margin v for the attended tokens; NaN if no v separates them by class.
 
     Attributes:
         chosen: (R, W) bool; True for the entry of s(X), the token to which X attends.
         token: (n,) int32; s(X).
         coefficients: (V,); ±λ, the signed multipliers, such that v_mm = Eᵀ coefficients.
-        values: E v_mm, (V,).
-        log_norm: log ‖v_mm‖, ().
+        values: (V,); E v_mm.
+        log_norm: (); log ‖v_mm‖.
     """
 
     chosen: Array
@@ -79,10 +80,10 @@ class Handover(NamedTuple):
 
     Attributes:
         head: the max-margin direction v_mm at the transition.
-        log_scale: log r, where v ≈ r v_mm, ().
+        log_scale: (); log r, where v ≈ r v_mm.
         flow: flow of p after the transition, with barriers steep enough for all ‖p‖ up to `until_norm`.
-        mismatch: sine of the angle between dp/dt in the joint flow and in `flow`, or the result of
-            `neglected` if that is larger, (). Infinite if a tight sequence has no multiplier.
+        mismatch: (); sine of the angle between dp/dt in the joint flow and in `flow`, or the result of
+            `neglected` if that is larger. Infinite if a tight sequence has no multiplier.
     """
 
     head: Head
@@ -112,7 +113,7 @@ def hand_over(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[A
     clearance = jnp.where(tight, jnp.inf, corpus.targets * head.values[head.token] - 1)
     # e^(-steepness · clearance) must be far below the weakest force along the path, e^(-p·(E_s - E_s')).
     steep = jnp.maximum(r, _STEEP * until_norm / (unit * clearance))
-    # If p is in contact with a barrier (r (y f - 1) < 100), preserve the weight at the current position.
+    # If p is in contact with a barrier (r (y f - 1) < 100), preserve the weight at the current point.
     # Otherwise, preserve the weight at y f = 1.
     beyond = corpus.targets * f - 1
     log_weight += jnp.where(r * beyond < _ACTIVE, steep, r) * beyond
@@ -159,7 +160,7 @@ def _head(here: Coordinates, values: Array, spread: Array) -> Head:
     else:
         size, vectors = jnp.linalg.eigh(here.lift)
         rows = vectors * jnp.sqrt(jnp.maximum(size, 0))
-    # Replace unused tokens by a used one, because shapes are static.
+    # Replace unused tokens by a used token, because shapes are static.
     place = jnp.where(used, jnp.arange(vocab), token[0])
     multipliers, _ = nearest_point((jnp.sign(sign)[:, None] * rows * here.unit)[place])
     coefficients = jnp.zeros(vocab).at[place].add(multipliers) * jnp.sign(sign)
@@ -173,11 +174,11 @@ def _head(here: Coordinates, values: Array, spread: Array) -> Head:
 def _attended(
     corpus: Corpus, scores: Array, values: Array, spread: Array
 ) -> tuple[Bool[Array, "R W"], Int[Array, " n"]]:
-    """Find, among the tokens to which each sequence attends, the one whose value agrees most with the label.
+    """Find, in each sequence, the attended token whose value agrees most with the label.
 
-    In a tight sequence, all tokens but one have lost their attention, which is about e^(-2 spread). In other
-    sequences, several tokens may form a barrier; the best of them is the token that would be selected without
-    the barrier.
+    In a tight sequence, all tokens but one have negligible attention, about e^(-2 spread). In other
+    sequences, several tokens may form a barrier; the best of them is the token that would be selected
+    without the barrier.
     """
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)

@@ -52,10 +52,11 @@ class RecordedPath(FlowPath):
     """Path with k rows, returned by a custom flow.
 
     Attributes:
-        params: trained parameters by name, (k, ...) each.
-        metrics: recorded metrics by name, (k,) each.
-        status: () int32; the reason why the path ended, a `ja.dynamics.Stop`.
-        last: () int32; the row at which the path ended, repeated by all later rows. None if it is row k - 1.
+        params: (k, ...) each; trained parameters by name.
+        metrics: (k,) each; recorded metrics by name.
+        status: () int32; why the path ended, a `ja.dynamics.Stop`.
+        last: () int32; the row at which the path ended; all later rows repeat it. None if the path ended
+            at row k - 1.
     """
 
     params: dict[str, Leaf]
@@ -81,8 +82,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
     """Phase that runs a flow, built from a function `(params, task, *, points, settings) -> FlowPath`.
 
     The function computes the path for one seed, with `points` rows. It is traced with float64 enabled.
-    Declare
-    the trained parameters with `@ja.declare(train=["p"])` or as a setting `train`.
+    Declare the trained parameters with `@ja.declare(train=["p"])` or as a setting `train`.
     """
 
     failure: ClassVar[str] = "the flow met NaN or a step too short to represent"
@@ -111,12 +111,15 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
 
     @property
     def end_key(self) -> str:
-        """Name of a stopping condition; "points" if none, because the path is then computed as a whole."""
+        """Name of a stopping condition, or "points" if there is none.
+
+        A path without a stopping condition is computed as a whole.
+        """
         goals = [name for name, x in self._settings().items() if name in _GOALS and x is not None]
         return goals[0] if goals else "points"
 
     def probe_steps(self, per_decade: int) -> list[int]:
-        """Return all rows of the path."""
+        """Return the indices of all rows of the path."""
         return list(range(self.points))
 
     def follow(self, task: Task, params: Params) -> FlowPath:
@@ -264,7 +267,7 @@ def _scores(task: Task, params: Params) -> Scores:
 
 
 def require_one_layer(*context: Any) -> None:
-    """Raise InputError unless the model is one-layer, the loss logistic, and the number of classes two."""
+    """Raise InputError unless the model is one-layer, the loss is logistic, and there are two classes."""
     for setting in context:
         if not setting.model.is_one_layer:
             raise InputError("this phase requires model.kind = 'one_layer'; use kind = 'descent'")

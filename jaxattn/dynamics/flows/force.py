@@ -52,8 +52,8 @@ class Force:
         slope: (n,); k.
         modes: (R, W, K); terms that replace k c cᵀ for K > 2 classes, in which case `turn` is q; see
             `token_curvature`. None for two classes.
-        pairs: a `PairForce`: the force of token pairs whose forces cancel to first order, which is not
-            included in `force`. None if there are no such pairs.
+        pairs: a `PairForce`: the force of token pairs whose forces cancel to first order, not included in
+            `force`. None if there are no such pairs.
     """
 
     force: Leaf
@@ -83,7 +83,7 @@ class Logistic:
     """Weights of the sequences in the gradient of the logistic loss, g = sigmoid(-m) for m = y f."""
 
     def __call__(self, agreement: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-        """Compute log g and -∂ log g/∂m for values m = y f."""
+        """Compute log g and -∂ log g/∂m for margins m = y f."""
         return -jax.nn.softplus(agreement), jax.nn.sigmoid(agreement)
 
 
@@ -161,20 +161,20 @@ def token_curvature(
 ) -> Float[Array, "k k"]:
     """Compute the derivative of the force, H = ∂(-∂L/∂a)/∂a, in units of exp(force.log_scale).
 
-    H = Σ_X w (diag(c) - c qᵀ - q cᵀ + k c cᵀ),   w = y g/n,   c = q (γ - f),   k = ∂ log g/∂f,
+        H = Σ_X w (diag(c) - c qᵀ - q cᵀ + k c cᵀ),   w = y g/n,   c = q (γ - f),   k = ∂ log g/∂f,
 
     where g is the weight of sequence X in the gradient. For K > 2 classes, c = q r·(γ - f), w = 1/n, and
     w k c cᵀ is replaced by
 
-    -(1/n) Σ_X Σ_j π_j m_j m_jᵀ,   m_j = q (e_j - π)·(γ - f),
+        -(1/n) Σ_X Σ_j π_j m_j m_jᵀ,   m_j = q (e_j - π)·(γ - f),
 
     with a sum over classes j. With `place`, the result has `size` rows and columns: token s is at index
-    place_s, and is omitted if place_s ≥ `size`. Allocates two temporary arrays of shape (n, V), or (n, size)
-    with `place`.
+    place_s, and is omitted if place_s ≥ `size`. Allocates two temporary arrays of shape (n, V), or (n,
+    size) with `place`.
 
     Returns:
-        A symmetric matrix, (V, V), whose rows sum to zero; with `place`, its entries for the chosen tokens,
-        (size, size).
+        A symmetric matrix, (V, V), whose rows sum to zero; with `place`, its entries for the chosen
+        tokens, (size, size).
     """
     # Compute cross terms and square in a single product: H = diag - M - Mᵀ, M = Σ_X (w c)(q - k c/2)ᵀ.
     spread = partial(dense, corpus, place=place, size=size)
@@ -294,10 +294,9 @@ def _modes(
 ) -> Float[Array, "R W K"]:
     """Compute √(π_k) (e_k - π)·(γ_s - f) q_s for all classes k, in units of √(e^log_unit).
 
-    Here π = softmax(f).
+    Here π = softmax(f). The curvature contains the sum of the outer products of these terms, because
 
-    The curvature contains the sum of the outer products of these terms, because
-    -∂r/∂f = Σ_k π_k (e_k - π)(e_k - π)ᵀ.
+        -∂r/∂f = Σ_k π_k (e_k - π)(e_k - π)ᵀ.
     """
     own = direction > 0
     mean = sum(bags.spread(jnp.exp(log_k)) * x for log_k, x in zip(log_pi, c, strict=True))

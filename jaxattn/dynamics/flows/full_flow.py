@@ -36,9 +36,8 @@ class FullPath(FlowPath):
 
     For B seeds, all arrays have a leading axis B.
 
-    E, p and v are given in r coordinates, x = basis · x_r: coordinates of their span if V + 2 < d, else of
-    R^d.
-    The rows are at log-spaced losses. Rows that were not reached repeat the last state.
+    E, p and v are stored in r coordinates, x = basis · x_r. These are coordinates of their span if V + 2
+    < d, else of R^d. The rows are at log-spaced losses. Rows that were not reached repeat the last state.
 
     Attributes:
         E: (k, V, r).
@@ -48,9 +47,9 @@ class FullPath(FlowPath):
         log_loss: (k,); log L.
         arc_length: (k,); s, length of the path up to each row.
         log_time: (k,); log t, -inf at the start.
-        drift: (k,); ‖Q - Q_0‖ / ‖Q_0‖ for the conserved quantity Q = EᵀE - p pᵀ - v vᵀ, an estimate of the
-            integration error.
-        status: () int32; the reason why the path ended, a `Stop`: LOSS, STEP_BUDGET or FAILED.
+        drift: (k,); ‖Q - Q_0‖ / ‖Q_0‖ for the conserved quantity Q = EᵀE - p pᵀ - v vᵀ, an estimate of
+            the integration error.
+        status: () int32; why the path ended, a `Stop`: LOSS, STEP_BUDGET or FAILED.
     """
 
     E: Leaf

@@ -28,11 +28,11 @@ class Forces:
 
     Attributes:
         of_scores: F as returned by `score_force`, in units of exp(of_scores.log_scale).
-        shift: log of the ratio of that unit to exp(log_scale), ().
-        head: G, (V,).
+        shift: (); log of the ratio of that unit to exp(log_scale).
+        head: (V,); G.
         head_pull: (R, W); w q of each bag entry, w = y g/n.
         log_scale: (); log of the common unit.
-        gross: Σ |F_s| + Σ |G_s| without cancellation between sequences, ().
+        gross: (); Σ |F_s| + Σ |G_s| without cancellation between sequences.
     """
 
     of_scores: Force
@@ -96,7 +96,7 @@ class JointCoordinates:
     Attributes:
         query: coordinates of p.
         head: coordinates of v, as a `Coordinates` object in which v takes the role of p.
-        far: ‖v‖ at which the path ends, unless ‖p‖ reaches its limit earlier, ().
+        far: (); ‖v‖ at which the path ends, unless ‖p‖ reaches its limit earlier.
     """
 
     query: Coordinates

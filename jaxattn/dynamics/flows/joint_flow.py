@@ -34,15 +34,16 @@ from jaxattn.dynamics.flows.seeds import (
 )
 from jaxattn.theory.selection import Selection
 
-# Value of ‖v‖ max ‖E_s‖ from which v is computed from p (slaved). Neglected terms decay like its inverse, and
-# rounding of v changes weights by 1e-8. At ten times this value, rounding would double the number of steps.
+# Value of ‖v‖ max ‖E_s‖ above which v is slaved (computed from p). Neglected terms decay like its inverse,
+# and rounding of v changes weights by 1e-8. At ten times this value, rounding would double the number of
+# steps.
 FAR = 1e8
-# Maximum relative error in the velocity of p once v is computed from p (slaved).
+# Maximum relative error in the velocity of p once v is slaved (computed from p).
 _MISMATCH = 1e-3
 # `params_at` rescales a longer v to this length, because its square would overflow float32.
 _LONGEST = 1e15
-# Once v is slaved, log ‖v‖ is half the log of the time in the flow of p. This is the maximum difference per
-# step between two quadrature rules for that log.
+# Maximum difference per step between two quadrature rules for the log of the time in the flow of p. Once v is
+# slaved, log ‖v‖ is half this log.
 _CLOCK = 1e-3
 
 
@@ -53,9 +54,8 @@ class JointPath(FlowPath):
     For B seeds, all arrays have a leading axis B.
 
     The first half of the rows is at log-spaced arc lengths of (p, v). In the second half, v is slaved
-    (computed
-    from p), and the rows are at log-spaced arc lengths of p. Rows that were not reached repeat the last
-    state.
+    (computed from p), and the rows are at log-spaced arc lengths of p. Rows that were not reached repeat
+    the last state.
 
     Attributes:
         p: (k, d); the points.
@@ -63,14 +63,14 @@ class JointPath(FlowPath):
         norm: (k,); ‖p‖.
         log_v_norm: (k,); log ‖v‖.
         steps: (k,) int32; number of steps attempted up to each row.
-        status: () int32; the reason why the path ended, a `Stop`.
+        status: () int32; why the path ended, a `Stop`.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
-        selection: the selected token in each sequence, which determines the max-margin v; meaningful only if
-            the path has reached the second half.
-        mismatch: (); error of dp/dt with v slaved: the maximum of the sine of the angle between dp/dt before
-            and after the transition, and the largest relative error of a weight afterwards. NaN before the
-            transition.
+        selection: the selected token in each sequence, which determines the max-margin v; meaningful only
+            if the path has reached the second half.
+        mismatch: (); error of dp/dt with v slaved: the maximum of the sine of the angle between dp/dt
+            before and after the transition, and the largest relative error of a weight afterwards. NaN
+            before the transition.
         columns: () int; number of columns in the Jacobian, as in `Path`.
     """
 
@@ -112,13 +112,12 @@ def joint_flow(
 
         dp/dt = -∂L/∂p,   dv/dt = -∂L/∂v.
 
-    The loss is logistic. The path is integrated by arc length in two stages. Stage 1 follows p and v until
-    ‖v‖ max_s ‖E_s‖ = 1e8. In stage 2, v is slaved to p: v/‖v‖ is the max-margin direction for the attended
-    tokens, the multipliers of this max-margin problem serve as the weights of the sequences, and log ‖v‖ is
-    integrated separately. If dp/dt differs between the two stages at the transition, the path ends there with
-    status UNSETTLED. It also ends with this status if the sequence weights later deviate from the
-    multipliers;
-    the last row is then the last one at which they agree.
+    The loss is logistic. The path is integrated by arc length in two stages. Stage 1 follows p and v
+    until ‖v‖ max_s ‖E_s‖ = 1e8. In stage 2, v is slaved to p: v/‖v‖ is the max-margin direction for the
+    attended tokens, the multipliers of this max-margin problem serve as the weights of the sequences, and
+    log ‖v‖ is integrated separately. If dp/dt differs between the two stages at the transition, the path
+    ends there with status UNSETTLED. It also ends with this status if the sequence weights later deviate
+    from the multipliers; the last row is then the last one at which they agree.
 
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
@@ -131,10 +130,11 @@ def joint_flow(
         width: number of seeds to vmap; the default depends on the backend.
 
     Returns:
-        The path. NORM: ‖p‖ reached `until_norm`. UNSETTLED: ‖v‖ grows, but p does not select a single token
-        in every sequence on the margin of v; the path is valid up to its end. BALANCED: the forces cancel up
-        to rounding, so either p converges to a mixture of tokens while v may grow, or no v separates the
-        attended tokens. If a seed fails, `status` records the failure, and other seeds are not affected.
+        The path. NORM: ‖p‖ reached `until_norm`. UNSETTLED: ‖v‖ grows, but p does not select a single
+        token in every sequence on the margin of v; the path is valid up to its end. BALANCED: the forces
+        cancel up to rounding, so either p converges to a mixture of tokens while v may grow, or no v
+        separates the attended tokens by class. If a seed fails, `status` records the failure, and other
+        seeds are not affected.
 
     Raises:
         InputError: there are more than two classes, the shapes do not match, or `until_norm` is infinite.

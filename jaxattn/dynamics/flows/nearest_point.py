@@ -29,9 +29,9 @@ def nearest_point(
 
         min_{w, ρ} ½ ‖w‖² - ρ  s.t.  A w - ρ = s ≥ 0,  with multipliers λ:  w = Aᵀ λ,  Σ λ = 1.
 
-    The max-margin solution is p_mm = w / ‖w‖², and the margin is ‖w‖ = √ρ. If and only if no direction
-    separates the selected tokens, w = 0. In a vmapped batch, infeasible seeds also converge. One iteration
-    costs O(m r²).
+    The max-margin solution is p_mm = w / ‖w‖², and the margin is ‖w‖ = √ρ. The vector w is 0 if and only
+    if no direction separates the selected tokens from the others. In a vmapped batch, infeasible seeds
+    also converge. One iteration costs O(m r²).
 
     Args:
         rows: (m, r) float64; the differences A, scaled to a maximum norm of about 1. Rows may repeat.
@@ -39,7 +39,8 @@ def nearest_point(
     Returns:
         λ (m,), up to a positive factor, and the number of iterations.
 
-    Source: Mehrotra, On the implementation of a primal-dual interior point method, SIAM J. Optim. 2 (1992).
+    Source: Mehrotra, On the implementation of a primal-dual interior point method, SIAM J. Optim. 2
+    (1992).
     """
     # In terms of z = (w, ρ), the objective is ½ zᵀ diag(curvature) z + linear·z.
     matrix = jnp.concatenate([rows, -jnp.ones((len(rows), 1))], axis=1)
@@ -99,10 +100,10 @@ def _longest_step(x: Array, change: Array) -> Array:
 def _polish(
     rows: Float[Array, "m r"], multipliers: Float[Array, " m"], tight: Bool[Array, " m"]
 ) -> Float[Array, " m"]:
-    """Solve the problem with the active pairs as equalities. Return the result if it is more accurate.
+    """Solve the problem with the active pairs as equalities, and return the more accurate multipliers.
 
-    The pseudoinverse of M = Aᵀ A over the active pairs is accurate to half the digits. Each refinement of
-    A p = 1 and of Aᵀ λ = p doubles the number of accurate digits.
+    The pseudoinverse of M = Aᵀ A over the active pairs is accurate to half the digits. Each refinement
+    of A p = 1 and of Aᵀ λ = p doubles the number of accurate digits.
     """
     active = jnp.where(tight[:, None], rows, 0.0)
     size, basis = jnp.linalg.eigh(sum_of_outer_products(active, active))

@@ -22,7 +22,7 @@ Tolerance = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
 class Inputs(NamedTuple):
-    """Arrays such as E, p and v, and a corpus, each with or without a leading seed axis.
+    """Arrays, such as E, p and v, and a corpus, each with or without a leading seed axis.
 
     Attributes:
         arrays: the arrays, with the corpus last.
@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
 
 
 def of_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
-    """Return E, p and v by name, each with the number of its axes for one seed, as input to `of_seeds`.
+    """Return E, p and v by name, each with its number of axes for one seed, as input to `of_seeds`.
 
     Raises:
         InputError: there are more than two classes, or the shapes do not match.
@@ -53,7 +53,7 @@ def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
     """Check shapes, and determine which arrays have a leading seed axis.
 
     Args:
-        parts: arrays by name, each with the number of its axes for one seed. The embeddings or keys come
+        parts: arrays by name, each with its number of axes for one seed. The embeddings or keys come
             first, then p.
         corpus: n sequences over the same tokens.
     """
@@ -69,7 +69,7 @@ def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
         jax.tree.leaves(x)[0].shape[0] for x, has_seeds in zip(arrays, batched, strict=True) if has_seeds
     }
     if len(sizes) > 1:
-        raise InputError(f"{names}: the numbers of seeds {sorted(sizes)} differ; use the same for all")
+        raise InputError(f"{names}: the numbers of seeds {sorted(sizes)} differ; use the same number for all")
     if sizes == {0}:
         raise InputError(f"{names}: the leading (seed) axis has length 0; use at least one seed")
     return Inputs(arrays, batched, sizes.pop() if sizes else None)
@@ -105,7 +105,8 @@ def over_seeds(
         if not isinstance(number, jax.core.Tracer) and number < least:
             raise InputError(f"{name}: {number}; must be at least {least}")
     *given, corpus = inputs.arrays
-    # On a CPU, the arrays for one seed fit into a core's cache, and a slow seed does not delay any others.
+    # On a CPU, the arrays for one seed fit into a core's cache, and a slow seed does not delay the other
+    # seeds.
     width = width or (1 if backend.platform() == "cpu" else inputs.seeds or 1)
     with backend.float64():
         arrays = *doubled(tuple(given)), corpus

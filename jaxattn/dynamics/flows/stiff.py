@@ -80,7 +80,7 @@ def step(
 ) -> tuple[Float[Array, " r"], Float[Array, " r"]]:
     """Take one step of dy/ds = f(y), with five new evaluations and six solves with the same matrix.
 
-    (1 - h γ J) u_i = γ (h f(y_i) + Σ_{j<i} C_ij u_j),   y_i = y + Σ_{j<i} A_ij u_j,   i = 0, ..., 5,
+        (1 - h γ J) u_i = γ (h f(y_i) + Σ_{j<i} C_ij u_j),   y_i = y + Σ_{j<i} A_ij u_j,   i = 0, ..., 5,
 
     with constants γ, A and C. The result is y_5 + u_5, and the error estimate is u_5.
 
@@ -92,8 +92,8 @@ def step(
         h: step length.
 
     Returns:
-        y(s + h), of order 4, L-stable and stiffly accurate; and an error estimate from the embedded method of
-        order 3.
+        y(s + h), of order 4, L-stable and stiffly accurate; and an error estimate from the embedded
+        method of order 3.
 
     Source:
         RODAS from Hairer & Wanner, Solving Ordinary Differential Equations II, section IV.7.
@@ -116,9 +116,11 @@ def step(
 
 # Maximum number of coordinates for which the Jacobian is formed explicitly; see docs/notes/flow_on_texts.md.
 MANY_DIMS = 512
-# Possible numbers of tokens in the factorisation. Shapes are static, so each number is compiled separately.
+# Possible numbers of tokens in the factorisation. Shapes are static, so each number requires a separate
+# program.
 SIZES = (64, 128, 256, 512)
-# Bound on a row sum of c J above which a token is stiff. Bounds are loose: on reviews, five products suffice.
+# Bound on a row sum of c J above which a token is stiff. The bounds are loose: on review texts, five products
+# suffice.
 _STIFF = 1.0
 # Relative residual tolerance of a linear solve, and maximum number of matrix-vector products per step.
 _TOLERANCE, _MOST = 1e-8, 60
@@ -153,10 +155,10 @@ class Curved:
     """Jacobian at a point, stored as factors. See the module docstring for the notation.
 
     Attributes:
-        force: the force on the scores.
-        velocity: u, (r,).
-        size: ‖R F‖ in units of the force's scale, or 1 where it is 0, ().
-        stiffness: upper bounds on the row sums of J, (V,).
+        force: force on the scores, as returned by `score_force`.
+        velocity: (r,); u.
+        size: (); ‖R F‖ in units of the force's scale; 1 if the norm is 0.
+        stiffness: (V,); upper bounds on the row sums of J.
     """
 
     force: Force
@@ -261,8 +263,9 @@ def _divide(
 ) -> Float[Array, " r"]:
     """Apply the inverse preconditioner P⁻¹ to b. See the module docstring for P and the notation.
 
-    P⁻¹ b = b + c (1 - u mᵀ) R_S H_SS y / ‖R F‖, where y solves the |S| × |S| system with matrix from
-    `factors`.
+        P⁻¹ b = b + c (1 - u mᵀ) R_S H_SS y / ‖R F‖,
+
+    where y solves the |S| × |S| system whose matrix is factored in `factors`.
     """
     rows = factors.rows[:size]
     y = jax.scipy.linalg.lu_solve((factors.lu[:size, :size], factors.pivots[:size]), rows @ b)

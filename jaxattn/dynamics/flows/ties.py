@@ -46,10 +46,10 @@ class Ties:
     Attributes:
         leader: (V,) int32; the smallest token in each token's group; the token itself if it is not tied.
         merged: (V,) int32; like `leader`, but the token itself if its group slides.
-        normals: orthonormal basis of 𝒯, padded with zero rows, (`room`, d).
-        embeddings: Q E, (V, d); equal for merged tokens.
-        values: (R, W), or (R, W, K) for K > 2 classes. For each bag entry, the mean value Γ of its group in
-            its sequence, or the token's value γ if it slides and receives no attention.
+        normals: (`room`, d); orthonormal basis of 𝒯, padded with zero rows.
+        embeddings: (V, d); Q E, equal for merged tokens.
+        values: (R, W), or (R, W, K) for K > 2 classes. For each bag entry, the mean value Γ of its group
+            in its sequence, or the token's value γ if it slides and receives no attention.
         counts: (R, W); count e^(a_s - a_merged) of each bag entry, 0 for idle entries.
         watch: conditions on idle and sliding entries.
         log_limit: (); log of the total force of all other tokens above which the balance of tied tokens
@@ -77,7 +77,7 @@ def room(E: Float[Array, "V d"]) -> int:
 
 
 def first_of(holds: Bool[Array, " V"], count: int) -> Int[Array, " k"]:
-    """Return `count` token ids, with those for which `holds` is True first."""
+    """Return `count` token ids, starting with those for which `holds` is True."""
     token, holders = jnp.arange(len(holds), dtype=jnp.int32), jnp.cumsum(holds, dtype=jnp.int32)
     place = jnp.where(holds, holders - 1, holders[-1] + token - holders)
     return jnp.zeros_like(token).at[place].set(token, unique_indices=True)[:count]
@@ -142,7 +142,7 @@ def top_class(
 def selected(
     E: Float[Array, "V d"], p: Float[Array, " d"], corpus: Corpus, leader: Int[Array, " V"]
 ) -> Bool[Array, "R W"]:
-    """Return a mask of `top_class` and of all tokens that tie with the highest score up to rounding."""
+    """Return the mask from `top_class`, plus all tokens that tie with the highest score up to rounding."""
     longest = jnp.sqrt(jnp.square(E).sum(axis=1).max())
     rounding = _LEVEL * jnp.finfo(E.dtype).eps * (1 + longest * jnp.linalg.norm(p))
     return top_class(E, p, corpus, leader) | (below_top(corpus, E @ p) <= rounding)

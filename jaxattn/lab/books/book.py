@@ -2,15 +2,16 @@
 
     BOOK/book.toml         title and introduction of the page; order of the items; phrases, data sets and
                            curves shared by items
-    BOOK/STUDY.toml a study that several items use; it is run once
+    BOOK/STUDY.toml        a study that several items use; it is run once
     BOOK/mine.py           code shared by several items; optional
     BOOK/NAME/item.toml    reported results, choices, comparison; measures and their criteria
     BOOK/NAME/study.toml   a sweep file, as for `jaxattn run`; there may be several, with any names
-    BOOK/NAME/mine.py code, referred to as "mine.py:NAME"; optional
+    BOOK/NAME/mine.py      code, referred to as "mine.py:NAME"; optional
     BOOK/NAME/README.md    notes for readers; optional, not loaded
 
-`tables` defines the keys of both TOML files. A measure computes findings from runs, and a criterion is
-the range required of a finding. Criteria are matched to findings by name; `*` matches any text.
+`tables` defines the keys of both book.toml and item.toml. A measure computes findings from runs, and a
+criterion is the range required of a finding. Criteria are matched to findings by name; `*` matches any
+string.
 """
 
 import difflib
@@ -113,7 +114,7 @@ class Item(About, frozen=True, kw_only=True):
         """Return the location of a study that a measure uses.
 
         Raises:
-            InputError: the study exists neither in the item nor in the book.
+            InputError: neither the item nor the book contains the study.
         """
         other, separator, place = name.rpartition(":")
         if separator:
@@ -208,7 +209,7 @@ class Book:
 
     @property
     def promises(self) -> bool:
-        """Return True if the theory guarantees some of the book's findings."""
+        """Return True if the theory guarantees at least one of the book's findings."""
         return any(measure.basis == "promised" for item in self.items for measure in item.measured)
 
     def other(self, name: str) -> Path:

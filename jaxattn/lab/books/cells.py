@@ -54,7 +54,7 @@ class Cell:
 
     @cached_property
     def data(self) -> str:
-        """Describe the data and their sizes; texts are read to determine the sizes."""
+        """Return a description of the data and their sizes. Text data are read to determine the sizes."""
         kind = self["data.kind"]
         if self.of_texts:
             return _texts(self.run.config(self.cell)["data"])
@@ -69,7 +69,7 @@ class Cell:
 
     @property
     def setting(self) -> str:
-        """Describe the data, d and η0."""
+        """Return a description of the data, the dimension d and the step size η0."""
         return f"{self.data}, d = {setting(self['model.dim'])}, η0 = {self['phases.step.step_size']:g}"
 
     @property
@@ -84,7 +84,7 @@ class Cell:
 
     @property
     def ends(self) -> str:
-        """Describe the norms ‖p‖ at which the flows ended."""
+        """Return a description of the norms ‖p‖ at which the flows ended."""
         there, norm = self.reached, self.last("p_norm")
         before, total = norm[~there & np.isfinite(norm)], len(norm)
         texts = []
@@ -105,7 +105,7 @@ class Cell:
         return " or ".join(failed["reason"][failed["cell"] == self.cell].unique())
 
     def certificate(self, prefix: str = "", phase: str = "limit") -> str:
-        """Format the worst certificate over all seeds: duality gap, primal residual, number certified."""
+        """Format the worst certificate over all seeds: duality gap, primal residual and certified seeds."""
         names = ("feasible", "duality_gap", "primal_residual")
         feasible, *bounds = (self.last(prefix + name, phase) for name in names)
         certified = feasible == 1
@@ -131,7 +131,7 @@ def _texts(table: Mapping[str, Any]) -> str:
 
 
 def worst(away: np.ndarray) -> str:
-    """Format the largest finite value of 1 - cos as a prefix for a certificate; "" if none is finite."""
+    """Return the largest finite value of 1 - cos as a prefix for a certificate; "" if no value is finite."""
     found = away[np.isfinite(away)]
     return f"1 - cos ≤ {round_up(found.max())}, " if found.size else ""
 

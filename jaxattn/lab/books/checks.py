@@ -1,4 +1,4 @@
-"""Checks of an item before publication: missing files and settings, changed criteria, private names."""
+"""Pre-publication checks for a book item: missing files and settings, changed criteria, private names."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,7 +80,7 @@ def _private(item: Item) -> Iterator[str]:
 
 
 def _results(item: Item, kept: Section, out: Path) -> Iterator[str]:
-    # A custom measure can set its own criteria, and these are unknown before its first run.
+    # A custom measure can set its own criteria, which are unknown before its first run.
     unknown = not kept.ran and any(":" in measure.kind for measure in item.measured)
     judged = any(finding.judged for finding in kept.findings)
     if item.measured and not (item.criteria_digest or judged or unknown):

@@ -1,6 +1,6 @@
 """Fraction of randomly chosen settings that reproduce a published shape.
 
-This is measured for figures whose settings are not published.
+This is measured for figures with unpublished settings.
 """
 
 import math
@@ -31,11 +31,11 @@ _SCORES = ("rise of E·v", "U of E·p", "test accuracy")
 
 
 def choices(results: Run, item: Item, *, shown: str) -> Measured:
-    """Measure how often random settings reproduce each published shape, and which settings it depends on.
+    """Measure how often random settings reproduce each published shape, and which settings matter for this.
 
     Each cell of the run is one random choice of the settings. A shape is reproduced if its mean over the
     seeds of the cell satisfies the figure's criterion. It is not reproduced if all seeds diverged.
-    Intervals are Clopper-Pearson intervals. `shown` is the name of the item with the figure.
+    Intervals are Clopper-Pearson intervals. `shown` is the name of the item that contains the figure.
     """
     figure = item.book.item(shown)
     draws = _draws(results, figure)

@@ -124,7 +124,7 @@ def declare_names(*names: str) -> Callable[[_F], _F]:
         def measure(results, item): ...
 
     Args:
-        names: the names; `*` matches any text.
+        names: the names; `*` matches any string.
     """
 
     def decorate(function: _F) -> _F:
@@ -191,7 +191,7 @@ def measure_item(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
 
 
 def with_criteria(findings: Sequence[Finding], asked: Measure) -> list[Finding]:
-    """Add to each finding the first criterion that matches its name, and leave other findings unchanged."""
+    """Add to each finding the first criterion that matches its name, if there is one."""
     held = []
     for finding in findings:
         fits = [x for pattern, x in asked.criteria.items() if fnmatchcase(finding.name, pattern)]
@@ -220,12 +220,12 @@ def share(measured: str, satisfied: Any, *, known: Any = True, **about: Any) -> 
 def mean(
     measured: str, samples: Any, *, between: tuple[float, float] = judge.ANYTHING, **about: Any
 ) -> Finding:
-    """Build a finding for a number with one value per seed: the mean over the seeds that have a value.
+    """Build a finding for a quantity with one value per seed: the mean over the seeds that have a value.
 
     Args:
-        measured: name of the number.
+        measured: name of the quantity.
         samples: (S,) float; NaN or inf for a seed without a value.
-        between: possible range of the number; the interval is clipped to it.
+        between: possible range of the quantity; the interval is clipped to it.
         about: additional fields of `Finding`.
     """
     return Finding(measured, judge.mean(np.asarray(samples), between), **about)

@@ -27,7 +27,7 @@ def cells(results: Run, item: Item, *, metrics: Sequence[str]) -> Measured:
 
 
 def along(results: Run, item: Item) -> Measured:
-    """Measure final accuracy and loss in the last phase of each cell, and tabulate them during training."""
+    """Measure final accuracy and loss in the last phase of each cell, and tabulate both during training."""
     findings = [last(results, cell, metric, name) for cell, name in named(results) for metric in ALONG]
     records = results.records[results.records["metric"].isin(["test_accuracy", "loss"])]
     wide = records.pivot_table(index=["cell", "step"], columns="metric", values="value").reset_index()
@@ -49,7 +49,7 @@ def law(results: Run, item: Item) -> Measured:
 
 
 def named_metric(metric: str, name: str = "") -> str:
-    """Return the name of the finding for a metric, prefixed with the cell's name if it is not empty."""
+    """Return the finding name for a metric, prefixed with the cell name `name` unless it is empty."""
     words = metric.replace("_", " ")
     return f"{name}: {words}" if name else words
 
@@ -74,12 +74,12 @@ def values(results: Run, cell: int, metric: str) -> NDArray[np.float64]:
 
 
 def named(results: Run) -> list[tuple[int, str]]:
-    """Return the index and name of each cell."""
+    """Return (index, name) for each cell."""
     return [(int(entry["cell"]), cell_name(entry["settings"])) for entry in results.manifest["cells"]]
 
 
 def cell_name(settings: Mapping[str, object]) -> str:
-    """Return the name of a cell, which consists of its block and its other settings."""
+    """Return a cell's name, built from its block and its other settings."""
     others = [f"{key} = {setting(x)}" for key, x in settings.items() if key != "block"]
     block = settings.get("block")
     return ", ".join([*([str(block)] if block else []), *others])

@@ -72,9 +72,9 @@ MEASURED_NAMES: Mapping[str, _Names] = MappingProxyType(
 
 
 def known_names(measure: Measure, item: Item, study: Study) -> list[str] | None:
-    """Return the finding names of a measure, or None if they are known only after a run.
+    """Return the finding names of a measure, or None if no name can be predicted before a run.
 
-    In each name, the parts that are known only after a run are replaced by `*`.
+    Parts of a name that are known only after a run are replaced by `*`.
     """
     if found := MEASURED_NAMES.get(measure.kind):
         return found(study, item, **measure.settings)

@@ -51,7 +51,7 @@ class Page:
 
     @property
     def status(self) -> int:
-        """Return the exit status: 1 if a run failed or a finding guaranteed by the theory fails, else 0."""
+        """Return the exit status: 1 if a run failed or a finding violates a theoretical guarantee, else 0."""
         fails = VERDICTS["promised"].outside
         return int(bool(self.failed) or any(finding.verdict == fails for finding in self.findings))
 
@@ -93,12 +93,12 @@ def _criterion(finding: Finding) -> str:
     return finding.criterion.text if finding.criterion else "-"
 
 
-# Functions that build a row of a book's table of all numbers, keyed by the table's file name.
+# Functions that build a row of a book's table of all findings, keyed by the table's file name.
 _TABLES = {"agreement.csv": _agreement, "claims.csv": _claims}
 
 
 def write_book_page(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyType({})) -> Page:
-    """Write index.md, index.html, the table of all numbers, and a record and figures for every item.
+    """Write index.md, index.html, the table of all findings, and a record and figures for every item.
 
     An item without runs is shown from its record file, if the folder contains one. A page can therefore
     combine results from several machines, and results of deleted runs.

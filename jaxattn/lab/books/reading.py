@@ -1,4 +1,4 @@
-"""Explanations of the verdicts on a page, and of how many intervals are wrong by chance on average."""
+"""Explanations for a results page: what the verdicts mean, and how many intervals are wrong on average."""
 
 import math
 from collections.abc import Sequence

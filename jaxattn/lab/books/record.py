@@ -1,4 +1,4 @@
-"""Record files with the contents of page sections, from which the page can be rebuilt without the runs."""
+"""Record files, which store page sections so that the page can be rebuilt without the runs."""
 
 import math
 import time
@@ -173,16 +173,16 @@ def _read(path: Path, folder: Path) -> Record:
 
 
 def criteria_date(item: Item, folder: Path) -> CriteriaDate | None:
-    """Return when the criteria of an item were fixed, or None if this was not recorded."""
+    """Return the date on which an item's criteria were fixed, or None if it was not recorded."""
     path = folder / place(item)
     try:
         return _read(path, folder).criteria if path.exists() else None
-    except (storage.Damaged, ValueError):  # `read_record` reports it.
+    except (storage.Damaged, ValueError):  # `read_record` reports the damage.
         return None
 
 
 def _dated(section: Section, folder: Path) -> Section:
-    """Add the criteria date, from an earlier record with the same criteria if there is one, else today."""
+    """Add the criteria date: that of an earlier record with the same criteria if there is one, else today."""
     digest, before = section.item.criteria_digest, criteria_date(section.item, folder)
     if not digest or (before and before.digest == digest):
         return replace(section, criteria=before if digest else None)

@@ -33,7 +33,7 @@ class Asked:
             items are shown from existing runs or record files.
         scale: "full" to run the studies as written, "laptop" to apply the items' overrides.
         seeds: number of seeds, at least 2; defaults to the number in the sweep files. A measure may set a
-            maximum. If an existing run has more seeds, all of these are kept and measured.
+            maximum. If an existing run has more seeds, all its seeds are kept and measured.
         data_dir: folder with the data sets of the book; None to skip measures that need data.
         overrides: additional overrides `key=value`, keyed by study name.
     """
@@ -66,11 +66,11 @@ def reproduce(
 
     Args:
         book: the book that contains the items.
-        asked: the items to run, and the options of their runs.
+        asked: the items to run, and the run options.
         out: the results folder.
         command: the command line, which is stored in the manifests.
         reporter: receives progress messages.
-        max_memory: limit on memory per device in bytes; the default depends on the device.
+        max_memory: memory limit in bytes per device; the default depends on the device.
 
     Raises:
         InputError: an item does not exist or its data are missing; a measure or override does not match;
@@ -109,7 +109,7 @@ def _run(
     reporter: Reporter,
     max_memory: int | None,
 ) -> dict[str, str]:
-    """Run each study of the items once; return the reasons for failed runs, keyed by item."""
+    """Run each study of the items once; return why runs failed, keyed by item."""
     jobs: dict[Path, list[tuple[Item, str]]] = {}
     for item, measures in wanted:
         for name in dict.fromkeys(name for measure in measures for name in measure.studies):
@@ -140,9 +140,9 @@ def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
     """List the findings that `reproduce` would measure, and check their criteria, without running anything.
 
     Returns:
-        A table with columns item, finding and criterion. In each name, the parts that are known only after
-        a run are replaced by `*`. If no finding name of a measure is known, its criteria are listed
-        instead.
+        A table with columns item, finding and criterion. Parts of a name that are known only after a run
+        are replaced by `*`. For a measure whose finding names cannot be predicted, the names in its
+        criteria are listed instead.
 
     Raises:
         InputError: see `reproduce`.
@@ -206,7 +206,7 @@ def _without_other_books(wanted: Wanted, asked: Asked, reporter: Reporter) -> Wa
 
 
 def _expected(item: Item, measure: Measure, asked: Asked, kept: Section) -> list[str] | None:
-    """Return the expected finding names for a measure, or None if they are known only after a run."""
+    """Return the expected finding names for a measure, or None if they cannot be predicted before a run."""
     known = known_names(measure, item, asked.study(item, measure.studies[0]))
     if known is not None or not kept.ran or len(item.measured) > 1:
         return known

@@ -118,7 +118,7 @@ class Section:
 
     @property
     def verdicts(self) -> list[tuple[str, str]]:
-        """Return the parts of the verdict with their colours, one part per basis."""
+        """Return (text, colour) for each part of the verdict, one part per basis."""
         words = "only measured" if self.verdict == MEASURED else self.verdict
         return labelled_findings(tallies(self.findings)) or [(words, "")]
 
@@ -129,7 +129,7 @@ class Section:
 
     @property
     def reason(self) -> str:
-        """Return why findings differ or are inconclusive, or "" if none does or the reason is unknown."""
+        """Return why findings differ or are inconclusive; "" if none does or no reason is given."""
         return self.item.reason if self.doubtful else ""
 
     @property
@@ -180,7 +180,7 @@ def item_command(item: Item, scale: RunScale) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """Results folder for a book, and the settings of its runs.
+    """Results folder for a book, and the settings for its runs.
 
     Attributes:
         out: the results folder; no files outside it are read.

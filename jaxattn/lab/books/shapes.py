@@ -1,4 +1,4 @@
-"""Measures of the shapes of E·v and E·p, based on their means in bins of the posterior difference.
+"""Measures of the shapes of E·v and E·p, from their means in bins of the posterior difference.
 
 The shapes are compared with the published ones.
 """
@@ -25,12 +25,12 @@ _Rows = NDArray[np.float64]
 
 
 class _Binned(NamedTuple):
-    """Bin means and standard deviations, over all seeds (row 0) and without one seed (other rows).
+    """Bin means and standard deviations, over all seeds (row 0) and with each seed left out (other rows).
 
     Attributes:
         centres: (m,); bin centres.
         tokens: (m,); mean number of tokens per seed.
-        mean: (1 + S, m), NaN for an empty bin; (1, m) for one seed.
+        mean: (1 + S, m), or (1, m) if there is only one seed; NaN for an empty bin.
         sd: standard deviations, with the shape of `mean`.
     """
 
@@ -85,7 +85,7 @@ def lowest(rows: _Rows, centres: _Rows) -> _Rows:
 def u_shape(rows: _Rows, centres: _Rows) -> _Rows:
     """Score how U-shaped each row is about x = 0, (B,): 1 for a U, near 0 or negative if flat or monotone.
 
-    min(-Spearman(row, x) over x < 0, Spearman(row, x) over x > 0)
+    The score is min(-Spearman(row, x) over x < 0, Spearman(row, x) over x > 0).
     """
     left, right = centres < 0, centres > 0
     return np.minimum(-spearman(rows[:, left], centres[left]), spearman(rows[:, right], centres[right]))
@@ -174,7 +174,7 @@ def variations(results: Run, item: Item) -> Measured:
 
 
 def directions(results: Run, item: Item) -> Measured:
-    """Measure in what fraction of seeds E·v rises, or falls, with the posterior difference in each cell."""
+    """Measure the fraction of seeds in which E·v rises or falls with the posterior difference, per cell."""
     findings, rows = [], []
     for cell, name in named(results):
         each = values(results, cell, "spearman_Ev_bins")
@@ -208,7 +208,7 @@ def beside(results: Run, item: Item) -> Measured:
 
 
 def spread_name(letters: str, size: Any) -> str:
-    """Return the name of the finding of `spread` for a step size."""
+    """Return the name under which `spread` reports its result for the quantity `letters` and a step size."""
     return f"spread of {letters}, to the end ÷ one step of {size:g}"
 
 
@@ -249,8 +249,8 @@ def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
 def classes(results: Run, item: Item) -> Measured:
     """Compare E·v_k with the published curves for some classes k: sign change at 0, and order of the bins.
 
-    The x-axis of the published curves has no label, so the posterior difference of the class and α are both
-    tried.
+    The x-axis of the published curves is unlabelled, so both the posterior difference of the class and α
+    are tried.
     """
     findings, tables = [], {}
     for label in map(int, item.curves):
@@ -261,7 +261,7 @@ def classes(results: Run, item: Item) -> Measured:
         near = np.linspace(centres[0] - step / 2, centres[-1] + step / 2, count + 1)
         own = binned(tokens, "Ev", edges=near)
         whole = binned(tokens, "Ev", edges=np.linspace(-1 / 3, 1, 21))
-        # For comparison, use the same number of bins, each with equally many tokens.
+        # For comparison, use the same number of bins, each with the same number of tokens.
         alpha = np.quantile(tokens["alpha"], np.linspace(0, 1, count + 1))
         by_alpha = binned(tokens, "Ev", x="alpha", edges=np.maximum.accumulate(alpha))
         name, equal = curve.letters, f"{count} bins of equally many tokens"

@@ -8,7 +8,7 @@ from jaxattn.core.errors import nearest
 from jaxattn.core.settings import PositiveInt
 from jaxattn.lab.results.judge import Basis, Criterion, around, at_least, within_factor
 
-# Allowed file names for the table of all numbers in a book.
+# Allowed file names for a book's table of all findings.
 _NUMBERS = ("agreement.csv", "claims.csv")
 
 
@@ -102,7 +102,7 @@ class Expected(BookTable, frozen=True):
     """Criterion for a finding: `at_least`, or `around` a number, `within` a distance or a `factor`.
 
     Attributes:
-        at_least, around, within, factor: the accepted range; omitted if the finding has none.
+        at_least, around, within, factor: the accepted range; omitted if there is no accepted range.
         published: the published result, as a string or number.
         basis: origin of the criterion, if it differs from that of the measure.
         optional: True if a run may produce no finding with this name.
@@ -182,12 +182,12 @@ class Shared(BookTable, frozen=True):
     Attributes:
         title: title of the page.
         introduction: paragraph below the title.
-        table: file name for the table of all numbers, "agreement.csv" or "claims.csv".
+        table: file name for the table of all findings, "agreement.csv" or "claims.csv".
         source: source of the published numbers for all items; empty if each item cites its own source.
         items: names of the items in order; by default, all folders with an item.toml in alphabetical order.
         parts: parts of the page with their items, instead of `items`.
         phrases: replacement strings for `{name}` in items and in curve sources, keyed by name.
-        labels: display labels for components of finding names, for all items.
+        labels: display labels for the parts of each finding's name, for all items.
         data: data sets, keyed by name.
         curves: published curves, keyed by name.
     """
@@ -222,13 +222,13 @@ class About(BookTable, frozen=True):
         reports: result that the paper reports, with its source.
         chosen: unpublished settings and the values chosen for them.
         compared: description of the comparison.
-        reason: reason why a number differs, as found by varying one setting at a time.
+        reason: why a number differs, as found by varying one setting at a time.
         flat: explanation shown next to a figure with flat curves.
         takes: run time that the source reports for the authors' code.
         laptop: overrides for the item's studies at laptop scale.
         figures: figures of the first study to show, as in a sweep file.
         curves: names of published curves, keyed by the quantity to compare.
-        labels: display labels for components of finding names and table entries.
+        labels: display labels for the parts of each finding's name and for table entries.
         measures: the measures; see `Measure`. Omitted if another page shows the item.
         elsewhere: page that shows the item, if it is not run in this book.
     """

@@ -30,13 +30,13 @@ _SUBJECTS: dict[Basis, str] = {
 
 
 class Tally(NamedTuple):
-    """Numbers of findings with each verdict, for criteria with the same basis.
+    """Counts of findings by verdict, for criteria with the same basis.
 
     Attributes:
-        basis: basis of the criteria: their origin, such as the theory or a publication.
+        basis: where the criteria come from, such as the theory or a publication.
         within: number of findings that satisfy their criterion.
         outside: number of findings that violate their criterion.
-        some: number of findings that hold for some seeds only.
+        some: number of findings that hold for only some seeds.
         open: number of inconclusive findings.
     """
 
@@ -53,7 +53,7 @@ class Tally(NamedTuple):
 
     @property
     def tone(self) -> str:
-        """Return the colour: "yes" (all within), "no" (most outside), "open" (inconclusive) or "mixed"."""
+        """Return a colour name: "yes" (all within), "no" (most outside), "open" (all open) or "mixed"."""
         if self.within == self.total:
             return "yes"
         if 2 * self.outside > self.total:
@@ -83,7 +83,7 @@ class Tally(NamedTuple):
 
 
 def tallies(findings: Sequence[Finding]) -> list[Tally]:
-    """Count the verdicts for each basis, over findings with a criterion or a guarantee by the theory."""
+    """Count the verdicts for each basis, over findings with a criterion or guaranteed by the theory."""
     found = []
     for basis in _VERBS:
         said = [x.verdict for x in findings if x.judged and (x.basis or "published") == basis]
@@ -95,7 +95,7 @@ def tallies(findings: Sequence[Finding]) -> list[Tally]:
 
 
 def labelled_findings(found: Sequence[Tally]) -> list[tuple[str, str]]:
-    """Return the text and colour of each tally; the text includes the basis if there are several."""
+    """Return (text, colour) for each tally. The text includes the basis if there are several tallies."""
     if len(found) == 1:
         return [(found[0].text, found[0].tone)]
     return [(f"{_LABELS[each.basis]}: {each.text}", each.tone) for each in found]
@@ -107,9 +107,9 @@ def item_verdict(findings: Sequence[Finding]) -> str:
 
 
 def summary(items: Sequence[Sequence[Finding]]) -> str:
-    """Summarise the findings of all items in one sentence per basis, and one for the rest.
+    """Summarise the findings of all items in one sentence per basis of the criteria.
 
-    The rest are findings without a criterion.
+    Findings without a criterion are summarised in a further sentence.
     """
     every = [finding for findings in items for finding in findings]
     sentences = []

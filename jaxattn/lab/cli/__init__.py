@@ -101,7 +101,9 @@ def commands() -> dict[str, Callable[..., int]]:
 
 
 def parse_command(words: Sequence[str]) -> Callable[[], int]:
-    """Parse the arguments after `jaxattn`; return a function that runs the command and returns its status.
+    """Parse the arguments after `jaxattn`; return a function that runs the command.
+
+    That function returns the exit status.
 
     Raises:
         InputError: an argument is missing, unknown, or has an invalid value.
@@ -131,13 +133,13 @@ def parse_command(words: Sequence[str]) -> Callable[[], int]:
 
 
 def _open_streams() -> None:
-    """Make stdout and stderr safe to print to, so that a finished run cannot fail while printing."""
+    """Make stdout and stderr safe to print to, so that printing cannot make a finished run fail."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # This file descriptor is closed. Fill it, because otherwise the next file opened, such as a
-            # results file, would get it.
+            # This file descriptor is closed. Point it at the null device; otherwise the next file opened,
+            # such as a results file, would reuse it.
             os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -148,9 +150,10 @@ def _open_streams() -> None:
 
 
 def _stop(number: int, frame: Any) -> None:
-    """Exit immediately.
+    """Exit immediately when a signal arrives.
 
-    This is safe, because files on disk are always complete. Raising an exception during an import is not.
+    This is safe because files on disk are always complete. An exception raised during an import would not be
+    safe.
     """
     with suppress(Exception):
         sys.stdout.flush()

@@ -14,21 +14,21 @@ from jaxattn.core.errors import plain
 if TYPE_CHECKING:
     import pandas as pd
 
-# Maximum number of table rows to print, and preferred width of a text column.
+# Maximum number of table rows to print, and preferred width of a column of text.
 _ROWS = 1000
 _LONG = 40
 GAP = 2
 # Maximum number of failures to print per cell and phase, and maximum number in total.
 OF_A_PLACE, _FAILURES = 3, 12
-# Strings that must not be broken, such as a number with its unit (31.4 kB, 174 µs), an interval, or a range
-# of metric names (Ep_bin_00 .. 19).
+# Strings that must not be broken across lines, such as a number with its unit (31.4 kB, 174 µs), an interval,
+# or a range of metric names (Ep_bin_00 .. 19).
 _WORD = re.compile(
     r"\d\S* (?:[kMGTPmµn]i?[Bs]?|[Bsh]|min)(?!\S)|\[[^\s\]]+, [^\s\]]+\]\S*|\S+ \.\. \d+\S*|\S+"
 )
 
 
 def say(text: object = "", *, err: bool = False) -> None:
-    """Print lines to stdout or stderr, with control characters escaped by `plain`."""
+    """Print text to stdout, or to stderr if `err` is True, with control characters escaped by `plain`."""
     for line in str(text).split("\n"):
         print(plain(line.expandtabs()), file=sys.stderr if err else sys.stdout)
 
@@ -48,11 +48,11 @@ def say_aligned(rows: Iterable[tuple[str, str]]) -> None:
 def filled(text: str, width: int, indent: int = 0) -> str:
     """Wrap a paragraph at word boundaries.
 
-    Width 0 disables wrapping; `indent` applies to all lines but the first.
+    Width 0 disables wrapping. `indent` is the indentation of every line except the first.
     """
     if not width:
         return text
-    # Break lines only at ordinary spaces; textwrap does not break at no-break spaces.
+    # Use no-break spaces inside these strings: textwrap breaks lines only at ordinary spaces.
     whole = _WORD.sub(lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
     lines = textwrap.wrap(
         whole, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
@@ -78,7 +78,7 @@ def aligned(rows: Iterable[tuple[str, str]], width: int, of_all: int) -> list[st
 
 
 def text_width() -> int:
-    """Return the width for wrapping text, from the terminal or COLUMNS, or 0 if neither is available."""
+    """Return the line width given by COLUMNS or the terminal, or 0 if neither is available."""
     return shutil.get_terminal_size((0, 0)).columns
 
 
@@ -92,9 +92,9 @@ def complain(error: Exception, status: int) -> int:
 
 @contextmanager
 def stoppable(command: str) -> Iterator[None]:
-    """Handle interrupts of a command inside the `with` block.
+    """Handle an interrupted run inside the `with` block.
 
-    An interrupt prints the command that resumes the run, and exits with status 130.
+    If the run stops on request, print the command that resumes it, and exit with status 130.
     """
     from jaxattn.lab.engine.monitor import Interrupted
 
@@ -106,7 +106,10 @@ def stoppable(command: str) -> Iterator[None]:
 
 
 def print_written(written: Any, *, every: bool = False) -> None:
-    """Print the path of a report and any problems; with `every`, print the paths of all report files."""
+    """Print the path of a report and any problems; with `every`, print the paths of all report files.
+
+    Problems, such as figures that could not be drawn, are printed to stderr.
+    """
     others = [path for path in written.paths if path != written.page]
     for path in [*(others if every else []), written.page]:
         say(path)
@@ -117,7 +120,7 @@ def print_written(written: Any, *, every: bool = False) -> None:
 
 
 def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
-    """Print the first failed runs, the number of failures not shown, and a remedy."""
+    """Print the first few failed runs, the number of failures not shown, and a remedy."""
     count: Counter[tuple[int, str]] = Counter()
     shown = []
     for failure in failures:
@@ -160,7 +163,7 @@ def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **o
 
 
 def print_json(values: Any, indent: int = 1) -> None:
-    """Print values as JSON, escaping non-ASCII characters unless stdout supports Unicode."""
+    """Print values as JSON, with non-ASCII characters escaped unless stdout supports Unicode."""
     import json
 
     is_unicode = str(sys.stdout.encoding).lower().startswith("utf")
@@ -169,7 +172,7 @@ def print_json(values: Any, indent: int = 1) -> None:
 
 
 def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Convert a table to a list of dictionaries for JSON, with NaN converted to null."""
+    """Convert a table to a list of dictionaries for JSON, replacing NaN with null."""
     import json
 
     rows: list[dict[str, Any]] = json.loads(
@@ -179,7 +182,7 @@ def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def print_learned(results: Any) -> None:
-    """Print the two sentences from `headline.sentences`, followed by an empty line."""
+    """Print the two sentences returned by `headline.sentences`, followed by an empty line."""
     from jaxattn.lab.results.headline import sentences
 
     for sentence in sentences(results):
@@ -223,7 +226,7 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
     cells and headings are wrapped. If the table is still too wide, each row is printed on several lines.
     Words are never broken.
     """
-    # Import here, because help texts are printed without loading these packages.
+    # Import here, so that help texts are printed without loading these packages.
     import pandas as pd
     from rich import box
     from rich.console import Console

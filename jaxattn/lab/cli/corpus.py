@@ -26,7 +26,7 @@ _ANY = {
 
 
 def read_data_sweep(sweep: Path, overrides: Sequence[str] = ()) -> Study:
-    """Read a sweep file in which the model and phases may be missing; see `toml.read_sweep`."""
+    """Read a sweep file that may omit the model and the phases; see `toml.read_sweep`."""
     return toml.read_sweep(sweep, overrides, made=lambda tree, names: Study.of_tables(_ANY | tree, names))
 
 
@@ -70,9 +70,9 @@ def describe_data(study: Definition, number: int, progress: Progress) -> list[tu
 
 
 def _one_step(study: Definition, held: Splits) -> tuple[str, pd.DataFrame]:
-    """Return a table that compares step sizes for one step on E, and its title.
+    """Return a table title and a table that compares step sizes for one step on E.
 
-    The result is the pair (title, table). The title states the recommended step size, or why there is none.
+    The title states the recommended step size, or why there is none.
     """
     setting, tokens = study.base, held.tokens
     least, count = setting.probes.important, setting.probes.min_count
@@ -120,7 +120,7 @@ def _sizes(name: str, split: Dataset) -> dict[str, object]:
 
 
 def _shares(split: Dataset, names: Sequence[str] | None) -> dict[str, object]:
-    """Return the percentage of each class among the targets, or {} if the targets are not classes."""
+    """Return the percentage of targets in each class, or {} if the targets are not classes."""
     if (classes := split.num_classes) is None:
         return {}
     labels = class_labels(np.arange(classes), classes)

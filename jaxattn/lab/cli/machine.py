@@ -62,7 +62,7 @@ def examine(compiled: Path) -> list[_Finding]:
         try:
             findings.append(_Finding(name, *check()))
         except InputError as error:
-            # Stop here: with this problem, initialising a device would end the process.
+            # Stop here: with this problem, initialising a device would kill the process.
             return [*findings, _Finding(name, "broken", str(error))]
         except Exception as error:  # Report any other problem as a result.
             findings.append(_Finding(name, "broken", f"{type(error).__name__}: {error}".partition("\n")[0]))
@@ -102,7 +102,7 @@ def _float64() -> tuple[str, str]:
     with jax.enable_x64(True):
         if not float(jnp.float64(1) + jnp.float64(1e-15)) > 1:
             lacking.append("1 + 1e-15 is 1")
-        # exp(-200) is below the range of float32.
+        # exp(-200) underflows in float32.
         if not abs(float(jnp.exp(jnp.float64(-200.0))) / math.exp(-200) - 1) < 1e-12:
             lacking.append("exp(-200) is wrong")
         try:

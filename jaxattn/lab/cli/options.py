@@ -147,7 +147,7 @@ _APPENDED = ("--set", "--axis", "--option", "--where")
 
 
 def check_moved(arguments: Sequence[str]) -> None:
-    """Raise InputError if a command or option moved in version 0.3, stating its new location."""
+    """Raise InputError if a command or option moved in version 0.3; the message gives its new location."""
     words = [word.partition("=")[0] for word in arguments]
     for name, place in COMMANDS.items():
         command, *options = name.split()
@@ -209,7 +209,7 @@ def read_two(option: str, text: str) -> tuple[str, str, str]:
 
 
 def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
-    """Expand results folders into shards; return the folders that exist, and those of missing shards.
+    """Expand results folders into shards; return the existing folders and the folders of missing shards.
 
     A shard is missing if it has not started.
     """

@@ -135,7 +135,7 @@ def _combined_results(folders: list[Path]) -> Any:
     return combine.combine([load(folder) for folder in folders])
 
 
-# Descriptions of the columns in the tables of a plan. The column `lanes` is printed as "vmapped runs".
+# Descriptions of the columns in a plan's tables. The column `lanes` is printed as "vmapped runs".
 LEGEND = {
     "group": "cells that share one compiled program for each phase",
     "done": "finished seeds of the cell",
@@ -275,7 +275,7 @@ class Shard:
         self.command = command
 
     def __call__(self) -> int:
-        """Run the command and return its exit status."""
+        """Run the command and return the exit status."""
         import subprocess
 
         return subprocess.run([sys.executable, "-m", "jaxattn", *self.command], check=False).returncode
@@ -355,7 +355,7 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
 
 
 def _damage(folders: list[Path]) -> bool:
-    """Print the names of all damaged files in the results folders; return True if there are any."""
+    """Print the names of all damaged files in the results folders; return True if any file is damaged."""
     from jaxattn.lab.engine.progress import Reporter
     from jaxattn.lab.results import read
 

@@ -27,7 +27,7 @@ _ARG = type(arg())
 
 
 class Option(NamedTuple):
-    """One argument of a command, as shown in its help.
+    """One argument of a command, as shown in the help text.
 
     Attributes:
         usage: name and value, such as "--seeds N|A:B|A,B".
@@ -84,7 +84,7 @@ def about(call: Command) -> _About:
 
 
 def help_of(words: Sequence[str], groups: Groups) -> str | None:
-    """Return the help requested by the arguments after `jaxattn`, or None if they do not request help.
+    """Return the help text requested by the arguments after `jaxattn`, or None if no help is requested.
 
     Without arguments, return the overview.
     """
@@ -159,9 +159,10 @@ def check_words(words: Sequence[str], commands: Mapping[str, Command]) -> None:
 
 
 def deferred(call: Command) -> Callable[..., Callable[[], int]]:
-    """Return a function with the signature of a command that binds the arguments without running the command.
+    """Wrap a command so that calling it only binds the arguments.
 
-    It returns a function without arguments, which runs the command.
+    The wrapper has the signature of the command. It returns a function without arguments that runs the
+    command.
     """
 
     @functools.wraps(call)
@@ -174,7 +175,8 @@ def deferred(call: Command) -> Callable[..., Callable[[], int]]:
 def one_line(printed: str, command: str) -> str:
     """Convert tyro's boxed error message to one line.
 
-    The borders of the box are blank if stdout is not UTF-8. Lines below the first inner rule are dropped.
+    The box borders are blank if stdout is not UTF-8. Lines below the first horizontal rule inside the box are
+    dropped.
     """
 
     def is_rule(line: str) -> bool:

@@ -1,7 +1,7 @@
 """Diagnosis of given weights: test whether E·v and E·p of a classifier reflect token importance.
 
-The statistics are compared with two references on the same corpus: the null band, which is their range
-for random E, p and v of the same shapes, and the values that E·v takes after one gradient step.
+The statistics are compared with two references on the same corpus: the null band, which is the range
+of the statistics for random E, p and v of the same shapes, and the values of E·v after one gradient step.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Diagnosis(Measurements):
     """
 
     def tables(self, number: int = 15) -> list[tuple[str, pd.DataFrame]]:
-        """Return (title, table) pairs: sizes, statistics, classes, and the `number` top-scoring tokens."""
+        """Return (title, table) pairs for sizes, statistics, classes and the `number` top-scoring tokens."""
         facts = [(name, _number(x)) for name, x in self.facts.items()]
         sizes = pd.DataFrame(facts, columns=["what", "value"])
         laid = [("Sizes", sizes), (f"Correlations with importance over {self.over}", _quantities(self))]

@@ -132,7 +132,7 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Model
     if size != corpus.vocab_size:
         raise InputError(
             f"embedding {E.shape}: {size} rows, but the corpus has V = {corpus.vocab_size} tokens; row "
-            "s must belong to token s; use the model's vocabulary, or the corpus the model was "
+            "s must be the embedding of token s; use the model's vocabulary, or the corpus the model was "
             "trained on"
         )
     for name, x in (("embedding", E), ("query", p), ("head", v)):

@@ -58,11 +58,11 @@ class Measurements:
         by_class: for K > 2 classes, the rows for E·v of each class separately, with a column `class`; else
             empty.
         verdicts: one line per quantity.
-        tokens: columns id, token, count, class, alpha, posterior_difference, Ep, Ev, head, and selected:
-            the number of sequences in which the token has the highest score, not counting sequences in
-            which all tokens are tied. One row per attention head and token that occurs; for K > 2 classes,
-            also per class.
-        facts: sizes and settings, by name.
+        tokens: one row per attention head and token that occurs; for K > 2 classes, also per class. Columns
+            id, token, count, class, alpha, posterior_difference, Ep, Ev, head, and selected: the number of
+            sequences in which the token has the highest score, not counting sequences in which all tokens
+            are tied.
+        facts: sizes and settings, keyed by name.
         over: description of the tokens used for the correlations.
         class_names: names of the classes, with the negative class first for two classes; may be empty.
         shared: True if all attention heads share the same v, so that the rows for E·v are the same for each
@@ -106,7 +106,7 @@ class _Ground:
         return replace(self, alpha=self.alpha[:, k : k + 1], difference=self.difference[:, k : k + 1])
 
     def axes(self) -> list[list[Binned]]:
-        """Return importance values and bins for the four `_PAIRS`: one per class for E·v, one for E·p."""
+        """Return importance values and bins for each of the `_PAIRS`: per class for E·v, once for E·p."""
         alpha, difference = self.alpha[self.used], self.difference[self.used]
         largest_alpha, largest = (np.abs(x).max(axis=1) for x in (alpha, difference))
         signed, unsigned = np.linspace(-1, 1, BINS + 1), np.linspace(0, 1, BINS + 1)
@@ -198,7 +198,7 @@ def _tables(
     references: tuple[list[Floats], list[Floats]],
     settings: Settings,
 ) -> list[pd.DataFrame]:
-    """Compute a table for each of the `_parts` of an attention head; the first includes the fractions."""
+    """Compute a table for each entry of `_parts` of a head; the first also has the sequence fractions."""
     points = [np.append(x, shares if k == 0 else []) for k, x in enumerate(_points(ground, scores, values))]
     intervals = [_bootstrap(part, scores, x, settings) for part, x in _parts(ground, values)]
     of_shares = [_share_interval(x, ground.corpus.num_examples) for x in shares]
@@ -207,7 +207,7 @@ def _tables(
 
 
 def _parts(ground: _Ground, values: Floats) -> list[tuple[_Ground, Floats]]:
-    """Return what to correlate: all classes together and, if K > 2, each class separately."""
+    """Return the data to correlate: all classes together and, if K > 2, each class separately."""
     every = values.shape[1]
     alone = [(ground.of_class(k), values[:, k : k + 1]) for k in range(every if every > 1 else 0)]
     return [(ground, values), *alone]
@@ -255,7 +255,7 @@ def _null(ground: _Ground, weights: ModelWeights, settings: Settings) -> list[Fl
 
 
 def _correlations(axes: list[list[Binned]], scores: Floats, values: Floats, weights: Floats) -> Floats:
-    """Compute the correlations for the four `_PAIRS`, averaged over classes, (16, R)."""
+    """Compute the correlations for the four `_PAIRS` and R weight vectors, averaged over classes, (16, R)."""
     sides = [values.T, values.T, scores[None], scores[None]]
     return np.concatenate(
         [
@@ -268,7 +268,7 @@ def _correlations(axes: list[list[Binned]], scores: Floats, values: Floats, weig
 def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settings) -> Floats:
     """Compute bootstrap intervals for the correlations over tokens, (2, 16); NaN for correlations over bins.
 
-    Bin means of resampled tokens are noisier than those of all tokens, so they cannot provide an interval.
+    Bin means of resampled tokens are noisier than those of all tokens, so they provide no valid interval.
     """
     axes, points = ground.axes(), int(ground.used.sum())
     number, rng = settings.resampled, np.random.default_rng(settings.seed)
@@ -327,7 +327,7 @@ def _table(point: Floats, interval: Floats, null: Floats, healthy: Floats) -> pd
     `healthy` (Q,).
     """
     low, high = interval
-    # Correlations may be undefined for some random models; compute the null band from the other models.
+    # Correlations may be undefined for some random models; compute the null band from the remaining models.
     known = np.isfinite(null).any(axis=0)
     band = np.nanquantile(np.where(known, null, 0.0), TAILS, axis=0)
     null_low, null_high = np.where(known, band, np.nan)
@@ -350,7 +350,7 @@ def _verdict(value: float, low: float, high: float) -> str:
 
 
 def _verdicts(quantities: pd.DataFrame, important: str, *, shared: bool) -> Iterable[str]:
-    """Yield one verdict line per quantity, for correlations based on Spearman's correlation over tokens."""
+    """Yield one verdict line per quantity, based on Spearman's correlation over tokens for correlations."""
     meaning = {
         _PAIRS[0]: "the head reads a token as evidence for a label",
         _PAIRS[1]: "the head reads a token as evidence for a label",

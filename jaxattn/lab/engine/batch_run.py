@@ -72,7 +72,7 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
 
 @dataclass
 class _State:
-    """State of a running phase: its index, the number of steps taken, program state and observations."""
+    """State of a running phase: its index, number of steps taken, program state and observations."""
 
     index: int
     step: int
@@ -220,6 +220,6 @@ class _BatchRun(NamedTuple):
 def _moved(params: Any, phase: Any, index: int) -> Sequence[str]:
     """Return the names of the parameters to save after a phase.
 
-    These are all parameters after the first phase, and only the trained parameters after later phases.
+    After the first phase, these are all parameters; after later phases, only the trained parameters.
     """
     return names(params) if index == 0 else tuple(selected(params, phase.train))

@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the batch, unique within the study and built from its ranges of cells and seeds."""
+        """Name of the batch, built from its cell and seed ranges, and unique within the study."""
         first, last = self.cells[0].number, self.cells[-1].number
         return f"cells-{first:05d}-{last:05d}-seeds-{self.seeds.start:05d}-{self.seeds.stop - 1:05d}"
 
@@ -39,17 +39,17 @@ class Batch(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Number of vmapped runs: one for each pair of seed and cell."""
+        """Number of vmapped runs: one for each (cell, seed) pair."""
         return len(self.cells) * len(self.seeds)
 
     @property
     def lanes(self) -> list[tuple[Cell, int]]:
-        """Cell and seed of each run, ordered by cell."""
+        """Cell and seed of each vmapped run, ordered by cell."""
         return [(cell, seed) for cell in self.cells for seed in self.seeds]
 
 
 def describe_batch(batch: Batch) -> str:
-    """Describe a batch by the settings of its cell, or by the number of cells if there are several.
+    """Describe a batch by its cell's settings, or by the number of cells if it has several.
 
     The result ends with a space, or is "" if the study has no axes.
     """
@@ -84,7 +84,7 @@ def cut_batches(
 
     Existing batches in a results folder are preserved, so that results do not change. If `max_memory` (bytes
     per device) is given, the remaining runs are split again to stay within this limit. Each shard gets at
-    least one batch. `raising` contains the numbers of the groups whose custom code always raises.
+    least one batch. `raising` contains the indices of groups whose custom code always raises an exception.
 
     Raises:
         InputError: a cell does not fit in memory, or the folder contains results of a different config.
@@ -92,7 +92,7 @@ def cut_batches(
     planned = {batch["name"] for batch in known["batches"]} | set(known["elsewhere"])
     kept = known["widths"] if existing and max_memory is None else []
     if existing and not planned:
-        # The manifest was lost, so infer the batch size of each group from its largest batch.
+        # The manifest was lost, so infer each group's batch size from its largest batch.
         old = cut(groups, (), existing, [1] * len(groups))
         kept = [max((len(b.lanes) for b in old if b.group is group), default=0) for group in groups]
     if len(kept) != len(groups) or not all(kept):

@@ -1,4 +1,4 @@
-"""Distribute vmapped runs over devices; each run is one pair of seed and cell.
+"""Distribute vmapped runs over devices; each run is one (cell, seed) pair.
 
 On an accelerator, all runs on a device are vmapped together. On a CPU, each core counts as a device and
 computes as many runs at a time as fit in its cache. Runs that share a large corpus always form one batch,
@@ -86,7 +86,7 @@ def vmap_over_devices(
             fit in the cache, or all runs if they share a corpus.
 
     Returns:
-        The lifted function. The number of runs must be one that `pad_to_devices` leaves unchanged.
+        The lifted function. It requires a number of runs that `pad_to_devices` leaves unchanged.
     """
     every = jax.vmap(function, in_axes=tuple(in_axes))
 
@@ -119,7 +119,7 @@ def _shard(function: Callable[..., Any], in_axes: Sequence[int | None], shared: 
         lanes = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
         if (mesh := _mesh(lanes, shared)) is None:
             return function(*arguments)
-        # Each device runs its own loops, whose lengths differ. Nothing is reduced over runs, so replication
+        # Each device runs its own loops, which differ in length. Nothing is reduced over runs, so replication
         # need not be tracked. With tracking, gradients of inner parameters would be summed over runs.
         every = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P("lanes"), check_vma=False)
         return every(*arguments)
@@ -162,7 +162,7 @@ class Lifted:
             return self._jitted(*arguments)
 
     def shapes(self, first: Any, *others: Any) -> Any:
-        """Return the shapes of the results for arguments of given shapes."""
+        """Return the shapes of the results for the given arguments, which may be shapes themselves."""
         return jax.eval_shape(self, first, *others)
 
     def lower(self, first: Any, *others: Any) -> Any:
@@ -181,7 +181,7 @@ class Lifted:
 
 
 def pad_to_devices(lanes: Sequence[Any], shared: bool) -> list[Any]:
-    """Repeat the last run until every device in use has the same number of vmapped runs."""
+    """Repeat the last run until all devices in use have the same number of vmapped runs."""
     used, each = _shape(len(lanes), shared)
     return [*lanes, *[lanes[-1]] * (used * each - len(lanes))]
 
@@ -249,7 +249,7 @@ def _mesh(lanes: int, shared: bool) -> Mesh | None:
     used, each = _shape(lanes, shared)
     if used * each != lanes and backend.is_host():
         # The number of runs was padded for the accelerator; on the host, use the largest number of devices
-        # that divides it.
+        # that divides it evenly.
         used = max(k for k in range(1, used + 1) if lanes % k == 0)
     elif used * each != lanes:
         raise ValueError(

@@ -35,7 +35,7 @@ def read_process(text: str) -> tuple[int, int]:
             "HOST:PORT,N,I", is ignored.
 
     Raises:
-        InputError: the argument has a different form, or no launcher is detected.
+        InputError: `text` has neither form, or no launcher is detected.
     """
     if text == "auto":
         process, processes = _of_cluster()

@@ -1,4 +1,4 @@
-"""Extend a finished run with further steps of its last phase.
+"""Extend a finished run by adding steps to its last phase.
 
 Every finished batch resumes from its last state. The result equals that of a single, longer run, because
 an extension is allowed only if both runs record the same steps. A finished batch is kept until its
@@ -30,7 +30,7 @@ from jaxattn.lab.study.tree import assign
 def extended_cells(
     study: Definition, folder: Store, described: Mapping[str, Any], cache: ProgramCache
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the manifest's cells, each with the shorter configs that it extends, and the key that changed.
+    """Return the manifest's cells, each with the shorter runs that it extends, and the key that changed.
 
     Args:
         study: the study, with the larger number of steps.
@@ -39,9 +39,9 @@ def extended_cells(
         cache: cache of compiled programs.
 
     Returns:
-        The entries of `described["cells"]`, and the key of the number of steps, or "" if no finished run is
-        extended. If a cell extends shorter runs, the field `extends` of its entry maps the config hash of
-        each shorter run to its number of steps.
+        The entries of `described["cells"]`, and the key that sets the number of steps, or "" if no finished
+        run is extended. If a cell extends shorter runs, the field `extends` of its entry maps the config hash
+        of each shorter run to its number of steps.
 
     Raises:
         InputError: the run cannot be extended.
@@ -84,7 +84,7 @@ def extended_cells(
 
 
 def reopened(batch: Batch, saved: BatchState, tables: Mapping[str, pd.DataFrame]) -> tuple[BatchState, Any]:
-    """Reopen a finished batch whose last phase became longer; return its state and tables."""
+    """Reopen a finished batch to add steps to its last phase; return its state and tables."""
     phases, probes = batch.group.setting.phases, batch.group.setting.probes
     name = phases[-1].name
     records, tokens = tables["records"], tables["tokens"]
@@ -110,9 +110,9 @@ def _extends(shorter: Mapping[str, int]) -> dict[str, Any]:
 def _steps(
     study: Definition, known: Mapping[str, Any], described: Mapping[str, Any]
 ) -> tuple[str, int] | None:
-    """Return the key and the old value of the number of steps in the last phase.
+    """Return the key that sets the last phase's number of steps, and its old value.
 
-    The result is None unless this is the only setting that changed, and it increased.
+    Return None unless the number of steps is the only setting that changed, and it increased.
     """
     phase, place = study.base.phases[-1], f"phases.{study.base.phases[-1].name}"
     changed = differences(known["config"], described["config"])
@@ -132,7 +132,7 @@ def _steps(
 
 
 def _check_rows(place: str, shorter: Setting, longer: Setting) -> None:
-    """Raise InputError unless all measured steps of the shorter phase come first in the longer phase."""
+    """Raise InputError unless the longer phase's measured steps begin with those of the shorter phase."""
     less, more = shorter.phases[-1], longer.phases[-1]
     old, new = shorter.probes.steps_of(less), longer.probes.steps_of(more)
     if old == new[: len(old)]:

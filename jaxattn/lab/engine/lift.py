@@ -31,11 +31,13 @@ _THREADS = 4
 class Program(NamedTuple):
     """Compiled functions for one phase. All arrays except shared corpora have a leading axis of vmapped runs.
 
+    `carried` is the state of the phase; `numbers` are the numeric settings that may differ between runs.
+
     Attributes:
         phase: the phase.
         probe_steps: steps at which to measure, including 0 and the last step.
         begin: (params, splits, numbers, keys) -> carried, with PRNG keys for the phase.
-        advance: (carried, splits, numbers, k) -> carried after k more steps, with `carried` donated.
+        advance: (carried, splits, numbers, k) -> carried after k more steps; `carried` is donated.
         measure: (carried, splits, numbers) -> metrics by probe.
         state_metrics: carried -> metrics computed from the state alone.
         observe: whole-phase probes, each paired with a function carried -> observation.
@@ -52,7 +54,7 @@ class Program(NamedTuple):
     tokens: Lifted
 
     def histories(self, carried: Any) -> dict[str, np.ndarray]:
-        """Return arrays of zeros, (L, probe steps, ...), to be filled with whole-phase observations."""
+        """Return arrays of zeros for whole-phase observations, (L, probe steps, ...) for L runs."""
         found = {}
         for number, (_, observe) in enumerate(self.observe):
             with jax.enable_x64(True):
@@ -92,7 +94,7 @@ class Programs:
     """
 
     def __init__(self, setting: Setting, text: Loaded | None = None) -> None:
-        """Store the setting without compiling anything."""
+        """Store the setting and the data without compiling anything."""
         self.setting, self.text = setting, text
         self._kept: dict[Hashable, Any] = {}
         self._compiled_for: set[int] = set()
@@ -182,7 +184,7 @@ class Programs:
             params = carried.state.params
 
     def corpora(self, group: CompileGroup, lanes: int) -> Loaded:
-        """Return the shared data or, if each run samples its own, the shapes for `lanes` vmapped runs."""
+        """Return the data if all runs share them; otherwise, return their shapes for `lanes` vmapped runs."""
         if self.text is not None:
             return self.text
         shapes = self.drawing.shapes(_keys(lanes), _numbers(group, lanes))
@@ -264,8 +266,8 @@ def programs(setting: Setting) -> Programs:
     if key not in _KNOWN:
         if len(_KNOWN) == MOST_KNOWN:
             del _KNOWN[next(iter(_KNOWN))]
-            # Collect now: programs are in reference cycles and hold memory maps, and a process is limited to
-            # 65,530 maps.
+            # Collect garbage now: programs are part of reference cycles and hold memory maps, and a process
+            # is limited to 65,530 maps.
             gc.collect()
         _KNOWN[key] = Programs(setting)
     return _KNOWN[key]
@@ -321,7 +323,7 @@ def _compile(lowered: Any, lifted: Lifted, dtype: str) -> None:
 
 
 class _Parameters(NamedTuple):
-    """State passed to step probes. It omits float64 fields, because float32 programs do not accept them."""
+    """State passed to step probes, without the float64 fields that float32 programs do not accept."""
 
     params: Any
 

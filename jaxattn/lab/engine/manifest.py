@@ -63,7 +63,10 @@ def new_manifest(study: Definition, command: str, shard: tuple[int, int] = (1, 1
 
 
 def of_batches(widths: list[int], every: list[Batch], batches: list[Batch]) -> dict[str, Any]:
-    """Build the manifest entries for batches: runs per batch for each group, and all shards' batches."""
+    """Build the manifest entries for batches.
+
+    They contain the batch size of each group, the batches of this shard, and the names of all other batches.
+    """
     elsewhere = {batch.name for batch in every} - {batch.name for batch in batches}
     return {"widths": widths, "batches": batch_entries(batches), "elsewhere": sorted(elsewhere)}
 
@@ -77,7 +80,7 @@ def batch_entries(batches: list[Batch]) -> list[dict[str, Any]]:
 
 
 def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return the devices used after the first one, including the current device, and report any change."""
+    """Return the devices used after the first device, including the current one, and report any change."""
     every = [known["device"], *known.get("continued_on", ())]
     if (now := devices.describe_devices()) != every[-1]:
         words = (f"{device.get('count')} × {device.get('kind')}" for device in (every[-1], now))

@@ -1,4 +1,4 @@
-"""Number of vmapped runs that fit in memory, determined from compiled programs."""
+"""Number of vmapped runs that fit in memory, determined from the compiled programs."""
 
 import math
 import resource
@@ -84,7 +84,7 @@ def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> t
 def peak(group: CompileGroup, programs: Programs, lanes: int) -> int:
     """Compile each phase for `lanes` vmapped runs, and return the peak memory per device in bytes."""
     with backend.precision(group.setting.dtype):
-        # The programs of a phase that need the most memory. In minibatch training, this is the measurement on
+        # The programs that need the most memory in a phase. In minibatch training, this is the measurement on
         # all data.
         heavy = [x for x in programs.shaped(group, lanes) if x.name in ("begin", "advance", "measure")]
         own = [x for x in heavy if not x.lifted.on_host]
@@ -140,7 +140,7 @@ def _of_control_groups(
 
 
 def program_sizes(group: CompileGroup, programs: Programs, lanes: int) -> tuple[int, int]:
-    """Return two sizes in bytes: the data that all runs share, and each run's parameters and data."""
+    """Return two sizes in bytes: of the data that all runs share, and of each run's parameters and data."""
     with backend.precision(group.setting.dtype):
         loaded = programs.corpora(group, lanes)
         own = devices.size_of(programs.params(group, lanes)) // lanes

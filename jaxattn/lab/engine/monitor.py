@@ -1,4 +1,4 @@
-"""Run monitor: status, saving and stopping, estimated time left, and resources used."""
+"""Run monitor: status, requests to save and stop, estimated time left, and resources used."""
 
 import os
 import signal
@@ -57,7 +57,7 @@ class RunMonitor:
 
         Args:
             reporter: displays the progress.
-            write: callback that receives an entry for each status and each measurement.
+            write: callback that receives a log entry for each status and each measurement.
             intervals: time intervals for progress updates and checkpoints.
             earlier: cumulative resources used by earlier processes of this run.
             started: `time.monotonic()` at the start of this process; defaults to now.
@@ -80,7 +80,7 @@ class RunMonitor:
         peak = max(self._earlier_mib, peak_mib() or 0.0)
         return {"wall_time_s": round(seconds, 3), "peak_memory_mib": round(peak) or None}
 
-    # Deciding when to stop and when to save.
+    # Requests to stop, and times at which to save.
 
     @property
     def is_stopped(self) -> bool:
@@ -134,7 +134,7 @@ class RunMonitor:
             self._waiting.update(_runs(batch))
 
     def begin_batch(self, batch: Batch, number: int, whole: int) -> None:
-        """Record the start of a batch, with its number and the total number of batches."""
+        """Record the start of a batch, its number, and the total number of batches."""
         self._batch, self._number, self._whole = batch, number, whole
         self._phases = batch.group.setting.phases
         self._waiting.subtract(_runs(batch))
@@ -142,7 +142,10 @@ class RunMonitor:
         self._metrics: dict[str, float | None] = {}
 
     def set_status(self, status: str, left: float | None = None) -> None:
-        """Show the status of an operation without steps; show a finished fraction if `left` is known."""
+        """Show the status of an operation that has no steps.
+
+        If `left`, the time left in seconds, is given, the finished fraction is also shown.
+        """
         share = None if left is None else self._overall()
         self._reporter.update(f"{describe_batch(self._batch)}{status}", share, left=left)
         nothing: dict[str, Any] = {"metrics": {}, "losses": {}, "failures": []}
@@ -181,7 +184,7 @@ class RunMonitor:
         self._show()
 
     def end_phase(self) -> None:
-        """Record the phase's time per vmapped run, to estimate the time for the group's other batches."""
+        """Record the phase's time per vmapped run, to estimate the time that other batches will take."""
         if self._is_whole:
             self._costs[self._batch.group.number, self._phase] = self._in_phase() / self._batch.width
 
@@ -196,7 +199,8 @@ class RunMonitor:
 
     def _left_of_phase(self) -> float | None:
         last = self._probes[-1]
-        # The first block of a phase includes compilation, and with a goal the time per step varies.
+        # The first block of a phase includes compilation, and in a phase with a goal the time per step
+        # varies.
         equal = self._blocks > 1 and self._goal is None
         if self._per_step is not None and (equal or self._step >= last):
             each = self._measuring_s / self._measured if self._measured else 0.0
@@ -205,7 +209,7 @@ class RunMonitor:
         if cost is None or not self._is_whole:
             return None
         left = cost * self._batch.width - self._in_phase()
-        return left if left > 0 else None  # The phase already takes longer than before.
+        return left if left > 0 else None  # The phase has already taken longer than in earlier batches.
 
     def _in_phase(self) -> float:
         return time.monotonic() - self._phase_began - self._saving_s
@@ -255,7 +259,7 @@ def _runs(batch: Batch, first: int = 0) -> dict[tuple[int, int], int]:
 
 
 def forget_peak() -> None:
-    """Reset the peak memory that `peak_mib` returns, if the operating system supports it."""
+    """Restart the measurement of peak memory for `peak_mib`, if the operating system supports it."""
     with suppress(OSError):
         (_PROCESS / "clear_refs").write_text("5")
 

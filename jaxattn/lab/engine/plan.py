@@ -30,7 +30,8 @@ from jaxattn.lab.study.groups import CompileGroup, compile_groups, rehearse_grou
 from jaxattn.lab.study.randomness import Keys, keys
 from jaxattn.lab.study.setting import Setting
 
-# Number of vmapped runs in a timing trial, and the seconds of timed steps after which it ends.
+# Number of vmapped runs in a timing trial, and the number of seconds of timed steps after which the trial
+# ends.
 LANES = 4
 TRIAL_S = 0.3
 
@@ -144,7 +145,7 @@ _Measured = tuple[dict[int, dict[str, Any]], dict[str, Any]]
 
 
 def _measurements(setting: Setting) -> tuple[Task, list[_Measured]]:
-    """Return the task and, for each phase, the shapes of the metrics, by probe index and from the state."""
+    """Return the task and, for each phase, the metric shapes: by probe index, and from the phase's state."""
     shared = setting.data.load(silent) if isinstance(setting.data, SharedData) else None
 
     tokens = shared.tokens if shared else seed.drawn(setting).tokens
@@ -192,7 +193,7 @@ def _line(
 
 
 def _coordinates(setting: Setting) -> str:
-    """Return the number of embedding coordinates, or "" if it is unknown before data are read."""
+    """Return the number of embedding coordinates, or "" if it is unknown before the data are read."""
     dim = setting.model.dim
     if dim is None or isinstance(setting.data, SharedData):
         return "" if dim is None else str(dim)
@@ -226,9 +227,9 @@ def _cells(
 def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[batches.Batch]) -> float:
     """Estimate a group's time left in seconds, including one compilation of each program.
 
-    In a trial with a few runs, each phase starts, takes some steps and is measured once. The estimate
-    assumes that all steps take the same time, and that time is proportional to the number of runs. It is
-    therefore too high on wide devices. Phase probes and figures are not included.
+    In a trial with a few runs, each phase starts, takes some steps and is measured once. The estimate assumes
+    that all steps take the same time, and that time is proportional to the number of runs. It is therefore
+    too high on devices that compute many runs in parallel. Phase probes and figures are not included.
     """
     setting = group.setting
     compiling, running = 0.0, 0.0

@@ -115,7 +115,7 @@ class Reporter:
 
 
 def patient(progress: Callable[[str, float], None], seconds: float = 2.0) -> Callable[[str, float], None]:
-    """Wrap a progress callback so that it is silent for the first `seconds`."""
+    """Wrap a progress callback so that calls during the first `seconds` seconds are ignored."""
     begin = time.monotonic()
 
     def tell(what: str, share: float) -> None:

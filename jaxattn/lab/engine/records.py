@@ -1,4 +1,4 @@
-"""Tables of measurements for a batch: records and tokens in long form, failures, and log entries."""
+"""Measurement tables for a batch: records and tokens in long form, failures, and log entries."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,11 +32,11 @@ class Records:
         """Start from the tables and failures stored in a checkpoint."""
         self.failures = list(failures)
         self._batch = batch
-        # Concatenate only when writing, because concatenating at every step has quadratic cost.
+        # Concatenate only when writing, because concatenating at every step would take quadratic time.
         self._records, self._tokens = [so_far["records"]], [so_far["tokens"]]
 
     def add(self, phase: str, step: int, measured: Mapping[str, np.ndarray]) -> None:
-        """Add the metrics measured at a step; each array is (L,) or (L, bins)."""
+        """Add the metrics measured at a step; each array is (L,) or (L, bins) for L runs."""
         self._records.append(rows(measured, self._batch, phase, step))
 
     def add_tokens(self, phase: str, columns: dict[str, np.ndarray], loaded: Loaded) -> None:
@@ -73,7 +73,7 @@ class Records:
 
 
 def rows(measured: Mapping[str, np.ndarray], batch: Batch, phase: str, step: int) -> pd.DataFrame:
-    """Convert metrics to long form. Each array is (L,) or (L, bins)."""
+    """Convert metrics to long form. Each array is (L,) or (L, bins) for L runs."""
     lanes = batch.lanes
     columns = {}
     for name, values in ((name, values[: len(lanes)]) for name, values in measured.items()):
@@ -101,7 +101,7 @@ def with_best(records: pd.DataFrame) -> pd.DataFrame:
     """Add the metrics in `BEST` at every step of a phase.
 
     Each is the test accuracy at the step where accuracy on another split was best so far. If several steps
-    tie, the first of them is used.
+    tie, the first is used.
     """
     if records.empty:
         return records
@@ -124,7 +124,8 @@ def with_best(records: pd.DataFrame) -> pd.DataFrame:
 def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded: Loaded) -> pd.DataFrame:
     """Convert token columns, (L, V) or (L, V, C), to long form, with one row per run, token and class.
 
-    The table is empty if the model has no token scores and values.
+    The axes are L runs, V tokens and C classes. The table is empty if the model has no token scores and
+    values.
     """
     if not columns:
         return pd.DataFrame()
@@ -160,7 +161,10 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
 
 
 def seed_series(measured: Mapping[str, np.ndarray], batch: Batch) -> dict[str, dict[str, float]]:
-    """Return the scalar metrics of the first runs for dashboards, keyed by "cell C/seed S" and metric."""
+    """Return the scalar metrics of the first `SERIES` runs, for dashboards.
+
+    The keys are "cell C/seed S" and the name of the metric.
+    """
     return {
         f"cell {cell.number}/seed {seed}": {
             name: float(x[lane]) for name, x in measured.items() if x.ndim == 1 and np.isfinite(x[lane])
@@ -170,7 +174,7 @@ def seed_series(measured: Mapping[str, np.ndarray], batch: Batch) -> dict[str, d
 
 
 def log_entry(measured: Mapping[str, np.ndarray], batch: Batch, failures: Sequence[Any]) -> dict[str, Any]:
-    """Summarise measurements for metrics.jsonl. Each array is (L,) or (L, bins).
+    """Summarise measurements for metrics.jsonl. Each array is (L,) or (L, bins) for L runs.
 
     Returns:
         The median of each scalar metric over the batch, the finite losses by cell, and the failures.

@@ -77,8 +77,8 @@ def run_study(
         intervals: time intervals for progress updates and checkpoints.
 
     Raises:
-        InputError: the study cannot run with these data or this memory, or the folder contains another
-            config.
+        InputError: the data are unusable, a cell does not fit in memory, or the folder contains results of a
+            different config.
         RunError: the folder cannot be written, the limit on open files is too low, or a batch failed and
             `on_failure` is "stop".
         Interrupted: SIGINT or SIGTERM was received; the same command resumes the run.
@@ -179,8 +179,8 @@ class _Queue(NamedTuple):
         """Run the waiting batches.
 
         A batch that does not fit in memory is split in half, repeatedly if necessary, down to single runs. A
-        batch that fails is run again if `on_failure` is "retry"; it stops the run only if `on_failure` is
-        "stop".
+        batch that fails is run again if `on_failure` is "retry"; it stops the whole run only if `on_failure`
+        is "stop".
         """
         self.monitor.expect(waiting)
         while waiting:

@@ -19,7 +19,7 @@ from jaxattn.lab.storage.bucket import OWN, Bucket
 from jaxattn.lab.storage.files import Damaged
 from jaxattn.lab.storage.objects import is_address
 
-# Files and folders that may exist before any batch is computed, or remain if none could be computed.
+# Files and folders that may exist before any batch is computed, or remain if no batch could be computed.
 EMPTY = (lock.FILE, "parts", "checkpoints", run_log.RUN_LOG, manifest.MANIFEST, *OWN)
 
 
@@ -72,7 +72,7 @@ class Store:
                 made = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
                 existed = (self.directory / manifest.MANIFEST).exists()
         if strange:
-            yield  # This is not a results folder, so `join` will raise.
+            yield  # This is not a results folder, so `join` will raise an error.
             return
         try:
             with files.saving(self.directory, self.directory):
@@ -115,8 +115,8 @@ class Store:
     ) -> dict[str, Any]:
         """Return the manifest of a run that starts or resumes in this folder, without writing anything.
 
-        `described` is the manifest of a new run. If it extends a finished run, `extended` is the key of its
-        number of steps. If there are batches but the manifest is missing or damaged, the manifest is rebuilt
+        `described` is the manifest of a new run. If the new run extends a finished run, `extended` is the key
+        that sets its number of steps. If there are batches but no intact manifest, the manifest is rebuilt
         with an empty `batches`.
 
         Raises:
@@ -215,7 +215,7 @@ class Store:
         return saved is not None and saved.finished
 
     def shorter(self, batch: str, cells: Mapping[str, str]) -> BatchState | None:
-        """Return the state of the shorter, finished batch that a batch extends, or None if it extends none.
+        """Return the state of the shorter, finished batch that a batch extends, or None if there is none.
 
         `cells` maps cell numbers to config hashes.
         """

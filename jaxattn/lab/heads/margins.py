@@ -1,4 +1,4 @@
-"""Margins of attention heads relative to the certified maximum margin, and null baselines."""
+"""Margins of attention heads relative to the certified maximum margin, compared with null baselines."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -42,8 +42,8 @@ class Ratio(NamedTuple):
     Attributes:
         ratio: margin of the head / `margin_bound` of the max-margin problem, at most 1.
         cosine: cosine between the head's matrix and the max-margin matrix.
-        margin: margin of the head, min uᵀ W z / ‖W‖ over differences u from the selected token, with W
-            restricted to the span of the queries z.
+        margin: margin of the head, min uᵀ W z / ‖W‖, where u is the selected token minus another token, and
+            W is restricted to the span of the queries z.
         largest: the certified maximum margin.
         gap: relative duality gap.
         status: status of the max-margin problem.
@@ -98,7 +98,7 @@ def margin_ratio(
 def _differences(
     tokens: Floats, visible: NDArray[np.bool_], chosen: SelectingSequences
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the selected token minus each other token, with the sequence index of each difference."""
+    """Return the selected token minus each other token, as vectors, and each difference's sequence index."""
     best = tokens[chosen.rows, chosen.top]
     u = best[:, None] - tokens[chosen.rows]
     others = visible[chosen.rows] & (
@@ -131,11 +131,11 @@ def null_selections(
     """Yield the sequences and selected tokens of a head under null queries z.
 
     Every null baseline keeps W_Q, the keys and the number of sequences. It uses the sequences in which the
-    gap between the two highest scores is largest.
+    gap between the two highest scores is largest. The kinds differ in the queries:
 
         shuffled     z of another sequence: a random cyclic permutation
         covariance   z ~ N(mean, covariance of the inputs over all positions), for each sequence
-        matched      one such z for all sequences, plus the deviations of the queries from their mean
+        matched      a single sample as in covariance, plus each query's deviation from the mean query
         none         z itself; for an untrained model
 
     Args:

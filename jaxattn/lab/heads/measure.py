@@ -41,7 +41,7 @@ class HeadSettings(NamedTuple):
         selecting: minimum fraction of sequences in which a head must select one token.
         group: number of sequences per max-margin problem.
         draws: number of random queries for each null baseline; 0 for no null baselines.
-        nuclear: number of groups whose nuclear-norm margin is computed, which takes seconds per group.
+        nuclear: number of groups for which to compute the nuclear-norm margin; each takes seconds.
         seed: random seed for the null baselines.
     """
 
@@ -172,7 +172,7 @@ def _selection(
 
 
 def _kinds(chosen: SelectingSequences, texts: TokenisedTexts) -> Any:
-    """Return the kind of the selected token in each sequence; if several kinds apply, the first one."""
+    """Return the kind of the selected token in each sequence: the first kind that applies."""
     position = texts.position[chosen.rows]
     conditions = [
         chosen.top == 0,
@@ -196,14 +196,14 @@ def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.9
     The difference is the mean cosine of the head over groups of sequences, minus the mean cosine of the
     null baseline over groups and draws; see `compare` for its interval. p-values are corrected with Holm's
     method over all heads and null baselines, so that with probability 95 % no verdict "closer" or "farther"
-    is due to chance. Ratios of margins get no verdict, because the attention of a null baseline has no
-    lower bound, which makes its margins smaller by construction.
+    is due to chance. Margin ratios get no verdict: the attention of a null baseline has no lower bound, so
+    its margins are smaller by construction.
 
     Returns:
         One row for each null baseline and each head that selects a token: `difference`, `low`, `high`,
         `groups`, `p`, `corrected`, `verdict` ("closer", "farther" or "inconclusive"), `margins` (the
-        geometric mean of the head's margin ratio divided by that of the null) and the `kind` of token that
-        the head selects.
+        geometric mean of the head's margin ratio divided by that of the null baseline) and the `kind` of
+        token that the head selects.
     """
     own = margins[(margins["space"] == "query") & (margins["group"] >= 0)]
     own = own.assign(log_ratio=np.log(own["ratio"].where(own["ratio"] > 0)))
@@ -235,8 +235,8 @@ def compare(differences: Floats, confidence: float) -> tuple[float, float, float
 
     Groups and draws both vary: the variance of the mean is the variance of the group means divided by the
     number of groups, plus the variance of the draw means divided by the number of draws. The degrees of
-    freedom are those of the smaller of the two numbers, so the interval is conservative. With a single
-    draw, it reflects only the variation between groups.
+    freedom are the smaller of the two numbers minus 1, so the interval is conservative. With a single draw,
+    the interval reflects only the variation between groups.
 
     Args:
         differences: (draws, groups) float.
@@ -255,7 +255,7 @@ def compare(differences: Floats, confidence: float) -> tuple[float, float, float
 
 
 def holm(p: Floats) -> Floats:
-    """Correct p-values with Holm's method: multiply the k-th smallest of m by m - k + 1, keep the order."""
+    """Correct m p-values with Holm's method: multiply the k-th smallest by m - k + 1, and keep the order."""
     order = np.argsort(p, kind="stable")
     scaled = p[order] * (len(p) - np.arange(len(p)))
     corrected = np.empty(len(p))

@@ -190,8 +190,7 @@ class Transformer:
 
         Raises:
             InputError: the model's attention weights differ from softmax(xᵀ W_Kᵀ W_Q z / √c), so its scores
-                are
-                not linear in W_Q.
+                are not linear in W_Q.
         """
         attention, names = self._attentions[number]
         inputs, weights, rotary = self._record(attention, names, texts)
@@ -202,7 +201,7 @@ class Transformer:
     def _record(
         self, attention: Any, names: tuple[str, ...], texts: TokenisedTexts
     ) -> tuple[Floats, Floats, tuple[Floats, Floats] | None]:
-        """Return inputs (n, T, d), attention weights at the query position (n, H, T), and cos and sin."""
+        """Return inputs (n, T, d), attention weights (n, H, T) at the query position, and cos and sin."""
         import torch
 
         found: dict[str, list[Any]] = {"inputs": [], "weights": [], "rotary": []}

@@ -1,4 +1,4 @@
-"""Measurements of attention heads in transformers, resumable after each layer, with a results page."""
+"""Measurements of attention heads in transformers, with a results page; resumable after each layer."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ class Heads:
         verdicts: one row per null baseline and selecting head: difference between cosines with its
             interval, corrected p-value and verdict.
         settings: the settings.
-        facts: the query position, and the numbers of texts and tokens.
+        facts: query position, number of texts and number of tokens.
     """
 
     heads: pd.DataFrame
@@ -177,10 +177,10 @@ def heads(
 ) -> Heads:
     """Measure which tokens attention heads select, and how far the heads are from max-margin directions.
 
-    The scores of a head at one query position are linear in W_Q and, without rotary embeddings, in W = W_Kᵀ
-    W_Q. Over the sequences in which a head selects one token, its margin is compared with the certified
-    maximum margin for the same selected tokens, and the ratio is compared with that of null baselines; see
-    `HeadSettings`.
+    The scores of a head at one query position are linear in W_Q and, without rotary embeddings, in
+    W = W_Kᵀ W_Q. Over the sequences in which a head selects one token, its margin is divided by the
+    certified maximum margin for the same selected tokens. This ratio is compared with the ratios of null
+    baselines; see `HeadSettings`.
 
     Args:
         models: a folder in Hugging Face format, or several folders, such as the checkpoints of one training
@@ -239,7 +239,7 @@ def _layers(
     store: "_Store",
     progress: Callable[[str], None],
 ) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
-    """Yield the tables for each layer of a model, read from the store or newly measured."""
+    """Yield the tables for each layer of a model, either read from the store or newly measured."""
     chosen = range(model.num_layers) if layers is None else layers
     if wrong := [x for x in chosen if not 0 <= x < model.num_layers]:
         raise InputError(f"layers: {wrong[0]}; {model.folder} has {model.num_layers} layers, numbered from 0")

@@ -43,7 +43,7 @@ _AT_THE_END_P = (
 class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
     """Distance between p and the max-margin direction for the tokens selected at the end of the phase.
 
-    It is computed at the end of the phase, because the selected tokens are not known earlier.
+    The direction is computed at the end of the phase, because the selected tokens are not known earlier.
 
     Attributes:
         nats: a token counts as selected if its score is within `nats` of the highest score in its sequence;
@@ -86,16 +86,16 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
         """Compute each seed's max-margin direction for the tokens selected at the end, and compare p with it.
 
         Args:
-            history: (S, k, D) float64; p of each seed at k probe steps.
+            history: (S, k, D) float64; p of each of S seeds at k probe steps.
             params: the final parameters. The parameters that determine the keys are not trained in the phase.
             model: the model, which computes the scores.
             loaded: the data, either shared by all seeds or separate for each seed.
 
         Returns:
-            Metrics at every probe step, (S, k) each: 1 - cos to the max-margin direction, and the margin of
-            p for the selected tokens, divided by the maximum margin. Metrics of the max-margin problem,
-            (S,) each. The metrics are NaN if no direction separates the selected tokens; `feasible` is NaN
-            if this is undecided.
+            Metrics at every probe step, (S, k) each: 1 - cos between p and the max-margin direction, and the
+            margin of p for the selected tokens, divided by the maximum margin. Metrics of the max-margin
+            problem, (S,) each. The metrics are NaN if no direction separates the selected tokens from the
+            others; `feasible` is NaN if this is undecided.
         """
         # Use one device, because the solver does not support arrays that are sharded over several devices.
         params, data = jax.device_get((params, loaded.splits.train))
@@ -119,11 +119,11 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
 
 
 def certified_distance(away: Any, duality_gap: Any) -> np.ndarray:
-    """Return an upper bound on 1 - cos to the true max-margin direction; NaN if there is no bound.
+    """Return an upper bound on 1 - cos between p and the exact max-margin direction; NaN if there is none.
 
-    `away` is 1 - cos to the computed direction. The angle to the true direction is at most the angle to the
-    computed direction plus the angle between the two directions. For the latter, 1 - cos ≤ 1 - √(1 - gap),
-    where gap is the relative duality gap.
+    `away` is 1 - cos between p and the computed direction. The angle between p and the exact direction is at
+    most the sum of two angles: between p and the computed direction, and between the computed and the exact
+    direction. For the second angle, 1 - cos ≤ 1 - √(1 - gap), where gap is the relative duality gap.
     """
     gap = np.asarray(duality_gap)
     left_open = gap / (1 + np.sqrt(1 - gap))
@@ -191,12 +191,11 @@ _AT_THE_END_RELAXED = (
 
 
 class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
-    """Distances of p from p_relax and of v from v_mm, the relaxed and the max-margin direction.
+    """Distances between p and the relaxed direction p_relax, and between v and the max-margin direction v_mm.
 
-    Both are computed for the tokens selected at the end of a phase that trains p and v. The probe is the
-    counterpart of `max_margin_direction` for such phases. In each sequence, the token with the highest score
-    is selected. The metrics are NaN if two tokens tie for the highest score, or if no direction separates
-    the selected tokens.
+    Counterpart of `max_margin_direction` for phases that train both p and v. Both directions are computed for
+    the token with the highest score in each sequence at the end of the phase. The metrics are NaN if two
+    tokens tie for the highest score, or if no direction separates these tokens from the others.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -225,7 +224,7 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
     ) -> tuple[_Metrics, _Metrics]:
         """Compute the limit directions of p and v for each seed, and compare p and v with these limits.
 
-        `history` contains p and v of each seed at k probe steps, (S, k, 2, d) float64.
+        `history` contains p and v of each of S seeds at k probe steps, (S, k, 2, d) float64.
 
         Returns:
             Metrics at every probe step, (S, k) each: 1 - cos between p and p_relax, between p and the
@@ -255,8 +254,7 @@ def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarra
     chosen, counts = attended_on_host(E @ path[-1, 0], corpus, 0.0)
     if (counts != 1).any():
         return nothing
-    # If the values of the two tokens in a pair differ under v by a bounded amount, the flow requires only
-    # half the margin.
+    # The flow requires only half the margin for a pair of tokens that are both on the margin of v_mm.
     scores = Scores(E, corpus)
     relaxed, alone = relaxed_max_margin(scores, chosen, tied=0.5), max_margin(scores, chosen)
     away = [one_minus_cosine(path[:, i], x.p) for i, x in ((0, relaxed.query), (0, alone), (1, relaxed.head))]
@@ -281,7 +279,7 @@ _AT_THE_END_LIMIT = (
 
 
 class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
-    """Distance of p from the limit of gradient flow on p, in which scores may tie.
+    """Distance between p and the limit of gradient flow on p, a limit in which several scores may tie.
 
     If tokens tie in the limit, gradient flow converges to the direction certified by
     `ja.theory.certify_limit`, not to the max-margin direction.
@@ -315,9 +313,9 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
     def conclude(
         self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
     ) -> tuple[_Metrics, _Metrics]:
-        """Certify the limit for each seed, and compare p with the limit.
+        """Certify the limit of gradient flow for each seed, and compare p with the limit.
 
-        `history` contains p of each seed at k probe steps, (S, k, d) float64.
+        `history` contains p of each of S seeds at k probe steps, (S, k, d) float64.
 
         Returns:
             1 - cos between p and the limit, (S, k). Metrics per seed, (S,) each: the certificate of the

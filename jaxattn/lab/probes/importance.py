@@ -112,10 +112,11 @@ def bin_means_array(
 ) -> Float[Array, " bins"]:
     """Average token values over equal-width bins of the posterior difference between `low` and `high`.
 
-    Tokens whose posterior difference is NaN or outside [low, high] are dropped. The mean of an empty bin is
+    Tokens whose posterior difference is NaN or outside [low, high] are ignored. The mean of an empty bin is
     NaN.
     """
-    # Up to rounding, ratios of counts can fall on bin edges; `results.correlations` uses the same tolerance.
+    # Ratios of counts can fall on bin edges up to rounding, so add a tolerance; `results.correlations` uses
+    # the same one.
     at = (difference - low) / ((high - low) / bins) + 1e-5
     number = jnp.clip(jnp.floor(at), 0, bins - 1)
     inside = (at >= 0) & (at <= bins + 2e-5)
@@ -155,8 +156,9 @@ class OneStepError(Probe, frozen=True, kw_only=True):
 
         max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0
 
-    Here E_s⁰ and E_s¹ are the embeddings of token s before and after the step. The deviation is recorded
-    after a single step on E, for the one-layer model with the logistic loss.
+    Here E_s⁰ and E_s¹ are the embeddings of token s before and after the step, and α_s is the average signed
+    frequency of the token. The deviation is recorded after a single step on E, for the one-layer model with
+    the logistic loss.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -175,7 +177,7 @@ class OneStepError(Probe, frozen=True, kw_only=True):
         """Compute the metric for one seed after the step."""
         change = context.params.E @ context.params.v - context.memory
         train, alpha = context.data.train, context.data.tokens.alpha
-        # For two classes, only one column is stored.
+        # With two classes, α has a single column.
         alpha = alpha[:, 0] if train.num_classes == 2 else alpha
         return {"one_step_error": one_step_error(change, train, context.phase.step_size, alpha)}
 
@@ -185,8 +187,8 @@ class OneStepEmbeddings(OneStepError, frozen=True, kw_only=True):
 
         max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0
 
-    Here E_s⁰ and E_s¹ are the embeddings of token s before and after the step. For K classes, the law is
-    E_s¹ - E_s⁰ = η0 Σ_k α_{s,k} v_k.
+    Here E_s⁰ and E_s¹ are the embeddings of token s before and after the step, and α_s is the average signed
+    frequency of the token. For K classes, the law is E_s¹ - E_s⁰ = η0 Σ_k α_{s,k} v_k.
     """
 
     labels: ClassVar[dict[str, str]] = {"embedding_error": r"one-step error of $E$ per unit $\eta_0$"}

@@ -78,7 +78,7 @@ class Conservation(Probe, frozen=True, kw_only=True):
     labels: ClassVar[dict[str, str]] = {"conservation_drift": r"$\Vert Q-Q_0\Vert\,/\,\Vert Q_0\Vert$"}
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return why the probe is skipped, or None if E, p and v are all trained.
+        """Return why the probe is skipped, or None if the phase trains E, p and v.
 
         If one of these parameters is fixed, Q is not conserved.
         """
@@ -99,18 +99,18 @@ def _drift(rows: Array, signs: Array, memory: Array) -> Array:
     if len(rows) >= rows.shape[1]:
         start, now = memory, _quantity(rows, signs)
     else:
-        # An orthonormal basis of all rows has at most 2m vectors. Computing the norm from Gram matrices would
-        # instead subtract large squares, and a small drift would lose half of its digits.
+        # An orthonormal basis of all rows has at most 2m vectors. Computing the norm from Gram matrices
+        # instead would subtract large squares, and a small drift would lose half of its digits.
         both = jnp.linalg.qr(jnp.concatenate([rows, memory]).T, mode="r").T
         now, start = (_quantity(x, signs) for x in jnp.split(both, 2))
     return jnp.linalg.norm(now - start) / jnp.linalg.norm(start)
 
 
 def _rows(params: Any) -> tuple[Float[Array, "m d"], Float[Array, " m"]]:
-    """Stack the rows of E, all queries and all read-out vectors; also return the sign of each in Q.
+    """Stack the rows of E, all queries and all read-out vectors; also return each row's sign in Q.
 
-    Q is the conserved quantity; see `Conservation`. Queries are (d,) or (H, d), and read-out vectors (d,),
-    (d, K), (H, d) or (H, d, K).
+    Q, a signed sum over these rows, is the conserved quantity; see `Conservation`. Queries are (d,) or
+    (H, d), and read-out vectors (d,), (d, K), (H, d) or (H, d, K).
     """
     E, p, v = (get(params, name) for name in ("E", "p", "v"))
     dim = E.shape[1]

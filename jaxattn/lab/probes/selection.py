@@ -1,4 +1,4 @@
-"""Probes for attention: the tokens that it selects, whether they cover all sequences, and entropy."""
+"""Probes for attention: selected tokens, whether these tokens cover all sequences, and attention entropy."""
 
 from typing import ClassVar
 
@@ -24,9 +24,9 @@ class Selected(Probe, frozen=True, kw_only=True):
     """Attention on important tokens, and the fraction of sequences in which an important token is selected.
 
     An important token is selected in a sequence if every token with the highest score is important, and at
-    least one token has a lower score. An important token is tied if an unimportant token has the same,
-    highest score, or if all tokens have the same score, as under uniform attention. The metrics are NaN if
-    no token is important.
+    least one token has a lower score. An important token is tied if an unimportant token also has the highest
+    score, or if all tokens have the same score, as under uniform attention. The metrics are NaN if no token
+    is important.
 
     Attributes:
         important: minimum |posterior difference| for a token to count as important.
@@ -86,7 +86,7 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
         return wants_bags(task) if task.model.has_heads else "requires a model with head_scores"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Compute the metrics for one seed: one value per head, (H,), and scalars for all heads together."""
+        """Compute the metrics for one seed: vectors (H,), one value per head, and scalars for all heads."""
         train, important = context.data.train, self._important(context)
 
         def of_head(scores: Array) -> tuple[Array, Array]:
@@ -107,8 +107,8 @@ def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
     """Select the tokens whose scores are within `nats` of the highest score in their sequence.
 
     If `nats` is None, select only ties up to rounding error. Scores that tie in the limit of a flow differ by
-    a few nats along the path, whereas all other gaps grow like margin · ‖p‖. A threshold of 10 nats therefore
-    separates the two cases once ‖p‖ exceeds about 20 / margin.
+    a few nats along the path, whereas all other gaps grow in proportion to ‖p‖, with the margin as slope. A
+    threshold of 10 nats therefore separates the two cases once ‖p‖ exceeds about 20 / margin.
     """
     if nats is None:
         return selection_from_scores(scores, corpus)
@@ -135,12 +135,12 @@ class RelevantTokens(Probe, frozen=True, kw_only=True):
     """Fractions of sequences that select a relevant token, select exactly the relevant tokens, or have a tie.
 
     A sequence selects a relevant token if every token with the highest score is relevant, and at least one
-    token has a lower score. A relevant token is tied if an irrelevant token has the same, highest score, or
-    if all tokens have the same score. Sequences without relevant tokens are not counted.
+    token has a lower score. A relevant token is tied if an irrelevant token also has the highest score, or if
+    all tokens have the same score. Sequences without relevant tokens are not counted.
 
     Attributes:
         relevant: number of relevant tokens, which are the tokens 0 to relevant - 1.
-        nats: a token counts as highest if its score is within `nats` of the highest score in its sequence.
+        nats: a score counts as highest if it is within `nats` of the highest score in the sequence.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -250,15 +250,15 @@ class Attended(Probe, frozen=True, kw_only=True):
 
 
 class Cover(Probe, frozen=True, kw_only=True):
-    """Highest-scoring tokens, and the distance of E·v from its limit under gradient flow on E, p and v.
+    """Highest-scoring tokens, and the distance between E·v and its limit under gradient flow on E, p and v.
 
-    Let s(X) be the (first) token with the highest score in sequence X, and r_eff the number of distinct
-    tokens s(X). The limit is
+    Let s(X) be the (first) token with the highest score in sequence X, y_s the label of the sequences with
+    s(X) = s, and r_eff the number of distinct tokens s(X). The limit is
 
         E_s·v = y_s ‖v‖²/√r_eff for s = s(X),   0 for other tokens,
 
-    if these tokens form a cover of the sequences: each has the highest score only in sequences with the
-    same label y_s. The cost ‖E‖² + ‖v‖² of a margin of 1 is then 2 √r_eff.
+    if each of these tokens has the highest score only in sequences with the same label. The cost ‖E‖² + ‖v‖²
+    of a margin of 1 is then 2 √r_eff.
     """
 
     rotation_invariant: ClassVar[bool] = True

@@ -21,7 +21,7 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
     Cells with the same config become one cell that contains the seeds from all folders.
 
     Returns:
-        The merged results. Cells are renumbered, and have a setting "sweep" if the sweeps have different
+        The merged results. Cells are renumbered. They have a setting "sweep" if the sweeps have different
         names.
 
     Raises:
@@ -80,7 +80,7 @@ def choose(
 
     Args:
         results: the results to select from.
-        where: required values of config keys, as values or as strings printed in tables.
+        where: required values of config keys, as values or as the strings printed in tables.
         metrics: names of the metrics; all if empty.
         phases: names of the phases; all if empty.
 
@@ -146,7 +146,7 @@ def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
 def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
     """Subtract the results for one value of a key from those for another value, seed by seed.
 
-    The paired cells have the same settings, except for this key and keys zipped with it. They also use the
+    The paired cells have the same settings, except for this key and keys zipped with it. Both also use the
     same random numbers, so much of the noise cancels.
 
     Args:

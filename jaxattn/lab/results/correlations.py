@@ -1,7 +1,6 @@
 """Bin statistics, and correlations over points and over bin means, for many weight vectors at once.
 
-A bootstrap resample of N points is a vector of N integer weights, so all resamples are computed in one
-pass.
+A bootstrap resample of N points is a vector of N integer weights, so a single pass handles all resamples.
 """
 
 from contextlib import suppress
@@ -53,7 +52,7 @@ def bin_numbers(x: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
 
 
 def quantile_edges(x: ArrayLike, bins: int) -> NDArray[np.float64]:
-    """Return edges of bins that contain about equally many points; tied points are in the same bin."""
+    """Return edges of bins with approximately equal numbers of points; tied points are in the same bin."""
     inner = np.unique(np.quantile(np.asarray(x, float), np.linspace(0, 1, bins + 1)[1:-1]))
     return np.concatenate([[-np.inf], inner, [np.inf]])
 
@@ -135,7 +134,7 @@ def pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
     """
     total = weights.sum(axis=-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
-        # The mean of equal numbers can differ from them by a rounding error.
+        # The computed mean of equal numbers can differ from their common value by a rounding error.
         rounding = [1e-24 * (weights * z * z).sum(axis=-1) for z in (x, y)]
         x, y = (z - (weights * z).sum(axis=-1, keepdims=True) / total for z in (x, y))
         xx, yy, xy = ((weights * z).sum(axis=-1) for z in (x * x, y * y, x * y))

@@ -41,15 +41,16 @@ def curves(
 
     Args:
         results: a results folder.
-        phase: name of the phase; defaults to every phase with more than two recorded steps, one per row.
+        phase: name of the phase; defaults to every phase with more than two recorded steps, with one row
+            of panels per phase.
         metrics: one panel each; defaults to loss, accuracy, ‖p‖, log ‖∇L‖ and attention on important
             tokens. The training and test values of a metric share a panel.
         cells: indices of the cells, one colour each; defaults to at most twelve cells.
         x: "step", or the metric on the horizontal axis, plotted as its mean over seeds at each step.
-            Defaults to the metric `time` in phases that record it, such as those of `gradient_flow`, and to
-            the step in all others.
-        scale: scale of the vertical axes; None selects a logarithmic scale for metrics without negative
-            values whose means span decades.
+            Defaults to the metric `time` in phases that record it, such as `gradient_flow` phases, and to
+            the step in all other phases.
+        scale: scale of the vertical axes. None selects a logarithmic scale for metrics that have no negative
+            values and whose means span decades.
         levels: values marked by dotted horizontal lines in every panel, such as known plateaus of the loss.
         each_seed: True to draw one line per seed instead of the mean and its interval.
 

@@ -1,4 +1,4 @@
-"""Figures over two swept keys: the mean of a metric as colour, and thresholds along one of the keys."""
+"""Figures over two swept keys: colour maps of a metric's mean, and thresholds along one of the keys."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -117,12 +117,12 @@ class PhaseDiagram:
     Attributes:
         x: key of the horizontal axis.
         y: key along which the threshold is defined.
-        condition: the condition that a seed satisfies if it has crossed, for display.
+        condition: display text of the condition under which a seed counts as having crossed the threshold.
         outcomes: one row per point and seed that was run, with columns x, y, seed, value (of the metric)
             and crossed.
         thresholds: one row per x, with columns x, threshold, low and high (95 % interval), above and
             at_most (the adjacent values that bracket the threshold), seeds, missing (number of non-finite
-            values), and turned_back (number of seeds that crossed at a lower y but not at a higher one, and
+            values), and turned_back (number of seeds that crossed at a lower y but not at a higher y, and
             so do not have a single threshold).
     """
 
@@ -137,8 +137,7 @@ class PhaseDiagram:
 
         Args:
             theory: predicted y as a line over x: a function of x, with `math.inf` for infinite x, or a
-                mapping
-                from the diagram's x values.
+                mapping from the diagram's x values.
             label: legend label of this line.
 
         Raises:
@@ -195,7 +194,7 @@ class PhaseDiagram:
 
 
 class _Horizontal(NamedTuple):
-    """Horizontal axis: the values in order, and their positions."""
+    """Values on a horizontal axis, in order, and their positions."""
 
     values: list[Any]
     places: list[float]

@@ -54,7 +54,7 @@ class RenderedFigure:
         title: short heading in plain text.
         caption: one or two sentences in plain text.
         figure: a matplotlib Figure.
-        number: index of the figure in the sweep file, or None.
+        number: index of the figure in the sweep file; None if it is not listed there.
     """
 
     name: str

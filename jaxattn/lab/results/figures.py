@@ -1,4 +1,4 @@
-"""Figures by name, as listed in a sweep file. They are checked before a run and drawn after it."""
+"""Figures by name, as listed in a sweep file: checked before a run and drawn after it."""
 
 import difflib
 import importlib
@@ -126,7 +126,7 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
         results: a results folder.
         drawing: a function (results, **options), or a class that is constructed with the options and whose
             instances are called with the results. The call returns a `RenderedFigure` or a matplotlib
-            figure. A matplotlib figure gets the name of the function or class, and its caption is the first
+            figure. A matplotlib figure is named after the function or class, and its caption is the first
             line of the docstring.
         options: options of the figure.
 
@@ -158,7 +158,7 @@ def draw_all(
     own: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     progress: FigureProgress = lambda what, share: None,
 ) -> tuple[list[RenderedFigure | Picture], list[Problem]]:
-    """Draw the figures listed in the sweep file, or by default curves and token importance.
+    """Draw the figures listed in the sweep file; by default, draw curves and token importance.
 
     Args:
         results: a results folder.
@@ -203,7 +203,7 @@ def draw_all(
 
 
 def custom_captions(results: Run, figures: Sequence[RenderedFigure | Picture]) -> tuple[CustomCaption, ...]:
-    """Return the index, the name, the title and the caption of each user-defined figure."""
+    """Return the index, name, title and caption of each user-defined figure."""
     specs = results.manifest["config"].get("figures") or []
     return tuple(
         CustomCaption(each.number, each.name, each.title, each.caption)

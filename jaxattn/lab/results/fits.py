@@ -16,7 +16,7 @@ _Floats = NDArray[np.float64]
 class PowerLaw:
     """Power law y ≈ exp(intercept) x^slope, with a confidence interval for the slope over seeds.
 
-    The bounds of the interval are NaN if there is none.
+    The bounds are NaN if there is no interval.
     """
 
     slope: float

@@ -49,7 +49,7 @@ def metrics(results: Run) -> list[str]:
     metric is requested if it is user-defined or comes from a built-in probe in `probes.own`.
 
     Returns:
-        Names in display order. The accuracy is the first available of test, validation and training
+        Names in display order. The accuracy is test accuracy if available, else validation, else training
         accuracy.
     """
     names = recorded(results)
@@ -63,8 +63,8 @@ def metrics(results: Run) -> list[str]:
 def sentences(results: Run) -> tuple[str, str]:
     """Return two sentences: the final accuracy and loss, and the behaviour of E·v, attention and p.
 
-    The numbers are those in `summary_rows`, for the last phase that recorded the metric. For several cells,
-    the lowest and the highest number are reported.
+    Each number is that in `summary_rows` for the last phase that recorded the metric. If there are several
+    cells, the lowest and the highest number are reported.
     """
     names = recorded(results, finite=True)
     asked = [name for name in names if name not in STANDARD and name not in DIRECTIONS]

@@ -34,7 +34,7 @@ def initial_arrays(results: Run, cell: int, seed: int, trained: Arrays) -> Array
     """Recompute the initial parameters of one seed of one cell, in the form in which a run stores them.
 
     `trained` contains the trained parameters, which determine the vocabulary size for texts. As in the run,
-    numbers that differ between cells are traced, so the compiled program is the same.
+    numeric settings that differ between cells are traced, so the compiled program is the same.
 
     Raises:
         InputError: the results were loaded from a folder, and the study needs custom code or a data file.
@@ -73,7 +73,7 @@ def _shapes(results: Run, setting: Setting, trained: Arrays) -> tuple[Splits, Se
 
 
 def like_parameters(arrays: Mapping[str, Any]) -> corpus.Corpus:
-    """Return corpus shapes for which the parameters of a built-in model have the given shapes."""
+    """Return a placeholder corpus for which a built-in model has parameters with the shapes of `arrays`."""
     p, v = (np.ndim(arrays.get(name, ())) for name in "pv")
     # v has one more axis than the queries p if there are more than two classes.
     classes = arrays["v"].shape[-1] if v > p else 2

@@ -139,7 +139,7 @@ def accelerated(
 
 
 def resamples(points: int, number: int, rng: np.random.Generator) -> _Floats:
-    """Sample bootstrap weights, (number, points): the multiplicity of each point in each resample."""
+    """Sample bootstrap weights: the multiplicity of each point in each resample, (number, points)."""
     draws = rng.integers(0, points, (number, points))
     draws += points * np.arange(number)[:, None]
     return np.bincount(draws.ravel(), minlength=number * points).reshape(number, points).astype(float)

@@ -37,7 +37,7 @@ ANYTHING = (-math.inf, math.inf)
 
 
 class _Words(NamedTuple):
-    """Verdicts for a basis: interval inside the criterion, outside, neither, and no criterion."""
+    """Verdicts for a basis: interval inside the criterion, outside it, neither, and no criterion."""
 
     within: str
     outside: str
@@ -156,10 +156,11 @@ def share(satisfied: ArrayLike, known: ArrayLike | bool = True) -> Estimate:
 
 
 def jackknifed(rows: ArrayLike, between: tuple[float, float] = ANYTHING, *, width: float = 0.0) -> Estimate:
-    """Estimate a statistic over all seeds, with a jackknife interval from its values without one seed.
+    """Estimate a statistic over all seeds, with a jackknife interval from its leave-one-out values.
 
     Args:
-        rows: (1 + S,) float; the statistic, followed by its value without each seed; (1,) for one seed.
+        rows: (1 + S,) float; the statistic over all seeds, followed by its value with each seed left out;
+            (1,) for one seed.
         between: possible range of the statistic; the interval is clipped to this range.
         width: bin width if the statistic is a bin centre; the interval is at least this wide.
     """

@@ -32,7 +32,7 @@ def setting(value: object) -> str:
 
 
 def axis_sort_key(value: object) -> tuple[float, str]:
-    """Return a sort key for axis values: numbers in ascending order, then "inf", then strings."""
+    """Return a sort key that orders axis values: numbers in ascending order, then "inf", then strings."""
     try:
         return float(value), ""  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -40,7 +40,7 @@ def axis_sort_key(value: object) -> tuple[float, str]:
 
 
 def brief(x: float) -> str:
-    """Format a round number in its shortest form, such as 1e-9, 200 or 0.5."""
+    """Format a number with few digits in its shortest form, such as 1e-9, 200 or 0.5."""
     digits, e, exponent = f"{x:g}".partition("e")
     return f"{digits}e{int(exponent)}" if e else digits
 
@@ -121,7 +121,7 @@ def formula(text: str) -> str:
 
 
 def metric_label(metric: str, labels: Mapping[str, str]) -> str:
-    """Return the figure label of a metric, declared by its probe or else generated from its name."""
+    """Return the figure label of a metric: declared by its probe, or else generated from its name."""
     if metric in labels:
         return formula(str(labels[metric]))
     if metric in PHASE_LABELS:
@@ -167,7 +167,7 @@ def settings_label(settings: Mapping[str, Any]) -> str:
 
 
 def evenly(things: Sequence[int], most: int) -> list[int]:
-    """Select at most `most` evenly spaced entries, including the first and the last entry."""
+    """Return at most `most` evenly spaced entries, including the first and the last entry."""
     places = np.linspace(0, len(things) - 1, min(len(things), most)).round().astype(int)
     return [things[place] for place in places]
 
@@ -176,7 +176,7 @@ NOT_HELD = "no random numbers are held"
 
 
 def held_words(hold: Sequence[str], varies: Sequence[str]) -> str:
-    """Describe which random numbers are held at seed 0 and which ones vary; return "" if none are held."""
+    """Describe which random numbers are fixed at those of seed 0 and which vary; "" if none are fixed."""
     if not hold:
         return ""
     held, others = (" and ".join(filter(None, (", ".join(x[:-1]), *x[-1:]))) for x in (hold, varies))
@@ -185,7 +185,7 @@ def held_words(hold: Sequence[str], varies: Sequence[str]) -> str:
 
 
 def ranges_text(numbers: Sequence[int]) -> str:
-    """Format ascending integers as ranges, such as "0 to 5" or "2, 5"."""
+    """Format ascending integers as ranges, such as "0 to 5", or as a list, such as "2, 5"."""
     if len(numbers) == numbers[-1] - numbers[0] + 1 > 1:
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers))
@@ -210,5 +210,5 @@ def minus(text: str) -> str:
 
 
 def file_name(*parts: object) -> str:
-    """Join words to a portable file name."""
+    """Join words into a portable file name."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", "_".join(str(part) for part in parts))

@@ -68,7 +68,7 @@ COLUMN_RULES = "".join(
 # Words with more characters than this may be broken at any character.
 _LONG = 30
 NUMBER = re.compile(r"[-–−∞]?[\d.,]*(e[-−]?\d+)?(\s?(%|s|GiB))?( \[.*\])?( \(n=\d+\))?|nan")
-# Tone of each verdict, and of the other phrases that pages show in place of a verdict.
+# Tone (colour) of each verdict, and of the other phrases that pages show in place of a verdict.
 TONES = (
     ("no", re.compile("differs|fails|does not hold|(below|inside) the null band")),
     ("open", re.compile("inconclusive|cannot tell|undecided|for some")),
@@ -95,7 +95,7 @@ class Column(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Columns of a table that fit next to each other.
+    """Columns of a table that fit side by side on a page.
 
     Attributes:
         columns: the columns.
@@ -107,7 +107,7 @@ class Piece(NamedTuple):
 
     @property
     def many(self) -> bool:
-        """Return True if the columns are together too wide for a phone."""
+        """Return True if the columns together are too wide for a phone."""
         return self.least > PHONE
 
     @property

@@ -69,7 +69,7 @@ class Results(Run):
         return statistics.aggregate(pooled, seed=seed, resamples=resamples, confidence=confidence)
 
     def summary(self, *, metrics: Sequence[str] = (), statistic: str = "mean") -> pd.DataFrame:
-        """Return a table of the last step of each phase, for display; see `statistics.summary_table`."""
+        """Return the statistics at the last step of each phase as a table; see `statistics.summary_table`."""
         return statistics.summary_table(self, metrics=metrics or None, statistic=statistic)
 
     def pair(
@@ -149,10 +149,8 @@ class Results(Run):
 
         Raises:
             InputError: the cell, seed or phase is unknown; the checkpoint is missing or damaged; the
-                parameters
-                of `model` differ from those of the run; or the initial parameters of a loaded folder depend
-                on
-                custom code or a data file.
+                parameters of `model` differ from those of the run; or the initial parameters of a loaded
+                folder depend on custom code or a data file.
         """
         from jaxattn.lab.results.params import params_of  # imports JAX, which tables and figures do not need
 
@@ -167,8 +165,7 @@ class Results(Run):
 
         Raises:
             InputError: the cell or seed is unknown; or the results were loaded from a folder, and the data
-                come
-                from files or user-defined code.
+                come from files or user-defined code.
         """
         from jaxattn.lab.results.params import (
             dataset_of_run,  # imports JAX, which tables and figures do not need
@@ -198,8 +195,8 @@ def load(directory: str | Path) -> Results:
     """Load a results folder, without importing or executing code from it.
 
     Args:
-        directory: folder or bucket address of a finished or running study. If the study is still running, the
-            measurements available so far are read, and `finished` is False.
+        directory: folder or bucket address of a finished or running study. If the study is still running,
+            the measurements available so far are read, and `finished` is False.
 
     Returns:
         The results, with all records and tokens in memory.

@@ -90,8 +90,8 @@ def params_of(
 ) -> Any:
     """Return the parameters of one seed of one cell, before or after a phase; see `load.Results.params`.
 
-    Parameters in span coordinates are converted to vectors in R^d, with a basis that is sampled from the
-    seed again. For d = ∞, they remain in span coordinates. Vocabulary padding is removed.
+    Parameters in span coordinates are converted to vectors in R^d, with a basis that is resampled from the
+    seed. For d = ∞, they remain in span coordinates. Vocabulary padding is removed.
     """
     results.settings(cell)
     if step not in (None, 0):
@@ -199,7 +199,10 @@ def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
 
 
 def _until(state: Mapping[str, Any], phase: str | None, before: bool) -> list[str]:
-    """Return the phases up to and including `phase` (default: all), or those before it (default: none)."""
+    """Return the phases up to and including `phase`, or those before it if `before`.
+
+    If `phase` is None, return all phases, or none if `before`.
+    """
     order = list(state)
     if phase is not None and phase not in order:
         raise InputError(f"phase {phase!r}: the checkpoint contains only {', '.join(order)}")

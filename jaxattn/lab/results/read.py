@@ -38,7 +38,7 @@ def read_results(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.Data
 
     Returns:
         Manifest, records and tokens; see `run.Run`. For an unfinished run, these contain all measurements
-        of finished batches, those of other batches up to their last checkpoint, and the failures in both.
+        of finished batches, those of other batches up to their last checkpoint, and all failures so far.
 
     Raises:
         InputError: the folder does not exist, is not a results folder, or contains no measurements yet; a
@@ -129,7 +129,8 @@ def _holds(values: pd.Series, column: str) -> bool:
 
 
 def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-    # A run with NaN logits predicts one class and still has an accuracy; exclude such values from means.
+    # A run with NaN logits still has an accuracy, because it predicts a single class; exclude these
+    # accuracies from means.
     phase, phases = pd.factorize(records["phase"])
     order = {name: number for number, name in enumerate(phases)}
     seeds = set(manifest["seeds"])
@@ -221,7 +222,8 @@ def _of_state(directory: Path, batch: str, saved: BatchState, known: Mapping[str
         folder = batch_state.checkpoint_path(directory, batch, saved.checkpoint.number)
         checkpoints.restore(folder, saved.checkpoint, directory)
     except Damaged as error:
-        # A resumed run does not read the parameters of a finished batch, so its state must be deleted first.
+        # A resumed run does not read the parameters of a finished batch, so the batch state must be deleted
+        # first.
         first = f"; delete {batch_state.path(directory, batch)}" if saved.finished else ""
         found.append(f"{error}{first}")
     return found

@@ -38,7 +38,7 @@ class Report:
         summary: summary.csv, with the last step of each phase.
         figures: each figure as PNG and as PDF.
         problems: figures that could not be drawn, with the reasons.
-        made_by: note on the package version that produced the run; empty if it is the installed version.
+        made_by: note on the package version that produced the run; empty if that version is installed.
     """
 
     page: Path

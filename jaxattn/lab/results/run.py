@@ -1,4 +1,4 @@
-"""Run read from its folder: settings, records and token tables."""
+"""Runs read from a results folder: settings, records and token tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,8 +37,8 @@ class Run:
         directory: folder from which the run was read.
         manifest: description of the run: name, command, config, cells and their settings, seeds, versions,
             failures.
-        records: long-form table with one row per (cell, seed, phase, step, metric) and its value; NaN from
-            the step at which a seed failed.
+        records: long-form table with one row per (cell, seed, phase, step, metric) and its value, which is
+            NaN from the step at which the seed failed.
         tokens: one row per (cell, seed, phase, token), and per class for K > 2 classes; may be empty.
         study: the study, if it was run in this session, else None. A folder contains only the names of
             custom code.
@@ -57,12 +57,12 @@ class Run:
 
     @property
     def phases(self) -> list[str]:
-        """Return the phases with records in run order."""
+        """Return the phases that have records, in run order."""
         return [str(phase) for phase in self.records["phase"].unique()]
 
     @property
     def cells(self) -> pd.DataFrame:
-        """Return one row per cell, with its index, its axis values and any held random numbers."""
+        """Return one row per cell: its index, its axis values and any random numbers shared by all seeds."""
         rows = [
             {"cell": cell["cell"], **cell["settings"], "hold": ", ".join(cell.get("hold", ()))}
             for cell in self.manifest["cells"]
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def derived(self) -> list[str]:
-        """Return the operations from which the values were derived; empty for recorded values."""
+        """Return the operations that derived the values; empty if the values are as recorded."""
         return list(self.manifest.get("derived", []))
 
     @property
@@ -117,7 +117,7 @@ class Run:
         return tuple(map(class_name, names)) if isinstance(names, list | tuple) else ()
 
     def label(self, metric: str) -> str:
-        """Return the figure label of a metric, declared by its probe or else the paper's symbol."""
+        """Return the figure label of a metric: declared by its probe, or else the paper's symbol."""
         text = metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
         return text if len(text) <= LONGEST_LABEL else short_name(text, LONGEST_LABEL)
 
@@ -145,7 +145,7 @@ class Run:
         return "; ".join(f"cell {ranges_text(own)}: {words or NOT_HELD}" for words, own in cells.items())
 
     def score_names(self, cell: int) -> tuple[str, str]:
-        """Return the names of the token scores of a cell's model, one for captions and one for figures."""
+        """Return the name of the token scores of a cell's model, once for captions and once for figures."""
         try:
             kind = str(self.lookup(cell, "model.kind"))
         except InputError:
@@ -158,7 +158,10 @@ class Run:
         return f"{type(self).__name__}({str(self.directory)!r}, {', '.join(words)})"
 
     def with_axes(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Insert each row's axis values and held random numbers after its cell index."""
+        """Insert columns for each row's axis values, and for random numbers shared by all seeds of its cell.
+
+        The columns are inserted after the cell index.
+        """
         if len((cells := self.cells).columns) == 1:
             return frame
         joined = frame[["cell"]].merge(cells, on="cell", how="left").set_index(frame.index)
@@ -172,7 +175,7 @@ class Run:
 
     @property
     def made_by(self) -> str:
-        """Return a note if other code than the installed version produced the run, else ""."""
+        """Return a note if the run was produced by code other than the installed version, else ""."""
         return provenance.differs(provenance.makers(self.manifest))
 
     def config(self, cell: int) -> Mapping[str, Any]:
@@ -198,7 +201,7 @@ class Run:
 
 
 def find_cell(tree: Any, key: str) -> Any:
-    """Return the value at a dotted key, or None. List entries are addressed by index or name."""
+    """Return the value at a dotted key, else None. List entries are addressed by index or name."""
     for part in key.split("."):
         if isinstance(tree, list | tuple):
             named = {str(number): entry for number, entry in enumerate(tree)}

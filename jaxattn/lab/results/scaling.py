@@ -70,9 +70,9 @@ def scaling(
         metric: name of the metric.
         phase: name of the phase; defaults to the last phase that recorded the metric.
         expected: expected slope, drawn as a dashed line.
-        tolerance: allowed deviation of the slope from `expected`. The caption says that the slope agrees if
-            its whole 95 % interval is within the tolerance, that it differs if no part of the interval is,
-            and that the comparison is inconclusive otherwise.
+        tolerance: allowed deviation of the slope from `expected`. According to the caption, the slope agrees
+            if its 95 % interval lies within the tolerance, differs if the interval lies outside it, and is
+            inconclusive otherwise.
 
     Raises:
         InputError: an axis, metric or phase is unknown, or the axis has values that are not positive
@@ -229,7 +229,7 @@ class Course:
 
     Attributes:
         settings: the cell's settings.
-        x: (m, seeds); NaN if x or y is not positive, or at repetitions of the last point of a path.
+        x: (m, seeds); NaN if x or y is not positive, or where the last point of a path is repeated.
         y: (m, seeds); NaN at the same entries.
         law: the power law fitted to the chosen range of x.
     """
@@ -304,10 +304,10 @@ def convergence(
 def collect_courses(
     results: Run, *, x: str, y: str, phase: str | None, window: tuple[float, float] | None
 ) -> tuple[str, list[Course]]:
-    """Collect two metrics of each cell during a phase, and fit power laws in a given window of x.
+    """Collect two metrics of each cell during a phase, and fit power laws within a given window of x.
 
     Returns:
-        The phase, and one course per cell that recorded both metrics.
+        The phase, and one `Course` per cell that recorded both metrics.
 
     Raises:
         InputError: as in `convergence`.

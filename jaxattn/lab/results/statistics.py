@@ -52,8 +52,8 @@ def scale(metric: str, declared: Mapping[str, Sequence[Any]] = MappingProxyType(
 
     Args:
         metric: name of the metric. An entry of a vector, such as NAME_07, has the scale of NAME.
-        declared: (kind, low, high), keyed by metric, as declared by the probes of a run; None means
-            unbounded.
+        declared: (kind, low, high), keyed by metric, as declared by the probes of a run; a bound of None
+            means unbounded.
     """
     for names, found in _DECLARED:
         if names.fullmatch(metric):
@@ -216,7 +216,10 @@ def summary_rows(
 def estimates(
     results: Run, *, metrics: Sequence[str] | None = None, statistic: str = "mean", **options: Any
 ) -> pd.DataFrame:
-    """Compute the entries of `summary_rows`, as an aggregate with columns value, low, high and text."""
+    """Compute the entries of `summary_rows` as a table with columns value, low, high and text.
+
+    Each row corresponds to a row of `aggregate`.
+    """
     records, _ = _shown(results, metrics)
     table = aggregate(replace(results, records=records), **options)
     planned = len(results.manifest["seeds"])
@@ -234,7 +237,7 @@ def estimates(
 
 
 def summary_title(results: Run) -> str:
-    """Return the title of a summary; it explains the entries and includes `summary_words`."""
+    """Return the title of a summary, which explains the entries and includes `summary_words`."""
     what = ", ".join([*results.derived, "last step of each phase"])
     return f"{what[0].upper()}{what[1:]}: {summary_words(results)}"
 
@@ -281,7 +284,7 @@ def transposed(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def _valid_scales(series: _Floats, kind: NDArray[Any]) -> NDArray[Any]:
-    """Return the scale for each row of (m, n) values; linear if a value is outside the scale."""
+    """Return the scale of each row of (m, n) values; linear if a value is outside the row's scale."""
     fits = (kind == LINEAR) | ((kind == LOG) & (series > 0).all(axis=1))
     return np.where(fits | ((kind == YES_NO) & np.isin(series, (0, 1)).all(axis=1)), kind, LINEAR)
 
@@ -289,11 +292,11 @@ def _valid_scales(series: _Floats, kind: NDArray[Any]) -> NDArray[Any]:
 def _means(
     series: _Floats, kind: NDArray[Any], low: _Floats, high: _Floats, confidence: float
 ) -> list[_Floats]:
-    """Compute the mean of each row of (m, n) values on its scale, with bounds clipped to [low, high]."""
+    """Compute the mean of each row of (m, n) values on its scale, with an interval clipped to [low, high]."""
     logs, shares = kind == LOG, kind == YES_NO
     bounds = np.stack(student_t(series, confidence=confidence))
     bounds[:, logs] = geometric(series[logs], confidence=confidence)
-    # If any value is outside the declared range, the name belongs to another metric.
+    # If any value is outside the declared range, the name refers to a different metric.
     inside = ((series >= low) & (series <= high)).all(axis=1)
     bounds = np.where(inside, np.clip(bounds, low[:, 0], high[:, 0]), bounds)
     found = np.stack([series.mean(axis=1), *bounds])
@@ -304,7 +307,7 @@ def _means(
 
 
 def _middles(series: _Floats, *, seed: int, resamples: int, confidence: float) -> list[_Floats]:
-    """Compute the median, interquartile mean and its bounds for each row of sorted values, (m, n)."""
+    """Compute the median, interquartile mean and its interval for each row of sorted values, (m, n)."""
     seeds = series.shape[1]
     iqm = series @ _iqm_weights(seeds)
     bounds = np.full((2, len(series)), np.nan)

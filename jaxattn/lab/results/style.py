@@ -112,7 +112,7 @@ def colours(count: int, *, ordered: bool) -> list[str]:
 
 
 def png(figure: Figure, dpi: int | None = None) -> bytes:
-    """Render a figure as a deterministic PNG with a palette, which makes the file two thirds smaller."""
+    """Render a figure as a deterministic PNG with a palette, which reduces the file size by two thirds."""
     drawn = Image.open(BytesIO(_render(figure, "png", {"Software": None}, dpi)))
     content = BytesIO()
     few = drawn.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)

@@ -1,4 +1,4 @@
-"""Self-contained pages for measurements made outside a study, with sentences, figures and tables."""
+"""Self-contained pages with sentences, figures and tables, for measurements made outside a study."""
 
 from collections.abc import Mapping, Sequence
 from html import escape

@@ -40,7 +40,7 @@ class Tokens:
 
     @property
     def signs(self) -> str:
-        """Return a caption phrase that names the positive and the negative class; "" without class names."""
+        """Return a caption phrase that names the positive and negative class, or "" without class names."""
         if len(self.classes) > 1 or not self.names:
             return ""
         return f" (positive: class {self.name(1)}, negative: class {self.name(0)})"
@@ -126,8 +126,8 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
 def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Set the column "class" of `top` to the name of the class for which each token is evidence.
 
-    For two classes, `names` lists the negative class first; `names` may be empty. For two classes, the sign
-    of α determines the class, with "–" for 0.
+    `names` lists the class names, with the negative class first for two classes, or is empty. For two
+    classes, the sign of α determines the class, with "–" for 0.
     """
     if len(names) == 2:
         sign = np.sign(best["alpha"].to_numpy(float)).astype(int)

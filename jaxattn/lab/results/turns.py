@@ -45,9 +45,9 @@ class Turn(NamedTuple):
 
 
 def turn(curve: pd.DataFrame) -> Turn | None:
-    """Return a curve's interior extremum if its interval is disjoint from those at both ends, or None.
+    """Return a curve's interior extremum if its interval is disjoint from those at both ends, else None.
 
-    Curves from a single seed have no intervals; a larger difference is required for them.
+    Curves from a single seed have no intervals; for these, a larger difference is required.
 
     Args:
         curve: aggregate rows for one metric, cell and phase, in ascending order of the step.
@@ -103,8 +103,8 @@ def turning_sentences(
         cells: the cells that are drawn.
 
     Returns:
-        For one cell, sentences that list points on the curve; for several, the number of cells with an
-        extremum.
+        Sentences. For one cell, they list points on the curve; for several cells, they state how many cells
+        have an extremum.
     """
     found = []
     for names in panels.values():

@@ -1,7 +1,7 @@
 """Commit records of batches: each stores a batch's progress and the checksums of its tables and checkpoint.
 
 Tables and checkpoints are written first, under new names. They become valid when the commit record that
-refers to them is written. Files to which no commit record refers were left behind by a killed run.
+refers to them is written. Files to which no commit record refers are left over from a killed run.
 """
 
 import re
@@ -86,7 +86,7 @@ class BatchState(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> "BatchState":
-        """This batch, or the finished batch that it extends if this batch is unfinished."""
+        """This batch, or the finished batch that it extends while this batch is unfinished."""
         return self if self.finished or self.before is None else self.before
 
 
@@ -100,7 +100,10 @@ def spans(batch: str) -> tuple[range, range]:
 
 
 def overlaps(cells: Mapping[str, Iterable[int]]) -> list[tuple[str, str]]:
-    """Return pairs of batches that have a (cell, seed) pair in common. `cells` maps batch names to cells."""
+    """Return pairs of batches that have a (cell, seed) pair in common.
+
+    `cells` maps the name of each batch to its cell numbers.
+    """
     runs: dict[int, list[tuple[int, int, str]]] = {}
     for batch, own in cells.items():
         seeds = spans(batch)[1]
@@ -133,7 +136,7 @@ def checkpoint_path(directory: Path, batch: str, number: int) -> Path:
 
 
 def batches(directory: Path) -> list[str]:
-    """Return the names of the batches that have a commit record."""
+    """Return the names of the batches for which a commit record exists."""
     names = (
         name.removesuffix(".json")
         for name in files.file_names(directory / "parts", directory)
@@ -143,7 +146,10 @@ def batches(directory: Path) -> list[str]:
 
 
 def read_shown(directory: Path, batch: str) -> BatchState | None:
-    """Read the commit record that determines a batch's results; see `read_state` and `BatchState.shown`."""
+    """Read the commit record that determines the results of a batch; see `BatchState.shown`.
+
+    The errors are the same as for `read_state`.
+    """
     saved = read_state(directory, batch)
     return saved and saved.shown
 
@@ -193,7 +199,7 @@ def write_state(directory: Path, batch: str, saved: BatchState) -> None:
 
 
 def cells_of_other_configs(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the cells of a batch whose configs the manifest entries neither contain nor extend."""
+    """Return a batch's cells whose configs are neither in the given manifest entries nor extended by them."""
     known = {str(entry["cell"]): entry for entry in cells}
     hashes = {cell: [entry.get("config_hash"), *entry.get("extends", ())] for cell, entry in known.items()}
     made = saved.origin.cells.items()
@@ -235,7 +241,7 @@ def read_with_tables(
 def read_own_table(
     directory: Path, batch: str, saved: BatchState, name: str, columns: Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """Read all or selected columns of a table of a batch; raises the same errors as `read_with_tables`."""
+    """Read all or selected columns of a batch's table; raise the same errors as `read_with_tables`."""
     place = table_path(directory, batch, name, saved.tables[name])
     table = tables.read_table(place, directory, saved.tables[name], columns)
     lanes = {(int(cell), seed) for cell in saved.origin.cells for seed in spans(batch)[1]}
@@ -249,7 +255,7 @@ def read_own_table(
 def check_lanes(directory: Path, batch: str, saved: BatchState) -> None:
     """Check that a batch's tables contain the cells and seeds in the batch's name.
 
-    Raises the same errors as `read_with_tables`.
+    The errors are the same as for `read_with_tables`.
     """
     for name in saved.tables:
         read_own_table(directory, batch, saved, name, tables.LANE)

@@ -2,9 +2,9 @@
 
 The files to which a commit record refers are uploaded first, under unique names. The commit record is
 then uploaded, provided that the object in the bucket is still the version that this run last read or
-wrote. Every commit record in the bucket is therefore complete, even if the run is killed. If two runs use
-the same folder, one of them gets an error. Readers fetch the objects that they need into a separate local
-folder.
+wrote. Every commit record in the bucket therefore refers to complete files, even if the run is killed. If
+two runs use the same folder, one of them gets an error. Readers fetch the objects that they need into a
+separate local folder.
 """
 
 import re
@@ -168,7 +168,7 @@ class Bucket:
         self.upload((_tables(batch, saved) | _checkpoint(batch, saved)).keys() - there.keys())
 
     def commit_batch(self, batch: str, saved: BatchState) -> None:
-        """Upload a batch's commit record; raises the same errors as `commit`.
+        """Upload a batch's commit record; raise the same errors as `commit`.
 
         If another run has taken over the folder, the uploaded checkpoint is deleted.
         """
@@ -200,7 +200,7 @@ class Bucket:
                     self.delete(name for name in own if name not in named)
 
     def commit(self, name: str) -> None:
-        """Upload a commit record, which makes the files to which it refers valid.
+        """Upload a commit record, which marks the files it lists as valid.
 
         Raises:
             RunError: another run has replaced the record or taken over the folder, or the record cannot be
@@ -212,7 +212,7 @@ class Bucket:
         self.listed[name] = Entry(0, "")
 
     def drop_others(self, batch: str, saved: BatchState) -> None:
-        """Delete the objects of a batch to which its commit record does not refer."""
+        """Delete a batch's objects, except those to which its commit record refers."""
         named = _tables(batch, saved) | _checkpoint(batch, saved)
         self.delete(x for x in self._of(batch) if x not in named and not _is_record(x))
 
@@ -239,7 +239,7 @@ class Bucket:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """If an earlier write failed, raise its error immediately.
+        """Inside the `with` block, remember a failed write; if a write failed earlier, raise its error.
 
         A run that is ending therefore does not wait for another timeout.
         """

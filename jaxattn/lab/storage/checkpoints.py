@@ -50,7 +50,7 @@ def prepare() -> Any:
 
 
 def check_handles() -> None:
-    """Raise RunError if the limit on open files is too low, which orbax itself does not check."""
+    """Raise RunError if the limit on open files is too low; orbax does not check this limit."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError):
         if allowed != resource.RLIM_INFINITY and allowed - len(os.listdir("/dev/fd")) < HANDLES:
@@ -79,7 +79,7 @@ def save(folder: Path, arrays: Any) -> Checkpoint:
 
 
 def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) -> Any:
-    """Read a checkpoint's arrays to the host, so that a lack of device memory is not mistaken for damage.
+    """Read a checkpoint's arrays into host memory, so that lack of device memory is not mistaken for damage.
 
     `known` is the description of the checkpoint in the commit record. The result has the structure of `like`,
     or consists of nested dictionaries if `like` is None. No files outside `directory` are read.

@@ -39,7 +39,7 @@ def renamed(text: str) -> str:
 
 @contextmanager
 def naming() -> Iterator[None]:
-    """Replace the paths of local copies in error messages with their bucket addresses."""
+    """Inside the `with` block, replace the paths of local copies in errors with their bucket addresses."""
     try:
         yield
     except (InputError, RunError) as error:

@@ -15,10 +15,10 @@ from typing import Any
 from jaxattn.core.errors import InputError, RunError
 
 SEAL = "seal"
-# Size limit for JSON files in bytes. A manifest for a million seeds takes a fifth of this.
+# Size limit for JSON files in bytes. A manifest for a million seeds uses a fifth of this size.
 MOST_JSON = 2**28
-# Maximum length of a file name in bytes. File systems allow 255; the margin is for temporary names, which are
-# longer.
+# Maximum length of a file name in bytes. File systems allow 255; temporary names, which are longer, need the
+# difference.
 LONGEST_NAME = 200
 TEMPORARY = re.compile(r"\..+\.(\d+)")
 # Maximum nesting depth of JSON files. This package uses fewer than ten levels; Python's parser fails at
@@ -31,7 +31,7 @@ class Damaged(InputError):
 
 
 def inside(path: Path, folder: Path) -> Path:
-    """Return the path unchanged; raise Damaged if it leads outside the folder, for example via a symlink."""
+    """Return the path unchanged; raise Damaged if it leads outside the folder, for example via a link."""
     try:
         leads = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
     except ValueError:  # The path is invalid.
@@ -80,7 +80,7 @@ def write_file(path: Path, content: bytes, folder: Path) -> None:
 
 
 def append_bytes(path: Path, content: bytes) -> None:
-    """Append bytes to a file; raises the same errors as `open_own`."""
+    """Append bytes to a file; raise the same errors as `open_own`."""
     with open(path, "ab", opener=open_own) as file:
         file.write(content)
 
@@ -128,7 +128,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def remove_temporary(folder: Path, *below: str) -> None:
-    """Delete temporary files that killed processes left in a folder and in the given subfolders."""
+    """Delete temporary files that killed processes left behind in a folder and in the given subfolders."""
     for place in (folder, *(folder / name for name in below)):
         for name in file_names(place, folder):
             if (found := TEMPORARY.fullmatch(name)) and not _is_alive(int(found[1])):
@@ -170,7 +170,7 @@ def read_file(path: Path, folder: Path | None, sha256: str | None = None, most: 
 
 
 def check_file(path: Path, folder: Path, sha256: str) -> None:
-    """Check a file against its checksum; raises the same errors as `read_file`."""
+    """Check a file against its checksum; raise the same errors as `read_file`."""
     with open_file(path, folder) as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     _compare(path, found, sha256)
@@ -188,7 +188,7 @@ def cache_folder(cache_dir: str | Path | None = None) -> Path:
 
 
 def memory() -> int:
-    """Return the memory of the machine in bytes."""
+    """Return the size of the machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -228,7 +228,7 @@ def unsealed(content: Any) -> dict[str, Any]:
 
 
 def read_json(path: Path, folder: Path) -> Any:
-    """Read a JSON file; raises the same errors as `read_file`."""
+    """Read a JSON file; raise the same errors as `read_file`."""
     text = read_file(path, folder, most=MOST_JSON)
     try:
         return parse_json(text)
@@ -237,7 +237,7 @@ def read_json(path: Path, folder: Path) -> Any:
 
 
 def read_sealed(path: Path, folder: Path) -> dict[str, Any]:
-    """Read a JSON file written by `sealed`; raises the same errors as `read_file`."""
+    """Read a JSON file written by `sealed`; raise the same errors as `read_file`."""
     content = read_json(path, folder)
     try:
         return unsealed(content)
@@ -272,7 +272,7 @@ def _compare(path: Path, found: str, wanted: str | None) -> None:
 
 @contextmanager
 def open_file(path: Path, folder: Path | None, most: int | None = None) -> Iterator[BufferedReader]:
-    """Open a file for reading; raises the same errors as `read_file`."""
+    """Open a file for reading; raise the same errors as `read_file`."""
     if folder is not None:
         inside(path, folder)
     # Without O_NONBLOCK, opening a FIFO that has no writer would block.
@@ -305,7 +305,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def saving(path: Path, folder: Path) -> Iterator[None]:
-    """Convert errors when writing to a results folder to RunError. The message says if the disk is full."""
+    """Inside the `with` block, convert write errors to RunError; the message says if the disk is full."""
     try:
         yield
     except (OSError, ValueError) as error:

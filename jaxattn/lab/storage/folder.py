@@ -1,4 +1,4 @@
-"""Results folders for reading, on this machine or in a bucket, with a common interface."""
+"""Common interface for reading results folders, on this machine or in a bucket."""
 
 import os
 import re
@@ -24,7 +24,7 @@ class ResultsFolder:
         absolute: absolute path, or address.
         local: path of the folder, or of its local copy.
         is_remote: True if the folder is not on this machine.
-        look_s: seconds between two checks by a process that waits for the folder.
+        look_s: seconds between two checks of the folder by a process that waits for it to change.
     """
 
     is_remote, look_s = False, 0.5
@@ -44,7 +44,7 @@ class ResultsFolder:
         return self.local
 
     def send_report(self, paths: Iterable[Path], directory: Path) -> None:
-        """Store report files that were written to a local directory; the list of figures is stored last."""
+        """Store report files from a local directory in the results folder, with the list of figures last."""
 
     def shards(self) -> list[str]:
         """Return the names of the shards that have a manifest, or [] if the folder itself contains a run."""
@@ -89,7 +89,7 @@ class _BucketFolder(ResultsFolder):
 
 
 def fetch_batch(directory: Path, batch: str, saved: BatchState) -> None:
-    """Fetch a batch into the local copy of a bucket folder if the local copy lacks the batch's checkpoint."""
+    """Fetch a batch into the local copy of a bucket folder if its checkpoint is missing there."""
     if (address := address_of(directory)) is None:
         return
     if not batch_state.checkpoint_path(directory, batch, saved.checkpoint.number).is_dir():

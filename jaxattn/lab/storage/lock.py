@@ -1,10 +1,10 @@
 """Locks for results folders: one process at a time may use a folder, and a killed process releases its lock.
 
 A local folder has a file lock. The lock of a bucket folder is an object that the holder of the lock
-replaces every few seconds. A process that waits for the lock times these replacements with its local
-clock. A replacement succeeds only if the object is still the version that the process last read or wrote.
-If two processes try to take over a lock, one of them therefore fails. A process that has lost its lock
-gets an error at its next replacement.
+replaces every few seconds. A waiting process times these replacements with its local clock. A replacement
+succeeds only if the object is still the version that the process last read or wrote. If two processes try
+to take over a lock, one of them therefore fails. A process that has lost its lock gets an error at its
+next replacement.
 """
 
 import json
@@ -88,7 +88,7 @@ def _lock(file: Any, directory: Path, warn: Callable[[str], None]) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            # Retry, because `is_locked` holds the lock briefly.
+            # Retry, because `is_locked` may hold the lock for a moment.
             if left:
                 time.sleep(0.05)
                 continue
@@ -109,7 +109,7 @@ class Lock:
     """Lock of a bucket folder."""
 
     def __init__(self, objects: Objects, local: Path) -> None:
-        """Store the bucket folder, and the local file that identifies the last holder on this machine."""
+        """Store the bucket folder, and the local file that records the last holder on this machine."""
         self._objects, self._local = objects, local
         self._run = secrets.token_hex(8)
         self._since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -178,8 +178,8 @@ class Lock:
         return bool(self._lost)
 
     def _lose(self) -> None:
-        # Set the message before reading the lock object: after the read, this process could overwrite the
-        # object.
+        # Set the message before reading the lock object: after the read, this process would be able to
+        # overwrite the object.
         with self._one:
             self._lost = self._lost or f"{self._objects.address}: taken over by another process"
             with suppress(InputError):
@@ -242,7 +242,7 @@ def is_held(objects: Objects) -> bool:
 
 
 def _replaced(objects: Objects, found: bytes | None, seconds: float) -> dict[str, Any] | None:
-    """Wait until the lock object is replaced, and return the new one; None if this takes over `seconds`."""
+    """Wait up to `seconds` seconds for the lock object to be replaced; return the new one, or None."""
     begin = time.monotonic()
     while time.monotonic() - begin < seconds:
         time.sleep(LOOK_S)

@@ -1,4 +1,4 @@
-"""Manifest of a results folder: a description of the run, and instructions to repair or resume it."""
+"""Manifest of a results folder: a description of the run, and instructions for repairing or resuming it."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -23,9 +23,9 @@ NOT_A_RUN = "use a folder written by `jaxattn run`"
 
 
 class _Cell(msgspec.Struct):
-    """One cell: number, value of every axis, and hash of the settings that determine its results.
+    """One cell: its number, its axis values, and the hash of the settings that determine its results.
 
-    `hold` lists the sources of randomness held at seed 0, and `varies` the sources that vary with the seed.
+    `hold` lists the sources of randomness held at seed 0, and `varies` those that vary with the seed.
     `extends` maps the config hash of each shorter run that the cell extends to its number of steps.
     """
 
@@ -198,13 +198,13 @@ def run_command(manifest: Mapping[str, Any]) -> str:
 
 
 def again(directory: Path) -> str:
-    """Return an instruction to repair or resume a run, without quoting any file in the folder."""
+    """Return an instruction for repairing or resuming a run, without quoting any file in the folder."""
     return f"run the same sweep again into {directory}"
 
 
 @contextmanager
 def fixing(directory: Path) -> Iterator[None]:
-    """Convert Damaged to InputError inside the `with` block, and append the instruction to repair the run."""
+    """Inside the `with` block, convert Damaged to InputError, and append how to repair the run."""
     try:
         yield
     except Damaged as error:

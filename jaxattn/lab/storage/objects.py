@@ -29,7 +29,7 @@ CREDENTIALS = (
 
 
 class Entry(NamedTuple):
-    """Entry in a listing: an object's size in bytes, and a tag that changes with its content."""
+    """Entry in a bucket listing: an object's size in bytes, and a tag that changes with its content."""
 
     size: int
     tag: str
@@ -75,12 +75,12 @@ class Objects:
         self._versions: dict[str, Any] = {}
 
     def entries(self) -> dict[str, Entry]:
-        """Return all objects by name."""
+        """Return the listing entries of all objects, by name."""
         with self._translated(InputError, "read"):
             return {x["path"]: _entry(x) for page in self._store.list() for x in page}
 
     def top(self) -> tuple[dict[str, Entry], list[str]]:
-        """Return the top-level objects by name, and the names of the top-level folders."""
+        """Return the listing entries of the top-level objects by name, and the top-level folder names."""
         with self._translated(InputError, "read"):
             found = self._store.list_with_delimiter()
         return {x["path"]: _entry(x) for x in found["objects"]}, list(found["common_prefixes"])

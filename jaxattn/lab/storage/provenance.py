@@ -1,4 +1,4 @@
-"""Provenance of results: the package source that produced them, compared with the installed source."""
+"""Provenance of results: comparison of the package source that produced them with the installed source."""
 
 import hashlib
 import subprocess

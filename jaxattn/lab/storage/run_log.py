@@ -43,7 +43,7 @@ class Line(msgspec.Struct):
 
 
 def append_entry(directory: Path, entry: Mapping[str, Any]) -> None:
-    """Append a line to the log in a results folder; raises the same errors as `files.append_bytes`."""
+    """Append a line to the log in a results folder; raise the same errors as `files.append_bytes`."""
     files.append_bytes(directory / RUN_LOG, files.sealed(entry))
 
 

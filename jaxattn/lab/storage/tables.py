@@ -23,7 +23,7 @@ TABLE_KEYS = {
 FREE = 2**28
 _GROWTH = 500
 MOST_COLUMNS = 100
-# Minimum memory of a string in bytes, not counting its characters.
+# Minimum memory use of a string in bytes, not counting its characters.
 OF_A_TEXT = 8
 
 
@@ -53,7 +53,7 @@ def read_table(
 
 
 def lanes(table: pd.DataFrame) -> set[tuple[int, int]]:
-    """Return the (cell, seed) pairs in a table; the set is empty without rows or without these columns."""
+    """Return the (cell, seed) pairs in a table; the set is empty if the table lacks rows or these columns."""
     if not len(table) or not set(LANE) <= set(table.columns):
         return set()
     pairs = table[list(LANE)].drop_duplicates()
@@ -102,7 +102,7 @@ def _check_size(content: bytes) -> None:
 
 
 def _characters(column: Any) -> int:
-    """Return the total size in bytes of the strings in a dictionary-encoded column, counting each row."""
+    """Return the total size in bytes of the strings in a dictionary-encoded column, summed over all rows."""
     import pyarrow.compute as pc
 
     total = 0

@@ -2,7 +2,7 @@
 
 For code in a file, the hash covers the file and the local modules that it imports. For code in a
 notebook, in the running script or at the prompt, the hash covers each function, and the functions,
-classes and values that the function reads. Installed packages are not hashed; their versions are
+classes and values that the function uses. Installed packages are not hashed; their versions are
 recorded instead.
 """
 
@@ -96,8 +96,8 @@ class _Code:
         self.seen[id(x)] = len(self.seen), x
         self.hash(x, place)
         if not isinstance(x, DEFINITIONS):
-            # Remove the value, because whether two equal values are the same object differs between
-            # processes.
+            # Remove the value, because it differs between processes whether two equal values are the same
+            # object.
             del self.seen[id(x)]
 
     def hash(self, x: Any, place: str) -> None:
@@ -235,7 +235,7 @@ def _parts(x: Any) -> list[Any] | None:
 def _module_of(x: Any) -> types.ModuleType | None:
     """Return the module of a class or function.
 
-    For a decorated function, this is the module that defines the function.
+    For a decorated function, this is the module that defines the undecorated function.
     """
     name = x.__globals__.get("__name__") if isinstance(x, types.FunctionType) else x.__module__
     return sys.modules.get(name or "")

@@ -1,4 +1,4 @@
-"""Definition of a study: tables for data, model, phases and probes, a grid over their keys, and seeds."""
+"""Definition of a study: tables for data, model, phases and probes, a grid over their keys, and the seeds."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -88,7 +88,7 @@ class Definition:
 
     @property
     def chunk(self) -> int | None:
-        """Number of runs to vmap together, or None if the study does not set it."""
+        """Number of runs to vmap together, or None if the study does not set this number."""
         return self._tables.chunk
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Dry run of a setting on abstract arrays, which validates return values before compilation."""
+"""Dry run of a setting with abstract arrays, which validates return values before compilation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,7 +45,7 @@ def rehearse(
     files: frozenset[str],
     progress: Progress = silent,
 ) -> None:
-    """Trace the run of one seed, and validate what each component returns.
+    """Trace the computation for one seed, and validate what each component returns.
 
     `varying` maps the numeric settings that differ between vmapped runs to their dtypes. `files` contains the
     source files of the user's code.
@@ -76,7 +76,7 @@ def rehearse(
 
 
 class _Rehearsal:
-    """Trace of one seed on abstract arrays. Exceptions are annotated with the component that raised them."""
+    """Trace of one seed with abstract arrays. Exceptions are annotated with the failing component."""
 
     def __init__(self, setting: Setting, shared: Loaded | None, files: frozenset[str]) -> None:
         self.setting, self.shared, self.files = setting, shared, files
@@ -97,7 +97,7 @@ class _Rehearsal:
         return jax.eval_shape(run, dict(numbers), jax.eval_shape(keys, 0))
 
     def fails(self, numbers: Hyperparameters) -> bool:
-        """Return True if tracing fails because code needs the concrete value of a traced number or array."""
+        """Return True if tracing fails because code needs the concrete value of a tracer."""
         try:
             self.run(numbers)
         except RunError as error:
@@ -164,9 +164,9 @@ class _Rehearsal:
             check_floats(name, each, {() if coupled else (n,)}, why)
 
     def minibatches(self, data: Dataset) -> None:
-        """Raise InputError if the loss couples sequences, but would be evaluated on all of them.
+        """Raise InputError if minibatches are used, but a loss that couples sequences would see all data.
 
-        With minibatches, such a loss must be evaluated on the sequences of the minibatch instead.
+        The loss must be evaluated on the sequences of each minibatch instead.
         """
         setting = self.setting
         batched = [k for k, phase in enumerate(setting.phases) if phase.batch_size]
@@ -243,7 +243,7 @@ class _Rehearsal:
 
     @contextmanager
     def at(self, place: str, concept: Concept[Any] | str) -> Iterator[None]:
-        """Add the location to exceptions, and attribute them to custom code or to the package."""
+        """Inside the `with` block, add the location to exceptions, and whether custom code caused them."""
         try:
             with at(place):
                 yield

@@ -18,7 +18,7 @@ from jaxattn.lab.study.tree import assign
 GRID = ("axes", "zip", "halton", "cells", "exclude")
 # Settings of the study and its grid that individual cells do not contain.
 PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
-# Maximum number of cells; creating and checking this many takes seconds.
+# Maximum number of cells; creating and checking this many cells takes a few seconds.
 _MOST_CELLS = 100_000
 _OF_ALL_CELLS = frozenset(PRESENTATION) - {"name"}
 
@@ -51,8 +51,8 @@ def grid_cells(
     """Return the cells of a study, block by block.
 
     The cells of a block are the product of the explicit `cells`, the zipped axes, the Halton points and the
-    product axes, without the excluded cells. The last axis varies fastest. `tables_of` validates and returns
-    the tables of a block or cell, and `read` creates a cell from its tables, number and axis values.
+    product axes, except for the excluded cells. The last axis varies fastest. `tables_of` validates and
+    returns the tables of a block or cell, and `read` creates a cell from its tables, number and axis values.
 
     Raises:
         InputError: a block or axis has an unknown key, a value makes a cell invalid, or the grid is empty.
@@ -130,7 +130,7 @@ def product(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
 
 
 def zipped(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Combine the i-th values of all axes, for each i; raise InputError if the axes differ in length."""
+    """Combine the i-th values of all axes for each i; raise InputError if the axes differ in length."""
     lengths = {key: len(values) for key, values in axes.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{key} has {length}" for key, length in lengths.items())
@@ -139,7 +139,7 @@ def zipped(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
 
 
 def halton(wanted: Halton | None) -> list[dict[str, Any]]:
-    """Return quasi-random points within the bounds, or [{}] if `wanted` is None.
+    """Return quasi-random points within the given bounds, or [{}] if `wanted` is None.
 
     With the same seed, a larger number of points extends the sequence and does not change earlier points.
     """

@@ -41,7 +41,7 @@ class CompileGroup(NamedTuple):
     numbers: Mapping[int, Hyperparameters]
 
     def hyperparameters(self, cells: Sequence[Cell]) -> Hyperparameters:
-        """Return the varying numeric settings as arrays (L,) with one value per vmapped run.
+        """Return the varying numeric settings as arrays (L,) with one value for each of L vmapped runs.
 
         `cells` contains the cell of each run.
         """
@@ -77,7 +77,7 @@ def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
 def rehearse_groups(
     study: Definition, groups: Sequence[CompileGroup], progress: Any, *, keep_going: bool = False
 ) -> frozenset[int]:
-    """Trace all groups if the study has custom code, and return the numbers of the groups that raise.
+    """Trace all groups if the study has custom code; return the indices of groups that raise exceptions.
 
     With `keep_going`, exceptions in some of the groups are ignored, because their batches raise them again
     when they run.

@@ -1,6 +1,7 @@
-"""PRNG keys of a seed for data, initial parameters and batches. A study can hold any of them at seed 0.
+"""PRNG keys of a seed for data, initial parameters and batches.
 
-A key depends only on the seed and on `hold`, so seeds can be added to a study later.
+A study can hold any of these three keys at seed 0. A key depends only on the seed and on `hold`, so seeds
+can be added to a study later.
 """
 
 from collections.abc import Collection
@@ -59,7 +60,7 @@ def varying(data: Data, phases: Collection[Phase], hold: Collection[str]) -> lis
 
 
 def check_fresh(phases: Collection[Phase], hold: Collection[str]) -> None:
-    """Raise InputError if data are held, but a phase samples new examples with keys that are not held."""
+    """Raise InputError if the data are held, but a phase samples new examples with keys that are not held."""
     for phase in phases:
         if "data" in hold and "batches" not in hold and getattr(phase, "fresh", None):
             raise InputError(

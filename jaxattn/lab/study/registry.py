@@ -1,4 +1,4 @@
-"""Component types in a sweep file, such as models: their built-in classes, and instances built from tables.
+"""Component types in a sweep file, such as models: built-in classes, and instances built from tables.
 
 A table has a `kind`, which is a short name or an import path. Its other keys are settings of the class,
 which are checked against the annotations. A function is first converted to a class; see
@@ -69,7 +69,7 @@ class Concept(Generic[C]):
         of_function: function that builds a class from a function and its `kind`; None if only classes are
             accepted.
         functions: signatures of the accepted functions.
-        further: for a base class, calls to list instead of its required attributes.
+        further: base classes for which other calls are listed instead of the required attributes.
         default: function that infers the kind of a table from its keys.
     """
 
@@ -84,7 +84,7 @@ class Concept(Generic[C]):
 
     @property
     def classes(self) -> dict[str, list[str]]:
-        """Method calls that a derived class must support, keyed by the name of the base class."""
+        """Method calls that a derived class must support, by name of the base class."""
         own = {base.__name__: [_call(base, name) for name in names] for base, names in self.bases.items()}
         return own | {name: list(calls) for name, calls in self.further.items()}
 
@@ -97,7 +97,7 @@ class Concept(Generic[C]):
 
 
 class Field(NamedTuple):
-    """Setting of a class: name, annotation and default. Without a default, it is `msgspec.NODEFAULT`."""
+    """Setting of a class: name, annotation and default (`msgspec.NODEFAULT` if it is required)."""
 
     name: str
     type: Any
@@ -105,7 +105,7 @@ class Field(NamedTuple):
 
 
 def _call(base: type, name: str) -> str:
-    """Format a call to a method with its required arguments, or the name of a property."""
+    """Format a method call with its required arguments, or the name of a property."""
     method = inspect.getattr_static(base, name)
     if isinstance(method, property):
         return name
@@ -119,7 +119,7 @@ def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tup
 
     Args:
         concept: component type of the table.
-        table: the kind, or a table with the kind and settings.
+        table: table with the kind and settings, or the kind alone.
         place: key of the table in the sweep file, for messages.
         names: resolver for import paths.
 
@@ -141,7 +141,7 @@ def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tup
 
 @functools.cache
 def _marked(target: type[Spec]) -> dict[str, str]:
-    """Return the settings annotated as file paths or import paths, with the markers in their annotations."""
+    """Return the settings annotated as file paths or import paths, each with the marker in its annotation."""
     return {f.name: mark for f in _fields(target) for mark in (FILE, IMPORT_PATH) if has_mark(f.type, mark)}
 
 

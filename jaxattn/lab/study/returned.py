@@ -1,4 +1,4 @@
-"""Validate what custom code returns; every check raises InputError with the value and a remedy."""
+"""Validation of what custom code returns; every check raises InputError with the value and a remedy."""
 
 from typing import Any
 
@@ -39,12 +39,12 @@ def check_examples(data: Dataset, name: str) -> None:
 
 
 def check_vocabulary(data: Dataset, vocab_size: int | None) -> None:
-    """Check that the data have the vocabulary size specified in their settings."""
+    """Check that the data have the vocabulary size given in their settings."""
     found = data.vocab_size if isinstance(data, Corpus | Sequences) else None
     if found != vocab_size:
         raise InputError(
-            f"vocab_size: {vocab_size}, but the sampled data have V = {found}; return data with "
-            "vocab_size tokens, because the vocabulary is padded"
+            f"vocab_size: {vocab_size}, but the sampled data have V = {found}; the vocabulary "
+            f"is padded to vocab_size, so return data with V = {vocab_size}"
         )
 
 
@@ -88,7 +88,7 @@ def _structure(tree: Any) -> Any:
 
 
 def metric_names(what: str, metrics: Any, axes: int) -> list[str]:
-    """Check that metrics are real numbers; return their names, one for each entry of a vector."""
+    """Check that metrics are real numbers; return their names, with one name for each entry of a vector."""
     if not isinstance(metrics, dict):
         raise InputError(f"{what} returns {shown(metrics)}; return a dictionary of numbers keyed by name")
     names = []
@@ -104,10 +104,10 @@ def metric_names(what: str, metrics: Any, axes: int) -> list[str]:
 
 
 def couples(loss: PerSequence, sequences: int, classes: int) -> bool:
-    """Return True if the loss of a sequence changes when other sequences are replaced, tested on random data.
+    """Test on random data whether the loss of a sequence depends on the other sequences.
 
-    The loss, (outputs, targets) -> (n,), is called with 8 sequences. If it does not accept 8, it is called
-    with `sequences` of them.
+    The loss, (outputs, targets) -> (n,), is called with n = 8, or with n = `sequences` if it does not accept
+    8 sequences.
     """
 
     def moves(n: int) -> bool:
@@ -121,7 +121,7 @@ def couples(loss: PerSequence, sequences: int, classes: int) -> bool:
                 np.where(others.reshape(-1, *(1,) * (x.ndim - 2)), x[1], x[0]) for x in (outputs, labels)
             ]
             after = np.asarray(compute(*mixed))
-            # The largest logit is subtracted, which cancels only up to rounding error.
+            # Losses subtract the largest logit, which cancels only up to rounding error.
             same = np.isclose(before, after, rtol=1e-4, atol=1e-5, equal_nan=True)
             if not same[~others].all():
                 return True

@@ -1,4 +1,4 @@
-"""JSON schema of sweep files, for editors that complete and check TOML."""
+"""JSON schema of sweep files, with which editors complete and check TOML."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -83,7 +83,7 @@ def _choice(concept: Concept[Any], definitions: Schema) -> Schema:
 
 
 def _change(concept: Concept[Any], definitions: Schema) -> Schema:
-    """Build the schema for changes to a component of unknown kind; it accepts the settings of all kinds."""
+    """Build the schema for changes to a component of unknown kind; it accepts the settings of any kind."""
     settings: dict[str, list[Schema]] = {}
     for table in _built_in(concept, definitions):
         for key, x in table["properties"].items():

@@ -37,7 +37,7 @@ from jaxattn.lab.probes.wants import wants_scores
 from jaxattn.lab.study.randomness import HELD_AT, keys
 from jaxattn.lab.study.setting import Setting, numbers_of
 
-# Metrics by name, for each probe, by the probe's index.
+# Metrics of all probes: for each probe's index, its metrics by name.
 ProbeMetrics = dict[int, Mapping[str, Array]]
 
 
@@ -145,7 +145,7 @@ def phase_probes(setting: Setting, index: int, data: Splits) -> list[PhaseProbe]
 
 
 def probe_context(setting: Setting, index: int, params: Params, data: Splits) -> ProbeContext:
-    """Build the context in which probes evaluate `params`."""
+    """Build the context in which probes measure `params`."""
     phase, sample = setting.phases[index], setting.probes.sample
     return ProbeContext(params, task_of(setting, data), phase, sample=sample)
 
@@ -186,8 +186,8 @@ def seed_dataset(
     """Return the data for one seed, or the data shared by all seeds, with the token names.
 
     Args:
-        data: settings of the data.
-        seed: the seed; ignored if all seeds share the data, or if the data are held.
+        data: data settings.
+        seed: the seed; ignored if all seeds share the data, or if the data are held at seed 0.
         dtype: dtype of the study, "float32" or "float64".
         swept: names of the settings that vary in the study. A run traces these settings as scalars of the
             study's dtype, which may round differently from constants.

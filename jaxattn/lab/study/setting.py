@@ -1,4 +1,4 @@
-"""Setting of a study: instances created from tables and checked together, and which settings may vary.
+"""Setting of a study: instances created from tables and checked together, and the settings that may vary.
 
 Vmapped runs of one program may differ in some numeric settings. These are the floats in data, model,
 loss, starts, phases and custom probes, unless they are annotated as `Static`, and the size of a synthetic
@@ -24,10 +24,11 @@ from jaxattn.lab.study.registry import C, Concept, convert, fields_of, keys_of, 
 from jaxattn.lab.study.tree import merge, place_of_thing
 
 SettingPath = tuple[str | int, ...]
-# Numeric settings by path, such as ("phases", 0, "step_size"): scalars, or arrays with one value per run.
+# Numeric settings by path, such as ("phases", 0, "step_size"). Each is a scalar, or an array with one value
+# per run.
 Hyperparameters = Mapping[SettingPath, Any]
 VOCAB_SIZE: SettingPath = ("data", "vocab_size")
-# Paths of the tables that store some fields of a setting.
+# Table paths of the fields of a setting that are not stored under their own names.
 IN_TABLES: dict[Any, SettingPath] = {"starts": ("model", "init"), "probes": ("probes", "own")}
 
 
@@ -101,16 +102,16 @@ def merged_tables(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any
 
 
 class Reader:
-    """Reader that creates cells from tables. Cells with equal tables share instances."""
+    """Builder of cells. Cells with equal tables share the objects built from them."""
 
     def __init__(self, names: ImportPaths) -> None:
         """Store the resolver for import paths."""
         self._names = names
-        # Instances with their complete tables, by location and contents of the table.
+        # Instances with their complete tables, keyed by the location and contents of the table.
         self._known: dict[tuple[str, str], tuple[Any, Any]] = {}
 
     def read(self, tree: Mapping[str, Any], number: int = 0, settings: Mapping[str, Any] = {}) -> Cell:
-        """Create instances from tables, and check that they are compatible.
+        """Create instances from tables, check that they are compatible, and return them as a cell.
 
         Args:
             tree: the tables data, model, loss, phases and probes, and the dtype.
@@ -207,8 +208,8 @@ def pads_vocabulary(setting: Setting) -> bool:
 def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
     """Replace the numeric settings with the values for one run, which may be tracers.
 
-    The vocabulary size of the data is left unchanged, because it determines array shapes; the run's value is
-    stored in `Setting.used`.
+    The vocabulary size of the data is unchanged, because it determines array shapes; the run's vocabulary
+    size is stored in `Setting.used`.
     """
     setting = setting._replace(used=numbers.get(VOCAB_SIZE))
     for path, number in numbers.items():
@@ -291,7 +292,9 @@ def _config_hash(setting: Setting, tables: Mapping[str, Any]) -> str:
 
 
 def setting_in_span(setting: Setting) -> Setting:
-    """Return the setting with its model in span coordinates, unless a component depends on the axes of R^d.
+    """Return the setting with its model in span coordinates if no component depends on the axes of R^d.
+
+    If a component depends on the axes, the model is left in full coordinates.
 
     Raises:
         InputError: d is infinite, but a component depends on the axes.

@@ -17,7 +17,7 @@ from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.setting import merged_tables
 from jaxattn.lab.study.tree import assign, check_values, flatten, numbered, parse
 
-# Maximum file size in bytes, and maximum number of files in a chain of `extends`.
+# Maximum file size in bytes, and maximum number of files that extend one another.
 _LARGEST = 16 * 2**20
 _LONGEST = 20
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -37,7 +37,7 @@ def read_sweep(
         path: TOML file; if it `extends` another file, it is merged into that file.
         overrides: `key=value` with dotted keys and TOML values, applied last; `key=null` removes a key.
         axes: additional product axes, `key=[value, ...]`.
-        made: function that creates a study from its tables and the resolver for import paths.
+        made: function that creates a study from tables and a resolver for import paths.
 
     Raises:
         InputError: the file is missing or malformed, a key is unknown, a type or value is invalid, or an

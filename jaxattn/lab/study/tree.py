@@ -10,14 +10,14 @@ from typing import Any
 from jaxattn.core.errors import InputError
 
 DEEPEST = 50
-# Grid keys may contain dots.
+# Matches a key of the grid; the key of the swept setting, after the table name, may contain dots.
 _AXIS = re.compile(r"((?:blocks\.[^.]+\.)?(?:axes|zip|halton\.axes))\.(.+)", re.DOTALL)
 _Path = tuple[str, ...]
 Keys = Callable[[_Path, Any], Iterable[str]]
 
 
 def assign(tree: Any, key: str, value: Any) -> Any:
-    """Return a copy of a tree in which the value at a dotted key is replaced.
+    """Return a copy of a tree with a new value at a dotted key.
 
     List entries are addressed by index or name. The value None removes the key.
     """
@@ -65,7 +65,7 @@ def check_keys(tree: Mapping[str, Any], known: Collection[str]) -> None:
 
 
 def _places(tree: Any, key: str, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys below the top level that end in `key`, with list entries given by name."""
+    """Yield the dotted keys below the top level that end in `key`, with list entries identified by name."""
     entries = (
         tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list | tuple) else ()
     )
@@ -122,10 +122,7 @@ def parse(text: str) -> Any:
 
 
 def place_of_thing(path: _Path) -> str | None:
-    """Return the component to which a path refers, such as "data" or "model.init", or None.
-
-    The result is None if the path refers to no component.
-    """
+    """Return the component to which a path refers, such as "data" or "model.init"; None if there is none."""
     path = path[2:] if path[:1] == ("blocks",) else path
     place = ".".join(path if len(path) == 1 else path[:-1])
     known = ("data", "model", "loss") if len(path) == 1 else ("phases", "probes.own", "model.init")
@@ -136,7 +133,7 @@ def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any
     part, *rest = parts
     key = ".".join([*before, *parts])
     if isinstance(tree, str) and place_of_thing(before):
-        # A bare name is short for a table with this `kind`.
+        # A bare name is shorthand for a table with this `kind`.
         tree = {"kind": tree}
     if not isinstance(tree, dict | list):
         raise InputError(

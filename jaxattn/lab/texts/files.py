@@ -12,7 +12,7 @@ _UNREADABLE = (OSError, ValueError, RuntimeError, csv.Error)
 
 @contextmanager
 def reading(where: str, remedy: str = "save it as UTF-8") -> Iterator[None]:
-    """Convert library errors about unreadable data to one-line errors; `remedy` is for a wrong encoding."""
+    """Convert library errors about unreadable data to one-line errors, with a remedy for wrong encodings."""
     try:
         yield
     except InputError:

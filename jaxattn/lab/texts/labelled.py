@@ -19,14 +19,14 @@ IGNORED = -1
 
 
 class LabelledTexts(NamedTuple):
-    """Texts as word ids: the ids of all texts, concatenated, (Σ T,) uint32, and the lengths, (n,) int64."""
+    """Texts as word ids: the concatenated ids of all texts, (Σ T,) uint32, and text lengths, (n,) int64."""
 
     numbers: np.ndarray
     lengths: np.ndarray
 
 
 class Labelled(NamedTuple):
-    """Rows of a split that belong to a class: texts, class indices (n,), and locations in the files."""
+    """Rows of a split that belong to a class: texts, class indices (n,), and their locations in the files."""
 
     texts: LabelledTexts
     classes: np.ndarray

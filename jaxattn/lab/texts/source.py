@@ -26,7 +26,7 @@ class TextRows(NamedTuple):
     """Rows of one split, which can be iterated over only once.
 
     Attributes:
-        total: number of rows; None if it is not known before reading.
+        total: number of rows; None if this is unknown before reading.
         rows: iterator over (location, text, raw label). Error messages contain the location, such as "row
             3".
     """
@@ -111,7 +111,7 @@ class Source(SharedData, frozen=True, kw_only=True):
 
     @property
     def held_out(self) -> bool:
-        """Return True if training rows are held out for validation."""
+        """Return True if some training rows are held out for validation."""
         return self.validation > 0
 
     def load(self, progress: Progress = silent) -> Loaded:

@@ -22,7 +22,7 @@ Texts = Name | Annotated[tuple[Name, ...], msgspec.Meta(min_length=1)]
 
 
 class Files(Source, frozen=True, kw_only=True):
-    """Rows in a single file or in separate files per split. A split may consist of several shards.
+    """Rows in a single file, or in one file per split. A split may consist of several shards.
 
     Attributes:
         path: file with the training rows, or a pattern such as "train-*.parquet".
@@ -87,7 +87,7 @@ def place_in(paths: Sequence[str], path: str, place: str) -> str:
 
 
 class _Table(Files, frozen=True, kw_only=True):
-    """Rows with named fields, in a single file or in separate files per split.
+    """Rows with named fields, in a single file or in one file per split.
 
     Attributes:
         text: field that contains the text, or a list of fields to concatenate.
@@ -107,7 +107,7 @@ class _Table(Files, frozen=True, kw_only=True):
             raise InputError("test_path, split_column: both select the test rows; set only one of them")
 
     def _records(self, path: str) -> Iterator[Any]:
-        """Yield the location of each row of a file and the row's values of `table_fields`."""
+        """Yield the location of each row in a file, with the row's values of `table_fields`."""
         raise NotImplementedError
 
     def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[TextRow]:

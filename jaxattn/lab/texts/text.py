@@ -92,7 +92,7 @@ class TextCorpora(NamedTuple):
 
 
 def tokenise(text: str) -> list[str]:
-    """Split a text into lower-case words of letters, digits and inner apostrophes ("don't").
+    """Split a text into lower-case words that consist of letters, digits and inner apostrophes ("don't").
 
     `<br />` tags are removed. A combining mark belongs to the preceding letter. Words are normalised to
     Unicode NFC, so canonically equivalent texts yield equal words.
@@ -126,10 +126,10 @@ def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int
 def encode(
     texts: Iterable[str], vocabulary: Vocabulary, *, max_length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Convert n texts to the ids of their vocabulary words, at most the first `max_length` ids per text.
+    """Convert n texts to the ids of their vocabulary words, with at most the first `max_length` ids per text.
 
     Returns:
-        Concatenated token ids of all texts, (Σ T,) int32, and the number of ids for each text, (n,) int64,
+        Concatenated token ids of all texts, (Σ T,) int32, and the number of ids in each text, (n,) int64,
         which may be 0.
     """
     words = _numbering()

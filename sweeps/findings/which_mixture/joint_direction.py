@@ -17,7 +17,8 @@ _STRICT = 1e-6
 # Maximum number of updates to the choice of top token in each light sequence, whose loss weight is
 # negligible.
 _CHOICES = 20
-# Maximum number of combinations of tied top tokens in light sequences to try.
+# Maximum number of combinations of tied top tokens to try in light sequences, whose loss weight is
+# negligible.
 _LEVEL_CHOICES = 256
 # Multipliers below this fraction of the largest multiplier count as zero.
 _NO_MULTIPLIER = 1e-9

@@ -132,7 +132,7 @@ def test_goal_is_the_first_stopping_condition(ends, goal):
 def test_path_without_a_finite_stopping_condition_is_rejected(task):
     phase = ExactFlow(name="flow", until_norm=np.inf)
     setting = SimpleNamespace(model=task.model, loss=task.loss, data=task.data)
-    with pytest.raises(InputError, match="both infinite; set one of them"):
+    with pytest.raises(InputError, match="both infinite; make one of them"):
         phase.check(setting)
 
 

@@ -209,7 +209,7 @@ def test_item_requires_measures_or_elsewhere(tmp_path):
         book = shutil.copytree(TINY, tmp_path / "tiny", dirs_exist_ok=True)
         (book / "step" / "item.toml").write_text(changed_text, encoding="utf-8")
         with pytest.raises(
-            InputError, match=r"step/item.toml: add \[\[measures\]\], or add \[elsewhere\] if"
+            InputError, match=r"step/item.toml: use either \[\[measures\]\], or \[elsewhere\] if"
         ):
             read_book(book)
 

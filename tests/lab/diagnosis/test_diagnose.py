@@ -260,8 +260,8 @@ def test_absent_tokens_are_excluded(alpha):
             lambda E, p, v: (np.where(np.arange(V)[:, None] == 7, np.nan, E), p, v),
             r"embedding: NaN.*\(7, 0\)",
         ),
-        (lambda E, p, v: (E, p, v * np.inf), r"head: NaN or inf at \(0,\)"),
-        (lambda E, p, v: (E, p * 1e200, v), r"query: 1e\+200 at \(0,\)"),
+        (lambda E, p, v: (E, p, v * np.inf), r"head: NaN or inf at index \(0,\)"),
+        (lambda E, p, v: (E, p * 1e200, v), r"query: 1e\+200 at index \(0,\)"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")

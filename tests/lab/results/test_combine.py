@@ -92,7 +92,7 @@ def test_choose_selects_cells_metrics_and_phases(folder):
         choose(results, metrics=["entropy"])
     with pytest.raises(InputError, match=r"phase 'embed': not recorded; the run recorded 'query'$"):
         choose(results, phases=["embed"])
-    with pytest.raises(InputError, match="no cell, phase and metric matches"):
+    with pytest.raises(InputError, match="no combination of cell, phase and metric matches"):
         choose(results, where={"model.dim": 17})
 
 

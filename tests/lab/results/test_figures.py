@@ -316,7 +316,7 @@ def test_scaling_compares_slope_with_expected(low, high, seeds, expected):
         ({"axis": "model.dimm"}, "axis 'model.dimm': not swept; swept keys: data.kind, model.dim"),
         ({"axis": "model.dim", "metric": "los"}, r"metric 'los': .* did you mean 'loss'\?"),
         ({"axis": "model.dim", "phase": "joint"}, "phase 'joint': one_step_error was recorded only in embed"),
-        ({"axis": "data.kind"}, "it is 'a' in cell 0; logarithmic axes require positive numbers"),
+        ({"axis": "data.kind"}, "the value in cell 0 is 'a'; logarithmic axes require positive numbers"),
         ({"axis": "model.dim", "metric": "log_gradient_norm"}, "no positive finite value"),
     ],
 )

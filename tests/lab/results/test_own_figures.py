@@ -121,13 +121,13 @@ def test_later_reports_show_the_custom_figures_of_a_run(folder, tmp_path):
     image = bytearray(image)
     image[-20] ^= 1
     (folder / "figures" / "losses.png").write_bytes(image)
-    assert "could not be drawn: the run did not" in report.write_report(folder).problems[0].line
+    assert "could not be drawn: not drawn by the run" in report.write_report(folder).problems[0].line
 
 
 def test_custom_figure_without_a_file_is_omitted(folder):
     drawn, problems = draw_all(load(folder))
     assert [each.name for each in drawn] == ["top_tokens_joint"]
-    assert "could not be drawn: the run did not" in problems[0].line
+    assert "could not be drawn: not drawn by the run" in problems[0].line
 
 
 def forge(folder, name, sha256):

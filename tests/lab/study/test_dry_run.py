@@ -445,7 +445,7 @@ WRONG = {
     ),
     "no state": (
         {"phases": phase("NoState")},
-        "phases[0]: NoState.init returns Params without 'params'; a state has",
+        "phases[0]: NoState.init returns Params without 'params'; it needs",
     ),
     "forgets": (
         {"phases": phase("Forgets")},
@@ -457,7 +457,7 @@ WRONG = {
     ),
     "loses": (
         {"phases": phase("Loses")},
-        "phases[0]: Loses.metrics returns int32[]; return a dictionary from names to numbers",
+        "phases[0]: Loses.metrics returns int32[]; return a dictionary of numbers keyed by name",
     ),
     "matrix": (
         {"probes": {"own": ["mine.py:matrix"]}},

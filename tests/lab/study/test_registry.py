@@ -256,7 +256,7 @@ def test_settings_are_fields_or_keyword_only_arguments(names):
         (
             "model",
             "class Taken(ja.Model):\n    dim: int = 3\n    outputs: int = 3",
-            "'outputs' of Taken clashes with an attribute of Model",
+            "'outputs' of Taken is also an attribute of Model",
         ),
         (
             "model",

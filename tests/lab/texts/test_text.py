@@ -296,7 +296,7 @@ def test_dropped_rows_keep_labels_aligned(tmp_path, settings):
 def test_unreachable_min_count_is_rejected(source, settings):
     said = message(changed(source, min_count=4), **settings)
     assert "data.min_count" in said
-    assert "use at most 3" in said
+    assert "set it to at most 3" in said
 
 
 @pytest.mark.parametrize("label", [2, -1, "one", "01", 0.5, [1], {"a": 1}])

@@ -1,6 +1,6 @@
 """Measures for the claims: tests of the theory with exact flows and single steps.
 
-Every measure takes the runs of its studies and returns findings. Their criteria are defined in the items.
+Every measure takes the runs of its studies and returns findings. The items define the criteria.
 """
 
 import math
@@ -33,10 +33,11 @@ _DIRECTION = "p/‖p‖ tends to the max-margin direction of its own selection"
 def one_step_law(results: Run, item: Item) -> Measured:
     """Fit the exponent of d in the error of the one-step law.
 
+    The law predicts how one gradient step of size η0 on E changes the values E·v; see `theory.one_step_law`.
     The error in the values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0; for K classes, the maximum over
     classes is taken. The error in the embeddings is max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0. Both are
     linear in η0. Texts contain thousands of distinct tokens, but the most frequent token determines the
-    maximum. The error of a seed then behaves like a single normal variable, so its interval is wide.
+    maximum. Each seed's error then behaves like a single normal variable, so the interval is wide.
 
     Args:
         results: a run with at least two values of d. Except for texts, error · √d is also measured at the
@@ -87,7 +88,8 @@ def unbounded(results: Run, item: Item) -> Measured:
         share(between, satisfied, known=np.isfinite(rate), certificate=cell.ends, why=cell.why, **of),
     ]
     if there.sum() > 1:
-        # For seeds that do not reach this norm, ‖∂L/∂p‖ may be rounding error of forces that balance.
+        # For seeds that do not reach this norm, ‖∂L/∂p‖ may be mere rounding error, because the forces
+        # balance.
         which = "" if there.all() else f", seeds that come to ‖p‖ = {brief(cell.until_norm)}"
         found.append(mean(measured + which, rate[there], certificate=text, **of))
     if cell.reached.all():
@@ -171,9 +173,9 @@ def direction_elsewhere(results: Run, item: Item) -> Measured:
 
 
 def with_ties(results: Run, item: Item) -> Measured:
-    """Measure the convergence of p/‖p‖ to the certified limit if tokens are tied, which no theory predicts.
+    """Measure the convergence of p/‖p‖ to the certified limit when tokens are tied.
 
-    A seed with a certified finite limit counts as converged.
+    No theory predicts this case. A seed with a certified finite limit counts as converged.
 
     Source:
         docs/notes/exact_flow_ties.md.
@@ -202,7 +204,7 @@ def selects(results: Run, item: Item, *, shares: bool = False) -> Measured:
     Args:
         results: the run.
         item: the item.
-        shares: True to measure also the fraction of sequences in which this token is selected.
+        shares: True to also measure the fraction of sequences in which this token is selected.
 
     Source:
         Lemmas 4.4 and 4.5 of arXiv 2505.17282.
@@ -247,11 +249,10 @@ def several(results: Run, item: Item) -> Measured:
 def jointly(alone: Run, together: Run, item: Item) -> Measured:
     """Measure whether training v together with p changes the limit of p.
 
-    The regularisation path of p and v tends to the relaxed max-margin direction. Sequences that are not on
-    the margin of the max-margin v lose their weight in the loss. Their selected tokens therefore need only
-    the highest score, not a margin. This project conjectures the same for the flow. The claim that p has
-    the same limit direction as when it is trained alone comes from the review thread; it is not in the
-    paper.
+    The regularisation path of p and v tends to the relaxed max-margin direction. Sequences off the margin of
+    the max-margin v have vanishing weight in the loss. Their selected tokens therefore need only the highest
+    score, not a margin. This project conjectures the same for the flow. The claim that p has the same limit
+    direction as when it is trained alone comes from the review thread; it is not in the paper.
 
     Args:
         alone: the run with the flow on p only.

@@ -1,4 +1,4 @@
-"""Data, model, probe and measure for an item. TODO: replace them with those of the paper."""
+"""Data, model, probe and measure for an item. TODO: replace all four with those of the paper."""
 
 from typing import ClassVar, NamedTuple
 
