@@ -116,7 +116,7 @@ def test_cells_in_all_blocks_count_towards_the_limit(tables, monkeypatch):
         ({"halton": {"points": 3, "axes": {}}}, r"halton.axes: "),
         (
             {"halton": {"points": 3, "axes": {"model.dim": {"low": 3, "high": 2}}}},
-            "low \(3.0\) must be below",
+            r"low \(3.0\) must be below",
         ),
         (
             {"halton": {"points": 3, "axes": {"model.dim": {"low": 0, "high": 2, "log": True}}}},
